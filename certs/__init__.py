@@ -1,0 +1,1 @@
+"""Issues and rotates the CA and the serving certificate of the webhook."""
