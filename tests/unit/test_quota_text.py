@@ -1,0 +1,92 @@
+"""Quota documents that cannot be read at all: one fault each, never a crash, however they are built."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from vcuda.errors import QuotaFault
+from vcuda.quota_document import parse_quota
+
+
+def faults(text: str) -> list[str]:
+    """Return every fault of ``text`` as people read it."""
+    with pytest.raises(QuotaFault) as caught:
+        parse_quota(text)
+    return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{\n "a": {"quota": {"M40": 2 "P100": 3}}}', "line 2, column 27: a comma or a closing bracket is missing"),
+        ('{team-a: {},\n team-b: {pool: [}}', "line 2, column 18: a value or a closing bracket is missing"),
+        ('{"a": {"pool": ["x"', "line 1, column 20: a comma or a closing bracket is missing"),
+        ('{"a" {}}', "line 1, column 6: a colon is missing after the key"),
+        ('{"a": {}}}', "line 1, column 10: the document has ended before this; there is a closing bracket too many"),
+        ("a:\n\tquota: {}", "line 2, column 1: a tab character; indent with spaces"),
+        ("a: {quota: {M: 1}", "line 1, column 18: a comma or a closing bracket is missing"),
+        ("a: {}\n b: {}", "line 2, column 2: the indentation does not match the lines above"),
+        ("a:\n  b: c: 1", "line 2, column 7: a colon that does not belong here; is a line indented wrongly?"),
+        ("a: 'b", "line 1, column 6: a quote is never closed, or a backslash in double quotes starts no known escape"),
+        ("a: {}\nb: \x07", "line 2, column 4: a character that YAML does not allow"),
+        ("a: !!python/object:os.system {}", "line 1, column 4: tags (`!`) are not read; leave them out"),
+        ("a: !x {}", "line 1, column 4: tags (`!`) are not read; leave them out"),
+        ("a: {}\n---\nb: {}", "line 2, column 1: a second document starts here; write all namespaces in one"),
+        ("? [a]\n: {}", "line 1, column 3: a key must be text, not a list, a mapping or an alias"),
+        ("a: &a {}\n*a : {}", "line 2, column 1: a key must be text, not a list, a mapping or an alias"),
+        (
+            "a: &a {quota: *a}",
+            "line 1, column 15: this alias (`*`) stands for nothing, or for something that it is itself part of",
+        ),
+        ('"\\UFFFFFFFF": {}', "line 1, column 1: behind this, an escape or a version number is out of range"),
+        (
+            f"%YAML 1.{'9' * 5000}\n---\n{{}}",
+            "line 1, column 1: behind this, an escape or a version number is out of range",
+        ),
+    ],
+)  # fmt: skip
+def test_a_syntax_error_is_one_fault_with_line_and_column(text: str, found: str) -> None:
+    assert faults(text) == [found]
+
+
+@pytest.mark.parametrize("opening", ["[", "{", '{"a":', "{a: ", "- ", "? ", "a: &a {<<: "])
+def test_no_depth_of_nesting_crashes(opening: str) -> None:
+    assert len(faults(opening * 100_000)) == 1
+
+
+def bomb(mapping: str) -> str:
+    """Return ten lines of which each holds ten aliases of the line above: ten thousand million entries."""
+    names = [f"a{n}" for n in range(10)]
+    lines = (mapping.format(this=b, above=",".join(10 * [f"*{a}"])) for a, b in pairwise(names))
+    return "a0: &a0 {x: 1}\n" + "\n".join(lines)
+
+
+CHAIN = "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}" for n in range(1, 2000))
+TOO_MANY = "the document has more than 200000 entries, those behind aliases included"
+TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        pytest.param(bomb("{this}: &{this} [{above}]"), TOO_MANY, id="aliases of aliases"),
+        pytest.param(bomb("{this}: &{this} {{<<: [{above}]}}"), TOO_MANY, id="merges of merges"),
+        pytest.param(CHAIN, TOO_DEEP, id="chain of merges"),
+        pytest.param('{"a":' * 17 + "1" + "}" * 17, TOO_DEEP, id="deep json"),
+        pytest.param("[" * 17 + "]" * 17, TOO_DEEP, id="deep yaml"),
+        pytest.param(
+            "{" + ",".join(f'"n{n}": {{}}' for n in range(10_001)) + "}",
+            "there are 10001 namespaces; at most 10000 are read",
+            id="namespaces",
+        ),
+        pytest.param(
+            "#" * (1024 * 1024 + 1),
+            "the document is 1048577 characters long; a ConfigMap holds at most 1048576 bytes",
+            id="length",
+        ),
+    ],
+)
+def test_an_oversized_document_is_one_fault(text: str, found: str) -> None:
+    assert faults(text) == [found]

@@ -1,0 +1,80 @@
+"""Every error this project raises on purpose.
+
+* VcudaError
+  * BadInput            what a person wrote cannot be read: a file, a flag, a manifest
+    * QuotaFault        the quota document; ``faults`` holds every one with its path
+  * BadReview           the HTTP request is no AdmissionReview this server answers
+  * ApiError            the API server answered with an error status
+    * NotFound          404
+    * Conflict          409: another writer was first, or the name is taken
+    * Gone              410: the resourceVersion or continue token is too old
+  * Unreachable         the API server did not answer, or answered that it cannot (5xx, 429)
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """One thing wrong at one place: ``path`` as in ``team-a.quota.V100.cards``, ``message`` a full sentence."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class VcudaError(Exception):
+    """The root of all errors below; catch it to catch them all."""
+
+
+class BadInput(VcudaError):
+    """Something a person wrote cannot be read; the message says where and what to write instead."""
+
+
+class QuotaFault(BadInput):
+    """A quota document with faults: all of them, in the order of the document."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("; ".join(str(fault) for fault in faults))
+        self.faults = faults
+
+
+class BadReview(VcudaError):
+    """The request itself is wrong, not the pod in it: answered with an HTTP 4xx, never with a verdict."""
+
+    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ApiError(VcudaError):
+    """The API server answered with an error ``status`` (HTTP) and its ``reason`` sentence."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"{reason} (HTTP {status})")
+        self.status = status
+        self.reason = reason
+
+
+class NotFound(ApiError):
+    """404: the object or its namespace does not exist."""
+
+
+class Conflict(ApiError):
+    """409: the resourceVersion is not the newest, or the name is taken."""
+
+
+class Gone(ApiError):
+    """410: the resourceVersion or continue token is older than what etcd keeps."""
+
+
+class Unreachable(VcudaError):
+    """No usable answer: refused, reset, timed out, 429 or 5xx. Whether a write landed is not known."""
+
+
+class UnreadableLedger(VcudaError):
+    """A stored ledger is damaged. Counting from nothing could admit too much, so a person has to look."""
