@@ -1,0 +1,34 @@
+"""The one place that talks to the API server: a client of raw bytes, reflectors that follow it, and the ledgers in it.
+
+The official ``kubernetes`` client brings configuration, authentication and transport. Its typed models are not used:
+they cost seventy times the decoding, and they drop the fields that they do not know.
+"""
+
+from vcuda.kube.backoff import Backoff
+from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Kube, Page, Params
+from vcuda.kube.ledger_store import LedgerStore, Stored, ledger_name
+from vcuda.kube.node_watch import NodeWatch
+from vcuda.kube.quota_watch import QuotaPlace, QuotaWatch
+from vcuda.kube.reflector import Counts, OnEvent, Reflector
+from vcuda.kube.stream import Stream
+from vcuda.kube.view import Key
+
+__all__ = [
+    "JSON_PATCH",
+    "MERGE_PATCH",
+    "Backoff",
+    "Counts",
+    "Key",
+    "Kube",
+    "LedgerStore",
+    "NodeWatch",
+    "OnEvent",
+    "Page",
+    "Params",
+    "QuotaPlace",
+    "QuotaWatch",
+    "Reflector",
+    "Stored",
+    "Stream",
+    "ledger_name",
+]

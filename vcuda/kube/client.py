@@ -1,0 +1,233 @@
+"""Requests to the API server: bytes in, bytes out, and every failure one of ours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+import msgspec
+import urllib3
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import ConfigException
+
+from vcuda import __version__
+from vcuda.errors import ApiError, BadInput, Conflict, Gone, NotFound, Unreachable, VcudaError
+from vcuda.kube.config import Load, loader
+from vcuda.kube.stream import Stream, read_body, transport
+
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+
+Params = Mapping[str, str | int]
+"""Query parameters by Kubernetes' own names."""
+
+_BY_STATUS: Mapping[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone}
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A Kubernetes Status: the body of every error answer, and the object of an ERROR watch event."""
+
+    message: str = ""
+    code: int = 0
+
+
+class Page(NamedTuple):
+    """One page of a LIST: the version of the whole list, and the page's objects, undecoded."""
+
+    resource_version: str
+    items: Sequence[msgspec.Raw]
+
+
+class _Request(NamedTuple):
+    method: str
+    path: str
+    params: Params | None = None
+    body: bytes | None = None
+    content_type: str = "application/json"
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    def target(self) -> str:
+        return f"{self.path}?{urlencode(self.params)}" if self.params else self.path
+
+    def headers(self) -> dict[str, str]:
+        accept = {"Accept": "application/json"}
+        return accept if self.body is None else {**accept, "Content-Type": self.content_type}
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _List(msgspec.Struct, frozen=True):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+_STATUS = msgspec.json.Decoder(Status)
+_LIST = msgspec.json.Decoder(_List)
+
+
+@dataclass(frozen=True, slots=True)
+class Kube:
+    """A handle on one API server, to be shared by all threads. ``Kube.connect`` makes it.
+
+    The official client keeps the configuration, renews the token and owns the connection pool. Requests go to the
+    pool itself, with the headers that ``update_params_for_auth`` gives: the client's own ``request`` would
+    ``json.dumps`` a body that is JSON already, and turn a JSON Patch in bytes into a strategic merge patch.
+    No redirect is followed, and nothing is sent again but after a 401 whose credentials have been renewed: only the
+    caller knows whether a repeated write is harmless. Paths start with ``/api`` or ``/apis``; timeouts are seconds
+    for the whole call.
+
+    Every method raises NotFound, Conflict, Gone or another ApiError, with the API server's own sentence, for a
+    request that is refused; Unreachable for 429, 5xx, a connection that fails or breaks, and a timeout.
+    """
+
+    api: ApiClient
+    load: Load
+    _renewing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @classmethod
+    def connect(cls, kubeconfig: Path | None = None, context: str | None = None, *, pool_size: int = 8) -> Kube:
+        """Read the configuration; nothing is sent yet. ``pool_size`` is the number of connections kept for reuse.
+
+        The kubeconfig given counts; else the service account where KUBERNETES_SERVICE_HOST is set; else KUBECONFIG
+        or ~/.kube/config. Raises BadInput where that cannot be read.
+        """
+        configuration = Configuration(retries=False, connection_pool_maxsize=pool_size)
+        configuration.keep_alive = True
+        load = loader(kubeconfig, context)
+        load(configuration)
+        api = ApiClient(configuration)
+        api.user_agent = f"vcuda-quota/{__version__}"
+        return cls(api, load)
+
+    def close(self) -> None:
+        """Close the connections that no call is using."""
+        self.api.close()  # type: ignore[no-untyped-call]  # the method has no type hints
+
+    def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
+        """Read one object or list: consistent, as the API server reads from etcd, unless params say otherwise."""
+        return self._call(_Request("GET", path, params), timeout)
+
+    def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
+        """Create the object in ``body`` (JSON); Conflict where the name is taken."""
+        return self._call(_Request("POST", path, params, body), timeout)
+
+    def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
+        """Replace an object; Conflict where ``body`` names a resourceVersion that is not the newest."""
+        return self._call(_Request("PUT", path, params, body), timeout)
+
+    def patch(
+        self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
+    ) -> bytes:
+        """Change an object; ``content_type`` is MERGE_PATCH, JSON_PATCH or another that the API server takes."""
+        return self._call(_Request("PATCH", path, params, body, content_type), timeout)
+
+    def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
+        """Delete an object; ``body`` is a DeleteOptions, for preconditions."""
+        return self._call(_Request("DELETE", path, params, body), timeout)
+
+    def list_pages(
+        self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30
+    ) -> Iterator[Page]:
+        """Yield the pages of one consistent LIST, ``limit`` objects each; the timeout is for each page.
+
+        Raises Gone where paging took longer than etcd keeps the version (5 min by default): start again.
+        """
+        query = {**(params or {}), "limit": limit}
+        while True:
+            body = self.get(path, query, timeout)
+            try:
+                page = _LIST.decode(body)
+            except msgspec.MsgspecError as error:
+                raise Unreachable(f"GET {path}: the answer is no list: {error}") from error
+            yield Page(page.metadata.resource_version, page.items or ())
+            if not page.metadata.continue_:
+                return
+            query["continue"] = page.metadata.continue_
+
+    def stream(
+        self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
+    ) -> Stream:
+        """Open a GET whose answer is lines without end; it ends after ``read_timeout`` seconds of silence."""
+        request = _Request("GET", path, params)
+        with transport(str(request)):
+            response = self._send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
+            if response.status == HTTPStatus.OK:
+                return Stream(response, str(request))
+            body = read_body(response, time.monotonic() + connect_timeout)
+        raise refusal(str(request), response.status, body)
+
+    def _call(self, request: _Request, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        with transport(str(request)):
+            response = self._send(request, urllib3.Timeout(total=timeout))
+            answer = read_body(response, deadline)
+        if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
+            return answer
+        raise refusal(str(request), response.status, answer)
+
+    def _send(self, request: _Request, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
+        """Send, and once more if the answer is 401 and there are newer credentials than those it refused."""
+        used = self._credentials()
+        response = self._send_as(used, request, timeout)
+        if response.status != HTTPStatus.UNAUTHORIZED or (renewed := self._renewed(used)) == used:
+            return response
+        response.close()
+        return self._send_as(renewed, request, timeout)
+
+    def _send_as(
+        self, credentials: Mapping[str, str], request: _Request, timeout: urllib3.Timeout
+    ) -> urllib3.BaseHTTPResponse:
+        return self.api.rest_client.pool_manager.request(
+            request.method,
+            self.api.configuration.host + request.target(),
+            body=request.body,
+            headers={**credentials, **request.headers()},
+            timeout=timeout,
+            preload_content=False,
+            retries=False,
+        )
+
+    def _credentials(self) -> dict[str, str]:
+        """Headers that say who we are. The official client reads an expired token anew here, one thread at a time."""
+        headers: dict[str, str] = {**self.api.default_headers}
+        with self._renewing:
+            try:
+                self.api.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+            except (ConfigException, OSError) as error:
+                raise Unreachable(f"the API server's credentials cannot be read: {error}") from error
+        return {name: value.strip() for name, value in headers.items()}
+
+    def _renewed(self, refused: Mapping[str, str]) -> dict[str, str]:
+        """Read the credentials from their source, unless another thread has done so since ``refused`` were made."""
+        current = self._credentials()
+        if current != refused:
+            return current
+        with self._renewing:
+            try:
+                self.load(self.api.configuration)
+            except BadInput as error:
+                raise Unreachable(f"the API server's credentials cannot be read: {error}") from error
+        return self._credentials()
+
+
+def refusal(what: str, status: int, body: bytes) -> VcudaError:
+    """Make the error for an answer that is none of 2xx, with the sentence of the Status in its body, if it is one."""
+    try:
+        message = _STATUS.decode(body).message
+    except msgspec.MsgspecError:
+        message = body[:200].decode(errors="replace").strip()
+    message = message or "no reason given"
+    if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return Unreachable(f"{what}: {message} (HTTP {status})")
+    return _BY_STATUS.get(status, ApiError)(status, message)

@@ -1,0 +1,114 @@
+"""Ledgers kept in the cluster: one ConfigMap per limited namespace, written by compare-and-swap.
+
+They live in the system's own namespace, where tenants have no rights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import quote
+
+import msgspec
+
+from vcuda.errors import NotFound, UnreadableLedger
+from vcuda.kube.client import Kube
+from vcuda.ledger import Ledger, opened
+from vcuda.objects import ConfigMap, Pod
+from vcuda.placement import Nodes
+from vcuda.stored_pods import StoredPod, charges_of, read_stored
+
+KEY = "ledger"
+NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
+
+_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_LEDGER = msgspec.json.Decoder(Ledger)
+_POD = msgspec.json.Decoder(Pod)
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A ledger, the resourceVersion of its ConfigMap (None where it has yet to be created), and its size in bytes."""
+
+    ledger: Ledger
+    version: str | None
+    size: int = 0
+
+
+class LedgerStore:
+    """Reads and writes ledgers; whoever writes an old version loses, by Conflict.
+
+    ``nodes`` tells the model of a pod that is held to none by its spec but runs on a node that has one.
+    """
+
+    def __init__(self, kube: Kube, namespace: str, nodes: Callable[[], Nodes]) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._nodes = nodes
+
+    def read(self, namespace: str) -> Stored:
+        """Return the newest ledger; where there is none, one that counts the pods stored now, from a consistent LIST.
+
+        Raises:
+            UnreadableLedger: it is damaged.
+            Unreachable: no answer.
+
+        """
+        try:
+            raw = self._kube.get(self._path(namespace))
+        except NotFound:
+            return Stored(self._open(namespace), None)
+        return self._decode(namespace, raw)
+
+    def write(self, namespace: str, ledger: Ledger, version: str | None, timeout: float = 10) -> Stored:
+        """Replace the ledger read at ``version``, or create it where that is None; return it as stored.
+
+        Raises:
+            Conflict: another writer was first.
+            Unreachable: no answer; whether it was written is not known.
+
+        """
+        body = self._encode(namespace, ledger, version)
+        if version is None:
+            raw = self._kube.post(self._collection, body, timeout=timeout)
+        else:
+            raw = self._kube.put(self._path(namespace), body, timeout=timeout)
+        return Stored(ledger, _CONFIG_MAP.decode(raw).metadata.resource_version, len(raw))
+
+    def _encode(self, namespace: str, ledger: Ledger, version: str | None) -> bytes:
+        metadata = {
+            "name": ledger_name(namespace),
+            "namespace": self._namespace,
+            "labels": {"app.kubernetes.io/managed-by": "vcuda-quota", NAMESPACE_LABEL: namespace},
+            **({"resourceVersion": version} if version is not None else {}),
+        }
+        data = {KEY: msgspec.json.encode(ledger).decode()}
+        return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+
+    def _decode(self, namespace: str, raw: bytes) -> Stored:
+        config_map = _CONFIG_MAP.decode(raw)
+        try:
+            ledger = _LEDGER.decode((config_map.data or {})[KEY])
+        except (KeyError, msgspec.MsgspecError) as error:
+            name = f"{self._namespace}/{ledger_name(namespace)}"
+            raise UnreadableLedger(f"ledger {name} cannot be read ({error}); delete it to have it rebuilt") from error
+        return Stored(ledger, config_map.metadata.resource_version, len(raw))
+
+    def _open(self, namespace: str) -> Ledger:
+        path, version = f"/api/v1/namespaces/{quote(namespace)}/pods", ""
+        stored: list[StoredPod] = []
+        for page in self._kube.list_pages(path):
+            version = version or page.resource_version
+            pods = (read_stored(_POD.decode(item), self._nodes().keys) for item in page.items)
+            stored.extend(pod for pod in pods if pod)
+        return opened(charges_of(stored, self._nodes()), version)
+
+    @property
+    def _collection(self) -> str:
+        return f"/api/v1/namespaces/{quote(self._namespace)}/configmaps"
+
+    def _path(self, namespace: str) -> str:
+        return f"{self._collection}/{quote(ledger_name(namespace))}"
+
+
+def ledger_name(namespace: str) -> str:
+    """Return the name of the ConfigMap that holds a namespace's ledger."""
+    return f"gpu-ledger-{namespace}"

@@ -1,0 +1,115 @@
+"""The quota document as the cluster has it, watched."""
+
+from __future__ import annotations
+
+import datetime
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from vcuda.errors import Conflict, QuotaFault, VcudaError
+from vcuda.kube.client import Kube
+from vcuda.kube.reflector import Reflector
+from vcuda.objects import ConfigMap
+from vcuda.quota import Quota
+from vcuda.quota_document import parse_quota
+
+MOST_FAULTS = 20
+"""Faults of one document that are logged; an alias can repeat one without end."""
+
+
+class QuotaPlace(msgspec.Struct, frozen=True):
+    """Where the quota document is: a key of a ConfigMap."""
+
+    namespace: str = "kube-system"
+    name: str = "gpuquota"
+    key: str = "gpu_quota"
+
+
+class QuotaWatch:
+    """Follows the quota ConfigMap. A malformed document leaves the last good one in force and is reported.
+
+    A ConfigMap that is deleted limits nobody any more, as a deleted ResourceQuota does.
+    """
+
+    def __init__(self, kube: Kube, place: QuotaPlace, system: frozenset[str]) -> None:
+        self._kube = kube
+        self._place = place
+        self._nobody = Quota(system=system)
+        self._log = structlog.get_logger().bind(configmap=f"{place.namespace}/{place.name}")
+        self._quota: Quota | None = None
+        self._faulty = False
+        path = f"/api/v1/namespaces/{quote(place.namespace)}/configmaps"
+        params = {"fieldSelector": f"metadata.name={place.name}"}
+        decode = msgspec.json.Decoder(ConfigMap).decode
+        self.reflector = Reflector(kube, path, decode, params=params, on_event=self._on_event)
+
+    def current(self) -> Quota | None:
+        """Return the quota in force, or None until it has been read once. An absent ConfigMap limits nobody.
+
+        Only the watch's own thread sets what is in force: an answer to a request that was about to find none must
+        not overwrite a document that has just come.
+        """
+        if self._quota is None and self.reflector.synced.is_set() and not self._faulty:
+            return self._nobody
+        return self._quota
+
+    def is_valid(self) -> bool:
+        """Return whether the document in the cluster is the one in force."""
+        return self.current() is not None and not self._faulty
+
+    def _on_event(self, _old: ConfigMap | None, new: ConfigMap | None) -> None:
+        self._quota = self.current()
+        if new is None:
+            self._log.warning("quota ConfigMap deleted: no namespace is limited")
+            self._accept(self._nobody)
+            return
+        try:
+            quota = parse_quota((new.data or {}).get(self._place.key, ""), self._nobody.system)
+        except QuotaFault as fault:
+            self._reject(new, fault)
+        else:
+            self._log.info("quota read", namespaces=len(quota.namespaces), version=new.metadata.resource_version)
+            self._accept(quota)
+
+    def _accept(self, quota: Quota) -> None:
+        self._quota, self._faulty = quota, False
+
+    def _reject(self, config_map: ConfigMap, fault: QuotaFault) -> None:
+        self._faulty = True
+        kept = "the last good one stays in force" if self._quota else "no quota has been read yet"
+        self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MOST_FAULTS]], kept=kept)
+        try:
+            self._post_event(config_map, f"the quota document is malformed, {kept}: {fault}")
+        except VcudaError as error:
+            self._log.warning("event not written", error=str(error))
+
+    def _post_event(self, config_map: ConfigMap, message: str) -> None:
+        """Write an Event on the ConfigMap, once for all replicas: its name holds the version that it is about."""
+        version = config_map.metadata.resource_version
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{self._place.name}.malformed-{version}", "namespace": self._place.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "name": self._place.name,
+                "namespace": self._place.namespace,
+                "uid": config_map.metadata.uid,
+                "resourceVersion": version,
+            },
+            "type": "Warning",
+            "reason": "MalformedQuota",
+            "message": message[:1024],
+            "source": {"component": "vcuda-webhook"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._kube.post(f"/api/v1/namespaces/{quote(self._place.namespace)}/events", msgspec.json.encode(event))
+        except Conflict:
+            self._log.debug("another replica has written the event")

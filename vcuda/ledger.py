@@ -1,0 +1,119 @@
+"""The ledger of one namespace: what is charged to its quota, and the decision on one more charge.
+
+A pod that can be stored is always in ``committed`` or in ``pending`` of the version that was decided against. The
+writer holds that version by compare-and-swap, so whatever runs beside it can only make the ledger count too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from vcuda.charge import Charge, Shortage, Usage, fits
+from vcuda.quota import Limit, NamespaceQuota
+
+MOST_PENDING = 512
+"""Pending charges a namespace may have at once, so that a runaway owner cannot grow its ledger without end."""
+
+WARN_FROM = 0.9
+"""The part of a limit in use from which on admitted pods carry a warning."""
+
+NO_LIMIT = Limit(cores=0)
+"""What a model that is not listed is held to."""
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """A charge whose pod, of this name, has not yet been seen stored. ``since`` is in Unix seconds."""
+
+    model: str
+    charge: Charge
+    since: int
+    name: str = ""
+
+
+class Ledger(msgspec.Struct, frozen=True, rename="camel"):
+    """The charges of one namespace.
+
+    ``committed`` holds per model what stored pods take, counted at ``pod_resource_version``; ``pending`` holds by pod
+    uid what was admitted since. ``format`` tells readers of a later release what they read.
+    """
+
+    committed: Mapping[str, Charge] = {}
+    pod_resource_version: str = ""
+    pending: Mapping[str, Pending] = {}
+    format: int = 1
+
+    def usage(self, model: str) -> Usage:
+        """Return what is charged to one model."""
+        pending = sum((p.charge for p in self.pending.values() if p.model == model), Charge())
+        return Usage(used=self.committed.get(model, Charge()) + pending, pending=pending)
+
+    def usages(self) -> Mapping[str, Usage]:
+        """Return what is charged to every model that has a charge."""
+        pending: dict[str, Charge] = {}
+        for entry in self.pending.values():
+            pending[entry.model] = pending.get(entry.model, Charge()) + entry.charge
+        return {
+            model: Usage(
+                self.committed.get(model, Charge()) + pending.get(model, Charge()), pending.get(model, Charge())
+            )
+            for model in sorted(self.committed.keys() | pending.keys())
+        }
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """The charge is in ``ledger``. ``shortage`` says by how much it is over a limit that only warns."""
+
+    ledger: Ledger
+    usage: Usage
+    limit: Limit
+    shortage: Shortage | None = None
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether the model's cores or memory are used to nine tenths of the limit or more."""
+        used, limit = self.usage.used, self.limit
+        cores_nearly = used.cores >= limit.cores * WARN_FROM
+        return cores_nearly or (limit.memory is not None and used.memory_under(limit) >= limit.memory * WARN_FROM)
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The charge does not fit."""
+
+    shortage: Shortage
+
+
+class Crowded(msgspec.Struct, frozen=True):
+    """The namespace has as many pending charges as it may; the caller comes again."""
+
+
+def admit(
+    ledger: Ledger, uid: str, asked: Pending, quota: NamespaceQuota, *, enforced: bool
+) -> Granted | Refused | Crowded:
+    """Decide one charge against one version of the ledger.
+
+    A uid that is charged already is granted as it stands: the API server repeats calls. Where the quota is not
+    ``enforced``, what does not fit is charged all the same.
+    """
+    limit = quota.limits.get(asked.model, NO_LIMIT)
+    usage = ledger.usage(asked.model)
+    if uid in ledger.pending:
+        return Granted(ledger, usage, limit)
+    shortage = None
+    if not fits(limit, usage.used, asked.charge):
+        shortage = Shortage(asked.model, asked.charge, usage, limit)
+        if enforced:
+            return Refused(shortage)
+    if len(ledger.pending) >= MOST_PENDING:
+        return Crowded()
+    charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
+    return Granted(charged, charged.usage(asked.model), limit, shortage)
+
+
+def opened(stored: Iterable[tuple[str, Charge]], resource_version: str) -> Ledger:
+    """Return a new ledger that counts the pods stored at ``resource_version``, given as (model, charge)."""
+    committed: dict[str, Charge] = {}
+    for model, charge in stored:
+        committed[model] = committed.get(model, Charge()) + charge
+    return Ledger(committed, resource_version)

@@ -1,0 +1,158 @@
+"""Typed views of Kubernetes objects: only the fields that are read, decoded from raw bytes by msgspec.
+
+A view is never written back: what it leaves out would be lost. Changes go out as patches.
+Field names are Kubernetes' own in snake case. ``None`` stands for absent and for null alike, as in Go's API types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+Quantity = str | int | float
+"""A Kubernetes quantity as it stands in JSON: the API server writes text, people also write numbers."""
+
+
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that hold no such view: not JSON, not UTF-8, of another shape, or nested too deep."""
+
+
+class View(msgspec.Struct, frozen=True, rename="camel"):
+    """A part of an object; unknown fields are skipped while decoding."""
+
+
+class OwnerReference(View, frozen=True):
+    """Who made an object."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class ObjectMeta(View, frozen=True):
+    """metadata; the times are RFC 3339 text."""
+
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
+    owner_references: tuple[OwnerReference, ...] | None = None
+
+
+class Resources(View, frozen=True):
+    """A container's resources; for extended resources Kubernetes wants requests equal to limits."""
+
+    limits: Mapping[str, Quantity] | None = None
+    requests: Mapping[str, Quantity] | None = None
+
+
+class SecurityContext(View, frozen=True):
+    """The one security setting that decides whether a container sees every device of its node."""
+
+    privileged: bool | None = None
+
+
+class Container(View, frozen=True):
+    """A container or init container; an init container with restartPolicy Always is a sidecar."""
+
+    name: str = ""
+    resources: Resources | None = None
+    security_context: SecurityContext | None = None
+    restart_policy: str | None = None
+
+
+class Requirement(View, frozen=True):
+    """One line of matchExpressions (over node labels) or matchFields (over metadata.name)."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+
+class NodeSelectorTerm(View, frozen=True):
+    """Its requirements are ANDed. A term without any matches no node."""
+
+    match_expressions: tuple[Requirement, ...] | None = None
+    match_fields: tuple[Requirement, ...] | None = None
+
+
+class NodeSelector(View, frozen=True):
+    """Terms are ORed."""
+
+    node_selector_terms: tuple[NodeSelectorTerm, ...] | None = None
+
+
+class NodeAffinity(View, frozen=True):
+    """Only what is required; preferences decide nothing here."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+
+
+class Affinity(View, frozen=True):
+    """The node part of spec.affinity."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class PodSpec(View, frozen=True):
+    """What a pod asks for and where it may run."""
+
+    containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = None
+    node_name: str = ""
+    node_selector: Mapping[str, str] | None = None
+    affinity: Affinity | None = None
+    scheduler_name: str = ""
+
+
+class PodStatus(View, frozen=True):
+    """phase is Pending, Running, Succeeded, Failed or Unknown."""
+
+    phase: str = ""
+
+
+class Pod(View, frozen=True):
+    """A pod, or a pod template (which has neither uid nor status)."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: PodSpec = PodSpec()
+    status: PodStatus | None = None
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """The annotations, empty where there are none."""
+        return self.metadata.annotations or {}
+
+    def all_containers(self) -> Iterator[tuple[str, Container]]:
+        """Yield every container with its field path, init containers first, as they start."""
+        for field, containers in (
+            ("initContainers", self.spec.init_containers),
+            ("containers", self.spec.containers),
+        ):
+            for index, container in enumerate(containers or ()):
+                yield f"spec.{field}[{index}]", container
+
+
+class Node(View, frozen=True):
+    """A node as far as placement reads it: its name and labels."""
+
+    metadata: ObjectMeta = ObjectMeta()
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels, empty where there are none."""
+        return self.metadata.labels or {}
+
+
+class ConfigMap(View, frozen=True):
+    """A ConfigMap with text data."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    data: Mapping[str, str] | None = None

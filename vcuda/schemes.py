@@ -1,0 +1,108 @@
+"""The ways to ask for vcuda, one row each. To add a vendor is to add a row.
+
+Sources: tkestack/gpu-manager and gpu-admission (``pkg/api``, ``pkg/util/types.go``), their nvidia.com fork,
+Project-HAMi/HAMi (``pkg/util/types.go``, ``pkg/device/nvidia``), coldzerofear/vgpu-manager (``pkg/util/consts.go``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Scheme(msgspec.Struct, frozen=True):
+    """The names by which one vendor's vcuda is asked for and recorded.
+
+    ``memory_unit`` is in MiB. Where ``count`` is set, cores and memory are per vGPU, and cores that are left out are a
+    whole card; ``counts_plain_cards``: the count alone is also how NVIDIA's own device plugin is asked for whole cards.
+    ``allocation_annotations`` and ``allocation_labels`` are what its scheduler and device plugin write on a pod; a name
+    that ends in ``-`` stands for every key that begins with it.
+    """
+
+    name: str
+    cores: str
+    memory: str
+    memory_unit: int = 1
+    count: str | None = None
+    counts_plain_cards: bool = False
+    memory_percentage: str | None = None
+    core_limit: str | None = None
+    wanted_models: str | None = None
+    unwanted_models: str | None = None
+    allocation_annotations: tuple[str, ...] = ()
+    allocation_labels: tuple[str, ...] = ()
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Every resource name of the scheme."""
+        names = (self.count, self.cores, self.memory, self.memory_percentage)
+        return tuple(name for name in names if name)
+
+
+def _gpu_admission_annotations(domain: str) -> tuple[str, ...]:
+    names = ("predicate-time", "predicate-node", "predicate-gpu-idx-", "gpu-assigned")
+    return tuple(f"{domain}/{name}" for name in names)
+
+
+GPU_MANAGER = Scheme(
+    name="gpu-manager",
+    cores="tencent.com/vcuda-core",
+    memory="tencent.com/vcuda-memory",
+    memory_unit=256,
+    core_limit="tencent.com/vcuda-core-limit",
+    allocation_annotations=_gpu_admission_annotations("tencent.com"),
+)
+
+NVIDIA_VCUDA = Scheme(
+    name="nvidia-vcuda",
+    cores="nvidia.com/vcuda-core",
+    memory="nvidia.com/vcuda-memory",
+    core_limit="nvidia.com/vcuda-core-limit",
+    wanted_models="nvidia.com/use-gputype",
+    unwanted_models="nvidia.com/nouse-gputype",
+    allocation_annotations=_gpu_admission_annotations("nvidia.com"),
+)
+
+HAMI = Scheme(
+    name="hami",
+    count="nvidia.com/gpu",
+    counts_plain_cards=True,
+    cores="nvidia.com/gpucores",
+    memory="nvidia.com/gpumem",
+    memory_percentage="nvidia.com/gpumem-percentage",
+    wanted_models="nvidia.com/use-gputype",
+    unwanted_models="nvidia.com/nouse-gputype",
+    allocation_annotations=(
+        "hami.io/vgpu-node",
+        "hami.io/vgpu-time",
+        "hami.io/vgpu-devices-to-allocate",
+        "hami.io/vgpu-devices-allocated",
+        "hami.io/bind-phase",
+        "hami.io/bind-time",
+    ),
+)
+
+VGPU_MANAGER = Scheme(
+    name="vgpu-manager",
+    count="nvidia.com/vgpu-number",
+    cores="nvidia.com/vgpu-cores",
+    memory="nvidia.com/vgpu-memory",
+    wanted_models="nvidia.com/include-gpu-type",
+    unwanted_models="nvidia.com/exclude-gpu-type",
+    allocation_annotations=(
+        "nvidia.com/predicate-node",
+        "nvidia.com/predicate-time",
+        "nvidia.com/pre-allocated",
+        "nvidia.com/real-allocated",
+    ),
+    allocation_labels=("nvidia.com/assigned-phase",),
+)
+
+SCHEMES = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
+
+SCHEME_OF_RESOURCE = {resource: scheme for scheme in SCHEMES for resource in scheme.resources}
+"""Which scheme a container's resource name belongs to."""
+
+
+def is_named(key: str, names: tuple[str, ...]) -> bool:
+    """Return whether ``key`` is one of ``names``, or begins with one that ends in ``-``."""
+    return any(key == name or (name.endswith("-") and key.startswith(name)) for name in names)

@@ -1,0 +1,60 @@
+"""Stored pods as the ledger counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from vcuda.charge import Charge
+from vcuda.objects import Pod
+from vcuda.placement import NodeLabels, Nodes, read_pin
+from vcuda.requests import asks_for_vcuda, read_request
+
+FINISHED = ("Succeeded", "Failed")
+
+
+class StoredPod(msgspec.Struct, frozen=True):
+    """What is kept of a vcuda pod that is stored.
+
+    ``model`` is what its spec holds it to, or None; ``node`` is the node it is bound to, or empty. ``live``: it holds,
+    or will hold, its cards; a terminating pod does too, until its containers have ended.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    model: str | None
+    node: str
+    live: bool
+    charge: Charge
+    created: str
+
+    def model_on(self, nodes: Nodes) -> str | None:
+        """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
+        return self.model or (nodes.model_of(self.node) if self.node else None)
+
+
+def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
+    """Return what is kept of a pod, or None where it asks for no vcuda."""
+    if not asks_for_vcuda(pod):
+        return None
+    metadata = pod.metadata
+    return StoredPod(
+        uid=metadata.uid,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        model=read_pin(pod, labels).model,
+        node=pod.spec.node_name,
+        live=pod.status is None or pod.status.phase not in FINISHED,
+        charge=read_request(pod).charge,
+        created=metadata.creation_timestamp or "",
+    )
+
+
+def charges_of(pods: Iterable[StoredPod], nodes: Nodes) -> Iterator[tuple[str, Charge]]:
+    """Yield (model, charge) of every pod that holds cards of a known model."""
+    for pod in pods:
+        model = pod.model_on(nodes) if pod.live else None
+        if model:
+            yield model, pod.charge
