@@ -1,0 +1,97 @@
+"""Puts the webhook together: on a cluster, or on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch
+from vcuda.patches import Hints
+from vcuda.placement import Nodes
+from vcuda.quota import SYSTEM_NAMESPACES
+from webhook.cluster_facts import ClusterFacts
+from webhook.cluster_ledgers import ClusterLedgers
+from webhook.facts import Facts, FixedFacts
+from webhook.ledgers import MemoryLedgers
+from webhook.manifests import read_nodes, read_quota
+from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
+from webhook.service import Gate, Service
+from webhook.tls import ServingCertificate
+
+MakeService = Callable[[ServingCertificate], Service]
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """How to reach the cluster, and where things are in it."""
+
+    kubeconfig: Path | None
+    place: QuotaPlace
+    system_namespace: str
+    hints: Hints
+    threads: int
+
+    def check(self) -> None:
+        """Read the credentials once before anything is started; nothing is sent.
+
+        Raises:
+            BadInput: they cannot be read.
+
+        """
+        Kube.connect(self.kubeconfig).close()
+
+    def make_service(self, certificate: ServingCertificate) -> Service:
+        """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
+        kube = Kube.connect(self.kubeconfig, pool_size=self.threads + 2)
+        quota = QuotaWatch(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
+        nodes = NodeWatch(kube, self.hints.labels)
+        facts = ClusterFacts(quota, nodes, self.hints)
+        metrics = _metrics(certificate)
+        store = LedgerStore(kube, self.system_namespace, nodes.current)
+        ledgers = ClusterLedgers(store, LedgerMetrics(metrics.registry))
+        metrics.watch("vcuda_quota_config_valid", "1 while the document in the cluster is in force.", quota.is_valid)
+        metrics.registry.register(ReflectorCollector(facts.reflectors()))
+        facts.start()
+        return Service(facts, ledgers, metrics, Gate(), structlog.get_logger(), self.place)
+
+
+class Standalone(msgspec.Struct, frozen=True):
+    """A quota and nodes from files, and ledgers in memory: every namespace counts as enforced."""
+
+    quota: Path
+    nodes: Path | None
+    hints: Hints
+
+    def facts(self) -> Facts:
+        """Read the files.
+
+        Raises:
+            BadInput: one of them cannot be read, or has faults.
+
+        """
+        labels = self.hints.labels
+        nodes = read_nodes(self.nodes, labels) if self.nodes else Nodes(labels)
+        return Facts(read_quota(self.quota), nodes, self.hints)
+
+    def make_service(self, certificate: ServingCertificate) -> Service:
+        """Return a service that answers from the files alone."""
+        metrics = _metrics(certificate)
+        metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
+        return Service(FixedFacts(self.facts()), MemoryLedgers(), metrics, Gate(), structlog.get_logger())
+
+
+def _metrics(certificate: ServingCertificate) -> Metrics:
+    metrics = Metrics()
+    metrics.watch(
+        "vcuda_serving_certificate_expiry_seconds",
+        "When the serving certificate expires, in Unix seconds.",
+        lambda: certificate.expiry,
+    )
+    metrics.count(
+        "vcuda_serving_certificate_reload_failures",
+        "Bad certificate pairs met since the start; the last good one was kept.",
+        lambda: certificate.reload_failures,
+    )
+    return metrics

@@ -1,0 +1,104 @@
+"""Runs manifests against a quota without a cluster: the same decisions, one after another, from an empty ledger."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+import jsonpatch
+import msgspec
+
+from vcuda.objects import Pod
+from vcuda.requests import read_request
+from vcuda.review import Answer, GroupVersionKind, Request
+from webhook.facts import Facts
+from webhook.holds import Holds
+from webhook.ledgers import Ledgers, MemoryLedgers
+from webhook.manifests import Manifest, Workload
+from webhook.mutate import mutate
+from webhook.patch_story import patch_story
+from webhook.validate import Timing, validate
+
+PODS = GroupVersionKind(version="v1", kind="Pod")
+
+_WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What becomes of ``count`` pods of one workload; ``charge`` is for each of them."""
+
+    object: str
+    namespace: str
+    count: int
+    decision: str
+    model: str
+    charge: str
+    reason: str
+
+    @property
+    def refused(self) -> bool:
+        """Whether these pods may not be created."""
+        return self.decision == "refused"
+
+
+def check(workloads: Iterable[Workload], facts: Facts) -> list[Row]:
+    """Decide every pod in order, each beside those admitted before it; like pods of a workload share a row."""
+    ledgers, holds = MemoryLedgers(), Holds()
+    rows = []
+    for workload in workloads:
+        decided = (_decide(workload, facts, ledgers, holds) for _ in range(workload.count))
+        for row, same in groupby(decided):
+            rows.append(msgspec.structs.replace(row, count=len(list(same))))
+    return rows
+
+
+def _decide(workload: Workload, facts: Facts, ledgers: Ledgers, holds: Holds) -> Row:
+    pod, answers = admit_pod(workload.pod, workload.namespace, facts, ledgers, holds)
+    last = answers[-1]
+    view = msgspec.convert(pod, Pod)
+    charge = read_request(view).charge
+    decision = _WORDS.get(last.outcome, "admitted") if last.allowed else "refused"
+    stories = [last.message, answers[0].reason, *patch_story(answers[0].patch), *last.warnings]
+    return Row(
+        object=f"{workload.kind}/{workload.name}",
+        namespace=workload.namespace,
+        count=1,
+        decision=decision,
+        model=last.model,
+        charge=str(charge) if charge.cores else "",
+        reason="; ".join(story for story in stories if story),
+    )
+
+
+def admit_pod(
+    pod: Manifest, namespace: str, facts: Facts, ledgers: Ledgers, holds: Holds
+) -> tuple[Manifest, list[Answer]]:
+    """Take a pod through /mutate and /validate as the API server does; return it as stored, and both answers."""
+    answer = mutate(_request(pod, namespace), facts, ledgers, holds)
+    if not answer.allowed:
+        return pod, [answer]
+    patched: Manifest = jsonpatch.apply_patch(pod, msgspec.json.encode(answer.patch))
+    uid = str(uuid.uuid4())
+    stored = {**patched, "metadata": {**patched["metadata"], "uid": uid}}
+    verdict = validate(_request(stored, namespace), facts, ledgers, holds, Timing(now=0, deadline=float("inf")))
+    return stored, [answer, verdict]
+
+
+def _request(pod: Manifest, namespace: str) -> Request:
+    raw = msgspec.Raw(msgspec.json.encode(pod, enc_hook=str))
+    return Request(uid="check", kind=PODS, namespace=namespace, operation="CREATE", object=raw)
+
+
+def table(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the lines of a table for people."""
+    heading = ("OBJECT", "NAMESPACE", "PODS", "DECISION", "MODEL", "CHARGE", "REASON")
+    cells = [heading, *((r.object, r.namespace, str(r.count), r.decision, r.model, r.charge, r.reason) for r in rows)]
+    yield from aligned(cells)
+
+
+def aligned(cells: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield lines with the columns aligned; the last one runs free."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

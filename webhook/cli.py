@@ -1,0 +1,209 @@
+"""The command ``vcuda-webhook``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+import structlog
+
+from certs.authority import make_authority, make_leaf
+from certs.files import serving_files, write_files
+from certs.names import DEVELOPMENT
+from vcuda import __version__
+from vcuda.errors import BadInput, QuotaFault
+from vcuda.kube import QuotaPlace
+from vcuda.patches import Hints
+from vcuda.placement import NodeLabels
+from webhook import check as offline
+from webhook.assembly import Cluster, MakeService, Standalone
+from webhook.logs import configure
+from webhook.manifests import read_workloads
+from webhook.server import Settings, WebhookServer
+
+BAD_INPUT = 2
+LAST_PORT = 65535
+T = TypeVar("T")
+
+_option = functools.partial(click.option, show_envvar=True, show_default=True)
+_file = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+_ENVIRONMENT = {"auto_envvar_prefix": "VCUDA"}
+
+
+def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that are the same wherever a model is picked."""
+    labels = NodeLabels()
+    for option in (
+        _option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one."),
+        _option("--pool-label", default=labels.pool, help="Node label that holds a node's pool."),
+        _option("--model-label", default=labels.model, help="Node label that holds a node's GPU model."),
+    ):
+        command = option(command)
+    return command
+
+
+def _host_and_port(_context: click.Context, _option: click.Parameter, text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isdecimal() and int(port) <= LAST_PORT):
+        raise click.BadParameter(f"{text!r} is not HOST:PORT; write one such as 127.0.0.1:8443.")
+    return text
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def main() -> None:
+    """Holds every namespace to its GPU quota, per GPU model, when pods are created."""
+
+
+@main.command(context_settings=_ENVIRONMENT)
+@_option(
+    "--bind",
+    default="0.0.0.0:8443",
+    metavar="HOST:PORT",
+    callback=_host_and_port,
+    help="Where to listen; port 0 takes a free one.",
+)
+@_option("--cert-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of tls.crt and tls.key.")
+@_option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the pod's service account.")
+@_option("--quota-configmap", default="kube-system/gpuquota", metavar="NS/NAME", help="ConfigMap that holds the quota.")
+@_option("--quota-key", default="gpu_quota", help="Its key.")
+@_option("--system-namespace", default="vcuda-quota", help="Namespace of this system, where the ledgers are.")
+@_hint_options
+@_option("--threads", default=32, type=click.IntRange(1, 256), help="Requests served at once.")
+@_option("--drain-seconds", default=5.0, type=click.FloatRange(0, 600), help="Work on after readiness has failed.")
+@_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
+@_option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
+@_option("--quota", type=_file, help="Quota document, or the ConfigMap that holds it; for --standalone.")
+@_option("--nodes", type=_file, help="Nodes, as `kubectl get nodes -o yaml` prints them; for --standalone.")
+def serve(
+    *,
+    bind: str,
+    cert_dir: Path | None,
+    kubeconfig: Path | None,
+    quota_configmap: str,
+    quota_key: str,
+    system_namespace: str,
+    scheduler_name: str | None,
+    pool_label: str,
+    model_label: str,
+    threads: int,
+    drain_seconds: float,
+    log_level: str,
+    standalone: bool,
+    quota: Path | None,
+    nodes: Path | None,
+) -> None:
+    """Serve the webhook over TLS: /mutate, /validate, /quota, /healthz, /readyz and /metrics.
+
+    On a cluster it watches the quota ConfigMap and the nodes, and keeps a ledger per namespace. Certificates that are
+    replaced in --cert-dir are picked up by themselves. SIGTERM stops it without a lost request.
+
+    \b
+    Examples:
+      vcuda-webhook serve --cert-dir /certs
+          in a pod, with its service account
+      vcuda-webhook serve --cert-dir certs --kubeconfig ~/.kube/config --bind 127.0.0.1:8443
+          beside a cluster; `vcuda-certs issue --dir certs` makes the certificates
+      vcuda-webhook serve --standalone --quota gpuquota.yaml --bind 127.0.0.1:8443
+          without a cluster, with a certificate made for this run
+
+    Exit status: 0 stopped, 2 bad input.
+    """
+    configure(log_level)
+    hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
+    with tempfile.TemporaryDirectory(prefix="vcuda-webhook-") as scratch:
+        if standalone:
+            if quota is None:
+                raise click.UsageError("--standalone needs --quota FILE.")
+            embedded = Standalone(quota, nodes, hints)
+            _or_exit(embedded.facts)
+            certificates = cert_dir or _self_made(Path(scratch))
+            _run(Settings(bind, certificates, threads, drain_seconds), embedded.make_service)
+        else:
+            if cert_dir is None:
+                raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
+            cluster = Cluster(kubeconfig, _place(quota_configmap, quota_key), system_namespace, hints, threads)
+            _or_exit(cluster.check)
+            _run(Settings(bind, cert_dir, threads, drain_seconds), cluster.make_service)
+
+
+@main.command(context_settings=_ENVIRONMENT)
+@click.argument("manifests", nargs=-1, required=True, type=_file, metavar="POD.yaml...")
+@_option("--quota", required=True, type=_file, help="Quota document, or the ConfigMap that holds it.")
+@_option("--nodes", type=_file, help="Nodes, as `kubectl get nodes -o yaml` prints them.")
+@_option("-n", "--namespace", default="default", help="Namespace of manifests that name none.")
+@_hint_options
+@_option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+def check(
+    *,
+    manifests: tuple[Path, ...],
+    quota: Path,
+    nodes: Path | None,
+    namespace: str,
+    scheduler_name: str | None,
+    pool_label: str,
+    model_label: str,
+    output: str,
+) -> None:
+    """Say what the webhook would do with the pods of these manifests, without a cluster.
+
+    Takes Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job and CronJob; several documents a file, Lists, and -
+    for standard input. Pods are decided in order, each beside those admitted before it; replicas count, a DaemonSet
+    counts once. Nothing that runs already is known here.
+
+    \b
+    Examples:
+      vcuda-webhook check --quota gpuquota.yaml -n team-a deployment.yaml
+      kustomize build . | vcuda-webhook check --quota gpuquota.yaml -o json -
+
+    Exit status: 0 all admitted, 1 some refused, 2 bad input.
+    """
+    standalone = Standalone(quota, nodes, Hints(NodeLabels(model_label, pool_label), scheduler_name))
+    facts = _or_exit(standalone.facts)
+    rows = offline.check(_or_exit(lambda: read_workloads(list(manifests), namespace)), facts)
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+    else:
+        click.echo("\n".join(offline.table(rows)))
+    sys.exit(1 if any(row.refused for row in rows) else 0)
+
+
+def _run(settings: Settings, make_service: MakeService) -> None:
+    log = structlog.get_logger()
+    server = _or_exit(lambda: WebhookServer(settings, make_service, lambda url: log.info("listening", url=url)))
+    server.run()
+
+
+def _or_exit(read: Callable[[], T]) -> T:
+    """Return what is read, or tell every fault and end with status 2."""
+    try:
+        return read()
+    except QuotaFault as fault:
+        lines = [str(each) for each in fault.faults]
+        click.echo("\n".join(["Error: the quota document is malformed:", *(f"  {line}" for line in lines)]), err=True)
+    except BadInput as error:
+        click.echo(f"Error: {error}", err=True)
+    sys.exit(BAD_INPUT)
+
+
+def _place(configmap: str, key: str) -> QuotaPlace:
+    namespace, slash, name = configmap.partition("/")
+    if not (namespace and slash and name):
+        raise click.BadParameter(f"{configmap!r} is not NAMESPACE/NAME.", param_hint="--quota-configmap")
+    return QuotaPlace(namespace, name, key)
+
+
+def _self_made(directory: Path) -> Path:
+    """Make a certificate for this run, for localhost; it goes with the run."""
+    now = datetime.now(UTC)
+    authority = make_authority(now)
+    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+    structlog.get_logger().info("certificate made for this run", ca=str(directory / "ca.crt"))
+    return directory

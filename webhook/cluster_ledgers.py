@@ -1,0 +1,172 @@
+"""The ledgers of a cluster, shared by every replica: charges are committed in groups, by compare-and-swap."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from vcuda.charge import Usage
+from vcuda.errors import Conflict, Unreachable
+from vcuda.kube import LedgerStore, Stored
+from vcuda.ledger import Granted, Ledger, Refused
+from webhook.ledgers import Busy, Demand
+from webhook.metrics import LedgerMetrics
+from webhook.turns import Ticket, Turns
+
+Decision = Granted | Refused | Busy
+Waiting = Sequence[Ticket[Demand, Decision]]
+
+VIEW_AGE = 0.5
+"""Seconds for which a ledger once read is good enough to prefer a model by; never to refuse by."""
+
+WRITE_TIMEOUT = 3.0
+"""Seconds after which a write counts as lost, and is looked for by reading."""
+
+TOO_MANY = Busy("too many charges to this namespace at once")
+UNSURE = Busy("it is not known whether the charge was written")
+
+
+class ClusterLedgers:
+    """One book per namespace. ``charge`` and ``headroom`` are the interface of `webhook.ledgers.Ledgers`."""
+
+    def __init__(self, store: LedgerStore, metrics: LedgerMetrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._books: dict[str, Book] = {}
+
+    def charge(self, demand: Demand) -> Decision:
+        """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
+        return self._book(demand.namespace).charge(demand)
+
+    def headroom(self, namespace: str) -> Mapping[str, Usage]:
+        """Return what is charged to each model, as of now."""
+        return self._book(namespace).headroom()
+
+    def estimate(self, namespace: str) -> Mapping[str, Usage]:
+        """Return what is charged to each model, as of a moment ago."""
+        return self._book(namespace).estimate()
+
+    def _book(self, namespace: str) -> Book:
+        book = self._books.get(namespace)
+        if book is None:
+            book = self._books.setdefault(namespace, Book(namespace, self._store, self._metrics))
+        return book
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Usages and when they were read, in seconds of the monotonic clock."""
+
+    usages: Mapping[str, Usage]
+    at: float
+
+
+class Book:
+    """One namespace's ledger as this replica works on it.
+
+    The charges that wait are decided in order against one version, and written by one PUT with that version. What was
+    written last is remembered, so the next group needs no read; whoever loses to another replica reads and decides
+    again, until the caller's deadline. Only the caller that leads touches ``_known``.
+    """
+
+    def __init__(self, namespace: str, store: LedgerStore, metrics: LedgerMetrics) -> None:
+        self._namespace = namespace
+        self._store = store
+        self._metrics = metrics
+        self._known: Stored | None = None
+        self._seen = Seen({}, -math.inf)
+        self._turns: Turns[Demand, Decision] = Turns(self._commit)
+
+    def charge(self, demand: Demand) -> Decision:
+        """Decide a charge together with those that wait beside it."""
+        started = time.monotonic()
+        decision = self._turns.serve(demand, demand.deadline)
+        self._metrics.waited(time.monotonic() - started)
+        return decision or TOO_MANY
+
+    def estimate(self) -> Mapping[str, Usage]:
+        """Return what is charged to each model, as of at most `VIEW_AGE` seconds ago."""
+        seen = self._seen
+        if time.monotonic() - seen.at < VIEW_AGE:
+            return seen.usages
+        return self.headroom()
+
+    def headroom(self) -> Mapping[str, Usage]:
+        """Return what is charged to each model, read now."""
+        return self._see(self._store.read(self._namespace).ledger).usages
+
+    def _see(self, ledger: Ledger) -> Seen:
+        self._seen = seen = Seen(ledger.usages(), time.monotonic())
+        return seen
+
+    def _commit(self, waiting: Waiting) -> None:
+        """Give every ticket its decision. Raises Unreachable where nothing is known to be written."""
+        self._metrics.batch(len(waiting))
+        unsure = False
+        while open_ := _in_time(waiting, UNSURE if unsure else TOO_MANY):
+            try:
+                written = self._attempt(open_)
+            except Unreachable:
+                if not unsure:
+                    raise
+                _settle(open_, UNSURE)
+                return
+            if not written:
+                unsure = unsure or written is None
+                time.sleep(random.uniform(0, 0.02))  # noqa: S311  # spreads the replicas; guards nothing
+
+    def _attempt(self, waiting: Waiting) -> bool | None:
+        """Decide against one version and write it; False if another writer was first, None if that is not known."""
+        remembered, self._known = self._known, None
+        stored = remembered or self._store.read(self._namespace)
+        ledger, decisions = _decide(stored.ledger, waiting)
+        if remembered and not all(isinstance(decision, Granted) for decision in decisions):
+            return self._attempt(waiting)  # a refusal is never taken from memory
+        if ledger is not stored.ledger:
+            written = self._write(ledger, stored.version)
+            if not isinstance(written, Stored):
+                return written
+            stored = written
+        self._known = stored
+        self._see(ledger)
+        for ticket, decision in zip(waiting, decisions, strict=True):
+            ticket.result = decision
+        return True
+
+    def _write(self, ledger: Ledger, version: str | None) -> Stored | bool | None:
+        try:
+            written = self._store.write(self._namespace, ledger, version, WRITE_TIMEOUT)
+        except Conflict:
+            self._metrics.conflicts.inc()
+            return False
+        except Unreachable:
+            self._metrics.unsure.inc()
+            return None
+        self._metrics.written(written.size)
+        return written
+
+
+def _decide(ledger: Ledger, waiting: Waiting) -> tuple[Ledger, list[Decision]]:
+    """Decide the tickets in order, each beside those granted before it."""
+    decisions = []
+    for ticket in waiting:
+        decision = ticket.item.decide(ledger)
+        decisions.append(decision)
+        if isinstance(decision, Granted) and not ticket.item.dry_run:
+            ledger = decision.ledger
+    return ledger, decisions
+
+
+def _in_time(waiting: Waiting, late: Busy) -> Waiting:
+    """Return the tickets still to be decided; those whose deadline has come are told to come again."""
+    now = time.monotonic()
+    _settle([ticket for ticket in waiting if not ticket.settled and ticket.deadline <= now], late)
+    return [ticket for ticket in waiting if not ticket.settled]
+
+
+def _settle(tickets: Waiting, decision: Decision) -> None:
+    for ticket in tickets:
+        ticket.result = decision

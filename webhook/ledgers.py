@@ -1,0 +1,92 @@
+"""Where charges are kept: the interface that decisions use, and the store in memory for the embedded mode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from vcuda.charge import Charge, Usage
+from vcuda.ledger import Granted, Ledger, Pending, Refused, admit
+from vcuda.quota import Mode, NamespaceQuota
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """One pod's charge to be decided; ``name`` and ``uid`` are the pod's.
+
+    ``deadline`` is in seconds of the monotonic clock, ``now`` in Unix seconds.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    model: str
+    charge: Charge
+    quota: NamespaceQuota
+    now: int
+    deadline: float
+    dry_run: bool = False
+
+    def decide(self, ledger: Ledger) -> Granted | Refused | Busy:
+        """Decide against one version of the namespace's ledger; nothing is written."""
+        asked = Pending(self.model, self.charge, self.now, self.name)
+        decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
+        if isinstance(decision, Granted | Refused):
+            return decision
+        return Busy("too many pods of this namespace are being created at once")
+
+
+class Busy(msgspec.Struct, frozen=True):
+    """Not decided: the caller comes again in a second. ``reason`` is a sentence without its full stop."""
+
+    reason: str
+
+
+class Ledgers(Protocol):
+    """The ledgers of all namespaces."""
+
+    def charge(self, demand: Demand) -> Granted | Refused | Busy:
+        """Decide a charge and keep it, once per uid; a dry run keeps nothing.
+
+        Raises:
+            Unreachable: the store did not answer; whether the charge is kept is not known.
+
+        """
+
+    def headroom(self, namespace: str) -> Mapping[str, Usage]:
+        """Return what is charged to each model; a model without a charge is left out.
+
+        Raises:
+            Unreachable: the store did not answer.
+
+        """
+
+    def estimate(self, namespace: str) -> Mapping[str, Usage]:
+        """Return the same as of a moment ago: good enough to prefer a model by, never to refuse by."""
+
+
+class MemoryLedgers:
+    """Ledgers in this process alone: for the embedded mode, the demo and `check`."""
+
+    def __init__(self) -> None:
+        self._ledgers: dict[str, Ledger] = {}
+        self._lock = threading.Lock()
+
+    def charge(self, demand: Demand) -> Granted | Refused | Busy:
+        """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
+        with self._lock:
+            decision = demand.decide(self._ledgers.get(demand.namespace, Ledger()))
+            if isinstance(decision, Granted) and not demand.dry_run:
+                self._ledgers[demand.namespace] = decision.ledger
+            return decision
+
+    def headroom(self, namespace: str) -> Mapping[str, Usage]:
+        """Return what is charged to each model."""
+        with self._lock:
+            return self._ledgers.get(namespace, Ledger()).usages()
+
+    def estimate(self, namespace: str) -> Mapping[str, Usage]:
+        """Return what is charged to each model."""
+        return self.headroom(namespace)

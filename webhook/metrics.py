@@ -1,0 +1,136 @@
+"""What the webhook tells Prometheus. One process, one registry; nothing is global."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vcuda.kube import Reflector
+from vcuda.review import Answer
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class Metrics:
+    """The webhook's counters, by its paths and the outcomes of its answers."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._admissions = Counter(
+            "vcuda_admissions",
+            "Admission reviews answered, by path, outcome and the schemes by which the pod asks.",
+            ["path", "outcome", "scheme"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "vcuda_admission_duration_seconds",
+            "Time from the whole request read to its answer made.",
+            ["path"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._admission_of: dict[tuple[str, str, str], Counter] = {}
+        self._seconds_of: dict[str, Histogram] = {}
+
+    def observe(self, path: str, answer: Answer, seconds: float) -> None:
+        """Count one answer. Children are kept: looking one up by its labels costs more than counting."""
+        key = (path, answer.outcome, answer.scheme)
+        counter = self._admission_of.get(key)
+        if counter is None:
+            counter = self._admission_of.setdefault(key, self._admissions.labels(*key))
+        histogram = self._seconds_of.get(path)
+        if histogram is None:
+            histogram = self._seconds_of.setdefault(path, self._seconds.labels(path))
+        counter.inc()
+        histogram.observe(seconds)
+
+    def watch(self, name: str, help_: str, read: Callable[[], float]) -> None:
+        """Export a figure that is read when it is asked for."""
+        Gauge(name, help_, registry=self.registry).set_function(read)
+
+    def count(self, name: str, help_: str, read: Callable[[], float]) -> None:
+        """Export a count that something else keeps; Prometheus' naming adds ``_total``."""
+        self.registry.register(_Count(name, help_, read))
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class LedgerMetrics:
+    """How the group commit fares."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._batch = Histogram(
+            "vcuda_ledger_batch_charges",
+            "Charges decided together.",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=registry,
+        )
+        self._wait = Histogram(
+            "vcuda_ledger_wait_seconds",
+            "Time from a charge's arrival to its decision written.",
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._bytes = Histogram(
+            "vcuda_ledger_bytes",
+            "Size of a ledger as written.",
+            buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
+            registry=registry,
+        )
+        self.conflicts = Counter("vcuda_ledger_conflicts", "Writes lost to another writer.", registry=registry)
+        self.unsure = Counter("vcuda_ledger_unsure", "Writes that got no answer, looked for again.", registry=registry)
+
+    def batch(self, charges: int) -> None:
+        """Count a batch."""
+        self._batch.observe(charges)
+
+    def waited(self, seconds: float) -> None:
+        """Count one charge's wait."""
+        self._wait.observe(seconds)
+
+    def written(self, size: int) -> None:
+        """Count a ledger written, in bytes."""
+        self._bytes.observe(size)
+
+
+class _Count(Collector):
+    def __init__(self, name: str, help_: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._help = help_
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        return [CounterMetricFamily(self._name, self._help, value=self._read())]
+
+
+class ReflectorCollector(Collector):
+    """The state of the watches: how long ago the API server was last heard, and what went wrong since the start."""
+
+    def __init__(self, reflectors: Mapping[str, Reflector[Any]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._reflectors = reflectors
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family per figure, labelled by resource."""
+        age = GaugeMetricFamily(
+            "vcuda_watch_last_event_age_seconds",
+            "Seconds since the API server was last heard on this watch; over 90 means it is not heard.",
+            labels=["resource"],
+        )
+        trouble = CounterMetricFamily(
+            "vcuda_watch_incidents", "What happened on this watch since the start.", labels=["resource", "kind"]
+        )
+        for resource, reflector in self._reflectors.items():
+            age.add_metric([resource], reflector.last_event_age(self._clock()))
+            for kind, count in dataclasses.asdict(reflector.counts).items():
+                trouble.add_metric([resource, kind], count)
+        return [age, trouble]

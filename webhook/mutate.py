@@ -1,0 +1,66 @@
+"""/mutate: checks the request, picks a model with room, and injects the hints. It writes nothing."""
+
+from __future__ import annotations
+
+from vcuda.charge import Shortage, exceeded
+from vcuda.patches import cleaning_patch, patch_for
+from vcuda.placement import Candidates, Choice, choose, choose_regardless, find_candidates
+from vcuda.review import Answer, Request
+from webhook.facts import Facts
+from webhook.holds import Holds
+from webhook.ledgers import Ledgers
+from webhook.subject import Subject, malformed, refused, subject_of
+
+
+def mutate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds) -> Answer:
+    """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
+
+    Raises:
+        Unreachable: the ledger could not be read.
+
+    """
+    subject = subject_of(request, facts)
+    if isinstance(subject, Answer):
+        return subject
+    return malformed(subject) or _place(subject, request, ledgers, holds)
+
+
+def _place(subject: Subject, request: Request, ledgers: Ledgers, holds: Holds) -> Answer:
+    namespace, quota = subject.namespace, subject.quota
+    candidates = find_candidates(subject.pod, subject.request.schemes, quota, subject.facts.nodes)
+    if not candidates.models:
+        return _without_model(subject, candidates.sentence(namespace, quota))
+    choice = _choose(subject, candidates, ledgers, holds)
+    if not isinstance(choice, Choice):
+        return refused(subject, "over-quota", exceeded(namespace, *choice), choice[0].model)
+    if not request.dry_run:
+        holds.add(namespace, choice.model, subject.request.charge)
+    return _pinned(subject, choice)
+
+
+def _choose(subject: Subject, candidates: Candidates, ledgers: Ledgers, holds: Holds) -> Choice | tuple[Shortage, ...]:
+    """Choose by the ledger of a moment ago and by what is held; where that leaves no room, by the ledger as it is."""
+    namespace, quota, asked = subject.namespace, subject.quota, subject.request.charge
+    estimate = holds.on_top_of(ledgers.estimate(namespace), namespace)
+    choice = choose(candidates, quota, asked, estimate)
+    if isinstance(choice, Choice):
+        return choice
+    decide = choose if subject.enforced else choose_regardless
+    return decide(candidates, quota, asked, ledgers.headroom(namespace))
+
+
+def _without_model(subject: Subject, sentence: str) -> Answer:
+    if subject.enforced:
+        return refused(subject, "not-allowed", sentence)
+    return Answer("unpinned", patch=cleaning_patch(subject.pod), scheme=subject.scheme)
+
+
+def _pinned(subject: Subject, choice: Choice) -> Answer:
+    return Answer(
+        "pinned",
+        patch=patch_for(subject.pod, choice.model, subject.quota.pools, subject.request.schemes, subject.facts.hints),
+        warnings=subject.warnings(),
+        reason=choice.reason,
+        model=choice.model,
+        scheme=subject.scheme,
+    )

@@ -1,0 +1,99 @@
+"""/quota: refuses a malformed quota document when it is edited, and warns of what looks wrong in a good one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import msgspec
+
+from vcuda.charge import CORES_PER_CARD, Usage, cards
+from vcuda.errors import Fault, QuotaFault, Unreachable, UnreadableLedger
+from vcuda.kube import QuotaPlace
+from vcuda.objects import UNDECODABLE, ConfigMap
+from vcuda.quota import Limit, NamespaceQuota, Quota
+from vcuda.quota_document import parse_quota
+from vcuda.review import Answer, Request
+from webhook.facts import Facts
+from webhook.ledgers import Ledgers
+
+MOST_WARNINGS = 20
+"""An answer carries at most so many warnings; the API server cuts off what is over 4 KiB."""
+
+MOST_FAULTS = 100
+"""A refusal names at most so many faults: an alias can repeat one without end."""
+
+_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+
+
+def check_edit(request: Request, place: QuotaPlace, facts: Facts | None, ledgers: Ledgers) -> Answer:
+    """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document."""
+    if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
+        return Answer("ignored")
+    if request.operation == "DELETE":
+        return Answer("quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"])
+    try:
+        document = (_CONFIG_MAP.decode(request.object).data or {}).get(place.key)
+    except UNDECODABLE as error:
+        return _refused((Fault("", f"the ConfigMap cannot be read: {error}"),))
+    if document is None:
+        return _refused((Fault(f"data.{place.key}", "is missing; the quota document belongs there"),))
+    try:
+        quota = parse_quota(document)
+    except QuotaFault as fault:
+        return _refused(fault.faults)
+    warnings = list(_warnings(quota, facts, ledgers))
+    if len(warnings) > MOST_WARNINGS:
+        warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
+    return Answer("quota-accepted", warnings=warnings)
+
+
+def _refused(faults: tuple[Fault, ...]) -> Answer:
+    shown = faults[:MOST_FAULTS]
+    more = f"; and {len(faults) - len(shown)} more" if len(faults) > len(shown) else ""
+    message = "the quota document is malformed: " + "; ".join(str(fault) for fault in shown) + more
+    return Answer("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, shown)
+
+
+def _warnings(quota: Quota, facts: Facts | None, ledgers: Ledgers) -> Iterator[str]:
+    entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
+    if facts:
+        for namespace, entry in entries.items():
+            yield from _unknown_names(namespace, entry, facts)
+    for namespace, entry in quota.namespaces.items():
+        if facts is None or facts.quota.namespaces.get(namespace) != entry:
+            yield from _below_use(namespace, entry, ledgers)
+
+
+def _unknown_names(namespace: str, entry: NamespaceQuota, facts: Facts) -> Iterator[str]:
+    """Name the models and pools that no node has: likely a slip of the pen."""
+    nodes = facts.nodes
+    for model in entry.limits:
+        if model not in nodes.by_model:
+            known = ", ".join(sorted(nodes.by_model)) or "none"
+            yield f"{namespace}.quota.{model}: no node has this model in label {nodes.keys.model} (known: {known})"
+    pools = {node.get(nodes.keys.pool) for node in nodes.labels.values()}
+    for pool in entry.pools:
+        if pool not in pools:
+            yield f"{namespace}.pool: no node has pool {pool} in label {nodes.keys.pool}"
+
+
+def _below_use(namespace: str, entry: NamespaceQuota, ledgers: Ledgers) -> Iterator[str]:
+    """Name the limits that are below what is in use: nothing is evicted, but nothing new fits."""
+    try:
+        usages = ledgers.headroom(namespace)
+    except (Unreachable, UnreadableLedger) as error:
+        yield f"{namespace}: not compared with what is in use: {error}"
+        return
+    for model, usage in usages.items():
+        limit = entry.limits.get(model, Limit(cores=0))
+        if _over(usage, limit):
+            yield (
+                f"{namespace}.quota.{model}: {cards(usage.used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}; "
+                "running pods stay, new ones are refused until it fits"
+            )
+
+
+def _over(usage: Usage, limit: Limit) -> bool:
+    memory_over = limit.memory is not None and usage.used.memory_under(limit) > limit.memory
+    return usage.used.cores > limit.cores or memory_over

@@ -1,0 +1,104 @@
+"""Whom a review is about: which pods the quota holds, and which it lets pass untouched."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+from vcuda.objects import UNDECODABLE, Pod
+from vcuda.quota import Mode, NamespaceQuota
+from vcuda.requests import PodRequest, asks_for_vcuda, read_request
+from vcuda.review import Answer, Request
+from webhook.facts import Facts
+
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+NODES_GROUP = "system:nodes"
+
+_PODS = msgspec.json.Decoder(Pod)
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """A vcuda pod in a namespace with a limit: what /mutate and /validate decide about."""
+
+    namespace: str
+    pod: Pod
+    request: PodRequest
+    quota: NamespaceQuota
+    facts: Facts
+
+    @property
+    def enforced(self) -> bool:
+        """Whether what is over the quota, or malformed, is refused."""
+        return self.quota.mode is Mode.ENFORCE
+
+    @property
+    def scheme(self) -> str:
+        """The schemes by which the pod asks, as counted and logged."""
+        return ",".join(scheme.name for scheme in self.request.schemes)
+
+    def warnings(self, *sentences: str) -> tuple[str, ...]:
+        """Return the sentences for the pod's owner, and those of its request; a quota that only audits tells nobody."""
+        return () if self.quota.mode is Mode.AUDIT else (*self.request.warnings, *sentences)
+
+
+def subject_of(request: Request, facts: Facts) -> Subject | Answer:
+    """Return the subject of a review, or the answer where the quota has nothing to say."""
+    pod = vcuda_pod_of(request)
+    return pod if isinstance(pod, Answer) else _limited(request, pod, facts)
+
+
+def vcuda_pod_of(request: Request) -> Pod | Answer:
+    """Return the vcuda pod that a review creates, or the answer to any other, which is the same under every quota."""
+    if request.kind.kind != "Pod" or request.kind.group:
+        return _wrong_kind(request)
+    if request.operation != "CREATE" or request.sub_resource:
+        return Answer("ignored")
+    try:
+        pod = _PODS.decode(request.object)
+    except UNDECODABLE as error:
+        return Answer("malformed", False, HTTPStatus.BAD_REQUEST, f"the pod cannot be read: {error}")
+    return pod if asks_for_vcuda(pod) else Answer("ignored")
+
+
+def _limited(request: Request, pod: Pod, facts: Facts) -> Subject | Answer:
+    if is_mirror(request, pod):
+        return Answer("mirror")
+    quota = facts.quota.for_namespace(request.namespace)
+    if quota is None:
+        return Answer("unlimited")
+    return Subject(request.namespace, pod, read_request(pod), quota, facts)
+
+
+def is_mirror(request: Request, pod: Pod) -> bool:
+    """Return whether a kubelet shows one of its static pods: it runs already, and only a node may say so.
+
+    The annotation alone exempts nobody: anyone can write it.
+    """
+    return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
+
+
+def malformed(subject: Subject) -> Answer | None:
+    """Return the refusal of a pod that asks for vcuda in a way that means nothing, or None."""
+    faults = subject.request.faults
+    if not faults or not subject.enforced:
+        return None
+    return Answer(
+        "malformed",
+        allowed=False,
+        status=HTTPStatus.UNPROCESSABLE_ENTITY,
+        message="malformed GPU request: " + "; ".join(str(fault) for fault in faults),
+        faults=faults,
+        scheme=subject.scheme,
+    )
+
+
+def refused(subject: Subject, outcome: str, message: str, model: str = "") -> Answer:
+    """Return a refusal by quota."""
+    return Answer(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=subject.scheme)
+
+
+def _wrong_kind(request: Request) -> Answer:
+    kind = "/".join(part for part in (request.kind.group, request.kind.version, request.kind.kind) if part)
+    message = f"this webhook answers for pods, not for {kind or 'an unnamed kind'}; correct the rules that call it"
+    return Answer("bad-request", False, HTTPStatus.BAD_REQUEST, message)

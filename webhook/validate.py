@@ -1,0 +1,121 @@
+"""/validate: recomputes the charge from the pod as it will be stored, and charges it. Nothing else admits a pod."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+from vcuda.charge import cards, exceeded
+from vcuda.ledger import Granted, Refused
+from vcuda.placement import Pin, read_pin
+from vcuda.quota import NamespaceQuota
+from vcuda.review import Answer, Request
+from webhook.facts import Facts
+from webhook.holds import Holds
+from webhook.ledgers import Busy, Demand, Ledgers
+from webhook.subject import Subject, malformed, refused, subject_of
+
+RETRY_AFTER = 1
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """When a review came, in Unix seconds, and by when it must be answered, in seconds of the monotonic clock."""
+
+    now: int
+    deadline: float
+
+
+def validate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds, timing: Timing) -> Answer:
+    """Return whether the pod may be stored, with its charge written down before it is allowed.
+
+    Raises:
+        Unreachable: the ledger could not be read or written.
+
+    """
+    subject = subject_of(request, facts)
+    if isinstance(subject, Answer):
+        return subject
+    wrong = malformed(subject)
+    if wrong:
+        return wrong
+    pin = read_pin(subject.pod, facts.hints.labels)
+    if not pin.within(subject.quota) and subject.enforced:
+        return refused(subject, "not-pinned", _unpinned(subject, pin))
+    if pin.model is None:
+        return Answer("unpinned", scheme=subject.scheme, warnings=subject.warnings(_unpinned(subject, pin)))
+    holds.release(subject.namespace, pin.model, subject.request.charge)
+    return _charge(request, subject, ledgers, timing, pin.model)
+
+
+def _charge(request: Request, subject: Subject, ledgers: Ledgers, timing: Timing, model: str) -> Answer:
+    uid = subject.pod.metadata.uid
+    if not uid:
+        message = "the pod has no uid yet; register this path as a validating webhook"
+        return Answer("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    demand = Demand(
+        namespace=subject.namespace,
+        name=subject.pod.metadata.name,
+        uid=uid,
+        model=model,
+        charge=subject.request.charge,
+        quota=subject.quota,
+        now=timing.now,
+        deadline=timing.deadline,
+        dry_run=bool(request.dry_run),
+    )
+    return _answer(subject, model, ledgers.charge(demand))
+
+
+def _answer(subject: Subject, model: str, decision: Granted | Refused | Busy) -> Answer:
+    match decision:
+        case Granted():
+            return Answer(
+                "over-quota-allowed" if decision.shortage else "charged",
+                warnings=subject.warnings(*_warnings(subject.namespace, model, decision)),
+                model=model,
+                scheme=subject.scheme,
+            )
+        case Refused(shortage):
+            return refused(subject, "over-quota", exceeded(subject.namespace, shortage), model)
+        case Busy(reason):
+            return Answer(
+                "busy",
+                allowed=False,
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                message=f"{reason}; try again in {RETRY_AFTER} s",
+                retry_after=RETRY_AFTER,
+                model=model,
+                scheme=subject.scheme,
+            )
+
+
+def _warnings(namespace: str, model: str, granted: Granted) -> list[str]:
+    """Say that a pod is over a quota that only warns, or that an enforced one is nearly used up."""
+    if granted.shortage:
+        return [f"{exceeded(namespace, granted.shortage)}; admitted, because this quota only warns"]
+    if granted.nearly_full:
+        used, limit = granted.usage.used, granted.limit
+        amounts = f"{cards(used.cores)} of {cards(limit.cores)}"
+        if limit.memory is not None:
+            amounts += f", {used.memory_under(limit)} of {limit.memory} MiB"
+        return [f"GPU quota nearly used up: {model} in namespace {namespace}, {amounts}"]
+    return []
+
+
+def _unpinned(subject: Subject, pin: Pin) -> str:
+    """Say why the pod is not held to one allowed model, with those it may use."""
+    quota = subject.quota
+    if pin.model in quota.limits:
+        where = f"pools {', '.join(quota.pools)}, where namespace {subject.namespace} must stay"
+        return f"the pod is not held to the {where}, by a required node affinity or nodeSelector"
+    held = ", ".join(sorted(pin.models)) if pin.models else "none" if pin.models is not None else "any"
+    return (
+        f"the pod is not held to one GPU model that namespace {subject.namespace} may use "
+        f"({_allowed(quota)}) by a required node affinity or nodeSelector: it allows {held}"
+    )
+
+
+def _allowed(quota: NamespaceQuota) -> str:
+    listed = [f"{model}: {cards(limit.cores)}" for model, limit in quota.limits.items() if limit.cores]
+    return ", ".join(listed) or "none"
