@@ -15,7 +15,7 @@ import msgspec
 from vcuda.objects import NodeSelector, NodeSelectorTerm, PodSpec, Requirement
 
 NAME_FIELD = "metadata.name"
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_INTEGER = re.compile(r"([+-]?)0*([0-9]{1,19})", re.ASCII)
 
 Labels = Mapping[str, str]
 
@@ -90,7 +90,8 @@ def limited_values(terms: tuple[Term, ...], key: str) -> frozenset[str] | None:
 def holds(requirement: Requirement, value: str | None) -> bool:
     """Return whether one requirement holds for a label's value; None is an absent label.
 
-    What the API server would not store (an unknown operator, ``In`` without values) holds for nothing.
+    What the API server would not store (an unknown operator, ``In`` without values, ``Exists`` with some) holds for
+    nothing; the scheduler does not read a term with such a requirement either.
     """
     values = requirement.values or ()
     match requirement.operator:
@@ -99,9 +100,9 @@ def holds(requirement: Requirement, value: str | None) -> bool:
         case "NotIn":
             return bool(values) and value not in values
         case "Exists":
-            return value is not None
+            return not values and value is not None
         case "DoesNotExist":
-            return value is None
+            return not values and value is None
         case "Gt" | "Lt":
             return _compares(requirement.operator, value, values)
     return False
@@ -117,9 +118,10 @@ def _compares(operator: str, value: str | None, values: tuple[str, ...]) -> bool
 
 def _integer(text: str | None) -> int | None:
     """Return what Go's ParseInt makes of a label value: a 64-bit integer, or None."""
-    if text is None or not _INTEGER.fullmatch(text):
+    found = _INTEGER.fullmatch(text) if text is not None else None
+    if found is None:
         return None
-    number = int(text)
+    number = int(found[1] + found[2])
     return number if -(2**63) <= number < 2**63 else None
 
 

@@ -6,7 +6,7 @@ writer holds that version by compare-and-swap, so whatever runs beside it can on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -117,3 +117,45 @@ def opened(stored: Iterable[tuple[str, Charge]], resource_version: str) -> Ledge
     for model, charge in stored:
         committed[model] = committed.get(model, Charge()) + charge
     return Ledger(committed, resource_version)
+
+
+class StoredView(msgspec.Struct, frozen=True):
+    """What a controller has seen of one namespace's pods, up to ``resource_version``.
+
+    ``committed`` is what those stored then take, by model. ``seen`` are the uids of all that were stored at some time:
+    those there now, and those that have gone since.
+    """
+
+    resource_version: str
+    committed: Mapping[str, Charge]
+    seen: Collection[str]
+
+
+def settle(ledger: Ledger, view: StoredView, absent: Collection[str]) -> Ledger:
+    """Return the ledger recounted from a view, with the pending charges dropped that it has seen stored.
+
+    ``absent`` are the uids that are proven never to have been stored: past every timeout of the API server, and then
+    looked for by a quorum read. They go in any case. A view that is older than the last count says nothing more: with
+    it a leader that has been asleep, or that lists from a cache, would lower ``committed``.
+    """
+    if is_older(view.resource_version, ledger.pod_resource_version):
+        return _without(ledger, ledger.pending.keys() & {*absent})
+    recounted = _without(ledger, ledger.pending.keys() & {*view.seen, *absent})
+    if recounted is ledger and view.committed == ledger.committed:
+        return ledger
+    return Ledger(view.committed, view.resource_version, recounted.pending)
+
+
+def _without(ledger: Ledger, uids: Collection[str]) -> Ledger:
+    if not uids:
+        return ledger
+    kept = {uid: entry for uid, entry in ledger.pending.items() if uid not in uids}
+    return msgspec.structs.replace(ledger, pending=kept)
+
+
+def is_older(version: str, than: str) -> bool:
+    """Return whether one resourceVersion of pods is older than another.
+
+    They are etcd's revisions, which only grow (KEP-5504 lets clients compare them). The empty one is the oldest.
+    """
+    return int(version or 0) < int(than or 0)

@@ -14,6 +14,8 @@ from vcuda.quantities import parse_whole
 from vcuda.schemes import SCHEME_OF_RESOURCE, Scheme
 
 SIDECAR = "Always"
+NONE = (0, "0")
+"""How the API server writes that a container wants none of a resource, and how people do."""
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
@@ -42,13 +44,19 @@ class ContainerRequest(msgspec.Struct, frozen=True):
 
 
 def asks_for_vcuda(pod: Pod) -> bool:
-    """Return whether any container names a resource of any scheme: the fast way to tell everybody else's pods."""
+    """Return whether any container asks by any scheme, for more than 0: the fast way to tell everybody else's pods."""
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
-            if container.resources and not SCHEME_OF_RESOURCE.keys().isdisjoint(resources_of(container)):
+            if container.resources and _asks(resources_of(container)):
                 return True
     return False
+
+
+def _asks(resources: Mapping[str, Quantity]) -> bool:
+    if SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
+        return False
+    return any(resources[name] not in NONE for name in resources.keys() & SCHEME_OF_RESOURCE.keys())
 
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
@@ -162,7 +170,8 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
     """Read a scheme that asks for a number of vGPUs and for the share each has of its card.
 
     Without a number one is meant: the vendors' own webhooks add it (HAMi ``MutateAdmission``). Without cores, or with
-    0, a vGPU may use all of its card, and counts as a whole one. Without memory it gets all of the card's.
+    0, a vGPU may use all of its card, and counts as a whole one. Without memory it gets all of the card's; so it does
+    with 100 cores, which ask for the card alone (HAMi ``Coresreq=100``), whatever memory they come with.
     """
     count = asked.get(scheme.count or "", 1)
     cores = asked.get(scheme.cores, 0)
@@ -183,6 +192,8 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
         faults.append(
             _fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {_unit(scheme)}")
         )
+    if cores >= CORES_PER_CARD:
+        memory, percentage = 0, CORES_PER_CARD
     card_memory = 0 if memory else percentage or CORES_PER_CARD
     charge = Charge(count * (cores or CORES_PER_CARD), count * memory, count * card_memory)
     return charge, cores or CORES_PER_CARD, faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import jsonpatch
@@ -12,10 +12,11 @@ import msgspec
 from vcuda.objects import Pod
 from vcuda.requests import read_request
 from vcuda.review import Answer, GroupVersionKind, Request
+from vcuda.tables import aligned
+from vcuda.workloads import Manifest, Workload
 from webhook.facts import Facts
 from webhook.holds import Holds
 from webhook.ledgers import Ledgers, MemoryLedgers
-from webhook.manifests import Manifest, Workload
 from webhook.mutate import mutate
 from webhook.patch_story import patch_story
 from webhook.validate import Timing, validate
@@ -95,10 +96,3 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
     heading = ("OBJECT", "NAMESPACE", "PODS", "DECISION", "MODEL", "CHARGE", "REASON")
     cells = [heading, *((r.object, r.namespace, str(r.count), r.decision, r.model, r.charge, r.reason) for r in rows)]
     yield from aligned(cells)
-
-
-def aligned(cells: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield lines with the columns aligned; the last one runs free."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

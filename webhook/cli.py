@@ -20,11 +20,11 @@ from certs.names import DEVELOPMENT
 from vcuda import __version__
 from vcuda.errors import BadInput, QuotaFault
 from vcuda.kube import QuotaPlace
+from vcuda.logs import configure
 from vcuda.patches import Hints
 from vcuda.placement import NodeLabels
 from webhook import check as offline
 from webhook.assembly import Cluster, MakeService, Standalone
-from webhook.logs import configure
 from webhook.manifests import read_workloads
 from webhook.server import Settings, WebhookServer
 

@@ -123,7 +123,7 @@ class ReflectorCollector(Collector):
         """Yield one family per figure, labelled by resource."""
         age = GaugeMetricFamily(
             "vcuda_watch_last_event_age_seconds",
-            "Seconds since the API server was last heard on this watch; over 90 means it is not heard.",
+            "Seconds since the API server was last heard on this watch; over 120 means it is not heard.",
             labels=["resource"],
         )
         trouble = CounterMetricFamily(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
 import msgspec
 
+from vcuda.errors import Fault
 from vcuda.objects import UNDECODABLE, Pod
 from vcuda.quota import Mode, NamespaceQuota
 from vcuda.requests import PodRequest, asks_for_vcuda, read_request
@@ -39,7 +41,11 @@ class Subject(msgspec.Struct, frozen=True):
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
         """Return the sentences for the pod's owner, and those of its request; a quota that only audits tells nobody."""
-        return () if self.quota.mode is Mode.AUDIT else (*self.request.warnings, *sentences)
+        if self.quota.mode is Mode.AUDIT:
+            return ()
+        faults = self.request.faults
+        wrong = [f"{malformed_sentence(faults)}; admitted, because this quota only warns"] if faults else []
+        return (*wrong, *self.request.warnings, *sentences)
 
 
 def subject_of(request: Request, facts: Facts) -> Subject | Answer:
@@ -87,10 +93,15 @@ def malformed(subject: Subject) -> Answer | None:
         "malformed",
         allowed=False,
         status=HTTPStatus.UNPROCESSABLE_ENTITY,
-        message="malformed GPU request: " + "; ".join(str(fault) for fault in faults),
+        message=malformed_sentence(faults),
         faults=faults,
         scheme=subject.scheme,
     )
+
+
+def malformed_sentence(faults: Sequence[Fault]) -> str:
+    """Return the message that names everything wrong with a request."""
+    return "malformed GPU request: " + "; ".join(str(fault) for fault in faults)
 
 
 def refused(subject: Subject, outcome: str, message: str, model: str = "") -> Answer:

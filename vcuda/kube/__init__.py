@@ -6,7 +6,7 @@ they cost seventy times the decoding, and they drop the fields that they do not 
 
 from vcuda.kube.backoff import Backoff
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Kube, Page, Params
-from vcuda.kube.ledger_store import LedgerStore, Stored, ledger_name
+from vcuda.kube.ledger_store import LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.node_watch import NodeWatch
 from vcuda.kube.quota_watch import QuotaPlace, QuotaWatch
 from vcuda.kube.reflector import Counts, OnEvent, Reflector
@@ -21,6 +21,7 @@ __all__ = [
     "Key",
     "Kube",
     "LedgerStore",
+    "NamedLedger",
     "NodeWatch",
     "OnEvent",
     "Page",

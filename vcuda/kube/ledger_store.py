@@ -12,6 +12,8 @@ import msgspec
 
 from vcuda.errors import NotFound, UnreadableLedger
 from vcuda.kube.client import Kube
+from vcuda.kube.reflector import Reflector
+from vcuda.kube.view import Key
 from vcuda.ledger import Ledger, opened
 from vcuda.objects import ConfigMap, Pod
 from vcuda.placement import Nodes
@@ -31,6 +33,13 @@ class Stored(msgspec.Struct, frozen=True):
     ledger: Ledger
     version: str | None
     size: int = 0
+
+
+class NamedLedger(msgspec.Struct, frozen=True):
+    """A ledger with the namespace it is of."""
+
+    namespace: str
+    stored: Stored
 
 
 class LedgerStore:
@@ -72,6 +81,35 @@ class LedgerStore:
         else:
             raw = self._kube.put(self._path(namespace), body, timeout=timeout)
         return Stored(ledger, _CONFIG_MAP.decode(raw).metadata.resource_version, len(raw))
+
+    def delete(self, namespace: str, version: str) -> None:
+        """Delete the ledger, if it is still the one read at ``version``.
+
+        Raises:
+            Conflict: it has been written since.
+            NotFound: it is gone.
+
+        """
+        self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
+
+    def reflector(self, on_change: Callable[[str], None]) -> Reflector[NamedLedger]:
+        """Return a reflector of all ledgers; ``on_change`` is called with the namespace of each that is written."""
+
+        def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
+            changed = new or old
+            if changed:
+                on_change(changed.namespace)
+
+        selector = {"labelSelector": NAMESPACE_LABEL}
+        return Reflector(self._kube, self._collection, self._decode_named, params=selector, on_event=on_event)
+
+    def key(self, namespace: str) -> Key:
+        """Return the key under which the reflector holds a namespace's ledger."""
+        return Key(self._namespace, ledger_name(namespace))
+
+    def _decode_named(self, raw: bytes) -> NamedLedger:
+        namespace = (_CONFIG_MAP.decode(raw).metadata.labels or {})[NAMESPACE_LABEL]
+        return NamedLedger(namespace, self._decode(namespace, raw))
 
     def _encode(self, namespace: str, ledger: Ledger, version: str | None) -> bytes:
         metadata = {

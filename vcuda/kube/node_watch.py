@@ -17,10 +17,10 @@ class NodeWatch:
     """Follows the nodes' labels, and indexes them anew when one changes."""
 
     def __init__(self, kube: Kube, keys: NodeLabels) -> None:
-        self._keys = keys
+        self.keys = keys
         self._lock = threading.Lock()
         self._labels: dict[str, Labels] = {}
-        self._nodes = Nodes(self._keys)
+        self._nodes = Nodes(self.keys)
         self._stale = False
         self.reflector = Reflector(kube, "/api/v1/nodes", _decode_node, on_event=self._on_event)
 
@@ -28,7 +28,7 @@ class NodeWatch:
         """Return the nodes as last seen."""
         with self._lock:
             if self._stale:
-                self._nodes = Nodes.of(dict(self._labels), self._keys)
+                self._nodes = Nodes.of(dict(self._labels), self.keys)
                 self._stale = False
             return self._nodes
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from urllib.parse import quote
 
 import msgspec
 import structlog
 
-from vcuda.errors import Conflict, QuotaFault, VcudaError
+from vcuda.errors import Conflict, Fault, QuotaFault, VcudaError
 from vcuda.kube.client import Kube
 from vcuda.kube.reflector import Reflector
 from vcuda.objects import ConfigMap
@@ -30,16 +31,24 @@ class QuotaPlace(msgspec.Struct, frozen=True):
 class QuotaWatch:
     """Follows the quota ConfigMap. A malformed document leaves the last good one in force and is reported.
 
-    A ConfigMap that is deleted limits nobody any more, as a deleted ResourceQuota does.
+    A ConfigMap that is deleted limits nobody any more, as a deleted ResourceQuota does. ``on_change`` is called after a
+    new quota has come into force.
     """
 
-    def __init__(self, kube: Kube, place: QuotaPlace, system: frozenset[str]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        place: QuotaPlace,
+        system: frozenset[str],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._kube = kube
         self._place = place
         self._nobody = Quota(system=system)
         self._log = structlog.get_logger().bind(configmap=f"{place.namespace}/{place.name}")
         self._quota: Quota | None = None
         self._faulty = False
+        self._on_change = on_change
         path = f"/api/v1/namespaces/{quote(place.namespace)}/configmaps"
         params = {"fieldSelector": f"metadata.name={place.name}"}
         decode = msgspec.json.Decoder(ConfigMap).decode
@@ -66,15 +75,22 @@ class QuotaWatch:
             self._accept(self._nobody)
             return
         try:
-            quota = parse_quota((new.data or {}).get(self._place.key, ""), self._nobody.system)
+            quota = self._parse(new)
         except QuotaFault as fault:
             self._reject(new, fault)
         else:
             self._log.info("quota read", namespaces=len(quota.namespaces), version=new.metadata.resource_version)
             self._accept(quota)
 
+    def _parse(self, config_map: ConfigMap) -> Quota:
+        key = self._place.key
+        if key not in (config_map.data or {}):
+            raise QuotaFault((Fault(f"data.{key}", "is missing; the quota document belongs there"),))
+        return parse_quota((config_map.data or {})[key], self._nobody.system)
+
     def _accept(self, quota: Quota) -> None:
         self._quota, self._faulty = quota, False
+        self._on_change()
 
     def _reject(self, config_map: ConfigMap, fault: QuotaFault) -> None:
         self._faulty = True

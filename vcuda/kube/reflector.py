@@ -193,10 +193,10 @@ class Reflector(Generic[T]):
         version = ""
         fresh: dict[Key, Entry[T]] = {}
         for page in self._kube.list_pages(self._path, self._params, self._page_size):
-            if self._stopping.is_set():
-                return
             version = version or page.resource_version
             fresh.update(self._read(page.items))
+            if self._stopping.is_set():
+                return
         before = self._view.swap(fresh, version)
         self._list_due = False
         self._last_event = self._clock()

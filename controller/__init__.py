@@ -1,0 +1,1 @@
+"""The controller: settles the ledger and removes what dead pods leave behind."""

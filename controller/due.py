@@ -1,0 +1,56 @@
+"""A queue of names that fall due: each stands in it once, at its earliest time, and is served at most so often."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+
+class DueQueue:
+    """Names with the time when each is due, in seconds of the monotonic clock.
+
+    ``spacing`` is the least time between two turns of one name: events in between share the later one.
+    """
+
+    def __init__(self, spacing: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._spacing = spacing
+        self._clock = clock
+        self._due: dict[str, float] = {}
+        self._served: dict[str, float] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def add(self, name: str, delay: float = 0.0) -> None:
+        """Let a name be due after ``delay`` seconds, or sooner if it is already."""
+        now = self._clock()
+        with self._changed:
+            at = max(now + delay, self._served.get(name, -math.inf) + self._spacing)
+            if at < self._due.get(name, math.inf):
+                self._due[name] = at
+                self._changed.notify()
+
+    def holds(self, name: str) -> bool:
+        """Return whether a name waits for its turn, or had one within the last two spacings."""
+        with self._changed:
+            return name in self._due or self._clock() < self._served.get(name, -math.inf) + 2 * self._spacing
+
+    def close(self) -> None:
+        """End every `next` from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def next(self) -> str | None:
+        """Block until a name is due, and return it; None when closed."""
+        with self._changed:
+            while not self._closed:
+                name = min(self._due, key=self._due.__getitem__, default=None)
+                now = self._clock()
+                if name is not None and self._due[name] <= now:
+                    del self._due[name]
+                    self._served[name] = now
+                    return name
+                self._changed.wait(None if name is None else self._due[name] - now)
+            return None

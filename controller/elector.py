@@ -1,0 +1,183 @@
+"""Leader election on a Lease: one controller acts, the others wait.
+
+The rules are client-go's (``tools/leaderelection``): a lease is taken by compare-and-swap, renewed well before it
+ends, and only taken from another when it has not been renewed for its whole duration as seen on this side's own clock.
+The official Python client has an elector too; a refused connection escapes it and leaves its work running, so there
+would be two leaders. Here the caller's work ends with the lease, and compare-and-swap on what it writes is the fence.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from vcuda.errors import NotFound, VcudaError
+from vcuda.kube import Kube
+from vcuda.objects import ObjectMeta, View
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """Seconds. A leader that could not renew for ``renew_within`` stops before others may take over at ``duration``."""
+
+    duration: int = 30
+    renew_within: float = 20.0
+    retry: float = 2.0
+
+
+class LeaseSpec(View, frozen=True):
+    """Who holds it, and when it was last renewed; both times are RFC 3339 with microseconds."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(View, frozen=True):
+    """A coordination.k8s.io/v1 Lease."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: LeaseSpec = LeaseSpec()
+
+
+_LEASE = msgspec.json.Decoder(Lease)
+
+
+class Elector:
+    """One candidate for a Lease. ``identity`` names it and must be its own; ``wait`` sleeps, and is True to stop."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        lease: tuple[str, str],
+        identity: str,
+        *,
+        terms: Terms,
+        wait: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kube = kube
+        self._namespace, self._name = lease
+        self._identity = identity
+        self._terms = terms
+        self._wait = wait
+        self._clock = clock
+        self._log = structlog.get_logger().bind(lease=f"{self._namespace}/{self._name}", identity=identity)
+        self._observed: Lease | None = None
+        self._observed_at = 0.0
+
+    def acquire(self) -> bool:
+        """Block until the lease is ours; False if told to stop before."""
+        while not self._attempt():
+            if self._wait(self._terms.retry):
+                return False
+        self._log.info("leading")
+        return True
+
+    def hold(self) -> bool:
+        """Renew until told to stop, which is True, or until the lease is lost, which is False."""
+        renewed = self._clock()
+        while not self._wait(self._terms.retry):
+            started = self._clock()
+            if self._attempt():
+                renewed = started
+            elif self._clock() - renewed > self._terms.renew_within or self._taken():
+                self._log.error("lease lost")
+                return False
+        return True
+
+    def release(self) -> None:
+        """Give the lease up, so that another need not wait for its end."""
+        lease = self._observed
+        if lease is None or lease.spec.holder_identity != self._identity:
+            return
+        try:
+            self._put(
+                lease,
+                LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=lease.spec.lease_transitions),
+            )
+        except VcudaError as error:
+            self._log.warning("lease not released; others wait for its end", error=str(error))
+        else:
+            self._log.info("lease released")
+
+    def _attempt(self) -> bool:
+        """Take or renew the lease once; every failure is a failed attempt, never an exception."""
+        try:
+            lease = self._read()
+            if lease is None:
+                self._remember(self._post(self._fresh(0)))
+                return True
+            if self._held_by_other(lease):
+                return False
+            self._remember(self._put(lease, self._next(lease)))
+        except VcudaError as error:
+            self._log.debug("attempt failed", error=str(error))
+            return False
+        return True
+
+    def _read(self) -> Lease | None:
+        try:
+            lease = _LEASE.decode(self._kube.get(self._path, timeout=self._call_timeout))
+        except NotFound:
+            return None
+        if self._observed is None or self._observed.metadata.resource_version != lease.metadata.resource_version:
+            self._remember(lease)
+        return lease
+
+    def _held_by_other(self, lease: Lease) -> bool:
+        holder = lease.spec.holder_identity
+        if not holder or holder == self._identity:
+            return False
+        return self._clock() < self._observed_at + (lease.spec.lease_duration_seconds or self._terms.duration)
+
+    def _taken(self) -> bool:
+        return self._observed is not None and self._observed.spec.holder_identity not in ("", None, self._identity)
+
+    def _remember(self, lease: Lease) -> None:
+        self._observed, self._observed_at = lease, self._clock()
+
+    def _fresh(self, transitions: int) -> LeaseSpec:
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return LeaseSpec(self._identity, self._terms.duration, now, now, transitions)
+
+    def _next(self, lease: Lease) -> LeaseSpec:
+        spec = self._fresh(lease.spec.lease_transitions or 0)
+        if lease.spec.holder_identity == self._identity:
+            return msgspec.structs.replace(spec, acquire_time=lease.spec.acquire_time)
+        return msgspec.structs.replace(spec, lease_transitions=(lease.spec.lease_transitions or 0) + 1)
+
+    def _post(self, spec: LeaseSpec) -> Lease:
+        body = self._body({"name": self._name, "namespace": self._namespace}, spec)
+        return _LEASE.decode(self._kube.post(self._collection, body, timeout=self._call_timeout))
+
+    def _put(self, lease: Lease, spec: LeaseSpec) -> Lease:
+        metadata = {
+            "name": self._name,
+            "namespace": self._namespace,
+            "resourceVersion": lease.metadata.resource_version,
+        }
+        return _LEASE.decode(self._kube.put(self._path, self._body(metadata, spec), timeout=self._call_timeout))
+
+    def _body(self, metadata: dict[str, str], spec: LeaseSpec) -> bytes:
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        return msgspec.json.encode(lease)
+
+    @property
+    def _call_timeout(self) -> float:
+        """Seconds; short, so that several attempts fit between the last renewal and the end of the lease."""
+        return self._terms.renew_within / 4
+
+    @property
+    def _collection(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{quote(self._namespace)}/leases"
+
+    @property
+    def _path(self) -> str:
+        return f"{self._collection}/{quote(self._name)}"

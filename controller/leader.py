@@ -1,0 +1,123 @@
+"""Everything the leading controller does, put together; it ends with the process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.metrics import SettleMetrics, UsageCollector
+from controller.namespace_labels import NamespaceLabels
+from controller.nudger import Nudger
+from controller.publisher import Publisher
+from controller.settler import FULL_PASS, Settler
+from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch, Reflector
+from vcuda.placement import NodeLabels
+from vcuda.quota import SYSTEM_NAMESPACES
+from vcuda.usage import NamespaceUse
+
+
+class Leader:
+    """The leader's watches and loops. ``start`` returns at once; ``on_fault`` hears of a loop that ended by a fault."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        place: QuotaPlace,
+        system_namespace: str,
+        labels: NodeLabels,
+        registry: CollectorRegistry,
+        *,
+        on_fault: Callable[[], None],
+    ) -> None:
+        self._on_fault = on_fault
+        self._stopping = threading.Event()
+        self._log = structlog.get_logger()
+        system = SYSTEM_NAMESPACES | {system_namespace}
+        self.quota = QuotaWatch(kube, place, system, self._quota_changed)
+        self.nodes = NodeWatch(kube, labels)
+        store = LedgerStore(kube, system_namespace, self.nodes.current)
+        self.publisher = Publisher(kube)
+        self.nudger = Nudger(kube, self.quota, self.nodes)
+        self.namespaces = NamespaceLabels(kube, self.quota)
+        self.settler = Settler(
+            kube, store, self.quota, self.nodes, metrics=SettleMetrics(registry), on_report=self._report
+        )
+        registry.register(UsageCollector(self.publisher.reports))
+
+    def reflectors(self) -> Mapping[str, Reflector[Any]]:
+        """Return the watches by the name of what they follow."""
+        return {
+            "configmaps": self.quota.reflector,
+            "nodes": self.nodes.reflector,
+            "namespaces": self.namespaces.reflector,
+            "pods": self.settler.pods.reflector,
+            "ledgers": self.settler.ledgers,
+        }
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything has been listed once, by a consistent LIST made since this process leads."""
+        return all(reflector.synced.is_set() for reflector in self.reflectors().values())
+
+    def start(self) -> None:
+        """Start watching; the loops begin when everything has been listed."""
+        for reflector in self.reflectors().values():
+            reflector.start()
+        self._spawn("main", self._main)
+
+    def stop(self) -> None:
+        """End the loops and the watches."""
+        self._stopping.set()
+        for queue in self._queues():
+            queue.close()
+        for reflector in self.reflectors().values():
+            reflector.stop()
+
+    def alive(self) -> bool:
+        """Return whether every watch's thread runs."""
+        return all(reflector.alive for reflector in self.reflectors().values())
+
+    def _main(self) -> None:
+        started = time.process_time()
+        for reflector in self.reflectors().values():
+            while not reflector.synced.wait(1.0):
+                if self._stopping.is_set():
+                    return
+        self._log.info("synced", cpu_seconds=round(time.process_time() - started, 2))
+        for name, loop in (
+            ("settle", self.settler.run),
+            ("publish", self.publisher.run),
+            ("label", self.namespaces.run),
+            ("nudge", self.nudger.run),
+        ):
+            self._spawn(name, loop)
+        self._quota_changed()
+        while not self._stopping.wait(FULL_PASS):
+            self.settler.audit()
+
+    def _spawn(self, name: str, loop: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                loop()
+            except Exception:
+                self._log.exception("loop ended by a fault of its own", loop=name)
+                self._on_fault()
+                raise
+
+        threading.Thread(target=guarded, name=name, daemon=True).start()
+
+    def _queues(self) -> Iterator[Any]:
+        yield from (self.settler.due, self.publisher.due, self.namespaces.due, self.nudger.due)
+
+    def _quota_changed(self) -> None:
+        self.settler.add_all()
+        self.namespaces.add_all()
+
+    def _report(self, namespace: str, use: NamespaceUse | None) -> None:
+        self.publisher.report(namespace, use)
+        self.nudger.report(namespace, use)

@@ -1,0 +1,60 @@
+"""What the controller tells Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vcuda.charge import CORES_PER_CARD
+from vcuda.usage import NamespaceUse
+
+
+class SettleMetrics:
+    """How the settling of ledgers fares."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram("vcuda_settle_seconds", "Time to settle one namespace.", registry=registry)
+        self._released = Counter(
+            "vcuda_settle_pending_settled",
+            "Pending charges counted as stored, or released.",
+            registry=registry,
+        )
+        self.mended = Counter(
+            "vcuda_settle_mended",
+            "Ledgers at rest that differed from the pods, found by the full pass.",
+            registry=registry,
+        )
+
+    def settled(self, seconds: float) -> None:
+        """Count one settlement."""
+        self._seconds.observe(seconds)
+
+    def released(self, pending: int) -> None:
+        """Count the pending charges that one settlement took out."""
+        self._released.inc(pending)
+
+
+class UsageCollector(Collector):
+    """Limits and usage by namespace and model, in hundredths of a card, as last reported."""
+
+    def __init__(self, reports: Callable[[], Mapping[str, NamespaceUse]]) -> None:
+        self._reports = reports
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family per figure."""
+        labels = ["namespace", "model"]
+        limit = GaugeMetricFamily("vcuda_quota_limit_cores", "The limit, in hundredths of a card.", labels=labels)
+        used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, pending included.", labels=labels)
+        pending = GaugeMetricFamily("vcuda_quota_pending_cores", "Admitted, not yet seen stored.", labels=labels)
+        unpinned = GaugeMetricFamily(
+            "vcuda_quota_unpinned_pods", "Pods that are held to no model.", labels=["namespace"]
+        )
+        for namespace, use in self._reports().items():
+            unpinned.add_metric([namespace], len(use.unpinned))
+            for model in use.models:
+                for family, cards in ((limit, model.limit), (used, model.used), (pending, model.pending)):
+                    family.add_metric([namespace, model.model], round(cards * CORES_PER_CARD))
+        return [limit, used, pending, unpinned]

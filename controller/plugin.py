@@ -1,0 +1,213 @@
+"""The kubectl plugin ``kubectl gpuquota``: what a namespace may use, what it uses, and why a pod would be refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+import click
+import msgspec
+import yaml
+from kubernetes.config import ConfigException, list_kube_config_contexts
+
+from controller.publisher import KEY, NAME
+from vcuda import __version__
+from vcuda.errors import BadInput, NotFound, VcudaError
+from vcuda.kube import Kube
+from vcuda.objects import ConfigMap, Pod
+from vcuda.patches import MODEL_ANNOTATION
+from vcuda.tables import aligned
+from vcuda.usage import ModelUse, NamespaceUse
+from vcuda.workloads import workloads_in
+
+BAR = 20
+"""Characters of the bar that shows how much of a limit is in use."""
+
+FAILED, BAD_INPUT = 1, 2
+
+_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_USE = msgspec.json.Decoder(NamespaceUse)
+_output = click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The cluster and the namespace that are asked about."""
+
+    kube: Kube
+    namespace: str
+
+
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
+@click.option("-n", "--namespace", help="Namespace; without it the context's.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
+@click.option("--kubeconfig", envvar="KUBECONFIG", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--context", "context_name", help="Context of the kubeconfig.")
+@_output
+@click.pass_context
+def main(
+    context: click.Context,
+    *,
+    namespace: str | None,
+    all_namespaces: bool,
+    kubeconfig: Path | None,
+    context_name: str | None,
+    output: str,
+) -> None:
+    """Show GPU quota: per model what is used, the limit, and what is pending.
+
+    \b
+    Examples:
+      kubectl gpuquota
+      kubectl gpuquota -n team-a -o json
+      kubectl gpuquota -A
+      kubectl gpuquota explain -f pod.yaml
+          what would happen to these pods now, and why
+
+    Exit status: 0 shown, 1 the cluster did not answer or the namespace has no quota, 2 bad input.
+    """
+    try:
+        kube = Kube.connect(kubeconfig, context_name)
+    except BadInput as error:
+        _fail(str(error), BAD_INPUT)
+    target = Target(kube, namespace or _namespace_of(kubeconfig, context_name))
+    context.obj = target
+    if context.invoked_subcommand is None:
+        try:
+            uses = list(_all(target.kube) if all_namespaces else _one(target))
+        except VcudaError as error:
+            _fail(str(error), FAILED)
+        _show(uses, output)
+
+
+@main.command()
+@click.option("-f", "--filename", required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@_output
+@click.pass_obj
+def explain(target: Target, *, filename: str, output: str) -> None:
+    """Ask the cluster what would happen to the pods of a manifest now: a server-side dry run, nothing is created.
+
+    Takes what makes pods: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob. One pod of each is asked
+    about, beside what runs already.
+
+    \b
+    Example:
+      kubectl gpuquota -n team-a explain -f deployment.yaml
+
+    Exit status: 0 all would be admitted, 1 some would be refused or the cluster did not answer, 2 bad input.
+    """
+    try:
+        with click.open_file(filename, encoding="utf-8") as file:
+            workloads = workloads_in(filename, file.read(), target.namespace)
+    except (OSError, UnicodeDecodeError, BadInput) as error:
+        _fail(str(error), BAD_INPUT)
+    verdicts = [_explain(target.kube, f"{w.kind}/{w.name}", w.namespace, w.pod) for w in workloads]
+    if output == "table":
+        cells = [(v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts]
+        _echo(aligned([("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON"), *cells]))
+    else:
+        _dump(verdicts, output)
+    sys.exit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What would become of a pod; ``reason`` is the cluster's own sentence."""
+
+    object: str
+    namespace: str
+    decision: str
+    model: str
+    reason: str
+
+
+def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Verdict:
+    body = msgspec.json.encode(pod, enc_hook=str)
+    try:
+        raw = kube.post(f"/api/v1/namespaces/{quote(namespace)}/pods", body, {"dryRun": "All"})
+    except VcudaError as error:
+        return Verdict(name, namespace, "refused", "", str(error))
+    model = msgspec.json.decode(raw, type=Pod).annotations.get(MODEL_ANNOTATION, "")
+    reason = f"would be pinned to {model}" if model else "not held by a GPU quota"
+    return Verdict(name, namespace, "admitted", model, reason)
+
+
+def _one(target: Target) -> Iterator[NamespaceUse]:
+    path = f"/api/v1/namespaces/{quote(target.namespace)}/configmaps/{NAME}"
+    try:
+        yield _read(target.kube.get(path))
+    except NotFound:
+        _fail(f"namespace {target.namespace} has no GPU quota, or its usage has not been published yet", FAILED)
+
+
+def _all(kube: Kube) -> Iterator[NamespaceUse]:
+    for page in kube.list_pages("/api/v1/configmaps", {"labelSelector": "quota.vcuda.io/usage=true"}):
+        for raw in page.items:
+            yield _read(raw)
+
+
+def _read(raw: bytes) -> NamespaceUse:
+    return _USE.decode((_CONFIG_MAP.decode(raw).data or {}).get(KEY, "{}"))
+
+
+def _show(uses: list[NamespaceUse], output: str) -> None:
+    if output != "table":
+        _dump(uses, output)
+        return
+    heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB")
+    _echo(aligned([heading, *(_row(use, model) for use in uses for model in use.models)]))
+
+
+def _row(use: NamespaceUse, model: ModelUse) -> tuple[str, ...]:
+    memory = "" if model.memory_limit is None else f"{model.memory_used} of {model.memory_limit}"
+    return (
+        use.namespace,
+        model.model,
+        f"{model.used:g}",
+        f"{model.limit:g}",
+        bar(model.used, model.limit),
+        f"{model.pending:g}",
+        memory,
+    )
+
+
+def bar(used: float, limit: float) -> str:
+    """Return a bar such as ``[######----]``; full where the limit is reached, or is 0 and something is used."""
+    share = used / limit if limit else float(used > 0)
+    filled = min(round(share * BAR), BAR)
+    return f"[{'#' * filled}{'-' * (BAR - filled)}]"
+
+
+def _dump(value: Iterable[msgspec.Struct], output: str) -> None:
+    plain = msgspec.to_builtins(list(value))
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
+    else:
+        click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
+
+
+def _echo(lines: Iterable[str]) -> None:
+    click.echo("\n".join(lines))
+
+
+def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
+    """Return the namespace of the context in use, as kubectl does; ``default`` where it names none."""
+    try:
+        contexts, active = list_kube_config_contexts(  # type: ignore[no-untyped-call]  # the client has no types here
+            str(kubeconfig) if kubeconfig else None
+        )
+    except ConfigException:
+        return "default"
+    chosen = next((each for each in contexts if each["name"] == context), active)
+    return str((chosen or {}).get("context", {}).get("namespace", "default"))
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(status)

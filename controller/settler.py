@@ -1,0 +1,171 @@
+"""Settles the ledgers: recounts what stored pods take, and releases what has gone. Only the leader runs this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from controller.due import DueQueue
+from controller.metrics import SettleMetrics
+from controller.pod_watch import PodWatch
+from vcuda.errors import Conflict, NotFound, VcudaError
+from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaWatch, Stored
+from vcuda.ledger import Ledger, is_older, settle
+from vcuda.objects import Pod
+from vcuda.usage import NamespaceUse, report
+
+SPACING = 1.0
+"""Seconds between two settlements of one namespace, at least."""
+
+RETRY = 2.0
+"""Seconds after which a settlement that failed is tried again."""
+
+STORABLE = 120.0
+"""Seconds after which a pod that was admitted can no longer be stored: well past the API server's own timeouts."""
+
+FULL_PASS = 600.0
+"""Seconds between two passes over all namespaces, which mend what events should have."""
+
+_POD = msgspec.json.Decoder(Pod)
+
+
+class Settler:
+    """Keeps every ledger true to the pods that are stored.
+
+    ``on_report`` gets each namespace's report after it was looked at, and None where it is no longer limited.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: LedgerStore,
+        quota: QuotaWatch,
+        nodes: NodeWatch,
+        *,
+        metrics: SettleMetrics,
+        on_report: Callable[[str, NamespaceUse | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.due = DueQueue(SPACING, clock)
+        self.pods = PodWatch(kube, nodes.keys, self.due.add, clock)
+        self.ledgers = store.reflector(self.due.add)
+        self._kube = kube
+        self._store = store
+        self._quota = quota
+        self._nodes = nodes
+        self._metrics = metrics
+        self._on_report = on_report
+        self._clock = clock
+        self._first_seen: dict[str, float] = {}
+        self._log = structlog.get_logger()
+
+    def run(self) -> None:
+        """Settle whatever falls due until `due` is closed."""
+        while (namespace := self.due.next()) is not None:
+            started = self._clock()
+            try:
+                self._settle(namespace)
+            except Conflict:
+                self.due.add(namespace)
+            except VcudaError as error:
+                self._log.warning("not settled", namespace=namespace, error=str(error))
+                self.due.add(namespace, RETRY)
+            self._metrics.settled(self._clock() - started)
+
+    def add_all(self) -> None:
+        """Let every namespace be due that has a quota, a ledger or vcuda pods."""
+        for namespace in self.known_namespaces():
+            self.due.add(namespace)
+
+    def audit(self) -> None:
+        """Compare every ledger that is at rest with the pods; log, count and mend what differs."""
+        for namespace in self.known_namespaces():
+            known = self.ledgers.get(self._store.key(namespace))
+            if known and not self.due.holds(namespace):
+                view = self.pods.view(namespace, self._nodes.current())
+                ledger = known.stored.ledger
+                if view.committed != ledger.committed and not is_older(
+                    view.resource_version, ledger.pod_resource_version
+                ):
+                    self._metrics.mended.inc()
+                    self._log.warning("ledger differs from the pods; mending", namespace=namespace)
+            self.due.add(namespace)
+
+    def known_namespaces(self) -> Iterable[str]:
+        """Return every namespace that has a quota, a ledger or vcuda pods."""
+        quota = self._quota.current()
+        named = quota.namespaces if quota else ()
+        with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
+        return {*named, *with_ledger, *self.pods.namespaces()}
+
+    def _settle(self, namespace: str) -> None:
+        quota = self._quota.current()
+        if quota is None:
+            return
+        limits = quota.for_namespace(namespace)
+        known = self.ledgers.get(self._store.key(namespace))
+        stored = known.stored if known else None
+        if limits is None:
+            self._on_report(namespace, None)
+            if stored and stored.version and not stored.ledger.pending:
+                self._drop(namespace, stored.version)
+            return
+        nodes = self._nodes.current()
+        if stored is None and self.pods.pods(namespace):
+            stored = self._store.read(namespace)
+        ledger = stored.ledger if stored else Ledger()
+        if stored:
+            ledger = self._bring_up_to_date(namespace, stored)
+        self._on_report(namespace, report(namespace, limits, ledger, self.pods.pods(namespace), nodes))
+
+    def _bring_up_to_date(self, namespace: str, stored: Stored) -> Ledger:
+        view = self.pods.view(namespace, self._nodes.current())
+        ledger = settle(stored.ledger, view, self._absent(namespace, stored.ledger))
+        if ledger is not stored.ledger or stored.version is None:
+            self._store.write(namespace, ledger, stored.version)
+            self._metrics.released(len(stored.ledger.pending) - len(ledger.pending))
+        return ledger
+
+    def _drop(self, namespace: str, version: str) -> None:
+        try:
+            self._store.delete(namespace, version)
+        except NotFound:
+            return
+        self._log.info("ledger dropped: the namespace is no longer limited", namespace=namespace)
+
+    def _absent(self, namespace: str, ledger: Ledger) -> set[str]:
+        """Return the pending uids that are proven never to have been stored.
+
+        How long a charge has been pending is measured from when this leader first saw it, on its own clock: the clock
+        of the replica that wrote it may be wrong.
+        """
+        now = self._clock()
+        self._first_seen = {
+            uid: at for uid, at in self._first_seen.items() if uid in ledger.pending or at > now - FULL_PASS
+        }
+        absent = set()
+        for uid, pending in ledger.pending.items():
+            left = self._first_seen.setdefault(uid, now) + STORABLE - now
+            if left > 0:
+                self.due.add(namespace, left)
+            elif not self._exists(namespace, pending.name, uid):
+                absent.add(uid)
+                self._log.info("charge of a pod that was never stored", namespace=namespace, pod=pending.name, uid=uid)
+        return absent
+
+    def _exists(self, namespace: str, name: str, uid: str) -> bool:
+        """Ask etcd, through quorum reads, whether this very pod is stored."""
+        pods = f"/api/v1/namespaces/{quote(namespace)}/pods"
+        if not name:
+            return any(
+                _POD.decode(raw).metadata.uid == uid for page in self._kube.list_pages(pods) for raw in page.items
+            )
+        try:
+            raw = self._kube.get(f"{pods}/{quote(name)}")
+        except NotFound:
+            return False
+        return _POD.decode(raw).metadata.uid == uid

@@ -1,0 +1,107 @@
+"""Workloads whose pods were refused for quota, and which of them may try again when some of it is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from vcuda.charge import Charge
+from vcuda.objects import ObjectMeta, Pod, View
+from vcuda.placement import Nodes, find_candidates
+from vcuda.quota import NamespaceQuota
+from vcuda.requests import read_request
+
+REFUSAL = "exceeded GPU quota"
+"""What every refusal for want of quota says; see `vcuda.charge.exceeded`."""
+
+
+class Condition(View, frozen=True):
+    """A status condition."""
+
+    type: str = ""
+    status: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class OwnerSpec(View, frozen=True):
+    """How many pods of which template; a Job calls its number parallelism."""
+
+    replicas: int | None = None
+    parallelism: int | None = None
+    template: Pod = Pod()
+
+
+class OwnerStatus(View, frozen=True):
+    """How many pods there are; a Job calls its number active, a DaemonSet counts nodes."""
+
+    replicas: int = 0
+    active: int = 0
+    desired_number_scheduled: int = 0
+    current_number_scheduled: int = 0
+    conditions: tuple[Condition, ...] | None = None
+
+
+class Owner(View, frozen=True):
+    """A ReplicaSet, ReplicationController, StatefulSet, DaemonSet or Job."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: OwnerSpec = OwnerSpec()
+    status: OwnerStatus = OwnerStatus()
+
+    @property
+    def missing(self) -> int:
+        """How many pods it still wants to create."""
+        spec, status = self.spec, self.status
+        if status.desired_number_scheduled:
+            return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
+        if spec.parallelism is not None:
+            return max(spec.parallelism - status.active, 0)
+        return max((1 if spec.replicas is None else spec.replicas) - status.replicas, 0)
+
+    def refused_since(self) -> str | None:
+        """Return when its condition began to say that it was refused for quota, or None where it does not."""
+        for condition in self.status.conditions or ():
+            if condition.type == "ReplicaFailure" and condition.status == "True" and REFUSAL in condition.message:
+                return condition.last_transition_time or ""
+        return None
+
+
+class RefusedOwner(msgspec.Struct, frozen=True):
+    """An owner that was refused: where it is in the API, since when, and what it is."""
+
+    path: str
+    since: str
+    owner: Owner
+
+
+def worth_a_try(
+    refused: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, int], nodes: Nodes
+) -> list[RefusedOwner]:
+    """Return the owners that may try again, oldest refusal first, and no more than fit into the ``free`` cores.
+
+    ``free`` is in hundredths of a card by model; an owner takes from the model with the most room that it may use.
+    """
+    left = dict(free)
+    in_order = sorted(refused, key=lambda each: (each.since, each.path))
+    return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes)]
+
+
+def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, int], nodes: Nodes) -> bool:
+    """Take what its missing pods would, as far as it goes, from what is left; return whether one fits at all."""
+    request = read_request(owner.spec.template)
+    models = find_candidates(owner.spec.template, request.schemes, quota, nodes).models
+    took = False
+    for _ in range(owner.missing):
+        model = _roomiest(models, left, request.charge)
+        if model is None:
+            break
+        left[model] -= request.charge.cores
+        took = True
+    return took
+
+
+def _roomiest(models: Iterable[str], left: Mapping[str, int], charge: Charge) -> str | None:
+    fitting = [model for model in models if 0 < charge.cores <= left.get(model, 0)]
+    return max(fitting, key=lambda model: left[model], default=None)
