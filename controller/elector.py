@@ -29,7 +29,7 @@ class Terms(msgspec.Struct, frozen=True):
     retry: float = 2.0
 
 
-class LeaseSpec(View, frozen=True):
+class LeaseSpec(View, frozen=True, gc=False):
     """Who holds it, and when it was last renewed; both times are RFC 3339 with microseconds."""
 
     holder_identity: str | None = None
@@ -39,7 +39,7 @@ class LeaseSpec(View, frozen=True):
     lease_transitions: int | None = None
 
 
-class Lease(View, frozen=True):
+class Lease(View, frozen=True, gc=False):
     """A coordination.k8s.io/v1 Lease."""
 
     metadata: ObjectMeta = ObjectMeta()

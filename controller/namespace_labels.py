@@ -17,7 +17,7 @@ ENFORCED = "true"
 RETRY = 2.0
 
 
-class Namespace(View, frozen=True):
+class Namespace(View, frozen=True, gc=False):
     """A namespace's name and labels."""
 
     metadata: ObjectMeta = ObjectMeta()

@@ -46,12 +46,12 @@ _WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
 
-class _Involved(View, frozen=True):
+class _Involved(View, frozen=True, gc=False):
     kind: str = ""
     name: str = ""
 
 
-class _Event(View, frozen=True):
+class _Event(View, frozen=True, gc=False):
     involved_object: _Involved = _Involved()
     message: str | None = None
     first_timestamp: str | None = None

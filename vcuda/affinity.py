@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from vcuda.errors import Fault
 from vcuda.objects import NodeSelector, NodeSelectorTerm, PodSpec, Requirement
 
 NAME_FIELD = "metadata.name"
@@ -20,7 +21,12 @@ _INTEGER = re.compile(r"([+-]?)0*([0-9]{1,19})", re.ASCII)
 Labels = Mapping[str, str]
 
 
-class Term(msgspec.Struct, frozen=True):
+MOST_TERMS = 100
+MOST_VALUES = 1000
+"""What a pod's node selection may hold in all. Its owner writes it, and to look at it costs terms times nodes."""
+
+
+class Term(msgspec.Struct, frozen=True, gc=False):
     """One way in which a pod may be placed: all of these must hold. ``fields`` are over metadata.name."""
 
     labels: tuple[Requirement, ...] = ()
@@ -65,6 +71,25 @@ def terms_of(spec: PodSpec) -> tuple[Term, ...]:
         for term in required
         if not matches_nothing(term)
     )
+
+
+def oversized(spec: PodSpec) -> Fault | None:
+    """Return what is too large to be looked at in a pod's required node affinity, or None."""
+    terms = required_terms(spec) or ()
+    path = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+    if len(terms) > MOST_TERMS:
+        return Fault(path, f"{len(terms)} terms are too many for a pod that asks for GPUs; write at most {MOST_TERMS}")
+    values = sum(
+        len(requirement.values or ()) + 1
+        for term in terms
+        for requirement in (*(term.match_expressions or ()), *(term.match_fields or ()))
+    )
+    if values > MOST_VALUES:
+        return Fault(
+            path,
+            f"{values} requirements and values are too many for a pod that asks for GPUs; write at most {MOST_VALUES}",
+        )
+    return None
 
 
 def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:

@@ -12,7 +12,7 @@ from vcuda.quota import Limit
 CORES_PER_CARD = 100
 
 
-class Charge(msgspec.Struct, frozen=True, omit_defaults=True):
+class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one pod, or many together, take from a namespace's quota of one model.
 
     ``cores`` are hundredths of a card. ``memory`` is what was asked for in MiB. ``card_memory`` counts what was asked
@@ -27,6 +27,9 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __add__(self, other: Charge) -> Charge:
         return Charge(self.cores + other.cores, self.memory + other.memory, self.card_memory + other.card_memory)
+
+    def __sub__(self, other: Charge) -> Charge:
+        return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
 
     def peak(self, other: Charge) -> Charge:
         """Return the larger of the two, resource by resource, as Kubernetes sets init containers against the rest."""
@@ -49,7 +52,7 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True):
         return ", ".join(parts)
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """How much of one model a namespace uses: ``used`` is everything, ``pending`` the part not yet seen stored."""
 
     used: Charge = Charge()
@@ -64,7 +67,7 @@ def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
     return limit.memory is None or total.memory_under(limit) <= limit.memory
 
 
-class Shortage(msgspec.Struct, frozen=True):
+class Shortage(msgspec.Struct, frozen=True, gc=False):
     """A request that does not fit a limit, with every figure a person needs to see why."""
 
     model: str

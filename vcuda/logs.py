@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import sys
 
@@ -12,18 +13,16 @@ import structlog
 def configure(level: str) -> None:
     """Set up structlog for the process; ``level`` is debug, info, warning or error."""
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _render,
-        ],
+        processors=[_render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.BytesLoggerFactory(sys.stdout.buffer),
         cache_logger_on_first_use=True,
     )
 
 
-def _render(_logger: object, _method: str, event: structlog.typing.EventDict) -> bytes:
-    return msgspec.json.encode(event, enc_hook=repr)
+def _render(_logger: object, method: str, event: structlog.typing.EventDict) -> bytes:
+    """Turn an event into a line; one step, because every admission passes through it."""
+    if "exc_info" in event:
+        event = structlog.processors.format_exc_info(None, method, event)
+    stamp = datetime.datetime.now(datetime.UTC).isoformat()
+    return msgspec.json.encode({"timestamp": stamp, "level": method, **event}, enc_hook=repr)

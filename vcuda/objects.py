@@ -18,11 +18,11 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that hold no such view: not JSON, not UTF-8, of another shape, or nested too deep."""
 
 
-class View(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of an object; unknown fields are skipped while decoding."""
+class View(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A part of an object; unknown fields are skipped while decoding. A tree has no cycles, so none is looked for."""
 
 
-class OwnerReference(View, frozen=True):
+class OwnerReference(View, frozen=True, gc=False):
     """Who made an object."""
 
     kind: str = ""
@@ -31,7 +31,7 @@ class OwnerReference(View, frozen=True):
     controller: bool | None = None
 
 
-class ObjectMeta(View, frozen=True):
+class ObjectMeta(View, frozen=True, gc=False):
     """metadata; the times are RFC 3339 text."""
 
     name: str = ""
@@ -46,20 +46,20 @@ class ObjectMeta(View, frozen=True):
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
-class Resources(View, frozen=True):
+class Resources(View, frozen=True, gc=False):
     """A container's resources; for extended resources Kubernetes wants requests equal to limits."""
 
     limits: Mapping[str, Quantity] | None = None
     requests: Mapping[str, Quantity] | None = None
 
 
-class SecurityContext(View, frozen=True):
+class SecurityContext(View, frozen=True, gc=False):
     """The one security setting that decides whether a container sees every device of its node."""
 
     privileged: bool | None = None
 
 
-class Container(View, frozen=True):
+class Container(View, frozen=True, gc=False):
     """A container or init container; an init container with restartPolicy Always is a sidecar."""
 
     name: str = ""
@@ -68,7 +68,7 @@ class Container(View, frozen=True):
     restart_policy: str | None = None
 
 
-class Requirement(View, frozen=True):
+class Requirement(View, frozen=True, gc=False):
     """One line of matchExpressions (over node labels) or matchFields (over metadata.name)."""
 
     key: str = ""
@@ -76,32 +76,32 @@ class Requirement(View, frozen=True):
     values: tuple[str, ...] | None = None
 
 
-class NodeSelectorTerm(View, frozen=True):
+class NodeSelectorTerm(View, frozen=True, gc=False):
     """Its requirements are ANDed. A term without any matches no node."""
 
     match_expressions: tuple[Requirement, ...] | None = None
     match_fields: tuple[Requirement, ...] | None = None
 
 
-class NodeSelector(View, frozen=True):
+class NodeSelector(View, frozen=True, gc=False):
     """Terms are ORed."""
 
     node_selector_terms: tuple[NodeSelectorTerm, ...] | None = None
 
 
-class NodeAffinity(View, frozen=True):
+class NodeAffinity(View, frozen=True, gc=False):
     """Only what is required; preferences decide nothing here."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
 
 
-class Affinity(View, frozen=True):
+class Affinity(View, frozen=True, gc=False):
     """The node part of spec.affinity."""
 
     node_affinity: NodeAffinity | None = None
 
 
-class PodSpec(View, frozen=True):
+class PodSpec(View, frozen=True, gc=False):
     """What a pod asks for and where it may run."""
 
     containers: tuple[Container, ...] | None = None
@@ -112,13 +112,13 @@ class PodSpec(View, frozen=True):
     scheduler_name: str = ""
 
 
-class PodStatus(View, frozen=True):
+class PodStatus(View, frozen=True, gc=False):
     """phase is Pending, Running, Succeeded, Failed or Unknown."""
 
     phase: str = ""
 
 
-class Pod(View, frozen=True):
+class Pod(View, frozen=True, gc=False):
     """A pod, or a pod template (which has neither uid nor status)."""
 
     metadata: ObjectMeta = ObjectMeta()
@@ -140,7 +140,7 @@ class Pod(View, frozen=True):
                 yield f"spec.{field}[{index}]", container
 
 
-class Node(View, frozen=True):
+class Node(View, frozen=True, gc=False):
     """A node as far as placement reads it: its name and labels."""
 
     metadata: ObjectMeta = ObjectMeta()
@@ -151,7 +151,7 @@ class Node(View, frozen=True):
         return self.metadata.labels or {}
 
 
-class ConfigMap(View, frozen=True):
+class ConfigMap(View, frozen=True, gc=False):
     """A ConfigMap with text data."""
 
     metadata: ObjectMeta = ObjectMeta()

@@ -16,7 +16,7 @@ REFUSAL = "exceeded GPU quota"
 """What every refusal for want of quota says; see `vcuda.charge.exceeded`."""
 
 
-class Condition(View, frozen=True):
+class Condition(View, frozen=True, gc=False):
     """A status condition."""
 
     type: str = ""
@@ -25,7 +25,7 @@ class Condition(View, frozen=True):
     last_transition_time: str | None = None
 
 
-class OwnerSpec(View, frozen=True):
+class OwnerSpec(View, frozen=True, gc=False):
     """How many pods of which template; a Job calls its number parallelism."""
 
     replicas: int | None = None
@@ -33,7 +33,7 @@ class OwnerSpec(View, frozen=True):
     template: Pod = Pod()
 
 
-class OwnerStatus(View, frozen=True):
+class OwnerStatus(View, frozen=True, gc=False):
     """How many pods there are; a Job calls its number active, a DaemonSet counts nodes."""
 
     replicas: int = 0
@@ -43,7 +43,7 @@ class OwnerStatus(View, frozen=True):
     conditions: tuple[Condition, ...] | None = None
 
 
-class Owner(View, frozen=True):
+class Owner(View, frozen=True, gc=False):
     """A ReplicaSet, ReplicationController, StatefulSet, DaemonSet or Job."""
 
     metadata: ObjectMeta = ObjectMeta()

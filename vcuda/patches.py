@@ -20,6 +20,9 @@ MODEL_ANNOTATION = "quota.vcuda.io/model"
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
+_ALLOCATION_ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
+_ALLOCATION_LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
+
 Operation = dict[str, Any]
 
 
@@ -50,11 +53,9 @@ def cleaning_patch(pod: Pod) -> list[Operation]:
 
     A manifest copied from a live pod carries them, or a forged one, and gpu-admission then refuses the pod for ever.
     """
-    annotations = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
-    labels = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
     return [
-        *_remove("/metadata/annotations", pod.annotations, annotations),
-        *_remove("/metadata/labels", pod.metadata.labels or {}, labels),
+        *_remove("/metadata/annotations", pod.annotations, _ALLOCATION_ANNOTATIONS),
+        *_remove("/metadata/labels", pod.metadata.labels or {}, _ALLOCATION_LABELS),
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from vcuda.affinity import Labels, Term, limited_values, terms_of
+from vcuda.affinity import Labels, Term, limited_values, oversized, terms_of
 from vcuda.charge import Charge, Shortage, Usage, cards, fits
 from vcuda.objects import Pod
 from vcuda.quota import NamespaceQuota
@@ -41,7 +41,7 @@ class Nodes(msgspec.Struct, frozen=True):
         return self.labels.get(name, {}).get(self.keys.model)
 
 
-class Candidates(msgspec.Struct, frozen=True):
+class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The models a pod may use, in the order of the quota document, and why it may not use the others.
 
     ``present`` are those for which a node exists now that the pod's own constraints allow.
@@ -59,7 +59,7 @@ class Candidates(msgspec.Struct, frozen=True):
         return f"no GPU model that this pod may use in namespace {namespace}: {reasons}"
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """The model a pod gets, and why that one."""
 
     model: str
@@ -127,7 +127,7 @@ def _reason(candidates: Candidates, quota: NamespaceQuota, usage: Mapping[str, U
     return f"most room, {free}"
 
 
-class Pin(msgspec.Struct, frozen=True):
+class Pin(msgspec.Struct, frozen=True, gc=False):
     """What a stored pod's spec limits its node's labels to; None where it leaves them open."""
 
     models: frozenset[str] | None
@@ -145,7 +145,12 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 def read_pin(pod: Pod, labels: NodeLabels) -> Pin:
-    """Return what nodeSelector and required node affinity hold the pod to: the part of a pod that nobody can edit."""
+    """Return what nodeSelector and required node affinity hold the pod to: the part of a pod that nobody can edit.
+
+    One that is too large to be looked at counts as not held.
+    """
+    if oversized(pod.spec):
+        return Pin(None, None)
     terms = terms_of(pod.spec)
     return Pin(limited_values(terms, labels.model), limited_values(terms, labels.pool))
 
@@ -163,7 +168,9 @@ def _unwanted(pod: Pod, schemes: tuple[Scheme, ...], model: str) -> str | None:
 
 def _substrings(pod: Pod, annotation: str | None) -> list[str]:
     """Return the comma-separated, case-insensitive substrings of a type annotation (HAMi, vgpu-manager)."""
-    text = pod.annotations.get(annotation, "") if annotation else ""
+    text = pod.annotations.get(annotation) if annotation else None
+    if not text:
+        return []
     return [part.strip().casefold() for part in text.split(",") if part.strip()]
 
 
@@ -180,6 +187,8 @@ def _unreachable(terms: tuple[Term, ...], model: str, pools: tuple[str, ...], no
 
 def _reaches(term: Term, given: Mapping[str, tuple[str, ...]], nodes: Nodes) -> bool:
     """Return whether a node could match the term and the given labels; nodes named and known are looked at."""
+    if not term.labels and not term.fields:
+        return True
     if not term.could_match(given):
         return False
     names = term.names()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from decimal import Decimal
 
@@ -32,6 +33,7 @@ def parse(quantity: str | float) -> Decimal:
     return number
 
 
+@functools.lru_cache(maxsize=4096, typed=True)
 def parse_whole(quantity: str | float) -> int:
     """Return a quantity that counts something: a whole number from 0 up to 2^53.
 

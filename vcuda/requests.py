@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -19,7 +19,7 @@ NONE = (0, "0")
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
-class PodRequest(msgspec.Struct, frozen=True):
+class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """What a pod takes, by which schemes, and what is wrong with it.
 
     With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
@@ -32,7 +32,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-class ContainerRequest(msgspec.Struct, frozen=True):
+class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
     """What one container asks for, by one scheme."""
 
     path: str
@@ -71,40 +71,43 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
 
 def read_request(pod: Pod) -> PodRequest:
     """Return what the pod takes while it runs, and every fault, with its field path."""
-    asked = {path: read_container(path, container) for path, container in pod.all_containers()}
-    requests = [request for request in asked.values() if request]
+    containers = tuple(pod.all_containers())
+    asked = [read_container(path, container) for path, container in containers]
+    requests = [request for request in asked if request]
+    charges = [request.charge if request else Charge() for request in asked]
+    faults = [fault for request in requests for fault in request.faults]
     return PodRequest(
-        charge=_effective_charge(pod, {path: r.charge if r else Charge() for path, r in asked.items()}),
+        charge=_effective_charge(containers, charges),
         schemes=_in_order(request.scheme for request in requests),
-        faults=(
-            *(fault for request in requests for fault in request.faults),
-            *_core_limit_faults(pod, requests),
-        ),
+        faults=(*faults, *_core_limit_faults(pod, requests)),
         warnings=tuple(warning for request in requests for warning in request.warnings),
     )
 
 
-def _effective_charge(pod: Pod, charges: Mapping[str, Charge]) -> Charge:
+def _effective_charge(containers: Sequence[tuple[str, Container]], charges: Sequence[Charge]) -> Charge:
     """Set containers and sidecars against the largest init container, which runs beside the sidecars before it.
 
     This is how the scheduler counts a pod (KEP-753, k8s.io/component-helpers ``resource.PodRequests``).
     """
-    sidecars = largest = Charge()
-    for path, container in pod.all_containers():
+    together = largest = Charge()
+    for (path, container), charge in zip(containers, charges, strict=True):
         if not path.startswith("spec.initContainers"):
-            sidecars += charges[path]
+            together += charge
         elif container.restart_policy == SIDECAR:
-            sidecars += charges[path]
-            largest = largest.peak(sidecars)
+            together += charge
+            largest = largest.peak(together)
         else:
-            largest = largest.peak(sidecars + charges[path])
-    return sidecars.peak(largest)
+            largest = largest.peak(together + charge)
+    return together.peak(largest)
 
 
 def read_container(path: str, container: Container) -> ContainerRequest | None:
     """Return what a container asks for, or None where it asks for no vcuda."""
+    resources = resources_of(container)
+    if SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
+        return None
     base = f"{path}.resources.limits"
-    amounts, faults = _amounts(base, resources_of(container))
+    amounts, faults = _amounts(base, resources)
     schemes = _in_order(SCHEME_OF_RESOURCE[name] for name in amounts)
     if not schemes:
         return None
@@ -114,7 +117,7 @@ def read_container(path: str, container: Container) -> ContainerRequest | None:
     scheme = schemes[0]
     read = _read_counted if scheme.count else _read_cores
     charge, cores, misshapen = read(base, scheme, amounts)
-    privileged = tuple(_privileged(path, container, scheme, amounts))
+    privileged = list(_privileged(path, container, scheme, amounts))
     return ContainerRequest(
         path=path,
         scheme=scheme,
@@ -129,16 +132,18 @@ def _amounts(base: str, resources: Mapping[str, Quantity]) -> tuple[dict[str, in
     """Return the vcuda resources that are not zero; what is no whole number is a fault, and stands there as 0."""
     amounts: dict[str, int] = {}
     faults: list[Fault] = []
-    for name in resources.keys() & SCHEME_OF_RESOURCE.keys():
+    for name, quantity in resources.items():
+        if name not in SCHEME_OF_RESOURCE:
+            continue
         try:
-            amount = parse_whole(resources[name])
+            amount = parse_whole(quantity)
         except ValueError as error:
             faults.append(_fault(base, name, f"{error}; write a whole number from 0 up"))
             amounts[name] = 0
         else:
             if amount:
                 amounts[name] = amount
-    return dict(sorted(amounts.items())), sorted(faults)
+    return amounts, sorted(faults)
 
 
 def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:

@@ -19,7 +19,7 @@ API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
 
-class GroupVersionKind(View, frozen=True):
+class GroupVersionKind(View, frozen=True, gc=False):
     """The kind of the object under review."""
 
     group: str = ""
@@ -27,14 +27,14 @@ class GroupVersionKind(View, frozen=True):
     kind: str = ""
 
 
-class UserInfo(View, frozen=True):
+class UserInfo(View, frozen=True, gc=False):
     """Who asks, as the API server authenticated them: this part cannot be forged."""
 
     username: str = ""
     groups: tuple[str, ...] | None = None
 
 
-class Request(View, frozen=True):
+class Request(View, frozen=True, gc=False):
     """One operation under review. A pod's own metadata.namespace may be empty in mutation: ``namespace`` is not."""
 
     uid: str
@@ -49,7 +49,7 @@ class Request(View, frozen=True):
     dry_run: bool | None = None
 
 
-class AdmissionReview(View, frozen=True):
+class AdmissionReview(View, frozen=True, gc=False):
     """The envelope."""
 
     api_version: str = ""
@@ -81,7 +81,7 @@ def read_review(body: bytes) -> Request:
     return review.request
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """The decision on one request, before it is put on the wire.
 
     ``outcome`` is the word under which it is counted and logged. ``status`` is what a refused client sees;

@@ -88,7 +88,8 @@ def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
         "metadata": {**_mapping(where, template, "metadata"), "generateName": f"{name}-", "namespace": home},
         "spec": template.get("spec"),
     }
-    return Workload(kind, name, home, _checked(where, pod), _count(where, kind, spec))
+    count = _count(where, kind, spec)
+    return Workload(kind, name, home, _checked(where, pod), count)
 
 
 def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:

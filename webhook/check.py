@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import groupby
 
 import jsonpatch
@@ -44,24 +44,29 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def check(workloads: Iterable[Workload], facts: Facts) -> list[Row]:
-    """Decide every pod in order, each beside those admitted before it; like pods of a workload share a row."""
+    """Decide every pod in order, each beside those admitted before it.
+
+    Pods of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
+    """
     ledgers, holds = MemoryLedgers(), Holds()
     rows = []
     for workload in workloads:
         decided = (_decide(workload, facts, ledgers, holds) for _ in range(workload.count))
-        for row, same in groupby(decided):
-            rows.append(msgspec.structs.replace(row, count=len(list(same))))
+        for _, alike in groupby(decided, key=lambda decision: decision[0]):
+            (_, first), *others = alike
+            rows.append(msgspec.structs.replace(first, count=1 + len(others)))
     return rows
 
 
-def _decide(workload: Workload, facts: Facts, ledgers: Ledgers, holds: Holds) -> Row:
+def _decide(workload: Workload, facts: Facts, ledgers: Ledgers, holds: Holds) -> tuple[Hashable, Row]:
+    """Return what becomes of one more pod, and by what it is told whether the next one fares alike."""
     pod, answers = admit_pod(workload.pod, workload.namespace, facts, ledgers, holds)
     last = answers[-1]
     view = msgspec.convert(pod, Pod)
     charge = read_request(view).charge
     decision = _WORDS.get(last.outcome, "admitted") if last.allowed else "refused"
     stories = [last.message, answers[0].reason, *patch_story(answers[0].patch), *last.warnings]
-    return Row(
+    row = Row(
         object=f"{workload.kind}/{workload.name}",
         namespace=workload.namespace,
         count=1,
@@ -70,6 +75,7 @@ def _decide(workload: Workload, facts: Facts, ledgers: Ledgers, holds: Holds) ->
         charge=str(charge) if charge.cores else "",
         reason="; ".join(story for story in stories if story),
     )
+    return (last.outcome, last.model, bool(last.warnings)), row
 
 
 def admit_pod(

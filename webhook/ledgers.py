@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from vcuda.charge import Charge, Usage
-from vcuda.ledger import Granted, Ledger, Pending, Refused, admit
+from vcuda.ledger import MOST_PENDING, Granted, Ledger, Pending, Refused, admit
 from vcuda.quota import Mode, NamespaceQuota
 
 
@@ -79,7 +79,7 @@ class MemoryLedgers:
         with self._lock:
             decision = demand.decide(self._ledgers.get(demand.namespace, Ledger()))
             if isinstance(decision, Granted) and not demand.dry_run:
-                self._ledgers[demand.namespace] = decision.ledger
+                self._ledgers[demand.namespace] = _with_room(decision.ledger)
             return decision
 
     def headroom(self, namespace: str) -> Mapping[str, Usage]:
@@ -90,3 +90,13 @@ class MemoryLedgers:
     def estimate(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model."""
         return self.headroom(namespace)
+
+
+def _with_room(ledger: Ledger) -> Ledger:
+    """Return a ledger that is not crowded: nobody sees pods stored here, so the oldest counts as committed in time."""
+    if len(ledger.pending) < MOST_PENDING:
+        return ledger
+    uid, oldest = next(iter(ledger.pending.items()))
+    committed = {**ledger.committed, oldest.model: ledger.committed.get(oldest.model, Charge()) + oldest.charge}
+    pending = {other: entry for other, entry in ledger.pending.items() if other != uid}
+    return msgspec.structs.replace(ledger, committed=committed, pending=pending)

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from vcuda.affinity import oversized
 from vcuda.errors import Fault
 from vcuda.objects import UNDECODABLE, Pod
 from vcuda.quota import Mode, NamespaceQuota
@@ -20,7 +21,7 @@ NODES_GROUP = "system:nodes"
 _PODS = msgspec.json.Decoder(Pod)
 
 
-class Subject(msgspec.Struct, frozen=True):
+class Subject(msgspec.Struct, frozen=True, gc=False):
     """A vcuda pod in a namespace with a limit: what /mutate and /validate decide about."""
 
     namespace: str
@@ -73,6 +74,9 @@ def _limited(request: Request, pod: Pod, facts: Facts) -> Subject | Answer:
     quota = facts.quota.for_namespace(request.namespace)
     if quota is None:
         return Answer("unlimited")
+    too_large = oversized(pod.spec)
+    if too_large:
+        return _unprocessable((too_large,))
     return Subject(request.namespace, pod, read_request(pod), quota, facts)
 
 
@@ -89,19 +93,17 @@ def malformed(subject: Subject) -> Answer | None:
     faults = subject.request.faults
     if not faults or not subject.enforced:
         return None
-    return Answer(
-        "malformed",
-        allowed=False,
-        status=HTTPStatus.UNPROCESSABLE_ENTITY,
-        message=malformed_sentence(faults),
-        faults=faults,
-        scheme=subject.scheme,
-    )
+    return _unprocessable(faults, subject.scheme)
 
 
 def malformed_sentence(faults: Sequence[Fault]) -> str:
     """Return the message that names everything wrong with a request."""
     return "malformed GPU request: " + "; ".join(str(fault) for fault in faults)
+
+
+def _unprocessable(faults: Sequence[Fault], scheme: str = "") -> Answer:
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    return Answer("malformed", False, status, malformed_sentence(faults), faults, scheme=scheme)
 
 
 def refused(subject: Subject, outcome: str, message: str, model: str = "") -> Answer:

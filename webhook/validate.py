@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -40,15 +41,18 @@ def validate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds, tim
     if wrong:
         return wrong
     pin = read_pin(subject.pod, facts.hints.labels)
-    if not pin.within(subject.quota) and subject.enforced:
-        return refused(subject, "not-pinned", _unpinned(subject, pin))
+    stray = () if pin.within(subject.quota) else (_unpinned(subject, pin),)
+    if stray and subject.enforced:
+        return refused(subject, "not-pinned", *stray)
     if pin.model is None:
-        return Answer("unpinned", scheme=subject.scheme, warnings=subject.warnings(_unpinned(subject, pin)))
+        return Answer("unpinned", scheme=subject.scheme, warnings=subject.warnings(*stray))
     holds.release(subject.namespace, pin.model, subject.request.charge)
-    return _charge(request, subject, ledgers, timing, pin.model)
+    return _charge(request, subject, ledgers, timing, model=pin.model, stray=stray)
 
 
-def _charge(request: Request, subject: Subject, ledgers: Ledgers, timing: Timing, model: str) -> Answer:
+def _charge(
+    request: Request, subject: Subject, ledgers: Ledgers, timing: Timing, *, model: str, stray: Sequence[str]
+) -> Answer:
     uid = subject.pod.metadata.uid
     if not uid:
         message = "the pod has no uid yet; register this path as a validating webhook"
@@ -64,15 +68,15 @@ def _charge(request: Request, subject: Subject, ledgers: Ledgers, timing: Timing
         deadline=timing.deadline,
         dry_run=bool(request.dry_run),
     )
-    return _answer(subject, model, ledgers.charge(demand))
+    return _answer(subject, model, ledgers.charge(demand), stray)
 
 
-def _answer(subject: Subject, model: str, decision: Granted | Refused | Busy) -> Answer:
+def _answer(subject: Subject, model: str, decision: Granted | Refused | Busy, stray: Sequence[str]) -> Answer:
     match decision:
         case Granted():
             return Answer(
                 "over-quota-allowed" if decision.shortage else "charged",
-                warnings=subject.warnings(*_warnings(subject.namespace, model, decision)),
+                warnings=subject.warnings(*stray, *_warnings(subject.namespace, model, decision)),
                 model=model,
                 scheme=subject.scheme,
             )
