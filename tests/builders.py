@@ -1,0 +1,120 @@
+"""Builds the plain manifests, reviews and facts that tests start from: what is left out has Kubernetes' default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from vcuda.objects import Pod
+from vcuda.placement import NodeLabels, Nodes
+from vcuda.quota import NamespaceQuota, Quota
+from vcuda.review import GroupVersionKind, Request, UserInfo
+from webhook.facts import Facts
+
+Manifest = dict[str, Any]
+
+LABELS = NodeLabels()
+MODEL, POOL = LABELS.model, LABELS.pool
+POD_KIND = GroupVersionKind(version="v1", kind="Pod")
+
+ONE_CARD = {"tencent.com/vcuda-core": 100}
+
+
+def container(limits: Mapping[str, Any] | None = None, **fields: Any) -> Manifest:
+    """Return a container with these limits; ``fields`` are named as in YAML and stand beside or over the rest."""
+    resources = {"resources": {"limits": dict(limits)}} if limits is not None else {}
+    return {"name": "main", "image": "cuda", **resources, **fields}
+
+
+def sidecar(limits: Mapping[str, Any] | None = None, **fields: Any) -> Manifest:
+    """Return an init container that runs as long as its pod."""
+    return container(limits, restartPolicy="Always", **fields)
+
+
+def pod(
+    *containers: Manifest,
+    init: Iterable[Manifest] = (),
+    metadata: Mapping[str, Any] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    affinity: Mapping[str, Any] | None = None,
+    **spec: Any,
+) -> Manifest:
+    """Return a pod; ``spec`` holds further fields of its spec, named as in YAML, and what is not given is absent."""
+    given = {"annotations": annotations, "labels": labels}
+    about = {"name": "train-0", **{key: dict(value) for key, value in given.items() if value is not None}}
+    inits = {"initContainers": list(init)} if init else {}
+    where = {"affinity": dict(affinity)} if affinity is not None else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**about, **(metadata or {})},
+        "spec": {**inits, "containers": list(containers), **where, **spec},
+    }
+
+
+def vcuda_pod(limits: Mapping[str, Any] = ONE_CARD, **fields: Any) -> Manifest:
+    """Return a pod of one container with these limits."""
+    return pod(container(limits), **fields)
+
+
+def stored_pod(limits: Mapping[str, Any], uid: str = "pod-uid", **fields: Any) -> Manifest:
+    """Return a pod as it is when it is stored: with its uid, and pinned, to M40 unless said otherwise."""
+    return vcuda_pod(limits, metadata={"uid": uid}, **{"affinity": held_to("M40"), **fields})
+
+
+def pod_of_cores(cores: int, **fields: Any) -> Manifest:
+    """Return a stored pod of so many cores, with 1 MiB where that is a share of a card."""
+    return stored_pod({"nvidia.com/vcuda-core": cores, "nvidia.com/vcuda-memory": 1}, **fields)
+
+
+def requirement(key: str, operator: str, *values: str) -> Manifest:
+    """Return one line of matchExpressions or matchFields."""
+    return {"key": key, "operator": operator, **({"values": list(values)} if values else {})}
+
+
+def term(*expressions: Manifest, fields: Iterable[Manifest] = ()) -> Manifest:
+    """Return one nodeSelectorTerm."""
+    expressed = {"matchExpressions": list(expressions)} if expressions else {}
+    return {**expressed, **({"matchFields": list(fields)} if fields else {})}
+
+
+def required(*terms: Manifest) -> Manifest:
+    """Return a spec.affinity with these terms of required node affinity, of which one must hold."""
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
+
+
+def held_to(model: str, *pools: str) -> Manifest:
+    """Return the spec.affinity of a pod that is pinned to a model, and to pools where there are any."""
+    pool = [requirement(POOL, "In", *pools)] if pools else []
+    return required(term(requirement(MODEL, "In", model), *pool))
+
+
+def view(manifest: Mapping[str, Any]) -> Pod:
+    """Return the pod as the code reads it, from bytes."""
+    return msgspec.json.decode(msgspec.json.encode(manifest), type=Pod)
+
+
+def nodes(**by_name: Mapping[str, str]) -> Nodes:
+    """Return a cluster's nodes, given the labels of each."""
+    return Nodes.of(by_name, LABELS)
+
+
+def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Request:
+    """Return the request of a review that creates this pod; ``fields`` stand over the rest."""
+    given: dict[str, Any] = {
+        "uid": "review-1",
+        "kind": POD_KIND,
+        "namespace": namespace,
+        "operation": "CREATE",
+        "user_info": UserInfo("alice", ("system:authenticated",)),
+        "object": msgspec.Raw(msgspec.json.encode(manifest)),
+    }
+    return Request(**{**given, **fields})
+
+
+def facts(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> Facts:
+    """Return the facts of a cluster in which one namespace has a quota."""
+    return Facts(Quota({namespace: quota}), nodes or Nodes(LABELS))

@@ -1,0 +1,262 @@
+"""Generators for property tests: pods, quotas and nodes over so small an alphabet that they often meet.
+
+Pods come as plain manifests, with every way in which a part can be missing: left out, null, or empty. All of them ask
+for vcuda in a way that is well formed. ``storable`` parts are those that the API server takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.builders import MODEL, POOL, Manifest, container, nodes
+from vcuda.affinity import NAME_FIELD
+from vcuda.objects import Requirement
+from vcuda.placement import Nodes
+from vcuda.quota import Limit, Mode, NamespaceQuota
+from vcuda.schemes import SCHEMES
+
+Labels = Mapping[str, str]
+
+MODELS = ("M40", "P100", "A100", "7")
+"""One is a number, so that Gt and Lt can select it."""
+POOLS = ("public", "lab", "3")
+NODE_NAMES = ("node-a", "node-b", "node-c", "node-d")
+UNKNOWN_NODE = "node-z"
+
+NUMBERS = ("0", "1", "3", "03", "5", "7", "10", "0000000000000000000000005", str(2**63 - 1), str(2**63))
+VALUES_OF: Mapping[str, tuple[str, ...]] = {
+    MODEL: MODELS,
+    POOL: POOLS,
+    "zone": ("a", "b", ""),
+    "example.com/rank": NUMBERS,
+}
+"""Every label key that occurs, with the values that nodes have."""
+
+KEYS = st.sampled_from(sorted(VALUES_OF))
+
+
+def label_sets() -> st.SearchStrategy[dict[str, str]]:
+    """A node's labels: any of the keys, each with one of its values."""
+    values = {key: st.sampled_from(values) for key, values in VALUES_OF.items()}
+    return st.fixed_dictionaries({}, optional=values)
+
+
+def clusters() -> st.SearchStrategy[Nodes]:
+    """Up to four nodes, as placement reads them."""
+    return st.dictionaries(st.sampled_from(NODE_NAMES), label_sets()).map(lambda labels: nodes(**labels))
+
+
+def _with_values(
+    key: str, operators: Iterable[str], values: st.SearchStrategy[list[str]]
+) -> st.SearchStrategy[Manifest]:
+    return st.fixed_dictionaries({"key": st.just(key), "operator": st.sampled_from(list(operators)), "values": values})
+
+
+def _requirements_on(key: str) -> st.SearchStrategy[Manifest]:
+    listed = st.lists(st.sampled_from((*VALUES_OF[key], "other-0", "6")), min_size=1, max_size=4, unique=True)
+    bounds = st.sampled_from((*NUMBERS, "-1", "6")).map(lambda bound: [bound])
+    presence: st.SearchStrategy[Manifest] = st.fixed_dictionaries(
+        {"key": st.just(key), "operator": st.sampled_from(["Exists", "DoesNotExist"])},
+        optional={"values": st.sampled_from([None, []])},
+    )
+    return _mostly(_with_values(key, ("In", "NotIn"), listed), presence | _with_values(key, ("Gt", "Lt"), bounds))
+
+
+def requirements() -> st.SearchStrategy[Manifest]:
+    """A line of matchExpressions that the API server stores."""
+    return KEYS.flatmap(_requirements_on)
+
+
+def odd_requirements() -> st.SearchStrategy[Manifest]:
+    """A line that the API server would refuse: an unknown operator, or values that its operator does not take."""
+    odd: list[tuple[str, list[str] | None]] = [
+        ("in", ["a"]),
+        ("", ["a"]),
+        ("In", []),
+        ("NotIn", None),
+        ("Exists", ["a"]),
+        ("DoesNotExist", ["a"]),
+        ("Gt", ["1", "3"]),
+        ("Gt", []),
+        ("Lt", ["high"]),
+        ("Lt", ["1_0"]),
+    ]
+    return st.builds(
+        lambda key, row: {"key": key, "operator": row[0], "values": row[1]},
+        KEYS,
+        st.sampled_from(odd),
+    )
+
+
+def field_requirements() -> st.SearchStrategy[Manifest]:
+    """A line of matchFields: metadata.name in, or not in, a list of one."""
+    name = st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)).map(lambda name: [name])
+    return _with_values(NAME_FIELD, ("In", "NotIn"), name)
+
+
+def terms() -> st.SearchStrategy[Manifest]:
+    """A nodeSelectorTerm; either part may be absent, null or empty, and both may be."""
+    missing: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, []])
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "matchExpressions": _mostly(st.lists(requirements(), min_size=1, max_size=3), missing),
+            "matchFields": _mostly(missing, st.lists(field_requirements(), min_size=1, max_size=2)),
+        },
+    )
+
+
+PREFERRED = {"preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}, "weight": 5}
+ANTI_AFFINITY = {
+    "requiredDuringSchedulingIgnoredDuringExecution": [
+        {"labelSelector": {"matchLabels": {"app": "train"}}, "topologyKey": "kubernetes.io/hostname"}
+    ]
+}
+
+
+def storable_affinities() -> st.SearchStrategy[Manifest | None]:
+    """spec.affinity with every part present, null or left out, and one to three terms where there is one."""
+    return _affinities(st.lists(terms(), min_size=1, max_size=3))
+
+
+def affinities() -> st.SearchStrategy[Manifest | None]:
+    """As the storable ones, and those with no terms at all."""
+    none: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, []])
+    return _affinities(_mostly(st.lists(terms(), min_size=1, max_size=3), none))
+
+
+def _affinities(listed: st.SearchStrategy[list[Manifest] | None]) -> st.SearchStrategy[Manifest | None]:
+    """Most often with terms; else with a parent of theirs missing."""
+    preferred: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, [], [PREFERRED]])
+    beside = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+    pods = {"podAntiAffinity": st.just(ANTI_AFFINITY)}
+    required = st.fixed_dictionaries({"nodeSelectorTerms": listed})
+    held = st.fixed_dictionaries({"requiredDuringSchedulingIgnoredDuringExecution": required}, optional=beside)
+    null_required = {"requiredDuringSchedulingIgnoredDuringExecution": st.none()}
+    not_held = st.none() | st.fixed_dictionaries({}, optional={**null_required, **beside})
+    missing = st.none() | st.fixed_dictionaries({}, optional={"nodeAffinity": not_held, **pods})
+    return _mostly(st.fixed_dictionaries({"nodeAffinity": held}, optional=pods), missing)
+
+
+def _mostly(often: st.SearchStrategy[Any], seldom: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Three times in four the first, else the second: left to chance, what lies deep would hardly ever occur."""
+    return st.sampled_from([often, often, often, seldom]).flatmap(lambda chosen: chosen)
+
+
+def requests() -> st.SearchStrategy[Manifest]:
+    """A container's limits, well formed, by any of the four schemes."""
+    share, cards, memory = st.integers(1, 99), st.integers(1, 3), st.integers(1, 64)
+    by_scheme = []
+    for domain in ("tencent.com", "nvidia.com"):
+        core, size = f"{domain}/vcuda-core", f"{domain}/vcuda-memory"
+        by_scheme.append(st.fixed_dictionaries({core: share, size: memory}))
+        by_scheme.append(st.fixed_dictionaries({core: cards.map(lambda n: n * 100)}, optional={size: memory}))
+    for count, core, size in (
+        ("gpu", "gpucores", "gpumem"),
+        ("vgpu-number", "vgpu-cores", "vgpu-memory"),
+    ):
+        one = {f"nvidia.com/{count}": cards}
+        by_scheme.append(st.fixed_dictionaries(one))
+        by_scheme.append(
+            st.fixed_dictionaries({**one, f"nvidia.com/{core}": share | st.just(100), f"nvidia.com/{size}": memory})
+        )
+    return st.one_of(by_scheme).map(lambda limits: {name: str(amount) for name, amount in limits.items()})
+
+
+ALLOCATIONS = (
+    *(f"{name}0" if name.endswith("-") else name for scheme in SCHEMES for name in scheme.allocation_annotations),
+    "tencent.com/predicate-gpu-idx-12",
+)
+"""Annotations in which schemes write what a pod was given; a manifest that was copied, or forged, has them."""
+
+NEAR_ALLOCATIONS = ("tencent.com/predicate-times", "example.com/predicate-time", "hami.io/vgpu")
+"""Keys that look like those, and are the user's own."""
+
+TYPE_ANNOTATIONS = tuple(
+    dict.fromkeys(
+        name for scheme in SCHEMES for name in (scheme.wanted_models, scheme.unwanted_models) if name is not None
+    )
+)
+
+
+def storable_annotations() -> st.SearchStrategy[dict[str, str] | None]:
+    """Annotations, or null: the users' own, models wanted and unwanted, what we write ourselves, and allocations."""
+    own = st.sampled_from(["note", "example.com/a_b", "quota.vcuda.io/model", *NEAR_ALLOCATIONS])
+    models = st.lists(st.sampled_from(("", " ", *MODELS, "m4", " p100 ", "00")), max_size=3).map(",".join)
+    return _merged(
+        st.dictionaries(own, st.sampled_from(["", "yes", "M40"]), max_size=3),
+        st.dictionaries(st.sampled_from(TYPE_ANNOTATIONS), models, max_size=2),
+        st.dictionaries(st.sampled_from(ALLOCATIONS), st.sampled_from(["1", "node-a", "true"]), max_size=3),
+    )
+
+
+def pod_annotations() -> st.SearchStrategy[dict[str, str] | None]:
+    """As the storable ones, and keys that need escaping in a JSON Pointer."""
+    awkward = st.sampled_from(["~", "a~1b", "a~0/b", "/", "x/y/z", "tencent.com/predicate-gpu-idx-~/0"])
+    return _merged(storable_annotations().map(lambda found: found or {}), st.dictionaries(awkward, st.just("v")))
+
+
+def _merged(*parts: st.SearchStrategy[dict[str, str]]) -> st.SearchStrategy[dict[str, str] | None]:
+    together = st.tuples(*parts).map(lambda found: {key: value for part in found for key, value in part.items()})
+    return st.none() | together
+
+
+def pod_labels() -> st.SearchStrategy[dict[str, str] | None]:
+    """A pod's labels, or null; vgpu-manager keeps a part of its allocations there."""
+    keys = st.sampled_from(["app", "nvidia.com/assigned-phase", "nvidia.com/assigned"])
+    return st.none() | st.dictionaries(keys, st.just("succeed"))
+
+
+def node_selectors() -> st.SearchStrategy[dict[str, str] | None]:
+    """spec.nodeSelector, or null; most often it selects little."""
+    chosen = KEYS.flatmap(lambda key: st.tuples(st.just(key), st.sampled_from(VALUES_OF[key])))
+    return _mostly(st.sampled_from([None, {}]), st.lists(chosen, min_size=1, max_size=2).map(dict))
+
+
+@st.composite
+def _pods(
+    draw: st.DrawFn,
+    noted: st.SearchStrategy[dict[str, str] | None],
+    placed: st.SearchStrategy[Manifest | None],
+) -> Manifest:
+    """A pod that asks for vcuda in one or two containers, with each optional part present or left out."""
+    metadata = st.fixed_dictionaries(
+        {"name": st.just("train-0")}, optional={"annotations": noted, "labels": pod_labels()}
+    )
+    asked = draw(st.lists(requests(), min_size=1, max_size=2))
+    optional: dict[str, st.SearchStrategy[Any]] = {
+        "nodeSelector": node_selectors(),
+        "nodeName": _mostly(st.just(""), st.sampled_from((*NODE_NAMES, UNKNOWN_NODE))),
+        "schedulerName": st.sampled_from(["default-scheduler", "volcano", "gpu-admission", ""]),
+        "priority": st.just(0),
+    }
+    named = [container(limits, name=f"c{index}") for index, limits in enumerate(asked)]
+    spec = draw(st.fixed_dictionaries({"containers": st.just(named)}, optional=optional))
+    where = draw(_mostly(st.fixed_dictionaries({"affinity": placed}), st.just({})))
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": draw(metadata), "spec": {**spec, **where}}
+
+
+def pods() -> st.SearchStrategy[Manifest]:
+    """A pod in every form that a client could send."""
+    return _pods(pod_annotations(), affinities())
+
+
+def storable_pods() -> st.SearchStrategy[Manifest]:
+    """A pod that the API server may well store."""
+    return _pods(storable_annotations(), storable_affinities())
+
+
+def quotas() -> st.SearchStrategy[NamespaceQuota]:
+    """An enforced quota of two models or more, in any order and some pools: with room, without, or a hard block."""
+    limits = st.builds(Limit, st.sampled_from([1200, 600, 50, 0]), st.sampled_from([None, 4096, 1024**2]))
+    pools = st.lists(st.sampled_from(POOLS), unique=True, max_size=2).map(tuple)
+    listed = st.dictionaries(st.sampled_from(MODELS), limits, min_size=2)
+    return st.builds(NamespaceQuota, listed, pools, st.just(Mode.ENFORCE))
+
+
+def decoded(lines: Iterable[Manifest]) -> tuple[Requirement, ...]:
+    """Return lines of matchExpressions or matchFields as the code reads them."""
+    return tuple(Requirement(line["key"], line["operator"], tuple(line.get("values") or ())) for line in lines)

@@ -1,0 +1,303 @@
+"""What the authority signs, and what it refuses to."""
+
+from __future__ import annotations
+
+import string
+from datetime import UTC, datetime, timedelta, timezone
+from ipaddress import IPv4Address, ip_address
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import verification
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from certs.authority import Signed, make_authority, make_leaf
+from certs.names import DEVELOPMENT, Address, Names, parse_address, parse_dns_name, parse_label, service_names
+
+NOW = datetime(2026, 11, 21, 8, 0, 30, 999_999, tzinfo=UTC)
+START = datetime(2026, 11, 21, 7, 55, 30, tzinfo=UTC)
+
+labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True).map(lambda label: f"x{label}")
+dns_names = st.lists(labels, min_size=1, max_size=4).map(".".join)
+addresses = st.ip_addresses()
+some_names = st.builds(
+    Names,
+    st.lists(dns_names, max_size=4).map(tuple),
+    st.lists(addresses, max_size=4).map(tuple),
+).filter(bool)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Signed:
+    return make_authority(NOW)
+
+
+@pytest.fixture(scope="module")
+def leaf(authority: Signed) -> Signed:
+    return make_leaf(authority, DEVELOPMENT, NOW)
+
+
+@pytest.fixture
+def signed(request: pytest.FixtureRequest, authority: Signed, leaf: Signed) -> Signed:
+    """The certificate a case is about, by name."""
+    return {"authority": authority, "leaf": leaf}[request.param]
+
+
+def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
+    """Verify the chain as a web client does; raises VerificationError."""
+    name: verification.Subject
+    try:
+        name = x509.IPAddress(ip_address(subject))
+    except ValueError:
+        name = x509.DNSName(subject)
+    store = verification.Store([authority.certificate])
+    builder = verification.PolicyBuilder().store(store).time(at.replace(tzinfo=None))
+    builder.build_server_verifier(name).verify(leaf.certificate, [])
+
+
+def set_bits(usage: x509.KeyUsage) -> set[str]:
+    """The names of the bits that are set; the two that hang on key_agreement are unset with it."""
+    bits = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
+    return {bit for bit in (*bits, "key_agreement", "key_cert_sign", "crl_sign") if getattr(usage, bit)}
+
+
+@pytest.mark.parametrize(
+    ("signed", "ca", "path_length", "usages"),
+    [
+        pytest.param("authority", True, 0, {"key_cert_sign", "crl_sign"}, id="authority"),
+        pytest.param("leaf", False, None, {"digital_signature"}, id="leaf"),
+    ],
+    indirect=["signed"],
+)
+def test_constraints_and_usages_are_critical_and_say_what_each_is_for(
+    signed: Signed, ca: bool, path_length: int | None, usages: set[str]
+) -> None:
+    constraints = signed.certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    usage = signed.certificate.extensions.get_extension_for_class(x509.KeyUsage)
+    assert constraints.critical
+    assert (constraints.value.ca, constraints.value.path_length) == (ca, path_length)
+    assert usage.critical
+    assert set_bits(usage.value) == usages
+
+
+def test_only_the_leaf_has_an_extended_usage_and_it_is_server_auth_alone(authority: Signed, leaf: Signed) -> None:
+    usage = leaf.certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    assert list(usage.value) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    with pytest.raises(x509.ExtensionNotFound):
+        authority.certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+
+
+@pytest.mark.parametrize("signed", ["authority", "leaf"], indirect=True)
+def test_the_authority_key_identifier_names_the_key_of_the_authority(signed: Signed, authority: Signed) -> None:
+    expected = x509.SubjectKeyIdentifier.from_public_key(authority.key.public_key()).digest
+    found = signed.certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier)
+    assert found.value.key_identifier == expected
+
+
+@pytest.mark.parametrize("signed", ["authority", "leaf"], indirect=True)
+def test_each_has_a_p256_key_of_its_own_and_identifies_it(signed: Signed) -> None:
+    public = signed.certificate.public_key()
+    found = signed.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert isinstance(public.curve, ec.SECP256R1)
+    assert public == signed.key.public_key()
+    assert found.value == x509.SubjectKeyIdentifier.from_public_key(public)
+
+
+def test_authority_and_leaf_share_no_key(authority: Signed, leaf: Signed) -> None:
+    assert authority.key.private_numbers() != leaf.key.private_numbers()
+
+
+@pytest.mark.parametrize(
+    ("signed", "days"),
+    [pytest.param("authority", 730, id="authority"), pytest.param("leaf", 90, id="leaf")],
+    indirect=["signed"],
+)
+def test_validity_starts_five_minutes_before_now_and_lasts_its_life_from_now(signed: Signed, days: int) -> None:
+    """In whole seconds, rounded down: a certificate holds no fractions."""
+    assert signed.certificate.not_valid_before_utc == START
+    assert signed.expires == NOW.replace(microsecond=0) + timedelta(days=days)
+
+
+def test_a_time_in_another_zone_is_the_same_moment() -> None:
+    elsewhere = NOW.astimezone(timezone(timedelta(hours=8)))
+    assert make_authority(elsewhere).certificate.not_valid_before_utc == START
+
+
+def test_a_leaf_never_outlives_its_authority() -> None:
+    authority = make_authority(NOW, timedelta(days=10))
+    assert make_leaf(authority, DEVELOPMENT, NOW).expires == authority.expires
+
+
+def test_serials_are_128_random_bits() -> None:
+    """Of 64 serials none repeats, all fit 128 bits, and every bit is set in one and unset in another."""
+    serials = [make_authority(NOW).certificate.serial_number for _ in range(64)]
+    ever, always = 0, 2**128 - 1
+    for serial in serials:
+        ever, always = ever | serial, always & serial
+    assert len(set(serials)) == len(serials)
+    assert min(serials) > 0
+    assert (ever, always) == (2**128 - 1, 0)
+
+
+def test_two_authorities_differ_by_name() -> None:
+    """So that an issuer is found by name alone while a bundle holds the old and the new one."""
+    assert make_authority(NOW).certificate.subject != make_authority(NOW).certificate.subject
+
+
+@given(names=some_names)
+@settings(max_examples=50)
+def test_the_leaf_holds_exactly_the_names_it_was_asked_for(names: Names) -> None:
+    certificate = make_leaf(make_authority(NOW), names, NOW).certificate
+    held = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert tuple(held.get_values_for_type(x509.DNSName)) == names.dns
+    assert tuple(held.get_values_for_type(x509.IPAddress)) == names.addresses
+    assert len(held) == len(names.dns) + len(names.addresses)
+
+
+@pytest.mark.parametrize("subject", ["localhost", "127.0.0.1", "::1"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(START, id="at the first second"),
+        pytest.param(NOW, id="at issue"),
+        pytest.param(NOW.replace(microsecond=0) + timedelta(days=90), id="at the last second"),
+    ],
+)
+def test_a_client_accepts_the_chain_during_its_whole_validity(
+    authority: Signed, leaf: Signed, subject: str, at: datetime
+) -> None:
+    verify(leaf, authority, subject, at)
+
+
+@pytest.mark.parametrize(
+    ("subject", "at"),
+    [
+        pytest.param("localhost", START - timedelta(seconds=1), id="before the start"),
+        pytest.param("localhost", NOW + timedelta(days=90, seconds=1), id="after the end"),
+        pytest.param("example.com", NOW, id="another name"),
+        pytest.param("127.0.0.2", NOW, id="another address"),
+    ],
+)
+def test_a_client_refuses_the_chain_at_other_times_and_for_other_names(
+    authority: Signed, leaf: Signed, subject: str, at: datetime
+) -> None:
+    with pytest.raises(verification.VerificationError):
+        verify(leaf, authority, subject, at)
+
+
+def test_a_client_refuses_a_leaf_of_another_authority(leaf: Signed) -> None:
+    with pytest.raises(verification.VerificationError):
+        verify(leaf, make_authority(NOW), "localhost", NOW)
+
+
+@pytest.mark.parametrize(
+    ("names", "now", "life", "sentence"),
+    [
+        pytest.param(Names(), NOW, timedelta(1), "at least one DNS name", id="no names"),
+        pytest.param(DEVELOPMENT, NOW, timedelta(0), "longer than nothing", id="no life"),
+        pytest.param(DEVELOPMENT, NOW + timedelta(730), timedelta(1), "sign nothing", id="authority expired"),
+        pytest.param(DEVELOPMENT, NOW - timedelta(1), timedelta(1), "sign nothing", id="authority from later"),
+    ],
+)
+def test_a_leaf_that_no_client_could_accept_is_not_made(
+    authority: Signed, names: Names, now: datetime, life: timedelta, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make_leaf(authority, names, now, life)
+
+
+def test_a_time_without_zone_is_refused() -> None:
+    """It would be read as UTC, and be hours off where it was local time."""
+    with pytest.raises(ValueError, match="needs a time zone"):
+        make_authority(NOW.replace(tzinfo=None))
+
+
+def test_showing_a_pair_shows_no_key(leaf: Signed) -> None:
+    assert "key" not in repr(leaf).lower()
+
+
+def test_a_service_has_four_names() -> None:
+    assert service_names("vcuda-webhook", "vcuda-system").dns == (
+        "vcuda-webhook",
+        "vcuda-webhook.vcuda-system",
+        "vcuda-webhook.vcuda-system.svc",
+        "vcuda-webhook.vcuda-system.svc.cluster.local",
+    )
+
+
+def test_names_joined_keep_their_order_and_lose_repeats() -> None:
+    joined = Names(("b", "a", "b")) + Names(("a", "c"), (IPv4Address("10.0.0.1"),) * 2)
+    assert joined == Names(("b", "a", "c"), (IPv4Address("10.0.0.1"),))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        pytest.param("localhost", "localhost", id="one label"),
+        pytest.param("GPU.Example.com", "gpu.example.com", id="lower case"),
+        pytest.param("*.example.com", "*.example.com", id="wildcard"),
+        pytest.param("xn--bcher-kva.example", "xn--bcher-kva.example", id="another alphabet"),
+        pytest.param("a" * 63, "a" * 63, id="longest label"),
+        pytest.param(".".join(["a" * 49] * 5), ".".join(["a" * 49] * 5), id="249 characters"),
+    ],
+)
+def test_dns_names_that_are_accepted(text: str, name: str) -> None:
+    assert parse_dns_name(text) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param("", "not a DNS name", id="empty"),
+        pytest.param("a.", "not a DNS name", id="dot at the end"),
+        pytest.param("a..b", "not a DNS name", id="empty label"),
+        pytest.param("a_b", "not a DNS name", id="underscore"),
+        pytest.param("-a", "not a DNS name", id="dash first"),
+        pytest.param("*", "not a DNS name", id="wildcard alone"),
+        pytest.param("a.*.b", "not a DNS name", id="wildcard inside"),
+        pytest.param("bücher.example", "xn--", id="another alphabet"),
+        pytest.param("a\n", "not a DNS name", id="line end"),
+        pytest.param("a" * 64, "not a DNS name", id="label too long"),
+        pytest.param(".".join(["a" * 50] * 5), "at most 253", id="254 characters"),
+        pytest.param("10.0.0.1", "give it with --ip", id="IPv4"),
+        pytest.param("::1", "give it with --ip", id="IPv6"),
+        pytest.param("https://a", "not a DNS name", id="URL"),
+    ],
+)
+def test_dns_names_that_are_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        parse_dns_name(text)
+
+
+@given(address=addresses)
+def test_every_address_is_accepted_as_it_prints(address: Address) -> None:
+    assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param("localhost", "not an IP address", id="name"),
+        pytest.param("10.0.0.0/8", "not an IP address", id="network"),
+        pytest.param("fe80::1%eth0", "without %eth0", id="zone"),
+    ],
+)
+def test_addresses_that_are_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        parse_address(text)
+
+
+@given(text=st.text(string.ascii_letters + string.digits + "-._ ", max_size=70))
+def test_a_label_is_what_kubernetes_takes_as_the_name_of_a_namespace(text: str) -> None:
+    """RFC 1123: lower-case letters, digits and '-', not at the ends, 1 to 63 characters."""
+    allowed = set(string.ascii_lowercase + string.digits + "-")
+    valid = 1 <= len(text) <= 63 and set(text) <= allowed and text.strip("-") == text
+    if valid:
+        assert parse_label(text) == text
+    else:
+        with pytest.raises(ValueError, match="is not a name of 1 to 63"):
+            parse_label(text)

@@ -1,0 +1,283 @@
+"""The command `check`: the webhook's decisions on manifests, its table, its JSON and its exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from tests.builders import MODEL, POOL, Manifest, container, pod, vcuda_pod
+from webhook.cli import main
+
+QUOTA = """
+team-a: {quota: {M40: 8, P100: 2}}
+team-b: {pool: [lab], quota: {A100: {cards: 4, memory: 160Gi}}}
+team-w: {mode: warn, quota: {M40: 1}}
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return a directory with the quota in quota.yaml."""
+    (tmp_path / "quota.yaml").write_text(QUOTA)
+    return tmp_path
+
+
+def check(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), text: str | None = None) -> Result:
+    """Run the command on manifests in a file, or on a text as it stands, as namespace team-a."""
+    path = directory / "pods.yaml"
+    path.write_text(yaml.safe_dump_all(manifests) if text is None else text)
+    quota = str(directory / "quota.yaml")
+    return CliRunner().invoke(main, ["check", "--quota", quota, "-n", "team-a", *options, str(path)])
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def decisions(directory: Path, *manifests: Manifest, options: tuple[str, ...] = ()) -> list[str]:
+    """Return for each row how many pods are decided how, and their model."""
+    result = check(directory, *manifests, options=("-o", "json", *options))
+    found = rows(result)
+    assert result.exit_code == any(row["decision"] == "refused" for row in found)
+    return [f"{row['count']} {row['decision']} {row['model']}".strip() for row in found]
+
+
+def cards(number: int, **fields: Any) -> Manifest:
+    return vcuda_pod({"tencent.com/vcuda-core": number * 100}, **fields)
+
+
+def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Manifest:
+    template = {"spec": {"containers": [container(limits)]}}
+    return {"kind": "Deployment", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
+
+
+# Exit status
+
+
+def test_all_admitted(directory: Path) -> None:
+    assert check(directory, cards(1)).exit_code == 0
+
+
+def test_some_refused(directory: Path) -> None:
+    assert check(directory, cards(1), cards(9)).exit_code == 1
+
+
+def test_nothing_to_check_is_no_failure(directory: Path) -> None:
+    result = check(directory, text="")
+    assert (result.exit_code, result.stdout.split()[0]) == (0, "OBJECT")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Error: {path}: not YAML: "),
+        ("kind: Pod\non: 2024-13-45", "Error: {path}: not YAML: "),
+        ("kind: Pod\nspec: 5", "Error: {path}, document 1: spec must be a mapping\n"),
+        ("kind: Service", "Error: {path}, document 1: a Service makes no pods that can be checked here\n"),
+    ],
+)
+def test_bad_manifests(directory: Path, text: str, message: str) -> None:
+    result = check(directory, text=text)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(message.format(path=directory / "pods.yaml"))
+
+
+def test_a_bad_quota_is_named_fault_by_fault(directory: Path) -> None:
+    (directory / "quota.yaml").write_text("team-a: {quota: {M40: -1}, pools: [x]}")
+    result = check(directory, cards(1))
+    assert (result.exit_code, result.stdout) == (2, "")
+    heading, *faults = result.stderr.splitlines()
+    assert heading == "Error: the quota document is malformed:"
+    assert [fault.split(":")[0] for fault in faults] == ["  team-a.quota.M40", "  team-a.pools"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["check"], id="nothing"),
+        pytest.param(["check", "--quota", "{quota}"], id="no manifest"),
+        pytest.param(["check", "{quota}"], id="no quota"),
+        pytest.param(["check", "--quota", "{quota}", "missing.yaml"], id="a file that is not there"),
+        pytest.param(["check", "--quota", "{quota}", "-o", "xml", "{quota}"], id="an unknown output"),
+    ],
+)
+def test_bad_arguments(directory: Path, arguments: list[str]) -> None:
+    quota = str(directory / "quota.yaml")
+    result = CliRunner().invoke(main, [argument.format(quota=quota) for argument in arguments])
+    assert result.exit_code == 2
+
+
+# Input
+
+
+def test_manifests_from_standard_input(directory: Path) -> None:
+    quota = str(directory / "quota.yaml")
+    result = CliRunner().invoke(main, ["check", "--quota", quota, "-n", "team-a", "-"], input=yaml.safe_dump(cards(9)))
+    assert result.exit_code == 1
+
+
+def test_several_files_share_one_quota(directory: Path) -> None:
+    path = directory / "pods.yaml"
+    path.write_text(yaml.safe_dump(cards(2)))
+    command = ["check", "--quota", str(directory / "quota.yaml"), "-n", "team-a", "-o", "json"]
+    result = CliRunner().invoke(main, [*command, *[str(path)] * 6])
+    assert [row["decision"] for row in rows(result)] == ["admitted"] * 5 + ["refused"]
+
+
+def test_options_from_the_environment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = directory / "pods.yaml"
+    path.write_text(yaml.safe_dump(cards(9)))
+    for name, value in (("QUOTA", str(directory / "quota.yaml")), ("NAMESPACE", "team-a"), ("OUTPUT", "json")):
+        monkeypatch.setenv(f"VCUDA_{name}", value)
+    (row,) = rows(CliRunner().invoke(main, ["check", str(path)]))
+    assert (row["namespace"], row["decision"]) == ("team-a", "refused")
+
+
+# Decisions
+
+
+@pytest.mark.parametrize(
+    ("manifest", "decided"),
+    [
+        pytest.param(cards(1), "1 admitted M40", id="within quota"),
+        pytest.param(cards(9), "1 refused M40", id="over quota"),
+        pytest.param(cards(1, nodeSelector={MODEL: "P100"}), "1 admitted P100", id="the model it selects"),
+        pytest.param(cards(1, nodeSelector={MODEL: "A100"}), "1 refused", id="a model that is not listed"),
+        pytest.param(vcuda_pod({"tencent.com/vcuda-core": 150}), "1 refused", id="malformed"),
+        pytest.param(pod(container()), "1 no GPU", id="no GPU"),
+        pytest.param(cards(9, metadata={"namespace": "team-x"}), "1 not limited", id="not limited"),
+        pytest.param(cards(9, metadata={"namespace": "team-w"}), "1 admitted M40", id="a quota that only warns"),
+        pytest.param(cards(1, nodeName="gpu-1"), "1 admitted M40", id="a preset nodeName"),
+        pytest.param(
+            cards(1, annotations={"tencent.com/gpu-assigned": "true"}), "1 admitted M40", id="a forged allocation"
+        ),
+        pytest.param(
+            cards(9, annotations={"kubernetes.io/config.mirror": "x"}), "1 refused M40", id="a forged mirror pod"
+        ),
+    ],
+)
+def test_one_pod(directory: Path, manifest: Manifest, decided: str) -> None:
+    assert decisions(directory, manifest) == [decided]
+
+
+def test_replicas_that_fare_alike_share_a_row(directory: Path) -> None:
+    """The eighth card of eight is the one that is admitted with a warning."""
+    (directory / "quota.yaml").write_text("team-a: {quota: {M40: 8}}")
+    result = check(directory, deployment(12, {"tencent.com/vcuda-core": 100}), options=("-o", "json"))
+    only = "the only model it may use"
+    nearly = "GPU quota nearly used up: M40 in namespace team-a, 8 cards of 8 cards"
+    full = "M40 in namespace team-a, requested: 1 card, used: 8 (8 pending), limited: 8, 1 more needed"
+    assert [(row["count"], row["decision"], row["reason"]) for row in rows(result)] == [
+        (7, "admitted", f"{only}, 8 cards of 8 cards free"),
+        (1, "admitted", f"{only}, 1 card of 8 cards free; {nearly}"),
+        (4, "refused", f"exceeded GPU quota: {full}"),
+    ]
+
+
+def test_replicas_spread_over_models(directory: Path) -> None:
+    found = decisions(directory, deployment(11, {"tencent.com/vcuda-core": 100}))
+    assert found == [
+        "7 admitted M40",
+        "1 admitted P100",
+        "1 admitted M40",
+        "1 admitted P100",
+        "1 refused M40",
+    ]
+
+
+def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None:
+    """Nothing is pending here: there is no API server that has yet to store a pod."""
+    (directory / "quota.yaml").write_text("team-a: {quota: {M40: 6}}")
+    found = decisions(directory, deployment(700, {"nvidia.com/vcuda-core": 1, "nvidia.com/vcuda-memory": 1}))
+    counts = {"admitted": 0, "refused": 0}
+    for row in found:
+        count, decision, _ = row.split()
+        counts[decision] += int(count)
+    assert counts == {"admitted": 600, "refused": 100}
+
+
+def test_no_replicas_no_row(directory: Path) -> None:
+    assert decisions(directory, deployment(0, {"nvidia.com/gpu": 1})) == []
+
+
+def test_workloads_are_decided_beside_those_before_them(directory: Path) -> None:
+    found = decisions(directory, cards(8), cards(2), cards(1), cards(1, metadata={"namespace": "team-b"}))
+    assert found == ["1 admitted M40", "1 admitted P100", "1 refused M40", "1 admitted A100"]
+
+
+def test_nodes_from_a_file(directory: Path) -> None:
+    """Of models with room, one that has a node now comes first."""
+    nodes = directory / "nodes.yaml"
+    nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "P100"}}}))
+    assert decisions(directory, cards(1), options=("--nodes", str(nodes))) == ["1 admitted P100"]
+
+
+def test_settable_labels_and_scheduler(directory: Path) -> None:
+    options = ("--model-label", "x/model", "--pool-label", "x/pool", "--scheduler-name", "gpu-scheduler")
+    selects = {"nodeSelector": {"x/model": "P100", POOL: "elsewhere"}}
+    result = check(directory, cards(1, **selects), options=("-o", "json", *options))
+    (row,) = rows(result)
+    assert (row["model"], result.exit_code) == ("P100", 0)
+    assert "scheduler set to gpu-scheduler" in row["reason"]
+
+
+# Output
+
+
+def test_rows_in_json(directory: Path) -> None:
+    half = vcuda_pod({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 4})
+    result = check(directory, half, cards(9), options=("-o", "json"))
+    assert rows(result) == [
+        {
+            "object": "Pod/train-0",
+            "namespace": "team-a",
+            "count": 1,
+            "decision": "admitted",
+            "model": "M40",
+            "charge": "0.5 cards, 1024 MiB",
+            "reason": "most room, 8 cards of 8 cards free",
+        },
+        {
+            "object": "Pod/train-0",
+            "namespace": "team-a",
+            "count": 1,
+            "decision": "refused",
+            "model": "M40",
+            "charge": "9 cards",
+            "reason": (
+                "exceeded GPU quota: "
+                "M40 in namespace team-a, requested: 9 cards, used: 0.5 (0.5 pending), limited: 8, can never fit; "
+                "P100 in namespace team-a, requested: 9 cards, used: 0 (0 pending), limited: 2, can never fit"
+            ),
+        },
+    ]
+
+
+def test_the_table_has_the_same_in_columns(directory: Path) -> None:
+    result = check(directory, cards(1), pod(container(), metadata={"name": "web"}))
+    heading, first, second = result.stdout.splitlines()
+    assert heading.split() == ["OBJECT", "NAMESPACE", "PODS", "DECISION", "MODEL", "CHARGE", "REASON"]
+    assert first.startswith("Pod/train-0  team-a     1     admitted  M40    1 card  ")
+    assert second == "Pod/web      team-a     1     no GPU"
+    assert first.index("admitted") == heading.index("DECISION") == second.index("no GPU")
+
+
+def test_the_reason_tells_what_is_changed(directory: Path) -> None:
+    copied = {"hami.io/bind-time": "1", "mine": "stays", "tencent.com/gpu-assigned": "true"}
+    (row,) = rows(check(directory, cards(1, annotations=copied, nodeName="gpu-1"), options=("-o", "json")))
+    assert row["reason"].split("; ")[1:] == [
+        "allocation records removed: hami.io/bind-time, tencent.com/gpu-assigned",
+        "nodeName moved to a required node affinity",
+    ]
+
+
+def test_warnings_are_part_of_the_reason(directory: Path) -> None:
+    (row,) = rows(check(directory, cards(2, metadata={"namespace": "team-w"}), options=("-o", "json")))
+    assert row["reason"].endswith("limited: 1, can never fit; admitted, because this quota only warns")
+    assert row["decision"] == "admitted"

@@ -1,0 +1,188 @@
+"""Which of the models that a pod may use it gets, and what a stored pod is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, term, vcuda_pod, view
+from vcuda.charge import Charge, Shortage, Usage
+from vcuda.placement import Candidates, Choice, Pin, choose, choose_regardless, read_pin
+from vcuda.quota import Limit, NamespaceQuota
+
+
+def quota_of(*models: str, pools: Iterable[str] = ()) -> NamespaceQuota:
+    """Return a quota of eight cards of each model."""
+    return NamespaceQuota({model: Limit(800) for model in models}, tuple(pools))
+
+
+QUOTA = quota_of("M40", "P100", "A100")
+
+
+def cards(**cores: int) -> dict[str, Usage]:
+    """Return what is used of each model, in cores."""
+    return {model: Usage(Charge(used)) for model, used in cores.items()}
+
+
+@pytest.mark.parametrize(
+    ("present", "usage", "model", "reason"),
+    [
+        pytest.param("", {}, "M40", "most room, 8 cards of 8 cards free", id="first-in-the-document"),
+        pytest.param("", {"M40": 100}, "P100", "most room, 8 cards of 8 cards free", id="most-room"),
+        pytest.param("", {"M40": 1, "P100": 1, "A100": 2}, "M40", "most room, 7.99 cards of 8 cards free", id="tie"),
+        pytest.param(
+            "A100", {"A100": 700}, "A100", "a node of it can take the pod now, 1 card of 8 cards free", id="present"
+        ),
+        pytest.param(
+            "M40 A100",
+            {"M40": 300},
+            "A100",
+            "a node of it can take the pod now, 8 cards of 8 cards free",
+            id="two-present",
+        ),
+        pytest.param("M40 P100 A100", {"M40": 300}, "P100", "most room, 8 cards of 8 cards free", id="all-present"),
+        pytest.param("A100", {"A100": 750}, "M40", "most room, 8 cards of 8 cards free", id="present-but-full"),
+        pytest.param(
+            "M40",
+            {"M40": 800, "P100": 701},
+            "A100",
+            "the only model with room, 8 cards of 8 cards free",
+            id="the-only-one-with-room",
+        ),
+    ],
+)
+def test_the_choice_goes_by_present_nodes_then_room_then_order(
+    present: str, usage: dict[str, int], model: str, reason: str
+) -> None:
+    candidates = Candidates(("M40", "P100", "A100"), frozenset(present.split()), {})
+    assert choose(candidates, QUOTA, Charge(100), cards(**usage)) == Choice(model, reason)
+
+
+def test_the_only_candidate_is_taken_as_such() -> None:
+    candidates = Candidates(("P100",), frozenset({"P100"}), {"M40": "annotation x"})
+    assert choose(candidates, QUOTA, Charge(100), {}) == Choice(
+        "P100", "the only model it may use, 8 cards of 8 cards free"
+    )
+
+
+def test_what_no_model_has_room_for_is_told_in_the_order_of_the_document() -> None:
+    quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
+    candidates = Candidates(("M40", "P100"), frozenset({"P100"}), {})
+    usage = {"P100": Usage(Charge(350), pending=Charge(50))}
+    assert choose(candidates, quota, Charge(250), usage) == (
+        Shortage("M40", Charge(250), Usage(), Limit(200)),
+        Shortage("P100", Charge(250), usage["P100"], Limit(400)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "model"),
+    [
+        pytest.param(None, "M40", id="not-limited"),
+        pytest.param(2048, "M40", id="just-enough"),
+        pytest.param(2047, "P100", id="too-little"),
+    ],
+)
+def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> None:
+    quota = NamespaceQuota({"M40": Limit(800, memory), "P100": Limit(100)})
+    candidates = Candidates(("M40", "P100"), frozenset(), {})
+    usage = {"M40": Usage(Charge(50, 1024))}
+    choice = choose(candidates, quota, Charge(50, 1024), usage)
+    assert isinstance(choice, Choice)
+    assert choice.model == model
+
+
+def test_whole_cards_take_their_share_of_the_memory() -> None:
+    """Two of four cards are half of the memory, so a share that needs more than the other half goes elsewhere."""
+    quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
+    candidates = Candidates(("M40", "P100"), frozenset(), {})
+    usage = {"M40": Usage(Charge(200, card_memory=200))}
+    assert isinstance(choose(candidates, quota, Charge(50, 2048), usage), Choice)
+    assert choose(candidates, quota, Charge(50, 2049), usage) == Choice(
+        "P100", "the only model with room, 0.5 cards of 0.5 cards free"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice"),
+    [
+        pytest.param(300, Choice("P100", "the only model with room, 3 cards of 4 cards free"), id="room"),
+        pytest.param(
+            900,
+            Choice("P100", "over quota on every model, and this quota only warns"),
+            id="no-room",
+        ),
+    ],
+)
+def test_a_quota_that_only_warns_always_chooses(asked: int, choice: Choice) -> None:
+    quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
+    candidates = Candidates(("M40", "P100"), frozenset(), {})
+    assert choose_regardless(candidates, quota, Charge(asked), cards(P100=100)) == choice
+
+
+@pytest.mark.parametrize(
+    ("pod", "models", "pools", "within"),
+    [
+        pytest.param(vcuda_pod(), None, None, False, id="not-held"),
+        pytest.param(vcuda_pod(affinity=held_to("M40", "lab")), {"M40"}, {"lab"}, True, id="held"),
+        pytest.param(vcuda_pod(nodeSelector={MODEL: "M40", POOL: "lab"}), {"M40"}, {"lab"}, True, id="by-selector"),
+        pytest.param(vcuda_pod(affinity=held_to("M40")), {"M40"}, None, False, id="any-pool"),
+        pytest.param(
+            vcuda_pod(affinity=held_to("M40", "lab", "public")), {"M40"}, {"lab", "public"}, False, id="more-pools"
+        ),
+        pytest.param(vcuda_pod(affinity=held_to("V100", "lab")), {"V100"}, {"lab"}, False, id="not-in-the-quota"),
+        pytest.param(
+            vcuda_pod(affinity=required(term(requirement(MODEL, "In", "M40", "P100"), requirement(POOL, "In", "lab")))),
+            {"M40", "P100"},
+            {"lab"},
+            False,
+            id="two-models",
+        ),
+        pytest.param(
+            vcuda_pod(affinity=required(term(requirement(MODEL, "In", "M40")), term(requirement(MODEL, "In", "P100")))),
+            {"M40", "P100"},
+            None,
+            False,
+            id="two-terms",
+        ),
+        pytest.param(
+            vcuda_pod(affinity=required(term(requirement(MODEL, "In", "M40")), term(requirement("x", "Exists")))),
+            None,
+            None,
+            False,
+            id="a-term-leaves-it-open",
+        ),
+        pytest.param(vcuda_pod(affinity=required({})), frozenset(), frozenset(), False, id="nowhere"),
+        pytest.param(vcuda_pod(nodeName="c"), None, None, False, id="a-node-name-holds-no-model"),
+        pytest.param(
+            vcuda_pod(annotations={"quota.vcuda.io/model": "M40", "nvidia.com/use-gputype": "M40"}),
+            None,
+            None,
+            False,
+            id="annotations-hold-nothing",
+        ),
+    ],
+)
+def test_a_stored_pod_is_held_by_its_spec_alone(
+    pod: Manifest, models: Iterable[str] | None, pools: Iterable[str] | None, within: bool
+) -> None:
+    pin = read_pin(view(pod), LABELS)
+    assert pin == Pin(
+        None if models is None else frozenset(models),
+        None if pools is None else frozenset(pools),
+    )
+    assert pin.within(quota_of("M40", "P100", pools=("lab",))) is within
+
+
+@pytest.mark.parametrize(
+    ("pin", "within"),
+    [
+        pytest.param(Pin(frozenset({"M40"}), None), True, id="any-pool"),
+        pytest.param(Pin(frozenset({"M40"}), frozenset()), True, id="no-node-at-all"),
+        pytest.param(Pin(frozenset(), None), False, id="no-model"),
+        pytest.param(Pin(None, None), False, id="any-model"),
+    ],
+)
+def test_without_pools_in_the_quota_only_the_model_counts(pin: Pin, within: bool) -> None:
+    assert pin.within(quota_of("M40")) is within

@@ -1,0 +1,34 @@
+"""Delays between attempts, in seconds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcuda.kube import Backoff
+
+
+@pytest.mark.parametrize(
+    ("draw", "delays"),
+    [
+        pytest.param(1.0, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10], id="the longest draw"),
+        pytest.param(0.0, [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5], id="the shortest draw"),
+    ],
+)
+def test_delays_double_up_to_the_ceiling(draw: float, delays: list[float]) -> None:
+    backoff = Backoff(draw=lambda: draw)
+    assert [backoff.next() for _ in delays] == pytest.approx(delays)
+
+
+def test_after_a_success_they_start_over() -> None:
+    backoff = Backoff(draw=lambda: 1.0)
+    before = [backoff.next(), backoff.next()]
+    backoff.reset()
+    assert [backoff.next(), backoff.next()] == before
+
+
+@given(draw=st.floats(0, 1))
+def test_no_number_of_failures_overflows(draw: float) -> None:
+    backoff = Backoff(draw=lambda: draw)
+    assert all(0.05 <= backoff.next() <= 10 for _ in range(1100))

@@ -1,0 +1,138 @@
+"""The ledger under every interleaving: webhooks admit, pods come and go, leaders settle from views of any age."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from vcuda.charge import Charge
+from vcuda.ledger import Granted, Ledger, Pending, StoredView, admit, settle
+from vcuda.quota import Limit, NamespaceQuota
+
+MODELS = ("M40", "P100")
+models = st.sampled_from(MODELS)
+amounts = st.sampled_from([20, 50, 100, 200])
+
+
+@dataclass
+class World:
+    """What is true, whatever anybody believes: the pods that are stored, and those that may still be."""
+
+    version: int = 1
+    stored: dict[str, Pending] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    in_flight: dict[str, Pending] = field(default_factory=dict)
+
+    def held(self, model: str) -> int:
+        """Cores that stored pods take, or pods that are admitted and may be stored at any moment."""
+        pods = [*self.stored.values(), *self.in_flight.values()]
+        return sum(pod.charge.cores for pod in pods if pod.model == model)
+
+    def view(self) -> StoredView:
+        """What a consistent LIST followed by a watch knows now."""
+        committed: dict[str, Charge] = {}
+        for pod in self.stored.values():
+            committed[pod.model] = committed.get(pod.model, Charge()) + pod.charge
+        return StoredView(str(self.version), committed, frozenset(self.stored) | self.gone)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Each rule is one step of one actor; writes are atomic, as compare-and-swap makes them."""
+
+    admitted = Bundle("admitted")
+    pods = Bundle("pods")
+    views = Bundle("views")
+
+    @initialize(limits=st.fixed_dictionaries({model: st.integers(0, 500) for model in MODELS}))
+    def start(self, limits: dict[str, int]) -> None:
+        self.world = World()
+        self.ledger = Ledger()
+        self.set_limits(limits)
+        self.uids = 0
+
+    @rule(limits=st.fixed_dictionaries({model: st.integers(0, 500) for model in MODELS}))
+    def set_limits(self, limits: dict[str, int]) -> None:
+        """An edit of the quota document; a model that is left out has no limit entry at all."""
+        self.quota = NamespaceQuota({model: Limit(cores) for model, cores in limits.items() if cores})
+
+    @rule(target=admitted, model=models, cores=amounts)
+    def ask(self, model: str, cores: int) -> object:
+        """A pod is created: what is granted, beside all that is or may be stored, is within the limit in force."""
+        self.uids += 1
+        uid = f"uid-{self.uids}"
+        asked = Pending(model, Charge(cores, card_memory=cores), since=0)
+        decision = admit(self.ledger, uid, asked, self.quota, enforced=True)
+        if not isinstance(decision, Granted):
+            return multiple()
+        self.ledger = decision.ledger
+        self.world.in_flight[uid] = asked
+        assert self.world.held(model) <= self.quota.limits[model].cores
+        return uid
+
+    @rule(uid=admitted)
+    def ask_again(self, uid: str) -> None:
+        """The API server repeats a call whose answer was lost: nothing is charged twice."""
+        if uid not in self.world.in_flight:
+            return
+        before = self.ledger
+        decision = admit(before, uid, self.world.in_flight[uid], self.quota, enforced=True)
+        assert isinstance(decision, Granted)
+        assert decision.ledger == before
+
+    @rule(target=pods, uid=consumes(admitted))
+    def store(self, uid: str) -> object:
+        """The API server stores an admitted pod."""
+        pod = self.world.in_flight.pop(uid, None)
+        if pod is None:
+            return multiple()
+        self.world.version += 1
+        self.world.stored[uid] = pod
+        return uid
+
+    @rule(uid=consumes(admitted))
+    def lose(self, uid: str) -> None:
+        """A pod is never stored: refused by a later webhook, its name taken, its client gone."""
+        self.world.in_flight.pop(uid, None)
+
+    @rule(uid=consumes(pods))
+    def end(self, uid: str) -> None:
+        """A pod ends or is deleted."""
+        self.world.version += 1
+        del self.world.stored[uid]
+        self.world.gone.add(uid)
+
+    @rule(target=views)
+    def look(self) -> StoredView:
+        """A controller lists and watches up to now. The view may be used much later, by a leader that was asleep."""
+        return self.world.view()
+
+    @rule(view=views, proves=st.booleans())
+    def settle(self, view: StoredView, proves: bool) -> None:
+        """A leader settles from a view of any age; it may have proven which pending pods can never be stored."""
+        known = self.world.in_flight.keys() | self.world.stored.keys()
+        absent = {uid for uid in self.ledger.pending if uid not in known} if proves else set()
+        self.ledger = settle(self.ledger, view, absent)
+
+    @invariant()
+    def counts_enough(self) -> None:
+        """The ledger never shows less than what is stored or may be."""
+        if hasattr(self, "world"):
+            for model in MODELS:
+                assert self.ledger.usage(model).used.cores >= self.world.held(model)
+
+    def teardown(self) -> None:
+        """In the end every charge of a pod that is gone is released, and nothing else."""
+        if not hasattr(self, "world"):
+            return
+        self.world.in_flight.clear()
+        absent = self.ledger.pending.keys() - self.world.stored.keys()
+        ledger = settle(self.ledger, self.world.view(), absent)
+        assert ledger.pending == {}
+        assert ledger.committed == self.world.view().committed
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedger = LedgerMachine.TestCase

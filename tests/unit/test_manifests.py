@@ -1,0 +1,305 @@
+"""What manifests are read, as how many pods, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.builders import LABELS, MODEL, Manifest, container, vcuda_pod, view
+from vcuda.charge import Charge
+from vcuda.errors import BadInput, QuotaFault
+from vcuda.quota import Limit
+from vcuda.requests import read_request
+from vcuda.workloads import MOST_PODS, Workload, workloads_in
+from webhook.manifests import read_nodes, read_quota, read_workloads
+
+TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": 2})]}}
+
+
+def workload(kind: str, name: str = "train", **spec: Any) -> Manifest:
+    """Return an object that makes pods from TEMPLATE."""
+    made = {**spec, "template": TEMPLATE}
+    body = {"jobTemplate": {"spec": made}} if kind == "CronJob" else made
+    return {"apiVersion": "x/v1", "kind": kind, "metadata": {"name": name}, "spec": body}
+
+
+def read(*manifests: object) -> list[Workload]:
+    return workloads_in("file", yaml.safe_dump_all(manifests), "team-a")
+
+
+def fault(text: str) -> str:
+    with pytest.raises(BadInput) as caught:
+        workloads_in("file", text, "team-a")
+    return str(caught.value)
+
+
+# Workloads
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "count"),
+    [
+        pytest.param("Deployment", {}, 1, id="Deployment"),
+        pytest.param("Deployment", {"replicas": 3}, 3, id="Deployment of 3"),
+        pytest.param("Deployment", {"replicas": 0}, 0, id="Deployment of none"),
+        pytest.param("Deployment", {"replicas": None}, 1, id="Deployment of null"),
+        pytest.param("StatefulSet", {"replicas": 3}, 3, id="StatefulSet"),
+        pytest.param("ReplicaSet", {"replicas": 3}, 3, id="ReplicaSet"),
+        pytest.param("ReplicationController", {"replicas": 3}, 3, id="ReplicationController"),
+        pytest.param("DaemonSet", {}, 1, id="DaemonSet"),
+        pytest.param("DaemonSet", {"replicas": 3}, 1, id="DaemonSet has no replicas"),
+        pytest.param("Job", {}, 1, id="Job"),
+        pytest.param("Job", {"parallelism": 4}, 4, id="Job in parallel"),
+        pytest.param("Job", {"parallelism": 4, "completions": 2}, 2, id="Job with fewer completions"),
+        pytest.param("Job", {"parallelism": 4, "completions": 9}, 4, id="Job with more completions"),
+        pytest.param("Job", {"completions": 9}, 1, id="Job, one after another"),
+        pytest.param("CronJob", {}, 1, id="CronJob"),
+        pytest.param("CronJob", {"parallelism": 4}, 4, id="CronJob in parallel"),
+        pytest.param("Deployment", {"replicas": MOST_PODS}, MOST_PODS, id="as many as can be checked"),
+    ],
+)
+def test_pods_at_once(kind: str, spec: dict[str, Any], count: int) -> None:
+    (found,) = read(workload(kind, **spec))
+    assert (found.kind, found.name, found.namespace, found.count) == (kind, "train", "team-a", count)
+    assert read_request(view(found.pod)).charge == Charge(200, 0, 200)
+
+
+def test_a_pod_as_its_owner_would_create_it() -> None:
+    (found,) = read(workload("Deployment"))
+    assert found.pod == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"labels": {"app": "train"}, "generateName": "train-", "namespace": "team-a"},
+        "spec": TEMPLATE["spec"],
+    }
+
+
+def test_a_pod_stays_as_it_is() -> None:
+    manifest = vcuda_pod(annotations={"a": "b"})
+    (found,) = read(manifest)
+    assert found == Workload("Pod", "train-0", "team-a", {**manifest, "metadata": found.pod["metadata"]}, 1)
+    assert found.pod["metadata"] == {**manifest["metadata"], "namespace": "team-a"}
+
+
+def test_an_objects_own_namespace_comes_first() -> None:
+    (found,) = read(vcuda_pod(metadata={"namespace": "team-b"}))
+    assert (found.namespace, found.pod["metadata"]["namespace"]) == ("team-b", "team-b")
+    (found,) = read({**workload("Job"), "metadata": {"name": "train", "namespace": "team-b"}})
+    assert (found.namespace, found.pod["metadata"]["namespace"]) == ("team-b", "team-b")
+
+
+def test_generate_name_stands_for_a_name() -> None:
+    (found,) = read({**vcuda_pod(), "metadata": {"generateName": "train-"}})
+    assert found.name == "train-"
+
+
+def test_documents_lists_and_json_are_read_in_order() -> None:
+    listed = {"kind": "List", "items": [workload("Job", "b"), {"kind": "PodList", "items": [vcuda_pod()]}]}
+    names = [found.name for found in read(workload("Job", "a"), None, listed, workload("Job", "c"))]
+    assert names == ["a", "b", "train-0", "c"]
+    assert [found.name for found in workloads_in("file", json.dumps(listed), "team-a")] == ["b", "train-0"]
+
+
+@pytest.mark.parametrize("text", ["", "---\n---\n", "# nothing", "kind: List\nitems: []", "kind: List\nitems: null"])
+def test_nothing_to_read(text: str) -> None:
+    assert workloads_in("file", text, "team-a") == []
+
+
+def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
+    """A date is text to kubectl, and a number as a label's key is too."""
+    text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
+    (found,) = workloads_in("file", text.replace("on:", "'on':"), "team-a")
+    assert found.pod["metadata"]["annotations"] == {"on": "2024-01-31", "7": "seven"}
+
+
+# What cannot be read
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("a", "file, document 1: no Kubernetes object: it has no kind", id="text"),
+        pytest.param("[]", "file, document 1: no Kubernetes object: it has no kind", id="a list"),
+        pytest.param("{}", "file, document 1: no Kubernetes object: it has no kind", id="an empty mapping"),
+        pytest.param("kind: 5", "file, document 1: no Kubernetes object: it has no kind", id="kind is a number"),
+        pytest.param(
+            "kind: List\nitems: [x]", "file, document 1: no Kubernetes object: it has no kind", id="listed text"
+        ),
+        pytest.param("kind: List\nitems: 5", "file, document 1: items must be a list", id="items is a number"),
+        pytest.param("kind: List\nitems: {a: b}", "file, document 1: items must be a list", id="items is a mapping"),
+        pytest.param(
+            "kind: Service", "file, document 1: a Service makes no pods that can be checked here", id="a Service"
+        ),
+        pytest.param(
+            "kind: Pod\nmetadata: []", "file, document 1: metadata must be a mapping", id="metadata is a list"
+        ),
+        pytest.param("kind: Job\nspec: x", "file, document 1: spec must be a mapping", id="spec is text"),
+        pytest.param("kind: Job\nspec: {template: x}", "file, document 1: template must be a mapping", id="template"),
+        pytest.param(
+            "kind: CronJob\nspec: {jobTemplate: []}",
+            "file, document 1: jobTemplate must be a mapping",
+            id="jobTemplate",
+        ),
+        pytest.param(
+            "---\nkind: Job\nspec: {parallelism: -1, template: {spec: {}}}",
+            "file, document 1: -1 is no number of pods from 0 to 10000",
+            id="negative",
+        ),
+        pytest.param(
+            "kind: Deployment\nspec: {replicas: 10001, template: {spec: {}}}",
+            "file, document 1: 10001 is no number of pods from 0 to 10000",
+            id="too many",
+        ),
+        pytest.param(
+            "kind: Deployment\nspec: {replicas: true, template: {spec: {}}}",
+            "file, document 1: True is no number of pods from 0 to 10000",
+            id="a truth",
+        ),
+        pytest.param(
+            "kind: Deployment\nspec: {replicas: '3', template: {spec: {}}}",
+            "file, document 1: '3' is no number of pods from 0 to 10000",
+            id="text for a number",
+        ),
+    ],
+)
+def test_no_workload(text: str, message: str) -> None:
+    assert fault(text) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        pytest.param("kind: Pod\nspec: {containers: x}", "$.spec.containers", id="containers"),
+        pytest.param("kind: Pod\nspec: null", "$.spec", id="no spec"),
+        pytest.param("kind: Job\nspec: {}", "$.spec", id="no template"),
+        pytest.param("kind: Pod\nmetadata: {name: 5}", "$.metadata.name", id="a number for a name"),
+        pytest.param(
+            "kind: Pod\nspec: {containers: [{resources: {limits: {nvidia.com/gpu: [1]}}}]}",
+            "$.spec.containers[0].resources.limits[...]",
+            id="an amount",
+        ),
+    ],
+)
+def test_no_pod(text: str, where: str) -> None:
+    assert fault(text).startswith("file, document 1: malformed: ")
+    assert fault(text).endswith(f"`{where}`")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("{", id="unfinished"),
+        pytest.param("a: b: c", id="two colons"),
+        pytest.param("kind: !!python/name:os.system x", id="a Python object"),
+        pytest.param("kind: Pod\non: 2024-13-45", id="a date that is none"),
+        pytest.param("kind: Pod\nn: " + "9" * 5000, id="a number without end"),
+        pytest.param("[" * 5000, id="nested without end"),
+        pytest.param("kind: Pod\n\0", id="a control character"),
+    ],
+)
+def test_not_yaml(text: str) -> None:
+    assert fault(text).startswith("file: not YAML: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("&a {kind: Pod, spec: *a}", id="an object inside itself"),
+        pytest.param('{kind: Pod, metadata: {name: "\\ud800"}}', id="half a surrogate pair"),
+    ],
+)
+def test_yaml_that_json_cannot_hold(text: str) -> None:
+    assert fault(text).startswith("file, document 1: malformed: ")
+
+
+def test_the_place_of_a_fault_names_file_and_document(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(yaml.safe_dump(vcuda_pod()))
+    bad.write_text(yaml.safe_dump_all([vcuda_pod(), {"kind": "List", "items": [{"kind": "Service"}]}]))
+    assert len(read_workloads([good, good], "team-a")) == 2
+    with pytest.raises(BadInput) as caught:
+        read_workloads([good, bad], "team-a")
+    assert str(caught.value) == f"{bad}, document 2: a Service makes no pods that can be checked here"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    if content:
+        path.write_bytes(content)
+    for reading in (lambda: read_workloads([path], "team-a"), lambda: read_quota(path)):
+        with pytest.raises(BadInput, match="cannot be read"):
+            reading()
+
+
+# The quota
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("team-a: {quota: {M40: 8}}", id="the document"),
+        pytest.param('{"team-a": {"quota": {"M40": 8}}}', id="in JSON"),
+        pytest.param("kind: ConfigMap\ndata:\n  gpu_quota: |\n    team-a: {quota: {M40: 8}}", id="the ConfigMap"),
+        pytest.param(
+            '{"kind": "ConfigMap", "data": {"gpu_quota": "{\\"team-a\\": {\\"quota\\": {\\"M40\\": 8}}}"}}', id="both"
+        ),
+    ],
+)
+def test_a_quota_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "quota.yaml"
+    path.write_text(text)
+    assert read_quota(path).namespaces["team-a"].limits == {"M40": Limit(800)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind: ConfigMap", "{path}: the ConfigMap has no key gpu_quota"),
+        ("kind: ConfigMap\ndata: {other: x}", "{path}: the ConfigMap has no key gpu_quota"),
+    ],
+)
+def test_a_config_map_without_a_quota(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "quota.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        read_quota(path)
+    assert str(caught.value) == message.format(path=path)
+
+
+@pytest.mark.parametrize("text", ["{", "team-a: {quota: {M40: -8}}", "team-a: {quota: {M40: 2024-13-45}}", "[" * 5000])
+def test_a_malformed_quota_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "quota.yaml"
+    path.write_text(text)
+    with pytest.raises(QuotaFault):
+        read_quota(path)
+
+
+# Nodes
+
+
+def test_a_nodes_file(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.yaml"
+    labelled = {"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40"}}}
+    path.write_text(yaml.safe_dump({"kind": "List", "items": [labelled, {"kind": "Node", "metadata": {"name": "b"}}]}))
+    found = read_nodes(path, LABELS)
+    assert (found.labels, found.by_model) == ({"a": {MODEL: "M40"}, "b": {}}, {"M40": ("a",)})
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ({"kind": "Pod"}, "document 1: expected a Node, not Pod"),
+        ({"kind": "Node", "metadata": {"labels": []}}, "document 1: malformed: "),
+    ],
+)
+def test_a_malformed_nodes_file(manifest: Manifest, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "nodes.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    with pytest.raises(BadInput) as caught:
+        read_nodes(path, LABELS)
+    assert str(caught.value).startswith(f"{path}, {message}")

@@ -1,0 +1,302 @@
+"""The patch that pins a pod: cases as manifests with the expected patch beside them, and what holds for every pod."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonpatch
+import msgspec
+import pytest
+import yaml
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+
+from tests import strategies
+from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, review, term, vcuda_pod, view
+from tests.node_selection import may_run_on
+from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
+from vcuda.patches import MODEL_ANNOTATION, Hints, cleaning_patch, escape, patch_for
+from vcuda.placement import NodeLabels, Nodes
+from vcuda.quota import Mode, NamespaceQuota, Quota
+from vcuda.requests import read_request
+from vcuda.review import Answer
+from webhook.facts import Facts
+from webhook.holds import Holds
+from webhook.ledgers import MemoryLedgers
+from webhook.mutate import mutate
+from webhook.validate import Timing, validate
+
+CASES = Path(__file__).parent.parent / "data" / "patches"
+SCHEDULER = "gpu-scheduler"
+
+
+def cases() -> list[str]:
+    """Return the names of the cases: one is a pod's manifest, ``.pod.yaml``, and the expected ``.patch.json``."""
+    return sorted(path.name.removesuffix(".pod.yaml") for path in CASES.glob("*.pod.yaml"))
+
+
+@pytest.mark.parametrize("case", cases())
+def test_the_patch_is_the_one_beside_the_manifest(case: str) -> None:
+    """Every pod gets M40 in pools public and lab; where the case is about schedulers, the system has one of its own."""
+    pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
+    hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
+    patch = patch_for(pod, "M40", ("public", "lab"), read_request(pod).schemes, hints)
+    assert patch == json.loads((CASES / f"{case}.patch.json").read_text())
+
+
+def test_every_case_has_both_files() -> None:
+    names = {path.name.split(".")[0] for path in CASES.iterdir()}
+    assert {path.name for path in CASES.iterdir()} == {
+        f"{name}.{ending}" for name in names for ending in ("pod.yaml", "patch.json")
+    }
+
+
+def test_without_pools_only_the_model_is_required() -> None:
+    pod = vcuda_pod(annotations={MODEL_ANNOTATION: "M40"})
+    assert patch_for(view(pod), "M40", (), (), Hints()) == [
+        {"op": "add", "path": "/spec/affinity", "value": held_to("M40")}
+    ]
+
+
+def test_the_node_labels_can_be_set() -> None:
+    [operation, _] = patch_for(view(vcuda_pod()), "M40", ("lab",), (), Hints(NodeLabels("card", "room")))
+    [only] = operation["value"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [line["key"] for line in only["matchExpressions"]] == ["card", "room"]
+
+
+def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
+    pod = vcuda_pod(annotations={"note": "", "hami.io/bind-phase": ""}, labels={"nvidia.com/assigned-phase": ""})
+    assert cleaning_patch(view(pod)) == [
+        {"op": "remove", "path": "/metadata/annotations/hami.io~1bind-phase"},
+        {"op": "remove", "path": "/metadata/labels/nvidia.com~1assigned-phase"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "segment"),
+    [("plain", "plain"), ("a/b", "a~1b"), ("a~b", "a~0b"), ("a~1b", "a~01b"), ("~/", "~0~1"), ("", "")],
+)
+def test_keys_are_escaped_as_json_pointer_says(key: str, segment: str) -> None:
+    assert escape(key) == segment
+
+
+class Webhook:
+    """The two decisions, over facts and a ledger of their own."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.ledgers = MemoryLedgers()
+        self._holds = Holds()
+
+    def mutate(self, pod: Manifest) -> Answer:
+        return mutate(review(pod), self.facts, self.ledgers, self._holds)
+
+    def validate(self, pod: Manifest) -> Answer:
+        stored = {**pod, "metadata": {**pod["metadata"], "uid": "u-1"}}
+        timing = Timing(now=0, deadline=float("inf"))
+        return validate(review(stored), self.facts, self.ledgers, self._holds, timing)
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """A pod as it was sent and as /mutate leaves it, with its answer, and the quota and webhook that gave it."""
+
+    sent: Manifest
+    patched: Manifest
+    answer: Answer
+    quota: NamespaceQuota
+    webhook: Webhook
+
+
+def patched(pod: Manifest, patch: object) -> Manifest:
+    """Return the pod with a JSON Patch applied; the pod itself stays as it is."""
+    result: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(patch))
+    return result
+
+
+HINTS = st.builds(Hints, st.just(LABELS), st.sampled_from([None, SCHEDULER, "default-scheduler"]))
+
+
+@st.composite
+def admitted(draw: st.DrawFn) -> Admitted:
+    """Any pod under any quota, with nodes or without, for which a model is chosen."""
+    pod, quota = draw(strategies.pods()), draw(strategies.quotas())
+    quota = msgspec.structs.replace(quota, mode=draw(st.sampled_from([Mode.ENFORCE, Mode.WARN])))
+    webhook = Webhook(Facts(Quota({"team-a": quota}), draw(strategies.clusters()), draw(HINTS)))
+    answer = webhook.mutate(pod)
+    assume(answer.outcome == "pinned")
+    return Admitted(pod, patched(pod, answer.patch), answer, quota, webhook)
+
+
+def for_every_admitted_pod(test: Any) -> Any:
+    """Run a test with pods for which a model is chosen; many that are generated get none, and are passed over."""
+    quiet = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=50, suppress_health_check=quiet, deadline=None)(given(admitted())(test))
+
+
+EVERY_NODE = [
+    (name, {key: value for key, value in zip(VALUES_OF, values, strict=True) if value is not None})
+    for values in itertools.product(
+        (None, *MODELS, "V100"), (None, *POOLS, "spare"), (None, "a", ""), (None, "0", "4", "5", "06", str(2**63 - 1))
+    )
+    for name in (*NODE_NAMES[:2], UNKNOWN_NODE)
+]
+"""Nodes of every model and pool, those of no quota too, with the other labels that pods select by."""
+
+
+@for_every_admitted_pod
+def test_the_pod_lands_where_its_owner_asked_for_on_its_model_in_its_pools_and_nowhere_else(case: Admitted) -> None:
+    """By brute force over every node that there could be: the patch takes no node too few, and adds none."""
+    for name, labels in EVERY_NODE:
+        in_pools = not case.quota.pools or labels.get(POOL) in case.quota.pools
+        as_pinned = labels.get(MODEL) == case.answer.model and in_pools
+        assert may_run_on(case.patched, name, labels) == (as_pinned and may_run_on(case.sent, name, labels))
+
+
+@for_every_admitted_pod
+def test_every_term_is_held_and_empty_ones_stay_empty(case: Admitted) -> None:
+    """Each term by itself, not the pod as a whole: terms are ORed, so one that is open leaves the pod open."""
+    before = required_terms_of(case.sent)
+    after = required_terms_of(case.patched)
+    assert after
+    for old, new in zip(before or after, after, strict=True):
+        if not old.get("matchExpressions") and not old.get("matchFields"):
+            assert new == old
+            continue
+        lists = [(line["key"], line["values"]) for line in new["matchExpressions"] if line["operator"] == "In"]
+        assert (MODEL, [case.answer.model]) in lists
+        assert not case.quota.pools or any(
+            key == POOL and set(values) <= set(case.quota.pools) for key, values in lists
+        )
+
+
+def required_terms_of(pod: Mapping[str, Any]) -> list[Manifest]:
+    """Return the terms of the required node affinity, none where a parent is missing."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
+
+
+@for_every_admitted_pod
+def test_a_second_call_patches_nothing(case: Admitted) -> None:
+    again = case.webhook.mutate(case.patched)
+    assert again.outcome == "pinned"
+    assert again.model == case.answer.model
+    assert list(again.patch) == []
+
+
+@for_every_admitted_pod
+def test_what_is_pinned_is_then_accepted_and_charged(case: Admitted) -> None:
+    verdict = case.webhook.validate(case.patched)
+    assert verdict.allowed, verdict.message
+    assert verdict.model == case.answer.model
+    used = case.webhook.ledgers.headroom("team-a")[case.answer.model].used
+    assert used == read_request(view(case.sent)).charge
+
+
+@for_every_admitted_pod
+def test_no_allocation_of_any_scheme_is_left(case: Admitted) -> None:
+    annotations, labels = case.patched["metadata"]["annotations"], case.patched["metadata"].get("labels") or {}
+    assert not annotations.keys() & set(strategies.ALLOCATIONS)
+    assert not any(key.startswith("tencent.com/predicate-gpu-idx-") for key in annotations)
+    assert "nvidia.com/assigned-phase" not in labels
+
+
+@for_every_admitted_pod
+def test_what_is_the_user_s_own_is_unchanged(case: Admitted) -> None:
+    assert users_own(case.patched) == users_own(case.sent)
+
+
+MAY_CHANGE = {
+    "metadata.annotations": {
+        MODEL_ANNOTATION,
+        "nvidia.com/use-gputype",
+        "nvidia.com/include-gpu-type",
+        *strategies.ALLOCATIONS,
+        "tencent.com/predicate-gpu-idx-~/0",
+    },
+    "metadata.labels": {"nvidia.com/assigned-phase"},
+    "spec": {"nodeName", "schedulerName"},
+}
+"""All that the patch may touch, beside what it adds to the terms of the required node affinity."""
+
+
+def users_own(pod: Manifest) -> Manifest:
+    """Return a pod without what the patch may touch; a parent that is null or empty counts as absent."""
+    own = copy.deepcopy(pod)
+    for path, keys in MAY_CHANGE.items():
+        part = own
+        for step in path.split("."):
+            part = part.get(step) or {}
+        for key in keys & part.keys():
+            del part[key]
+    affinity = own["spec"].get("affinity") or {}
+    (affinity.get("nodeAffinity") or {}).pop("requiredDuringSchedulingIgnoredDuringExecution", None)
+    parents = ((own["metadata"], "annotations"), (affinity, "nodeAffinity"), (own["spec"], "affinity"))
+    for parent, child in parents:
+        if not parent.get(child):
+            parent.pop(child, None)
+    return own
+
+
+@for_every_admitted_pod
+def test_the_user_s_own_terms_are_only_added_to(case: Admitted) -> None:
+    for old, new in zip(required_terms_of(case.sent), required_terms_of(case.patched), strict=False):
+        for part in ("matchExpressions", "matchFields"):
+            lines = old.get(part) or []
+            assert (new.get(part) or [])[: len(lines)] == lines
+
+
+@for_every_admitted_pod
+def test_the_wanted_model_is_told_to_the_schemes_in_use_and_to_no_other(case: Admitted) -> None:
+    annotations = case.patched["metadata"]["annotations"]
+    before = case.sent["metadata"].get("annotations") or {}
+    told = {scheme.wanted_models for scheme in read_request(view(case.sent)).schemes}
+    for key in ("nvidia.com/use-gputype", "nvidia.com/include-gpu-type"):
+        assert annotations.get(key) == (case.answer.model if key in told else before.get(key))
+    assert annotations[MODEL_ANNOTATION] == case.answer.model
+
+
+@for_every_admitted_pod
+def test_the_scheduler_is_the_system_s_unless_the_user_named_one(case: Admitted) -> None:
+    assert not case.patched["spec"].get("nodeName"), "with a nodeName the scheduler would never see the pod"
+    asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.facts.hints.scheduler
+    expected = hint if hint and asked in ("", "default-scheduler") else asked
+    assert case.patched["spec"].get("schedulerName", "") == expected
+
+
+@st.composite
+def nearly_pinned(draw: st.DrawFn) -> Manifest:
+    """A pod whose owner tries to look pinned: each term says so, or says it in a way that leaves something open."""
+    model, pool = draw(st.sampled_from(MODELS)), draw(st.sampled_from(POOLS))
+    held = [requirement(MODEL, "In", model), requirement(POOL, "In", pool)]
+    loose = [
+        requirement(MODEL, "In", model, draw(st.sampled_from(MODELS))),
+        requirement(MODEL, "NotIn", *(other for other in MODELS if other != model)),
+        requirement(POOL, "Exists"),
+    ]
+    lines = st.lists(st.sampled_from(held + loose) | strategies.requirements(), max_size=3)
+    pinned = st.lists(strategies.requirements(), max_size=2).map(lambda more: [*held, *more])
+    terms = draw(st.lists((pinned | pinned | lines).map(lambda found: term(*found)), min_size=1, max_size=3))
+    selector = draw(st.sampled_from([{}, {MODEL: model}, {POOL: pool}, {MODEL: model, POOL: pool}]))
+    name = draw(st.sampled_from(["", *NODE_NAMES]))
+    return vcuda_pod(affinity=required(*terms), nodeSelector=selector, nodeName=name)
+
+
+@given(nearly_pinned() | strategies.pods(), strategies.quotas(), strategies.clusters())
+@settings(max_examples=200, deadline=None)
+def test_whatever_validate_accepts_cannot_leave_its_model_and_pools(
+    pod: Manifest, quota: NamespaceQuota, cluster: Nodes
+) -> None:
+    """Though /mutate was never called, or another webhook changed the pod after it."""
+    verdict = Webhook(Facts(Quota({"team-a": quota}), cluster)).validate(pod)
+    event(verdict.outcome)
+    if verdict.allowed:
+        assert verdict.model in quota.limits
+        for name, labels in EVERY_NODE:
+            if may_run_on(pod, name, labels):
+                assert labels.get(MODEL) == verdict.model
+                assert not quota.pools or labels.get(POOL) in quota.pools

@@ -1,0 +1,128 @@
+"""Which quantities are whole numbers, written as Kubernetes lets people write them, and what is said of the others."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcuda.quantities import parse, parse_whole
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("0", 0),
+        (0, 0),
+        ("-0", 0),
+        ("100", 100),
+        (100, 100),
+        (100.0, 100),
+        ("100.0", 100),
+        ("+7", 7),
+        ("007", 7),
+        ("5.", 5),
+        (".5k", 500),
+        ("1k", 1000),
+        ("2Ki", 2048),
+        ("1.5Ki", 1536),
+        ("1e2", 100),
+        ("1E2", 100),
+        ("100e-1", 10),
+        ("3000m", 3),
+        ("4000000000n", 4),
+        ("9007199254740992", 2**53),
+    ],
+)
+def test_whole_number(written: str | float, number: int) -> None:
+    assert parse_whole(written) == number
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("-1", "-1 is negative"),
+        (-3, "-3 is negative"),
+        ("-0.5", "-0.5 is negative"),
+        ("-1Ki", "-1Ki is negative"),
+        ("0.5", "0.5 is not a whole number"),
+        (2.5, "2.5 is not a whole number"),
+        ("1500m", "1500m is not a whole number"),
+        ("1n", "1n is not a whole number"),
+        ("9007199254740993", "9007199254740993 is larger than any cluster"),
+        ("1E", "1E is larger than any cluster"),
+        (1e22, "1e+22 is larger than any cluster"),
+        ("1e99", "1e99 is larger than any cluster"),
+        ("two", "'two' is no quantity"),
+    ],
+)
+def test_no_whole_number(written: str | float, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the sentence is compared whole, below
+        parse_whole(written)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        " ",
+        " 1",
+        "1 ",
+        "1\n",
+        ".",
+        "+",
+        "-",
+        "k",
+        "Ki",
+        "e5",
+        "1e",
+        "1e1e1",
+        "1e100",
+        "1kk",
+        "1ki",
+        "1K",
+        "1mi",
+        "1 k",
+        "--1",
+        "1,000",
+        "1_000",
+        "0x10",
+        "NaN",
+        "nan",
+        "Infinity",
+        "-inf",
+        "true",
+        "\u0661",
+        "1\u00b2",
+        "9" * 31,
+        float("nan"),
+        float("inf"),
+        True,
+    ],
+    ids=repr,
+)
+def test_no_quantity(written: str | float) -> None:
+    """What apimachinery refuses is refused, and so is what only Python takes for a number."""
+    with pytest.raises(ValueError, match="is no quantity"):
+        parse(written)
+
+
+@given(st.integers(0, 2**53))
+def test_a_whole_number_is_the_same_however_it_is_written(number: int) -> None:
+    assert parse_whole(number) == parse_whole(str(number)) == parse_whole(f"{number}000m") == number
+
+
+@given(st.text("0123456789+-.eEnumkKMGTPi _", max_size=8))
+def test_anything_is_read_or_refused_in_a_sentence(written: str) -> None:
+    """Nothing but ValueError ever escapes, and what is read is an exact, finite number."""
+    try:
+        number = parse(written)
+    except ValueError:
+        with pytest.raises(ValueError, match="is no quantity"):
+            parse(written)
+    else:
+        assert isinstance(number, Decimal)
+        assert number.is_finite()

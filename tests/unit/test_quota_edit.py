@@ -1,0 +1,212 @@
+"""/quota: what an edit of the quota ConfigMap is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.builders import MODEL, POOL, nodes, review
+from vcuda.charge import Charge, Usage
+from vcuda.errors import Fault, Unreachable, UnreadableLedger, VcudaError
+from vcuda.kube import QuotaPlace
+from vcuda.quota import Limit, NamespaceQuota, Quota
+from vcuda.review import Answer, GroupVersionKind
+from webhook.facts import Facts
+from webhook.ledgers import MemoryLedgers
+from webhook.quota_edit import MOST_FAULTS, MOST_WARNINGS, check_edit
+
+PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
+CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
+NODES = nodes(a={MODEL: "M40", POOL: "public"}, b={MODEL: "P100", POOL: "lab"})
+NOBODY = Facts(Quota(), NODES)
+
+
+class Used(MemoryLedgers):
+    """Says what is in use in every namespace."""
+
+    def __init__(self, **used: Charge | VcudaError) -> None:
+        super().__init__()
+        self._used = used
+
+    def headroom(self, namespace: str) -> Mapping[str, Usage]:
+        found = self._used.get(namespace.replace("-", "_"))
+        if isinstance(found, VcudaError):
+            raise found
+        return {"M40": Usage(found)} if found else {}
+
+
+def edited(
+    document: str | None, facts: Facts | None = NOBODY, ledgers: MemoryLedgers | None = None, **fields: Any
+) -> Answer:
+    """Return the answer to an edit that leaves this document."""
+    data = {} if document is None else {"gpu_quota": document}
+    manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
+    given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
+    return check_edit(review(manifest, **given), PLACE, facts, ledgers or Used())
+
+
+def warnings(document: str, facts: Facts | None = NOBODY, **used: Charge | VcudaError) -> list[str]:
+    answer = edited(document, facts, Used(**used))
+    assert (answer.outcome, answer.allowed) == ("quota-accepted", True)
+    return list(answer.warnings)
+
+
+# Which objects
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"name": "other"}, id="another name"),
+        pytest.param({"namespace": "default"}, id="another namespace"),
+        pytest.param({"kind": GroupVersionKind(version="v1", kind="Secret")}, id="another kind"),
+    ],
+)
+def test_other_objects_are_ignored(fields: dict[str, Any]) -> None:
+    assert edited("{{{", **fields) == Answer("ignored")
+
+
+def test_deletion_is_allowed_with_a_warning() -> None:
+    answer = edited("{{{", operation="DELETE", object=msgspec.Raw(b"null"))
+    assert answer == Answer("quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"])
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+def test_creation_and_update_are_checked(operation: str) -> None:
+    assert edited("team-a: {quota: {M40: 8}}", operation=operation) == Answer("quota-accepted", warnings=[])
+    assert edited("{{{", operation=operation).outcome == "quota-refused"
+
+
+# Malformed
+
+
+def test_a_malformed_document_is_refused_with_the_path_of_every_fault() -> None:
+    answer = edited("team-a: {quota: {M40: 8, V100: {cards: -1}}, pools: [x]}")
+    assert (answer.outcome, answer.allowed, answer.status) == (
+        "quota-refused",
+        False,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    )
+    assert [fault.path for fault in answer.faults] == ["team-a.quota.V100.cards", "team-a.pools"]
+    assert answer.message == "the quota document is malformed: " + "; ".join(str(fault) for fault in answer.faults)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        pytest.param({}, Fault("data.gpu_quota", "is missing; the quota document belongs there"), id="no such key"),
+        pytest.param(
+            {"object": msgspec.Raw(b'{"data": null}')},
+            Fault("data.gpu_quota", "is missing; the quota document belongs there"),
+            id="no data",
+        ),
+    ],
+)
+def test_a_config_map_without_the_document(fields: dict[str, Any], fault: Fault) -> None:
+    """Stored, it would lift every quota."""
+    answer = edited(None, **fields)
+    assert (answer.outcome, answer.allowed, answer.faults) == ("quota-refused", False, (fault,))
+
+
+@pytest.mark.parametrize("raw", [b"null", b'{"data": {"gpu_quota": 5}}', b'{"data": {"gpu_quota": "\xff"}}'])
+def test_what_is_no_config_map_is_refused(raw: bytes) -> None:
+    answer = edited(None, object=msgspec.Raw(raw))
+    assert (answer.outcome, answer.allowed) == ("quota-refused", False)
+    assert answer.message.startswith("the quota document is malformed: the ConfigMap cannot be read: ")
+
+
+def test_a_refusal_stays_readable_however_much_is_wrong() -> None:
+    entries = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
+    answer = edited(f"team-a: {{quota: {{{entries}}}}}")
+    assert len(answer.faults) == MOST_FAULTS
+    assert answer.message.endswith("; and 5 more")
+
+
+# What looks wrong in a good document
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        pytest.param("team-a: {quota: {M40: 8}, pool: [public]}", [], id="known"),
+        pytest.param(
+            "team-a: {quota: {M4O: 8}}",
+            [f"team-a.quota.M4O: no node has this model in label {MODEL} (known: M40, P100)"],
+            id="a model that no node has",
+        ),
+        pytest.param(
+            "team-a: {quota: {M40: 8}, pool: [lab, publik]}",
+            [f"team-a.pool: no node has pool publik in label {POOL}"],
+            id="a pool that no node has",
+        ),
+        pytest.param(
+            "'*': {quota: {V100: 1}}",
+            [f"*.quota.V100: no node has this model in label {MODEL} (known: M40, P100)"],
+            id="in the default",
+        ),
+        pytest.param("", [], id="an empty document"),
+    ],
+)
+def test_names_that_no_node_has(document: str, told: list[str]) -> None:
+    assert warnings(document) == told
+
+
+def test_a_cluster_without_a_gpu_node() -> None:
+    told = warnings("team-a: {quota: {M40: 8}}", Facts(Quota(), nodes()))
+    assert told == [f"team-a.quota.M40: no node has this model in label {MODEL} (known: none)"]
+
+
+TAIL = "running pods stay, new ones are refused until it fits"
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "told"),
+    [
+        pytest.param("M40: 8", Charge(800), [], id="as much as the limit"),
+        pytest.param("M40: 7.5", Charge(800), [f"8 cards in use, limit 7.5; {TAIL}"], id="cards"),
+        pytest.param("M40: 0", Charge(1), [f"0.01 cards in use, limit 0; {TAIL}"], id="blocked"),
+        pytest.param("P100: 1", Charge(100), [f"1 card in use, limit 0; {TAIL}"], id="no longer listed"),
+        pytest.param("M40: {cards: 8, memory: 1Gi}", Charge(10, 1024), [], id="as much memory as the limit"),
+        pytest.param(
+            "M40: {cards: 8, memory: 1Gi}", Charge(10, 1025), [f"0.1 cards in use, limit 8; {TAIL}"], id="memory"
+        ),
+    ],
+)
+def test_a_limit_below_what_is_in_use(limit: str, used: Charge, told: list[str]) -> None:
+    expected = [f"team-a.quota.M40: {sentence}" for sentence in told]
+    assert warnings(f"team-a: {{quota: {{{limit}}}}}", team_a=used) == expected
+
+
+def test_entries_that_do_not_change_are_not_compared_again() -> None:
+    same = Facts(Quota({"team-a": NamespaceQuota({"M40": Limit(100)})}), NODES)
+    document = "{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}"
+    told = warnings(document, same, team_a=Charge(900), team_b=Charge(900))
+    assert [warning.partition(".")[0] for warning in told] == ["team-b"]
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), UnreadableLedger("damaged")])
+def test_an_edit_is_accepted_though_the_use_is_not_known(error: VcudaError) -> None:
+    """A quota must stay editable while something else is broken."""
+    told = warnings("{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}", team_a=error, team_b=Charge(200))
+    assert told == [
+        f"team-a: not compared with what is in use: {error}",
+        f"team-b.quota.M40: 2 cards in use, limit 1; {TAIL}",
+    ]
+
+
+def test_before_a_quota_is_in_force_use_is_compared_and_nodes_are_not() -> None:
+    """This is how a document that was broken from the start is mended."""
+    assert warnings("team-a: {quota: {M40: 1, X: 1}}", None, team_a=Charge(200)) == [
+        f"team-a.quota.M40: 2 cards in use, limit 1; {TAIL}"
+    ]
+
+
+def test_warnings_end_before_the_api_server_cuts_them_off() -> None:
+    models = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
+    told = warnings(f"team-a: {{quota: {{{models}}}}}")
+    assert len(told) == MOST_WARNINGS + 1
+    assert told[-1] == "and 7 more warnings"

@@ -1,0 +1,91 @@
+"""The table of schemes: what people and their schedulers write, held together."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from vcuda.schemes import HAMI, SCHEME_OF_RESOURCE, SCHEMES, Scheme, is_named
+
+EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+
+
+def test_no_resource_belongs_to_two_schemes() -> None:
+    """A container's resources tell by which scheme it asks."""
+    counted = Counter(resource for scheme in SCHEMES for resource in scheme.resources)
+    assert [resource for resource, times in counted.items() if times > 1] == []
+    assert SCHEME_OF_RESOURCE.keys() == counted.keys()
+
+
+def test_the_resources_by_which_vcuda_is_asked_for() -> None:
+    """One that were missing here could be asked for without being charged."""
+    assert {scheme.name: set(scheme.resources) for scheme in SCHEMES} == {
+        "gpu-manager": {"tencent.com/vcuda-core", "tencent.com/vcuda-memory"},
+        "nvidia-vcuda": {"nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"},
+        "hami": {"nvidia.com/gpu", "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"},
+        "vgpu-manager": {"nvidia.com/vgpu-number", "nvidia.com/vgpu-cores", "nvidia.com/vgpu-memory"},
+    }
+
+
+def test_names_are_unique() -> None:
+    assert len({scheme.name for scheme in SCHEMES}) == len(SCHEMES)
+
+
+@EACH
+def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
+    assert {SCHEME_OF_RESOURCE[resource] for resource in scheme.resources} == {scheme}
+
+
+@EACH
+def test_what_is_for_counted_schemes_alone(scheme: Scheme) -> None:
+    """A percentage of memory needs a count to be of; a core limit is for cores of the container's own."""
+    assert scheme.count or not scheme.memory_percentage
+    assert scheme.count or not scheme.counts_plain_cards
+    assert not (scheme.count and scheme.core_limit)
+
+
+@EACH
+def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
+    assert bool(scheme.wanted_models) is bool(scheme.unwanted_models)
+
+
+@EACH
+def test_what_people_may_write_is_never_taken_for_an_allocation(scheme: Scheme) -> None:
+    """An allocation record is removed from every pod, whatever its scheme."""
+    written = {
+        *scheme.resources,
+        *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models)),
+    }
+    for other in SCHEMES:
+        for key in written:
+            assert not is_named(key, other.allocation_annotations)
+            assert not is_named(key, other.allocation_labels)
+
+
+def test_only_hami_counts_plain_cards() -> None:
+    assert [scheme for scheme in SCHEMES if scheme.counts_plain_cards] == [HAMI]
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("a/exact", True),
+        ("a/exact-", False),
+        ("a/exac", False),
+        ("a/exact0", False),
+        ("A/EXACT", False),
+        ("a/idx-", True),
+        ("a/idx-0", True),
+        ("a/idx-12", True),
+        ("a/idx", False),
+        ("b/a/idx-0", False),
+        ("", False),
+    ],
+)
+def test_is_named(key: str, named: bool) -> None:
+    assert is_named(key, ("a/exact", "a/idx-")) is named
+
+
+def test_nothing_is_named_by_no_names() -> None:
+    assert not is_named("a/exact", ())

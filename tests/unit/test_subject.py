@@ -1,0 +1,207 @@
+"""Which reviews the quota has a say in, the same for /mutate and /validate."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.builders import container, facts, pod, review, vcuda_pod
+from vcuda.charge import Charge
+from vcuda.quota import Limit, Mode, NamespaceQuota, Quota
+from vcuda.review import Answer, GroupVersionKind, Request, UserInfo
+from webhook.facts import Facts
+from webhook.subject import Subject, malformed, subject_of
+
+QUOTA = NamespaceQuota({"M40": Limit(800)})
+FACTS = facts(QUOTA)
+MIRROR = {"kubernetes.io/config.mirror": "hash"}
+NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
+
+
+def outcome(request: Request, facts: Facts = FACTS) -> str:
+    """Return the outcome of a review that the quota lets pass."""
+    answer = subject_of(request, facts)
+    assert isinstance(answer, Answer)
+    assert answer == Answer(answer.outcome), "allowed, without a patch, a warning or a message"
+    return answer.outcome
+
+
+def subject(request: Request, facts: Facts = FACTS) -> Subject:
+    found = subject_of(request, facts)
+    assert isinstance(found, Subject)
+    return found
+
+
+def test_a_vcuda_pod_in_a_limited_namespace() -> None:
+    found = subject(review(vcuda_pod({"tencent.com/vcuda-core": 200})))
+    assert (found.namespace, found.quota, found.facts) == ("team-a", QUOTA, FACTS)
+    assert found.request.charge == Charge(200, 0, 200)
+    assert found.scheme == "gpu-manager"
+
+
+def test_two_schemes_are_both_named() -> None:
+    both = pod(container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100}))
+    assert subject(review(both)).scheme == "hami,gpu-manager"
+
+
+def test_the_namespace_is_the_requests_own() -> None:
+    """In /mutate the pod may not say yet where it will be; what it says decides nothing."""
+    elsewhere = vcuda_pod(metadata={"namespace": "team-b"})
+    assert subject(review(elsewhere, "team-a")).namespace == "team-a"
+    assert outcome(review(vcuda_pod(metadata={"namespace": "team-a"}), "team-b")) == "unlimited"
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        pytest.param(pod(container()), id="no resources"),
+        pytest.param(pod(container({"cpu": 1})), id="cpu"),
+        pytest.param(pod(container({"nvidia.com/gpu": 0})), id="no card"),
+        pytest.param(pod(container(securityContext={"privileged": True})), id="privileged"),
+    ],
+)
+def test_a_pod_that_asks_for_no_vcuda_is_ignored(manifest: dict[str, Any]) -> None:
+    assert outcome(review(manifest)) == "ignored"
+
+
+@pytest.mark.parametrize("operation", ["UPDATE", "DELETE", "CONNECT", ""])
+def test_only_creation_is_decided(operation: str) -> None:
+    assert outcome(review(vcuda_pod(), operation=operation)) == "ignored"
+
+
+@pytest.mark.parametrize("sub_resource", ["binding", "ephemeralcontainers", "status"])
+def test_subresources_are_not_decided(sub_resource: str) -> None:
+    assert outcome(review(vcuda_pod(), sub_resource=sub_resource)) == "ignored"
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (GroupVersionKind("apps", "v1", "Deployment"), "apps/v1/Deployment"),
+        (GroupVersionKind("", "v1", "PodTemplate"), "v1/PodTemplate"),
+        (GroupVersionKind("metrics.k8s.io", "v1beta1", "Pod"), "metrics.k8s.io/v1beta1/Pod"),
+        (GroupVersionKind(), "an unnamed kind"),
+    ],
+)
+def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKind, named: str) -> None:
+    """It is refused: were it let pass, nobody would see that the quota holds nothing."""
+    message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
+    answer = Answer("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    assert subject_of(review(vcuda_pod(), kind=kind), FACTS) == answer
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"null", id="no object"),
+        pytest.param(b"[]", id="a list"),
+        pytest.param(b'{"spec": {"containers": [{"resources": {"limits": []}}]}}', id="limits are a list"),
+        pytest.param(b'{"spec": {"nodeName": "\xff"}}', id="no UTF-8"),
+        pytest.param(b'{"spec": {"containers": ' + b"[" * 100_000, id="nested without end"),
+    ],
+)
+def test_what_is_no_pod_is_refused(raw: bytes) -> None:
+    answer = subject_of(review(None, object=msgspec.Raw(raw)), FACTS)
+    assert isinstance(answer, Answer)
+    assert (answer.outcome, answer.allowed, answer.status) == ("malformed", False, HTTPStatus.BAD_REQUEST)
+    assert answer.message.startswith("the pod cannot be read: ")
+
+
+# Namespaces without a limit
+
+
+@pytest.mark.parametrize(
+    ("quota", "namespace", "limited"),
+    [
+        pytest.param(Quota(), "team-a", False, id="no quota at all"),
+        pytest.param(Quota({"team-b": QUOTA}), "team-a", False, id="no entry"),
+        pytest.param(Quota({}, default=QUOTA), "team-a", True, id="the default"),
+        pytest.param(Quota({}, default=QUOTA), "kube-system", False, id="the default spares the system"),
+        pytest.param(Quota({"kube-system": QUOTA}), "kube-system", True, id="an entry of its own"),
+        pytest.param(Quota({"team-a": NamespaceQuota({})}), "team-a", True, id="an entry without a model"),
+    ],
+)
+def test_limited_namespaces(quota: Quota, namespace: str, limited: bool) -> None:
+    found = subject_of(review(vcuda_pod(), namespace), Facts(quota, FACTS.nodes))
+    assert isinstance(found, Subject) is limited
+    assert limited or found == Answer("unlimited")
+
+
+# Mirror pods
+
+
+def test_a_static_pod_that_its_kubelet_shows_runs_already() -> None:
+    assert outcome(review(vcuda_pod(annotations=MIRROR), user_info=NODE)) == "mirror"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "user"),
+    [
+        pytest.param(MIRROR, UserInfo("alice", ("system:authenticated",)), id="forged by a user"),
+        pytest.param(MIRROR, UserInfo("system:nodes", None), id="a user of the group's name"),
+        pytest.param(MIRROR, UserInfo("x", ("system:nodes:fake", "system:node", "nodes")), id="a group like it"),
+        pytest.param({}, NODE, id="a node's other pods"),
+        pytest.param({"kubernetes.io/config.source": "file"}, NODE, id="another annotation"),
+    ],
+)
+def test_nobody_else_is_exempt(annotations: dict[str, str], user: UserInfo) -> None:
+    subject(review(vcuda_pod(annotations=annotations), user_info=user))
+
+
+# Malformed requests, by mode
+
+WRONG = vcuda_pod({"tencent.com/vcuda-core": 150}, annotations={"tencent.com/vcuda-core-limit": "x"})
+SENTENCE = (
+    "malformed GPU request: spec.containers[0].resources.limits[tencent.com/vcuda-core]: 150 is more than one card but "
+    "not whole cards; write 100 or 200; metadata.annotations[tencent.com/vcuda-core-limit]: 'x' is not allowed; "
+    "leave it out: whole cards have no limit below them"
+)
+
+
+def in_mode(mode: Mode) -> Facts:
+    return facts(msgspec.structs.replace(QUOTA, mode=mode))
+
+
+def test_a_malformed_request_is_refused_with_every_fault() -> None:
+    found = subject(review(WRONG))
+    assert malformed(found) == Answer(
+        "malformed",
+        allowed=False,
+        status=HTTPStatus.UNPROCESSABLE_ENTITY,
+        message=SENTENCE,
+        faults=found.request.faults,
+        scheme="gpu-manager",
+    )
+    assert [fault.path for fault in found.request.faults] == [
+        "spec.containers[0].resources.limits[tencent.com/vcuda-core]",
+        "metadata.annotations[tencent.com/vcuda-core-limit]",
+    ]
+
+
+def test_a_well_formed_request_is_not() -> None:
+    assert malformed(subject(review(vcuda_pod()))) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "warnings"),
+    [
+        (Mode.WARN, (f"{SENTENCE}; admitted, because this quota only warns", "more")),
+        (Mode.AUDIT, ()),
+    ],
+)
+def test_a_quota_that_is_not_enforced_refuses_nothing(mode: Mode, warnings: tuple[str, ...]) -> None:
+    """Its owner is told, so that the day it is enforced brings no surprise; an audit tells nobody."""
+    found = subject(review(WRONG), in_mode(mode))
+    assert malformed(found) is None
+    assert found.warnings("more") == warnings
+
+
+@pytest.mark.parametrize(("mode", "told"), [(Mode.ENFORCE, True), (Mode.WARN, True), (Mode.AUDIT, False)])
+def test_warnings_of_the_request_reach_all_but_the_audited(mode: Mode, told: bool) -> None:
+    plain = pod(container({"nvidia.com/gpu": 1}, securityContext={"privileged": True}))
+    found = subject(review(plain), in_mode(mode))
+    assert len(found.request.warnings) == 1
+    assert found.warnings("more") == ((*found.request.warnings, "more") if told else ())
