@@ -1,0 +1,224 @@
+"""What end-to-end tests do with a cluster: objects in, states awaited, and the kubelet's part played by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from http import HTTPStatus
+from pathlib import Path
+
+from kubernetes.client import ApiClient
+
+from tests.e2e import watching, webhooks
+from tests.e2e.control_plane import ADMIN, ControlPlane
+from tests.e2e.kubeconfig import write_kubeconfig
+from tests.e2e.rest import Answer, Json, Rest, api_client
+
+TIMEOUT = 30.0
+NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
+NOT_READY = "node.kubernetes.io/not-ready"
+# From here on a pod's token is projected; before, a ServiceAccount is of use only once it has a token Secret.
+FIRST_MINOR_WITH_PROJECTED_TOKENS = 21
+
+
+class Cluster:
+    """The API server of ``control_plane``, as the user that ``token`` belongs to; the admin by default.
+
+    ``api`` is the official client for typed calls, ``rest`` the same connections for plain JSON.
+    Timeouts are seconds; a state that does not come in time raises TimeoutError with what was last seen.
+    A refused request raises kubernetes' ApiException, unless a method says that it returns the Answer.
+    """
+
+    def __init__(self, control_plane: ControlPlane, token: str | None = None) -> None:
+        self.control_plane = control_plane
+        self.token = token or control_plane.tokens[ADMIN]
+        self.server = control_plane.server
+        self.ca_file = control_plane.ca_file
+        self.kubeconfig = self.kubeconfig_for_token(self.token)
+        self.api: ApiClient = api_client(self.server, self.ca_file, self.token)
+        self.rest = Rest(self.api)
+        self._paths: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.api.rest_client.close()
+
+    # Users
+
+    def kubeconfig_for_token(self, token: str) -> Path:
+        """A new kubeconfig file for the bearer of ``token``."""
+        path = self.control_plane.directory / f"{secrets.token_hex(4)}.kubeconfig"
+        write_kubeconfig(path, self.server, self.ca_file, token)
+        return path
+
+    def service_account_token(self, namespace: str, name: str) -> str:
+        """A token of an existing ServiceAccount, good for an hour, by TokenRequest."""
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 3600},
+        }
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        return str(self.rest.send("POST", path, request).ok()["status"]["token"])
+
+    # kubectl
+
+    @cached_property
+    def kubectl_program(self) -> str:
+        """The kubectl of the binaries, else the one on PATH; FileNotFoundError where there is neither."""
+        found = shutil.which(
+            "kubectl", path=f"{self.control_plane.assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        )
+        if found is None:
+            raise FileNotFoundError(f"no kubectl in {self.control_plane.assets} nor on PATH")
+        return found
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True, kubeconfig: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl, as this user or that of ``kubeconfig``; ``check``: CalledProcessError with what it wrote."""
+        cache = self.control_plane.directory / "kubectl-cache"
+        options = (f"--kubeconfig={kubeconfig or self.kubeconfig}", f"--cache-dir={cache}")
+        command = (self.kubectl_program, *options, *arguments)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=TIMEOUT * 2)
+        if check and done.returncode:
+            error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+            error.add_note(done.stdout + done.stderr)
+            raise error
+        return done
+
+    # Any object
+
+    def apply(self, *manifests: Json) -> None:
+        """`kubectl apply` of the manifests, in their order."""
+        document = {"apiVersion": "v1", "kind": "List", "items": manifests}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+    def create(self, manifest: Json) -> Json:
+        """The object as stored."""
+        return self.try_create(manifest).ok()
+
+    def try_create(self, manifest: Json, **query: str) -> Answer:
+        """The answer to a POST of ``manifest``, refused or not; ``query``: dryRun="All" and the like."""
+        return self.rest.send("POST", self.path_of(manifest), manifest, **query)
+
+    def path_of(self, manifest: Json) -> str:
+        """The collection that ``manifest`` belongs to, as in `/apis/apps/v1/namespaces/team-a/deployments`."""
+        root, resource, namespaced = self._resource(manifest["apiVersion"], manifest["kind"])
+        return (
+            f"{root}/namespaces/{manifest['metadata']['namespace']}/{resource}" if namespaced else f"{root}/{resource}"
+        )
+
+    def _resource(self, api_version: str, kind: str) -> tuple[str, str, bool]:
+        root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        if (root, kind) not in self._paths:
+            found = self.rest.get(root)["resources"]
+            self._paths |= {
+                (root, one["kind"]): (one["name"], one["namespaced"]) for one in found if "/" not in one["name"]
+            }
+        return root, *self._paths[root, kind]
+
+    def await_collection(
+        self, path: str, predicate: Callable[[list[Json]], bool], timeout: float = TIMEOUT, **selectors: str
+    ) -> list[Json]:
+        """The objects at collection ``path`` once ``predicate`` holds; ``selectors``: labelSelector, fieldSelector."""
+        return watching.await_collection(self.rest, path, predicate, timeout, **selectors)
+
+    def await_object(self, path: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
+        """The object ``name`` of the collection at ``path`` once it exists and ``predicate`` holds for it."""
+        [found] = self.await_collection(
+            path, lambda objects: any(map(predicate, objects)), timeout, fieldSelector=f"metadata.name={name}"
+        )
+        return found
+
+    def await_gone(self, path: str, name: str, timeout: float = TIMEOUT) -> None:
+        """Return once the collection at ``path`` has no object ``name``."""
+        self.await_collection(path, lambda objects: not objects, timeout, fieldSelector=f"metadata.name={name}")
+
+    def register_webhooks(
+        self, *, mutating: Sequence[Json] = (), validating: Sequence[Json] = (), timeout: float = TIMEOUT
+    ) -> AbstractContextManager[None]:
+        """`with` this, the webhooks (items of a configuration's `webhooks`) are in effect; after it they are not."""
+        return webhooks.registered(self.rest, mutating, validating, timeout)
+
+    def events(self, namespace: str) -> list[Json]:
+        """The Events in ``namespace``; to await one, `await_collection("/api/v1/namespaces/…/events", …)`."""
+        items: list[Json] = self.rest.get(f"/api/v1/namespaces/{namespace}/events")["items"]
+        return items
+
+    # Namespaces and nodes
+
+    def create_namespace(self, name: str | None = None, labels: Mapping[str, str] | None = None) -> str:
+        """The name of a new namespace, ready for pods: with its ServiceAccount where admission asks for that."""
+        named = {"name": name} if name else {"generateName": "e2e-"}
+        metadata = {**named, "labels": dict(labels or {})}
+        created = self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        namespace = str(created["metadata"]["name"])
+        if self.control_plane.settings.service_account_admission:
+            self.await_object(f"/api/v1/namespaces/{namespace}/serviceaccounts", "default", self._usable)
+        return namespace
+
+    def _usable(self, service_account: Json) -> bool:
+        return self.control_plane.minor >= FIRST_MINOR_WITH_PROJECTED_TOKENS or "secrets" in service_account
+
+    def delete_namespace(self, name: str) -> None:
+        """Delete ``name`` and its pods at once; what the controller manager then does to it is not awaited."""
+        self.rest.send("DELETE", f"/api/v1/namespaces/{name}").ok()
+        self.rest.send("DELETE", f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0}).ok()
+
+    def create_node(
+        self, name: str, labels: Mapping[str, str] | None = None, capacity: Mapping[str, str] | None = None
+    ) -> Json:
+        """A Ready node that the scheduler uses. ``capacity``: quantities by resource, over those of a large machine."""
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
+        self.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        quantities = {**NODE_CAPACITY, **(capacity or {})}
+        ready = [{"type": "Ready", "status": "True", "reason": "Harness", "message": "no kubelet runs here"}]
+        status = {"capacity": quantities, "allocatable": quantities, "conditions": ready}
+        node = self.rest.merge_patch(f"/api/v1/nodes/{name}/status", {"status": status})
+        # Admission taints every new node; the controller that would lift it goes by the kubelet's heartbeats.
+        taints = [taint for taint in node["spec"].get("taints", []) if taint["key"] != NOT_READY]
+        return self.rest.merge_patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
+
+    def delete_node(self, name: str) -> None:
+        """Delete the node; pods bound to it stay."""
+        self.rest.send("DELETE", f"/api/v1/nodes/{name}").ok()
+
+    # Pods
+
+    def pods(self, namespace: str) -> list[Json]:
+        """All pods in ``namespace``."""
+        items: list[Json] = self.rest.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+        return items
+
+    def wait_pod(self, namespace: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
+        """The pod once it exists and ``predicate`` holds for it."""
+        return self.await_object(f"/api/v1/namespaces/{namespace}/pods", name, predicate, timeout)
+
+    def set_pod_status(self, namespace: str, name: str, status: Json) -> Json:
+        """Merge ``status`` into the pod's, as its kubelet would."""
+        return self.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status})
+
+    def run_pod(self, namespace: str, name: str) -> Json:
+        """Let the pod be Running and Ready."""
+        conditions = [
+            {"type": kind, "status": "True"} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ]
+        return self.set_pod_status(namespace, name, {"phase": "Running", "conditions": conditions})
+
+    def finish_pod(self, namespace: str, name: str, phase: str = "Succeeded") -> Json:
+        """Let the pod end as ``phase``: Succeeded or Failed."""
+        return self.set_pod_status(namespace, name, {"phase": phase})
+
+    def delete_pod(self, namespace: str, name: str) -> None:
+        """Delete the pod at once, without a grace period: it is gone on return. One that is not there is no fault."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
+        if answer.status != HTTPStatus.NOT_FOUND:
+            answer.ok()

@@ -1,0 +1,95 @@
+"""One control plane for the whole run, a fresh namespace for each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane, running_control_plane
+from tests.e2e.installation import Installation, installed
+from tests.e2e.rest import Json
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path | None:
+    """The directory of the control plane's binaries."""
+    value = os.environ.get("KUBEBUILDER_ASSETS")
+    return Path(value).resolve() if value else None
+
+
+@pytest.fixture(scope="session")
+def control_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running control plane with default settings. Who stops a component starts it again."""
+    with running_control_plane(assets, tmp_path_factory.mktemp("control-plane")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
+    """The control plane's API as admin, its own namespaces present."""
+    with closing(Cluster(control_plane)) as admin:
+        for name in ("default", "kube-system"):
+            admin.await_object("/api/v1/namespaces", name, lambda _: True)
+        yield admin
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A fresh namespace, deleted with its pods afterwards."""
+    name = cluster.create_namespace()
+    yield name
+    cluster.delete_namespace(name)
+
+
+@pytest.fixture(scope="session")
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """One replica of the webhook, which every test that breaks nothing shares."""
+    with installed(cluster, tmp_path_factory.mktemp("installation")) as running:
+        yield running
+
+
+@pytest.fixture
+def team(installation: Installation) -> Iterator[Callable[[Json], str]]:
+    """Call it with an entry of the quota: a fresh enforced namespace that is held to it until the test ends."""
+    with ExitStack() as teardown:
+
+        def create(entry: Json) -> str:
+            return teardown.enter_context(installation.team(entry))
+
+        yield create
+
+
+@pytest.fixture
+def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
+    """``Cluster.create_node`` that returns the name, for nodes that are deleted after the test."""
+    with ExitStack() as teardown:
+
+        def create(name: str, labels: dict[str, str] | None = None, capacity: dict[str, str] | None = None) -> str:
+            cluster.create_node(name, labels, capacity)
+            teardown.callback(cluster.delete_node, name)
+            return name
+
+        yield create
+
+
+@pytest.fixture
+def scheduler(control_plane: ControlPlane) -> None:
+    """For tests that need the scheduler: skipped, saying so, where the binaries lack it."""
+    require(control_plane, "kube-scheduler")
+
+
+@pytest.fixture
+def controller_manager(control_plane: ControlPlane) -> None:
+    """For tests that need the controller manager: skipped, saying so, where the binaries lack it."""
+    require(control_plane, "kube-controller-manager")
+
+
+def require(control_plane: ControlPlane, program: str) -> None:
+    """Skip the test where the binaries lack ``program``."""
+    if program in control_plane.missing:
+        pytest.skip(f"no {program} in KUBEBUILDER_ASSETS={control_plane.assets}")

@@ -1,0 +1,226 @@
+"""The harness itself: what the other end-to-end tests stand on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from kubernetes.client import CoreV1Api
+from kubernetes.client.exceptions import ApiException
+
+from tests.e2e import flags
+from tests.e2e.cluster import Cluster
+from tests.e2e.component import StartupError
+from tests.e2e.control_plane import (
+    ControlPlane,
+    NoControlPlane,
+    Settings,
+    lay_out,
+    prepare,
+    running_control_plane,
+)
+from tests.e2e.rest import Json, warning_text
+from tests.e2e.webhooks import await_effect
+
+
+def pod_spec(**fields: object) -> Json:
+    return {"containers": [{"name": "main", "image": "registry.example/none"}], **fields}
+
+
+def pod(namespace: str, name: str, **fields: object) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": pod_spec(**fields),
+    }
+
+
+def refuse_pods(name: str, namespace: str) -> Json:
+    """A webhook that nothing serves: what it selects is refused."""
+    return {
+        "name": f"{name}.e2e.example",
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "namespaceSelector": {"matchLabels": {"team": namespace}},
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 1,
+    }
+
+
+@pytest.mark.usefixtures("scheduler")
+def test_a_pod_is_bound_to_the_node_its_selector_names(
+    cluster: Cluster, namespace: str, create_node: Callable[..., str]
+) -> None:
+    create_node("plain")
+    wanted = create_node("with-cards", {"model": "M40"}, {"tencent.com/vcuda-core": "800"})
+    cluster.create(pod(namespace, "selective", nodeSelector={"model": "M40"}))
+    bound = cluster.wait_pod(namespace, "selective", lambda one: "nodeName" in one["spec"])
+    assert bound["spec"]["nodeName"] == wanted
+
+
+def test_a_created_node_is_ready_untainted_and_has_its_capacity(
+    cluster: Cluster, create_node: Callable[..., str]
+) -> None:
+    create_node("sound", {"model": "P100"}, {"tencent.com/vcuda-core": "400"})
+    node = cluster.rest.get("/api/v1/nodes/sound")
+    assert node["metadata"]["labels"]["model"] == "P100"
+    assert node["status"]["allocatable"]["tencent.com/vcuda-core"] == "400"
+    assert [(one["type"], one["status"]) for one in node["status"]["conditions"]] == [("Ready", "True")]
+    assert "taints" not in node["spec"]
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_a_deployment_gets_its_pods(cluster: Cluster, namespace: str) -> None:
+    labels = {"app": "web"}
+    cluster.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"namespace": namespace, "name": "web"},
+            "spec": {
+                "replicas": 3,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod_spec()},
+            },
+        }
+    )
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    cluster.await_collection(path, lambda pods: len(pods) == 3, labelSelector="app=web")
+    created = [event for event in cluster.events(namespace) if event["reason"] == "SuccessfulCreate"]
+    assert {event["involvedObject"]["kind"] for event in created} == {"ReplicaSet"}
+
+
+def test_a_pods_life_without_a_kubelet(cluster: Cluster, namespace: str) -> None:
+    """The test sets what a kubelet would, the typed client reads it, and a deleted pod is gone on return."""
+    core = CoreV1Api(cluster.api)
+    cluster.create(pod(namespace, "lived"))
+    for step, phase in ((cluster.run_pod, "Running"), (cluster.finish_pod, "Succeeded")):
+        step(namespace, "lived")
+        status = core.read_namespaced_pod("lived", namespace).status
+        assert status is not None
+        assert status.phase == phase
+    cluster.delete_pod(namespace, "lived")
+    assert cluster.pods(namespace) == []
+
+
+def test_a_state_that_does_not_come_is_a_timeout_that_shows_the_object(cluster: Cluster, namespace: str) -> None:
+    cluster.create(pod(namespace, "idle"))
+    with pytest.raises(TimeoutError, match='"phase": "Pending"'):
+        cluster.wait_pod(namespace, "idle", lambda one: one["status"]["phase"] == "Running", timeout=0.2)
+
+
+def test_kubectl_raises_with_what_it_wrote(cluster: Cluster, namespace: str) -> None:
+    assert cluster.kubectl("get", "namespace", namespace, "-o", "name").stdout == f"namespace/{namespace}\n"
+    refused = cluster.kubectl("get", "pod", "absent", "-n", namespace, check=False)
+    assert (refused.returncode, refused.stderr.count("NotFound")) == (1, 1)
+
+
+def test_rbac_forbids_a_user_without_rights(cluster: Cluster, control_plane: ControlPlane, namespace: str) -> None:
+    tenant = cluster.kubeconfig_for_token(control_plane.tokens["tenant"])
+    refused = cluster.kubectl("get", "pods", "-n", namespace, check=False, kubeconfig=tenant)
+    assert refused.returncode == 1
+    assert '(Forbidden): pods is forbidden: User "tenant" cannot list' in refused.stderr
+
+
+def test_a_service_accounts_token_is_its_identity_and_nothing_more(
+    cluster: Cluster, control_plane: ControlPlane, namespace: str
+) -> None:
+    cluster.kubectl("create", "serviceaccount", "reader", "-n", namespace)
+    token = cluster.service_account_token(namespace, "reader")
+    denied = pytest.raises(ApiException, match=f'"system:serviceaccount:{namespace}:reader" cannot list')
+    with closing(Cluster(control_plane, token)) as reader, denied as refused:
+        reader.pods(namespace)
+    assert refused.value.status == 403
+
+
+@pytest.mark.parametrize("kind", ["mutating", "validating"])
+def test_registered_webhooks_are_in_effect_inside_the_with_and_not_after(
+    cluster: Cluster, namespace: str, kind: Literal["mutating", "validating"]
+) -> None:
+    cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"team": namespace}}})
+    webhooks: dict[str, list[Json]] = {"mutating": [], "validating": [], kind: [refuse_pods(kind, namespace)]}
+    with cluster.register_webhooks(mutating=webhooks["mutating"], validating=webhooks["validating"]):
+        refused = cluster.try_create(pod(namespace, "probe"))
+    assert refused.status == 500
+    assert f"{kind}.e2e.example" in refused.message
+    assert cluster.try_create(pod(namespace, "probe")).status == 201
+
+
+def test_webhooks_that_take_no_effect_are_waited_for_in_vain(cluster: Cluster) -> None:
+    with pytest.raises(TimeoutError, match="never-stored"):
+        await_effect(cluster.rest, "never-stored", 0.2, wanted=True)
+
+
+def test_objects_outlive_a_crash_of_api_server_and_etcd(
+    cluster: Cluster, control_plane: ControlPlane, namespace: str
+) -> None:
+    cluster.create(pod(namespace, "kept"))
+    control_plane.apiserver.kill()
+    control_plane.etcd.kill()
+    assert not control_plane.apiserver.running
+    control_plane.etcd.start()
+    control_plane.apiserver.start()
+    assert [one["metadata"]["name"] for one in cluster.pods(namespace)] == ["kept"]
+
+
+def test_a_server_that_can_not_start_shows_its_log(assets: Path | None, tmp_path: Path) -> None:
+    broken = Settings(apiserver_flags=("--no-such-flag",))
+    with (
+        pytest.raises(StartupError, match=r"(?s)kube-apiserver: exit status 1;.*unknown flag: --no-such-flag"),
+        running_control_plane(assets, tmp_path, broken),
+    ):
+        pass
+    assert not (tmp_path / "etcd").exists()
+
+
+@pytest.mark.parametrize("present", [(), ("etcd",)], ids=["none", "etcd alone"])
+def test_without_binaries_it_is_said_what_to_set(tmp_path: Path, present: tuple[str, ...]) -> None:
+    for name in present:
+        (tmp_path / name).touch(mode=0o755)
+    with pytest.raises(NoControlPlane, match="KUBEBUILDER_ASSETS"), running_control_plane(tmp_path, tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize(("version", "minor", "port_flags"), [("v1.20.2", 20, 1), ("v1.34.0", 34, 0)])
+def test_newer_binaries_without_scheduler_and_controller_manager(
+    tmp_path: Path, version: str, minor: int, port_flags: int
+) -> None:
+    """setup-envtest ships just etcd, kube-apiserver and kubectl; --port is unknown from 1.24 on and needed before."""
+    for name in ("etcd", "kube-apiserver"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho Kubernetes {version}\n")
+        (tmp_path / name).chmod(0o755)
+    layout = lay_out(tmp_path, tmp_path / "run")
+    found = prepare(layout, Settings())
+    assert found.minor == minor
+    assert found.missing == ("kube-scheduler", "kube-controller-manager")
+    assert found.components == (found.etcd, found.apiserver)
+    assert flags.scheduler(layout, found.minor).count("--port=0") == port_flags
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_with_service_account_admission_a_new_namespace_is_ready_for_pods(assets: Path | None, tmp_path: Path) -> None:
+    """And a control plane of a test's own ends with its `with`."""
+    with running_control_plane(assets, tmp_path, Settings(service_account_admission=True)) as strict:
+        with closing(Cluster(strict)) as admin:
+            namespace = admin.create_namespace(labels={"team": "a"})
+            stored = admin.create(pod(namespace, "with-identity"))
+        assert all(component.running for component in strict.components)
+    assert stored["spec"]["serviceAccountName"] == "default"
+    assert "token" in json.dumps(stored["spec"]["volumes"])
+    assert not any(component.running for component in strict.components)
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [('299 - "plain"', "plain"), (r'299 - "say \"M40\""', 'say "M40"')],
+    ids=["plain", "quotes inside"],
+)
+def test_a_warning_header_is_read_as_kubectl_reads_it(header: str, text: str) -> None:
+    assert warning_text(header) == text

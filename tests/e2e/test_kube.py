@@ -1,0 +1,127 @@
+"""The client against a real API server: what ledgers and patches build on, and a pod's own credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from tests.e2e.cluster import Cluster
+from vcuda.errors import ApiError, Conflict, Gone, NotFound
+from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    """As much of metadata as these tests read."""
+
+    uid: str
+    resource_version: str
+
+
+class Item(msgspec.Struct):
+    """A ConfigMap."""
+
+    metadata: Meta
+    data: dict[str, str]
+
+
+@pytest.fixture
+def kube(cluster: Cluster) -> Iterator[Kube]:
+    """The client under test, as admin."""
+    with closing(Kube.connect(cluster.kubeconfig)) as kube:
+        yield kube
+
+
+@pytest.fixture
+def path(namespace: str) -> str:
+    """The ConfigMaps of a fresh namespace."""
+    return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
+def read(body: bytes) -> Item:
+    """Decode a ConfigMap."""
+    return msgspec.json.decode(body, type=Item)
+
+
+def manifest(value: str, **metadata: str) -> bytes:
+    """The ConfigMap ``ledger``."""
+    return msgspec.json.encode({"metadata": {"name": "ledger", **metadata}, "data": {"value": value}})
+
+
+def test_a_put_with_an_old_version_is_a_conflict_and_changes_nothing(kube: Kube, path: str) -> None:
+    """The compare-and-swap that every ledger rests on."""
+    first = read(kube.post(path, manifest("first")))
+    read(kube.put(f"{path}/ledger", manifest("second", resourceVersion=first.metadata.resource_version)))
+    with pytest.raises(Conflict, match="please apply your changes to the latest version"):
+        kube.put(f"{path}/ledger", manifest("third", resourceVersion=first.metadata.resource_version))
+    assert read(kube.get(f"{path}/ledger")).data == {"value": "second"}
+
+
+def test_a_name_that_is_taken_is_a_conflict(kube: Kube, path: str) -> None:
+    kube.post(path, manifest("first"))
+    with pytest.raises(Conflict, match='configmaps "ledger" already exists'):
+        kube.post(path, manifest("second"))
+
+
+def test_an_absent_object_is_not_found(kube: Kube, path: str) -> None:
+    with pytest.raises(NotFound, match='configmaps "ledger" not found'):
+        kube.get(f"{path}/ledger")
+
+
+def test_patches_are_applied_as_what_they_are(kube: Kube, path: str) -> None:
+    """A JSON Patch in bytes must not arrive as a strategic merge patch."""
+    kube.post(path, manifest("first"))
+    kube.patch(f"{path}/ledger", b'[{"op": "add", "path": "/data/a.b", "value": "x"}]', JSON_PATCH)
+    kube.patch(f"{path}/ledger", '{"data": {"value": null, "c": "é"}}'.encode(), MERGE_PATCH)
+    assert read(kube.get(f"{path}/ledger")).data == {"a.b": "x", "c": "é"}
+
+
+def test_a_json_patch_whose_test_fails_is_refused(kube: Kube, path: str) -> None:
+    kube.post(path, manifest("first"))
+    with pytest.raises(ApiError) as caught:
+        kube.patch(f"{path}/ledger", b'[{"op": "test", "path": "/data/value", "value": "x"}]', JSON_PATCH)
+    assert caught.value.status == 422
+
+
+def test_a_delete_is_bound_to_the_uid_it_names(kube: Kube, path: str) -> None:
+    stored = read(kube.post(path, manifest("first")))
+    with pytest.raises(Conflict):
+        kube.delete(f"{path}/ledger", b'{"preconditions": {"uid": "another"}}')
+    kube.delete(f"{path}/ledger", msgspec.json.encode({"preconditions": {"uid": stored.metadata.uid}}))
+    with pytest.raises(NotFound):
+        kube.delete(f"{path}/ledger")
+
+
+def test_a_dry_run_stores_nothing(kube: Kube, path: str) -> None:
+    kube.post(path, manifest("first"), {"dryRun": "All"})
+    with pytest.raises(NotFound):
+        kube.get(f"{path}/ledger")
+
+
+def test_a_continue_token_that_is_nonsense_is_refused_and_not_taken_for_one_too_old(kube: Kube, path: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        list(kube.list_pages(path, {"continue": "nonsense"}))
+    assert not isinstance(caught.value, Gone)
+
+
+def test_in_a_pod_the_mounted_token_counts_and_is_read_anew_once_refused(
+    cluster: Cluster, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kubelet replaces the file before the token ends; whoever is too late gets a 401 first, and goes on."""
+    address = urlsplit(cluster.server)
+    token = tmp_path / "token"
+    token.write_text("outlived")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(address.hostname))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(cluster.ca_file))
+    with closing(Kube.connect()) as kube:
+        with pytest.raises(ApiError) as caught:
+            kube.get(path)
+        assert caught.value.status == 401
+        token.write_text(cluster.token + "\n")
+        kube.post(path, manifest("first"))

@@ -1,0 +1,252 @@
+"""The reflector against a real API server: what it knows is what is stored, whatever happens in between."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane
+from vcuda.errors import ApiError, Conflict, NotFound, Unreachable
+from vcuda.kube import MERGE_PATCH, Kube, Reflector
+
+TIMEOUT = 60  # seconds
+ATTEMPTS = 20
+OBJECTS = 1000
+OURS = {"labelSelector": "test=reflector"}  # controllers keep a ConfigMap of their own in every namespace
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """As much of metadata as these tests read."""
+
+    name: str
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A ConfigMap."""
+
+    metadata: Meta
+    data: Mapping[str, str]
+
+
+Seen = tuple[Item | None, Item | None]
+
+
+def item(raw: bytes) -> Item:
+    """Decode a ConfigMap."""
+    return msgspec.json.decode(raw, type=Item)
+
+
+def values(items: Iterable[Item]) -> dict[str, str]:
+    """The values by name."""
+    return {one.metadata.name: one.data["value"] for one in items}
+
+
+def manifest(name: str, value: str) -> bytes:
+    """A ConfigMap with one value."""
+    metadata = {"name": name, "labels": {"test": "reflector"}}
+    return msgspec.json.encode({"metadata": metadata, "data": {"value": value}})
+
+
+@pytest.fixture
+def kube(cluster: Cluster) -> Iterator[Kube]:
+    """The client under test, as admin."""
+    with closing(Kube.connect(cluster.kubeconfig)) as kube:
+        yield kube
+
+
+@pytest.fixture
+def path(namespace: str) -> str:
+    """The ConfigMaps of a fresh namespace."""
+    return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
+@contextmanager
+def following(kube: Kube, path: str, **settings: Any) -> Iterator[tuple[Reflector[Item], queue.SimpleQueue[Seen]]]:
+    """A synced reflector and what it tells. It ends with the block: its watch, now silent, would last for minutes."""
+    seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+    settings = {"params": OURS, **settings}
+    reflector = Reflector(kube, path, item, on_event=lambda old, new: seen.put((old, new)), **settings)
+    reflector.start()
+    try:
+        assert reflector.synced.wait(TIMEOUT)
+        yield reflector, seen
+    finally:
+        reflector.stop()
+        reflector.join(TIMEOUT)
+        assert not reflector.alive
+
+
+@dataclass
+class Writer:
+    """Creates, changes and deletes ConfigMaps, though the API server goes away in between."""
+
+    kube: Kube
+    path: str
+    up: threading.Event = field(default_factory=threading.Event)
+    written: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def life(self, number: int) -> None:
+        """Create number N; change every second one; delete every third."""
+        name = f"cm-{number:04}"
+        one = f"{self.path}/{name}"
+        self._insist(lambda: self.kube.post(self.path, manifest(name, "first")), Conflict)
+        if number % 2:
+            change = msgspec.json.encode({"data": {"value": f"second {number}"}})
+            self._insist(lambda: self.kube.patch(one, change, MERGE_PATCH), NotFound)
+        if number % 3 == 0:
+            self._insist(lambda: self.kube.delete(one), NotFound)
+
+    def _insist(self, write: Callable[[], object], landed: type[ApiError]) -> None:
+        """Repeat until it is answered; ``landed`` says that an attempt whose answer was lost has done it."""
+        for _ in range(ATTEMPTS):
+            assert self.up.wait(TIMEOUT)
+            with suppress(Unreachable):
+                with suppress(landed):
+                    write()
+                self.written.release()
+                return
+        pytest.fail("the API server did not come back")
+
+
+def test_the_view_equals_the_store_after_a_thousand_lives_and_two_restarts(
+    kube: Kube, control_plane: ControlPlane, path: str
+) -> None:
+    """And the events, told one after another, lead to it without a gap: each begins where the one before has ended."""
+    writer = Writer(kube, path)
+    writer.up.set()
+    with following(kube, path, page_size=50) as (reflector, seen), ThreadPoolExecutor(4) as threads:
+        lives = [threads.submit(writer.life, number) for number in range(OBJECTS)]
+        for _ in range(2):
+            for _ in range(OBJECTS // 2):
+                assert writer.written.acquire(timeout=TIMEOUT)
+            writer.up.clear()
+            control_plane.apiserver.kill()
+            control_plane.apiserver.start()
+            writer.up.set()
+        for life in lives:
+            life.result(TIMEOUT)
+        kube.post(path, manifest("last", "of all"))
+        told = replayed(seen, until="last")
+        listed = [item(raw) for page in kube.list_pages(path, OURS, limit=300) for raw in page.items]
+        assert len(listed) == OBJECTS - len(range(0, OBJECTS, 3)) + 1
+        assert values(reflector.snapshot().values()) == values(listed)
+        assert values(told.values()) == values(listed)
+        assert reflector.counts.watches >= 3
+
+
+def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
+    """Apply the events up to the arrival of ``until``; each must start from the state that the last one left."""
+    state: dict[str, Item] = {}
+    while until not in state:
+        old, new = seen.get(timeout=TIMEOUT)
+        name = next(one.metadata.name for one in (old, new) if one is not None)
+        assert state.pop(name, None) == old
+        if new is not None:
+            state[name] = new
+    return state
+
+
+def test_events_missed_while_the_api_server_was_away_are_told_after_410(
+    kube: Kube, control_plane: ControlPlane, path: str
+) -> None:
+    """A watch cache begins anew with its server, so that a version from before is too old: a real 410."""
+    kube.post(path, manifest("changed", "first"))
+    kube.post(path, manifest("gone", "first"))
+    pause = Gate()
+    with following(kube, path, wait=pause) as (reflector, seen):
+        assert [seen.get(timeout=TIMEOUT)[0] for _ in range(2)] == [None, None]
+        kube.post(path, msgspec.json.encode({"metadata": {"name": "unselected"}}))  # the store's version moves on
+        control_plane.apiserver.kill()
+        assert pause.reached.wait(TIMEOUT)
+        control_plane.apiserver.start()
+        kube.patch(f"{path}/changed", b'{"data": {"value": "second"}}', MERGE_PATCH)
+        kube.delete(f"{path}/gone")
+        kube.post(path, manifest("new", "first"))
+        pause.open.set()
+        told = [seen.get(timeout=TIMEOUT) for _ in range(3)]
+        assert [(old and old.metadata.name, new and new.data["value"]) for old, new in told] == [
+            ("gone", None),
+            ("changed", "second"),
+            (None, "first"),
+        ]
+        assert reflector.counts.lists == 2
+        assert values(reflector.snapshot().values()) == {"changed": "second", "new": "first"}
+
+
+class Gate:
+    """A wait between attempts that lasts until the test opens it."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, _seconds: float) -> bool:
+        self.reached.set()
+        return not self.open.wait(TIMEOUT)
+
+
+def test_a_selected_object_is_followed_from_before_it_exists(kube: Kube, path: str) -> None:
+    """As the quota ConfigMap is: by name, absent at first."""
+    with following(kube, path, params={"fieldSelector": "metadata.name=gpuquota"}) as (reflector, seen):
+        assert dict(reflector.snapshot()) == {}
+        kube.post(path, manifest("other", "x"))
+        kube.post(path, manifest("gpuquota", "first"))
+        old, new = seen.get(timeout=TIMEOUT)
+        assert old is None
+        assert new is not None
+        assert new.data["value"] == "first"
+        version = int(reflector.resource_version)
+        kube.delete(f"{path}/gpuquota")
+        assert seen.get(timeout=TIMEOUT) == (new, None)
+        assert int(reflector.resource_version) > version
+
+
+def test_without_the_right_to_list_it_waits_unsynced_and_says_why_until_it_is_granted(
+    cluster: Cluster, namespace: str, path: str
+) -> None:
+    tenant = Kube.connect(cluster.kubeconfig_for_token(cluster.control_plane.tokens["tenant"]))
+    gate = Gate()
+    reflector = Reflector(tenant, path, item, wait=gate)
+    with structlog.testing.capture_logs() as logs, closing(tenant):
+        reflector.start()
+        try:
+            assert gate.reached.wait(TIMEOUT)
+            assert not reflector.synced.is_set()
+            assert 'User "tenant" cannot list resource "configmaps"' in logs[0]["error"]
+            grant(cluster, namespace)
+            gate.open.set()
+            assert reflector.synced.wait(TIMEOUT)
+        finally:
+            reflector.stop()
+            gate.open.set()
+            reflector.join(TIMEOUT)
+    assert not reflector.alive
+
+
+def grant(cluster: Cluster, namespace: str) -> None:
+    """Let the user ``tenant`` read the ConfigMaps of ``namespace``."""
+    group = "rbac.authorization.k8s.io"
+    metadata = {"name": "reader", "namespace": namespace}
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}
+    tenant = {"kind": "User", "name": "tenant", "apiGroup": group}
+    role = {"kind": "Role", "name": "reader", "apiGroup": group}
+    cluster.create({"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": [rule]})
+    cluster.create(
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "subjects": [tenant],
+            "roleRef": role,
+        }
+    )
