@@ -1,0 +1,8 @@
+"""``make bench``: every measurement, one table each. Nothing is asserted; the figures are for a person to read."""
+
+from __future__ import annotations
+
+from tests.bench import mutate
+
+if __name__ == "__main__":
+    mutate.main()
