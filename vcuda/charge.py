@@ -77,8 +77,11 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def in_cores(self) -> bool:
-        """Whether the cores are short; otherwise the memory is."""
-        return (self.usage.used + self.asked).cores > self.limit.cores
+        """Whether the refusal is about cores: they are short, and it is not the memory alone that can never fit."""
+        short = (self.usage.used + self.asked).cores > self.limit.cores
+        memory = self.limit.memory
+        hopeless = memory is not None and self.asked.memory_under(self.limit) > memory
+        return short and (self.asked.cores > self.limit.cores or not hopeless)
 
     @property
     def can_never_fit(self) -> bool:

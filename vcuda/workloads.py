@@ -24,6 +24,19 @@ NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What msgspec raises for what YAML can write and JSON cannot: half a surrogate pair, an object inside itself."""
 
 
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "Pod": (),
+    "Deployment": ("replicas",),
+    "StatefulSet": ("replicas",),
+    "ReplicaSet": ("replicas",),
+    "ReplicationController": ("replicas",),
+    "DaemonSet": (),
+    "Job": ("parallelism", "completions"),
+    "CronJob": ("parallelism", "completions"),
+}
+"""The kinds that can be checked, with the fields that say how many pods there are; the smallest counts."""
+
+
 class Workload(msgspec.Struct, frozen=True):
     """An object that makes pods: its kind and name, a pod as it would create it, and how many at once."""
 
@@ -35,15 +48,16 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 def workloads_in(source: str, text: str, namespace: str) -> list[Workload]:
-    """Return every object in YAML or JSON that makes pods, in order; ``namespace`` is for those that name none.
+    """Return every object in YAML or JSON that makes pods, in order; those that make none are passed over.
 
-    ``source`` says in messages where the text is from.
+    ``namespace`` is for those that name none; ``source`` says in messages where the text is from.
 
     Raises:
-        BadInput: it is not YAML, or an object in it makes no pods or a malformed one.
+        BadInput: it is not YAML, or an object in it makes malformed pods, or pods in a way that is not known here.
 
     """
-    return [_workload(where, manifest, namespace) for where, manifest in objects_in(source, text)]
+    objects = objects_in(source, text)
+    return [_workload(where, manifest, namespace) for where, manifest in objects if _makes_pods(manifest)]
 
 
 def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
@@ -71,6 +85,13 @@ def _listed(where: str, document: object) -> Iterator[tuple[str, Manifest]]:
         yield from _listed(where, item)
 
 
+def _makes_pods(manifest: Manifest) -> bool:
+    """Return whether an object is a pod, or looks as if it made some; a Service or a ConfigMap does not."""
+    spec = manifest.get("spec")
+    template = isinstance(spec, dict) and ("template" in spec or "jobTemplate" in spec)
+    return template or manifest["kind"] in _KINDS
+
+
 def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
     kind = manifest["kind"]
     metadata = _mapping(where, manifest, "metadata")
@@ -94,17 +115,9 @@ def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
 
 def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
     """Return how many pods there are at once. A DaemonSet's depend on the nodes: one is looked at."""
-    fields: tuple[str, ...] = ()
-    match kind:
-        case "Deployment" | "StatefulSet" | "ReplicaSet" | "ReplicationController":
-            fields = ("replicas",)
-        case "Job" | "CronJob":
-            fields = ("parallelism", "completions")
-        case "DaemonSet":
-            pass
-        case _:
-            raise BadInput(f"{where}: a {kind} makes no pods that can be checked here")
-    counts = [spec[field] for field in fields if spec.get(field) is not None]
+    if kind not in _KINDS:
+        raise BadInput(f"{where}: how many pods a {kind} makes is not known here; give its pods instead")
+    counts = [spec[field] for field in _KINDS[kind] if spec.get(field) is not None]
     for count in counts:
         if type(count) is not int or not 0 <= count <= MOST_PODS:
             raise BadInput(f"{where}: {count!r} is no number of pods from 0 to {MOST_PODS}")
@@ -115,17 +128,35 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
 
 def _checked(where: str, pod: Manifest) -> Manifest:
     """Return the pod as it is in JSON, proven to have a pod's shape."""
+    if not pod.get("spec"):
+        raise BadInput(f"{where}: malformed: it has no pod spec")
     convert(where, pod, Pod)
-    plain: Manifest = msgspec.json.decode(msgspec.json.encode(pod, enc_hook=str))
-    return plain
+    return _plain(where, pod)
 
 
 def convert(where: str, manifest: Manifest, view: type[T]) -> T:
     """Return a typed view of a manifest. Raises BadInput where its shape is not that kind's."""
     try:
-        return msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str), type=view)
+        return msgspec.convert(_plain(where, manifest), view)
+    except msgspec.MsgspecError as error:
+        raise BadInput(f"{where}: malformed: {error}") from error
+
+
+def _plain(where: str, manifest: Manifest) -> Manifest:
+    """Return a manifest as it is in JSON, without its null fields: in Kubernetes they count as absent."""
+    try:
+        plain: Manifest = _without_nulls(msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str)))
     except NOT_JSON as error:
         raise BadInput(f"{where}: malformed: {error}") from error
+    return plain
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
 
 
 def _mapping(where: str, parent: Mapping[str, Any], field: str) -> Manifest:

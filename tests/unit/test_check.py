@@ -79,7 +79,7 @@ def test_nothing_to_check_is_no_failure(directory: Path) -> None:
         ("{", "Error: {path}: not YAML: "),
         ("kind: Pod\non: 2024-13-45", "Error: {path}: not YAML: "),
         ("kind: Pod\nspec: 5", "Error: {path}, document 1: spec must be a mapping\n"),
-        ("kind: Service", "Error: {path}, document 1: a Service makes no pods that can be checked here\n"),
+        ("kind: Pod", "Error: {path}, document 1: malformed: it has no pod spec\n"),
     ],
 )
 def test_bad_manifests(directory: Path, text: str, message: str) -> None:

@@ -132,11 +132,15 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
         pytest.param("kind: List\nitems: 5", "file, document 1: items must be a list", id="items is a number"),
         pytest.param("kind: List\nitems: {a: b}", "file, document 1: items must be a list", id="items is a mapping"),
         pytest.param(
-            "kind: Service", "file, document 1: a Service makes no pods that can be checked here", id="a Service"
+            "kind: Rollout\nspec: {template: {}}",
+            "file, document 1: how many pods a Rollout makes is not known here; give its pods instead",
+            id="an unknown kind with a template",
         ),
         pytest.param(
             "kind: Pod\nmetadata: []", "file, document 1: metadata must be a mapping", id="metadata is a list"
         ),
+        pytest.param("kind: Pod\nspec: null", "file, document 1: malformed: it has no pod spec", id="no spec"),
+        pytest.param("kind: Job\nspec: {}", "file, document 1: malformed: it has no pod spec", id="no template"),
         pytest.param("kind: Job\nspec: x", "file, document 1: spec must be a mapping", id="spec is text"),
         pytest.param("kind: Job\nspec: {template: x}", "file, document 1: template must be a mapping", id="template"),
         pytest.param(
@@ -174,9 +178,7 @@ def test_no_workload(text: str, message: str) -> None:
     ("text", "where"),
     [
         pytest.param("kind: Pod\nspec: {containers: x}", "$.spec.containers", id="containers"),
-        pytest.param("kind: Pod\nspec: null", "$.spec", id="no spec"),
-        pytest.param("kind: Job\nspec: {}", "$.spec", id="no template"),
-        pytest.param("kind: Pod\nmetadata: {name: 5}", "$.metadata.name", id="a number for a name"),
+        pytest.param("kind: Pod\nmetadata: {name: 5}\nspec: {containers: []}", "$.metadata.name", id="a number for a name"),
         pytest.param(
             "kind: Pod\nspec: {containers: [{resources: {limits: {nvidia.com/gpu: [1]}}}]}",
             "$.spec.containers[0].resources.limits[...]",
@@ -216,14 +218,37 @@ def test_yaml_that_json_cannot_hold(text: str) -> None:
     assert fault(text).startswith("file, document 1: malformed: ")
 
 
+def test_what_makes_no_pods_is_passed_over(tmp_path: Path) -> None:
+    """A whole bundle, as kustomize prints it, can be checked."""
+    bundle = tmp_path / "bundle.yaml"
+    bundle.write_text(
+        yaml.safe_dump_all([{"kind": "Service", "spec": {"ports": []}}, {"kind": "ConfigMap"}, vcuda_pod()])
+    )
+    assert [workload.kind for workload in read_workloads([bundle], "team-a")] == ["Pod"]
+
+
+def test_a_null_field_counts_as_absent(tmp_path: Path) -> None:
+    """As in Kubernetes; YAML written by hand or by a template has them."""
+    manifest = vcuda_pod()
+    manifest["spec"]["nodeName"] = None
+    path = tmp_path / "pod.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    assert "nodeName" not in read_workloads([path], "team-a")[0].pod["spec"]
+
+
 def test_the_place_of_a_fault_names_file_and_document(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text(yaml.safe_dump(vcuda_pod()))
-    bad.write_text(yaml.safe_dump_all([vcuda_pod(), {"kind": "List", "items": [{"kind": "Service"}]}]))
+    bad.write_text(
+        yaml.safe_dump_all([vcuda_pod(), {"kind": "List", "items": [{"kind": "Rollout", "spec": {"template": {}}}]}])
+    )
     assert len(read_workloads([good, good], "team-a")) == 2
     with pytest.raises(BadInput) as caught:
         read_workloads([good, bad], "team-a")
-    assert str(caught.value) == f"{bad}, document 2: a Service makes no pods that can be checked here"
+    assert (
+        str(caught.value)
+        == f"{bad}, document 2: how many pods a Rollout makes is not known here; give its pods instead"
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])

@@ -71,16 +71,16 @@ class QuotaWatch:
     def _on_event(self, _old: ConfigMap | None, new: ConfigMap | None) -> None:
         self._quota = self.current()
         if new is None:
-            self._log.warning("quota ConfigMap deleted: no namespace is limited")
             self._accept(self._nobody)
+            self._log.warning("quota ConfigMap deleted: no namespace is limited")
             return
         try:
             quota = self._parse(new)
         except QuotaFault as fault:
             self._reject(new, fault)
         else:
-            self._log.info("quota read", namespaces=len(quota.namespaces), version=new.metadata.resource_version)
             self._accept(quota)
+            self._log.info("quota read", namespaces=len(quota.namespaces), version=new.metadata.resource_version)
 
     def _parse(self, config_map: ConfigMap) -> Quota:
         key = self._place.key

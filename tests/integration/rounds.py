@@ -1,0 +1,75 @@
+"""Reflectors for tests: the paths, the decoder, and a number of attempts instead of an endless thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tests.integration.scripted import status
+from vcuda.kube import Backoff, Kube, Reflector
+
+PATH = "/api/v1/namespaces/ns/configmaps"
+GONE = status(410, "too old resource version")
+
+
+class Thing(msgspec.Struct, frozen=True):
+    """What the tests decode: an object with a whole number as its value."""
+
+    value: int = 0
+
+
+def thing(raw: bytes) -> int | None:
+    """Keep an object's value; 0 is not kept."""
+    return msgspec.json.decode(raw, type=Thing).value or None
+
+
+@dataclass
+class Rounds:
+    """Stands in for sleeping: notes each delay, and says that it is time to stop after ``limit`` of them."""
+
+    limit: int
+    delays: list[float] = field(default_factory=list)
+
+    def __call__(self, seconds: float) -> bool:
+        self.delays.append(seconds)
+        return len(self.delays) >= self.limit
+
+
+@dataclass
+class Run:
+    """A reflector that has tried ``rounds.limit`` times and ended, and what it told its callback."""
+
+    reflector: Reflector[int]
+    rounds: Rounds
+    events: list[tuple[int | None, int | None]]
+
+    def values(self) -> dict[str, int]:
+        """The view by name."""
+        return {key.name: value for key, value in self.reflector.snapshot().items()}
+
+
+def run(kube: Kube, limit: int, **settings: Any) -> Run:
+    """Let a reflector try ``limit`` times, without a pause and without jitter."""
+    events: list[tuple[int | None, int | None]] = []
+    rounds = Rounds(limit)
+    settings = {"on_event": lambda old, new: events.append((old, new)), "decode": thing, **settings}
+    reflector = Reflector(kube, PATH, wait=rounds, backoff=Backoff(draw=lambda: 1.0), **settings)
+    reflector.start()
+    reflector.join(20)
+    assert not reflector.alive, "the script keeps a watch open"
+    return Run(reflector, rounds, events)
+
+
+@contextmanager
+def running(reflector: Reflector[int]) -> Iterator[None]:
+    """Start it, and leave no thread behind."""
+    reflector.start()
+    try:
+        yield
+    finally:
+        reflector.stop()
+        reflector.join(20)

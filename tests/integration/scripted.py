@@ -1,0 +1,156 @@
+"""A server that answers what a test has scripted, by kmock: for the errors that a sound API server does not make."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import kmock
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: its status, its headers, and what kmock makes a body of."""
+
+    payload: kmock.Payload
+    status: int = 200
+    headers: Mapping[str, str] | None = None
+
+    def render(self) -> kmock.Payload:
+        """As kmock wants it; the status is always said, as kmock would repeat that of the answer before."""
+        response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock forgot it in its __all__
+            status=self.status, headers=self.headers, payload=self.payload
+        )
+        return response
+
+
+@dataclass
+class Script:
+    """Answers in the order of the requests: ``watches`` for those with the parameter watch, ``answers`` for all others.
+
+    ``seen`` holds the requests. Once ``watches`` is used up, further watches stay open and silent.
+    """
+
+    answers: deque[Answer] = field(default_factory=deque)
+    watches: deque[Answer] = field(default_factory=deque)
+    seen: list[kmock.Request] = field(default_factory=list)
+
+    def __call__(self, request: kmock.Request) -> kmock.Payload:
+        self.seen.append(request)
+        if "watch" not in request.params:
+            return self.answers.popleft().render()
+        return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
+
+    def asked(self) -> list[str]:
+        """Each request in short: ``LIST``, or ``WATCH`` and the version it starts from."""
+        return [
+            f"WATCH {request.params['resourceVersion']}" if "watch" in request.params else "LIST"
+            for request in self.seen
+        ]
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[str]:
+    """Serve the script on a free port, in a thread of its own; yield the URL."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="kmock")
+    thread.start()
+    stop = asyncio.Event()
+    started: asyncio.Future[str] = loop.create_future()
+
+    async def serve() -> None:
+        async with kmock.RawHandler(strict=False) as handler, kmock.Server(handler) as server:
+            handler << script  # how kmock takes its answers
+            started.set_result(str(server.url).rstrip("/"))
+            await stop.wait()
+
+    async def url() -> str:
+        return await started
+
+    running = asyncio.run_coroutine_threadsafe(serve(), loop)
+    try:
+        yield asyncio.run_coroutine_threadsafe(url(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        running.result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def write_kubeconfig(path: Path, server: str, user: Mapping[str, str]) -> None:
+    """Write a kubeconfig, as JSON, with one context."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": dict(user)}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(document))
+
+
+def status(code: int, message: str) -> Answer:
+    """An error answer with a Status, as the API server writes it."""
+    return Answer(status_object(code, message), status=code)
+
+
+def status_object(code: int, message: str) -> dict[str, object]:
+    """A Status."""
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
+
+
+def page(version: int, *items: Mapping[str, object], token: str = "") -> Answer:
+    """One page of a LIST answer; ``token`` continues it."""
+    metadata = {"resourceVersion": str(version), "continue": token}
+    return Answer({"kind": "List", "metadata": metadata, "items": list(items)})
+
+
+def stream(*parts: kmock.Payload) -> Answer:
+    """A streamed answer; each part is sent by itself."""
+    return Answer(parts)
+
+
+def item(name: str, version: int, uid: str = "", **fields: object) -> dict[str, object]:
+    """An object in namespace ``ns``; its uid is ``uid-NAME`` unless given."""
+    metadata = {"namespace": "ns", "name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": metadata, **fields}
+
+
+def event(kind: str, subject: Mapping[str, object]) -> bytes:
+    """One line of a watch."""
+    return json.dumps({"type": kind, "object": subject}).encode() + b"\n"
+
+
+def bookmark(version: int) -> bytes:
+    """A bookmark line."""
+    return event("BOOKMARK", {"kind": "ConfigMap", "metadata": {"resourceVersion": str(version)}})
+
+
+def tear(request: kmock.Request) -> None:
+    """Close the connection in the middle of an answer, after what was sent so far."""
+    raw = request._raw_request
+    assert raw is not None
+    assert raw.transport is not None
+    raw.transport.close()
+
+
+def torn(*lines: bytes) -> Answer:
+    """A streamed answer that breaks after ``lines``."""
+    return stream(*lines, tear)
+
+
+async def forever() -> None:
+    """Send nothing more until the client has gone."""
+    await asyncio.Event().wait()
+
+
+SILENT: kmock.Payload = (b"\n", forever)
+"""Starts at once, so that the client has its headers, and says nothing."""

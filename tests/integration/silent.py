@@ -1,0 +1,66 @@
+"""An API server that has hung: it takes requests and never answers one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Silence:
+    """Holds every connection open until it is let go."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._held: dict[str, list[socket.socket]] = {}
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without TLS."""
+        return "http://{}:{}".format(*self._listener.getsockname())
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            with near.makefile("rb") as stream:
+                line = stream.readline().decode()
+            if not line:  # from close()
+                near.close()
+                return
+            with self._changed:
+                self._held.setdefault(line.split()[1].partition("?")[0], []).append(near)
+                self._changed.notify_all()
+
+    def await_request(self, path: str, patience: float) -> None:
+        """Return once somebody waits for an answer about ``path``; TimeoutError after ``patience`` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: path in self._held, patience):
+                raise TimeoutError(f"nobody asked for {path}, but for {sorted(self._held)}")
+
+    def hang_up(self, path: str) -> None:
+        """Close the connections of those that wait for an answer about ``path``."""
+        with self._changed:
+            for near in self._held.pop(path):
+                near.close()
+
+    def close(self) -> None:
+        """Hang up on everybody, and stop listening."""
+        socket.create_connection(self._listener.getsockname()).close()
+        self._thread.join()
+        self._listener.close()
+        for path in list(self._held):
+            self.hang_up(path)
+
+
+@contextmanager
+def silence() -> Iterator[Silence]:
+    """A hung API server, gone at the end of the block."""
+    server = Silence()
+    try:
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,133 @@
+"""``python -m webhook.demo``, as ``make demo`` runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from certs.cli import issue
+from webhook import demo
+
+ROOT = Path(demo.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def output() -> str:
+    """What it prints, run as a newcomer does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "webhook.demo"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """The table: each pod's line, and the lines below it without their indent."""
+    table = output.partition("POD ")[2].splitlines()[1:]
+    found: dict[str, list[str]] = {}
+    for line in table[: table.index("")]:
+        if line.startswith(" "):
+            found[next(reversed(found))].append(line.strip())
+        else:
+            found[line.split()[0]] = [line]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pod", "decision", "why"),
+    [
+        pytest.param("team-a/whole-card", "1 card admitted M40", "most room", id="pinned to a model"),
+        pytest.param("team-a/half-a-card", "0.5 cards, 4096 MiB admitted M40", "most room", id="a share of a card"),
+        pytest.param("team-a/p100-please", "1 card admitted P100", "the only model it may use", id="the wanted model"),
+        pytest.param(
+            "team-a/p100-again",
+            "1 card refused (403)",
+            "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 1 (1 pending), limited: 1, "
+            "1 more needed",
+            id="over quota",
+        ),
+        pytest.param("team-a/too-many", "3 cards refused (403)", "can never fit", id="over the limit by itself"),
+        pytest.param("team-a/card-and-a-half", "1.5 cards refused (422)", "write 100 or 200", id="malformed"),
+        pytest.param(
+            "team-a/copied",
+            "0.2 cards, 2048 MiB admitted M40",
+            "allocation records removed: tencent.com/predicate-time, tencent.com/predicate-gpu-idx-0, "
+            "tencent.com/gpu-assigned",
+            id="forged annotations removed",
+        ),
+        pytest.param(
+            "team-b/picks-its-node",
+            "0.5 cards, 20480 MiB admitted A100",
+            "nodeName moved to a required node affinity",
+            id="preset nodeName moved",
+        ),
+        pytest.param(
+            "team-c/beyond-a-warning", "2 cards admitted M40", "admitted, because this quota only warns", id="warned"
+        ),
+        pytest.param("sandbox/free-as-air", "8 cards untouched", "its namespace has no limit", id="unlimited"),
+        pytest.param("team-a/web-server", "untouched", "asks for no GPU", id="not a GPU pod"),
+    ],
+)
+def test_the_table_says_what_became_of_each_pod_and_why(output: str, pod: str, decision: str, why: str) -> None:
+    line, *stories = rows(output)[pod]
+    assert line.split()[1:] == decision.split()
+    assert why in " ".join(stories)
+
+
+def test_it_says_what_it_does_before_and_after_and_fits_a_terminal(output: str) -> None:
+    lines = output.splitlines()
+    assert lines[0].startswith("Starting vcuda-webhook serve --standalone --quota manifests/examples/gpuquota.yaml")
+    assert lines[1].startswith("It serves https://127.0.0.1:")
+    assert "team-a may use 2 cards of M40, 1 card of P100, in pool public" in lines
+    assert lines[-1].startswith("11 pods: 6 admitted, ")
+    assert max(map(len, lines)) <= 140
+
+
+def test_nothing_is_left_running(output: str) -> None:
+    """The address that it served takes no connection any more."""
+    port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
+    listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    assert ["0100007F", f"{port:04X}", "0A"] not in [[*local.split(":"), state] for local, _, state in listening]
+
+
+def died(_directory: Path) -> str:
+    return "exit 3"
+
+
+def hung_up(directory: Path) -> str:
+    """Announces an address where nobody listens."""
+    CliRunner().invoke(issue, ["--dir", str(directory)], catch_exceptions=False)
+    line = f'{{"event":"listening","url":"https://127.0.0.1:1","ca":"{directory}/ca.crt"}}'
+    return f"echo '{line}'; exec sleep 100"
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        pytest.param(died, "the server ended before it listened", id="it dies"),
+        pytest.param(hung_up, "/mutate: no answer about whole-card", id="it does not answer"),
+    ],
+)
+def test_a_server_that_misbehaves_is_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[[Path], str], sentence: str
+) -> None:
+    program = tmp_path / "vcuda-webhook"
+    program.write_text(f"#!/bin/sh\n{script(tmp_path)}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
+    result = CliRunner().invoke(demo.main)
+    assert result.exit_code == 1
+    assert sentence in result.stderr
+
+
+def test_a_quota_that_cannot_be_read_is_status_2(tmp_path: Path) -> None:
+    path = tmp_path / "gpuquota.yaml"
+    path.write_text("team-a: 8")
+    result = CliRunner().invoke(demo.main, ["--quota", str(path)])
+    assert result.exit_code == 2
+    assert "team-a" in result.stderr

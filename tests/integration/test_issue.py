@@ -1,0 +1,373 @@
+"""``vcuda-certs issue`` with real files, OpenSSL's own verifier and real TLS connections."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from certs.authority import make_authority, make_leaf
+from certs.cli import issue, main
+from certs.files import File, serving_files, signing_files, write_files
+from certs.names import DEVELOPMENT
+
+SERVING = ("ca.crt", "tls.crt", "tls.key")
+
+
+def run(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, ["issue", *map(str, arguments)], env=env, prog_name="vcuda-certs")
+
+
+def leaf_of(directory: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((directory / "tls.crt").read_bytes())
+
+
+def names_in(directory: Path) -> list[str]:
+    names = leaf_of(directory).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """What a reader finds under the plain names, in order of name."""
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
+
+
+def listing(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def new_set(*, with_ca_key: bool = False) -> tuple[File, ...]:
+    now = datetime.now(UTC)
+    authority = make_authority(now)
+    leaf = make_leaf(authority, DEVELOPMENT, now)
+    return serving_files(authority, leaf) + (signing_files(authority) if with_ca_key else ())
+
+
+def handshake(directory: Path, hostname: str) -> str:
+    """Serve one TLS connection from the files and return what a client that checks ``hostname`` reads."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+    client = ssl.create_default_context(cafile=directory / "ca.crt")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    near, far = socket.socketpair()
+
+    def answer() -> None:
+        try:
+            with server.wrap_socket(far, server_side=True) as connection:
+                connection.sendall(b"hello")
+        except OSError:  # the client refused the certificate and hung up, which the client's side asserts
+            far.close()
+
+    thread = Thread(target=answer)
+    thread.start()
+    try:
+        with near, client.wrap_socket(near, server_hostname=hostname) as connection:
+            return connection.recv(5).decode()
+    finally:
+        near.close()
+        thread.join()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "certs"
+
+
+def test_the_program_writes_a_set_and_never_shows_a_key(directory: Path) -> None:
+    """The function that the console script calls, in a process of its own, with a umask that hides nothing."""
+    program = "import os; os.umask(0); from certs.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "issue", "--dir", directory, "--ca-key"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sorted(contents(directory)) == sorted([*SERVING, "ca.key"])
+    assert "PRIVATE KEY" not in done.stdout + done.stderr
+    for name in ("tls.key", "ca.key"):
+        secret = (directory / name).read_text().splitlines()[1]
+        assert secret not in done.stdout + done.stderr
+
+
+def test_keys_are_readable_by_their_owner_alone_and_certificates_by_all(directory: Path) -> None:
+    before = os.umask(0)
+    try:
+        run("--dir", directory, "--ca-key")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir() if path.is_file()}
+    assert modes == {"ca.crt": 0o644, "tls.crt": 0o644, "tls.key": 0o600, "ca.key": 0o600}
+    assert stat.S_IMODE((directory / "..data").stat().st_mode) == 0o755
+
+
+def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no moment at which another user could open the file and wait for the key."""
+    opened: dict[str, int] = {}
+    real = os.open
+
+    def recording(path: Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        descriptor = real(path, flags, mode, dir_fd=dir_fd)
+        if flags & os.O_CREAT:
+            opened[Path(path).name] = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", recording)
+    write_files(directory, new_set(with_ca_key=True))
+    assert {name: mode for name, mode in opened.items() if name.endswith(".key")} == {
+        "tls.key": 0o600,
+        "ca.key": 0o600,
+    }
+
+
+def test_without_asking_for_it_the_key_of_the_ca_is_nowhere(directory: Path) -> None:
+    run("--dir", directory)
+    assert sorted(contents(directory)) == sorted(SERVING)
+    keys = [path for path in directory.rglob("*") if path.is_file() and b"PRIVATE" in path.read_bytes()]
+    assert {path.name for path in keys} == {"tls.key"}
+
+
+def test_the_key_of_the_ca_belongs_to_its_certificate(directory: Path) -> None:
+    run("--dir", directory, "--ca-key")
+    found = contents(directory)
+    key = load_pem_private_key(found["ca.key"], password=None)
+    assert key.public_key() == x509.load_pem_x509_certificate(found["ca.crt"]).public_key()
+
+
+@pytest.mark.parametrize(
+    ("purpose", "accepted"),
+    [
+        pytest.param("sslserver", True, id="a server"),
+        pytest.param("sslclient", False, id="no client"),
+    ],
+)
+def test_openssl_accepts_the_chain_for_a_server_alone(directory: Path, purpose: str, accepted: bool) -> None:
+    run("--dir", directory)
+    command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile"]
+    done = subprocess.run(
+        [*command, directory / "ca.crt", directory / "tls.crt"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) is accepted, done.stderr
+
+
+@pytest.mark.parametrize("hostname", ["localhost", "127.0.0.1", "::1"])
+def test_a_strict_client_completes_a_handshake_under_every_development_name(directory: Path, hostname: str) -> None:
+    run("--dir", directory)
+    assert handshake(directory, hostname) == "hello"
+
+
+@pytest.mark.parametrize("hostname", ["example.com", "127.0.0.2"])
+def test_a_client_refuses_a_name_the_certificate_is_not_for(directory: Path, hostname: str) -> None:
+    run("--dir", directory)
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        handshake(directory, hostname)
+
+
+def test_the_api_server_finds_the_service_under_its_name(directory: Path) -> None:
+    run("--dir", directory, "--service", "vcuda-webhook", "--namespace", "vcuda-system")
+    assert handshake(directory, "vcuda-webhook.vcuda-system.svc") == "hello"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        pytest.param([], ["localhost", "127.0.0.1", "::1"], id="none given: development"),
+        pytest.param(["--dns", "A.b", "--dns", "c"], ["a.b", "c"], id="DNS names alone"),
+        pytest.param(["--ip", "10.0.0.7"], ["10.0.0.7"], id="an address alone"),
+        pytest.param(
+            ["--service", "w", "--namespace", "n", "--dns", "w.n", "--dns", "x", "--ip", "::1"],
+            ["w", "w.n", "w.n.svc", "w.n.svc.cluster.local", "x", "::1"],
+            id="a Service and more",
+        ),
+    ],
+)
+def test_the_certificate_is_for_the_names_asked_for(directory: Path, arguments: list[str], names: list[str]) -> None:
+    run("--dir", directory, *arguments)
+    assert names_in(directory) == names
+
+
+def test_every_option_is_an_environment_variable(directory: Path) -> None:
+    run("--dir", directory)
+    result = run(
+        env={
+            "VCUDA_CERTS_DIR": str(directory),
+            "VCUDA_CERTS_DNS": "a.b c.d",
+            "VCUDA_CERTS_IP": "10.0.0.7",
+            "VCUDA_CERTS_SERVICE": "w",
+            "VCUDA_CERTS_NAMESPACE": "n",
+            "VCUDA_CERTS_DAYS": "7",
+            "VCUDA_CERTS_CA_KEY": "1",
+            "VCUDA_CERTS_FORCE": "1",
+            "VCUDA_CERTS_OUTPUT": "json",
+        }
+    )
+    document = json.loads(result.stdout)
+    assert document["dns"] == ["w", "w.n", "w.n.svc", "w.n.svc.cluster.local", "a.b", "c.d"]
+    assert document["ip"] == ["10.0.0.7"]
+    assert len(document["files"]) == 4
+    assert leaf_of(directory).not_valid_after_utc < datetime.now(UTC) + timedelta(days=8)
+
+
+def test_the_help_names_the_variable_of_every_option() -> None:
+    shown = run("--help").stdout
+    options = [parameter for parameter in issue.params if isinstance(parameter, click.Option)]
+    names = [(option.opts[-1].lstrip("-")).replace("-", "_").upper() for option in options]
+    assert len(names) == 9
+    assert [name for name in names if f"VCUDA_CERTS_{name}" not in shown] == []
+
+
+def test_the_table_says_what_was_written_and_until_when(directory: Path) -> None:
+    result = run("--dir", directory)
+    leaf_end = f"{leaf_of(directory).not_valid_after_utc:%Y-%m-%d %H:%M UTC}"
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    assert result.exit_code == 0
+    assert rows[str(directory / "tls.crt")].endswith(leaf_end)
+    assert rows[str(directory / "tls.key")].split()[-2:] == ["0600", "-"]
+    assert result.stdout.endswith("Valid for localhost, 127.0.0.1, ::1\n")
+
+
+def test_json_says_the_same(directory: Path) -> None:
+    document = json.loads(run("--dir", directory, "-o", "json").stdout)
+    expires = {Path(file["path"]).name: file["expires"] for file in document["files"]}
+    assert document["directory"] == str(directory)
+    assert sorted(expires) == sorted(SERVING)
+    assert expires["tls.key"] is None
+    assert expires["tls.crt"] == f"{leaf_of(directory).not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}"
+
+
+@pytest.mark.parametrize("present", ["ca.crt", "ca.key", "tls.crt", "tls.key"])
+def test_a_file_in_the_way_is_never_overwritten_unasked(directory: Path, present: str) -> None:
+    directory.mkdir()
+    (directory / present).write_text("precious")
+    result = run("--dir", directory)
+    assert result.exit_code == 2
+    assert f"{present}: --force replaces them" in result.stderr
+    assert contents(directory) == {present: b"precious"}
+    assert listing(directory) == [present]
+
+
+def test_other_files_in_the_directory_are_left_alone(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "notes.txt").write_text("precious")
+    run("--dir", directory)
+    run("--dir", directory, "--force")
+    assert (directory / "notes.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        pytest.param("set", id="a set of this command"),
+        pytest.param("plain", id="plain files"),
+    ],
+)
+def test_force_replaces_a_set_whole_and_leaves_nothing_of_it(directory: Path, earlier: str) -> None:
+    run("--dir", directory, "--ca-key")
+    if earlier == "plain":
+        old = contents(directory)
+        directory = directory.with_name("plain")
+        directory.mkdir()
+        for name in SERVING:
+            (directory / name).write_bytes(old[name])
+    before = contents(directory)
+    assert run("--dir", directory, "--force").exit_code == 0
+    after = contents(directory)
+    assert sorted(after) == sorted(SERVING)
+    assert all(after[name] != before[name] for name in SERVING)
+    assert handshake(directory, "localhost") == "hello"
+    assert len(listing(directory)) == len(SERVING) + 2  # with ..data and the one directory it links to
+
+
+def test_a_reader_finds_the_old_set_or_the_new_one_at_every_step(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at before and after every link that is put in place."""
+    write_files(directory, new_set())
+    old = contents(directory)
+    seen: list[dict[str, bytes]] = []
+    real = Path.replace
+
+    def looking(path: Path, target: Path) -> Path:
+        seen.append(contents(directory))
+        moved = real(path, target)
+        seen.append(contents(directory))
+        return moved
+
+    monkeypatch.setattr(Path, "replace", looking)
+    files = new_set()
+    write_files(directory, files)
+    assert seen == [old, {file.name: file.content for file in files}]
+
+
+@pytest.mark.parametrize("failing_step", range(4))
+def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
+) -> None:
+    """Three files and the directory are synced before anything is linked; each fails in turn."""
+    write_files(directory, new_set())
+    old, listed = contents(directory), listing(directory)
+    steps = iter(range(4))
+
+    def failing(_descriptor: int) -> None:
+        if next(steps) == failing_step:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    result = run("--dir", directory, "--force")
+    assert result.exit_code == 2
+    assert "No space left on device" in result.stderr
+    assert (contents(directory), listing(directory)) == (old, listed)
+
+
+def test_an_interrupt_right_after_the_swap_keeps_the_new_set(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(directory, new_set())
+    real = Path.replace
+
+    def interrupted(path: Path, target: Path) -> Path:
+        real(path, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    files = new_set()
+    with pytest.raises(KeyboardInterrupt):
+        write_files(directory, files)
+    assert contents(directory) == {file.name: file.content for file in files}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        pytest.param([], "Missing option '--dir'", id="no directory"),
+        pytest.param(["--dir", "d", "--dns", "a_b"], "is not a DNS name", id="DNS name"),
+        pytest.param(["--dir", "d", "--dns", "10.0.0.1"], "give it with --ip", id="address as a name"),
+        pytest.param(["--dir", "d", "--ip", "localhost"], "is not an IP address", id="name as an address"),
+        pytest.param(["--dir", "d", "--service", "a.b", "--namespace", "n"], "is not a name", id="Service"),
+        pytest.param(["--dir", "d", "--service", "s"], "together", id="Service without namespace"),
+        pytest.param(["--dir", "d", "--namespace", "n"], "together", id="namespace without Service"),
+        pytest.param(["--dir", "d", "--days", "0"], "1<=x<=730", id="no days"),
+        pytest.param(["--dir", "d", "--days", "731"], "1<=x<=730", id="longer than the CA"),
+        pytest.param(["--dir", "file"], "is a file", id="a file for a directory"),
+        pytest.param(["--dir", "file/d"], "cannot write to file/d: Not a directory", id="below a file"),
+    ],
+)
+def test_bad_input_ends_with_status_2_a_sentence_and_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert listing(tmp_path) == ["file"]

@@ -1,0 +1,230 @@
+"""What each way of failing becomes: every answer is scripted, as no sound API server gives it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.integration.scripted import (
+    SILENT,
+    Answer,
+    Script,
+    bookmark,
+    forever,
+    item,
+    page,
+    status,
+    stream,
+    tear,
+    torn,
+    write_kubeconfig,
+)
+from vcuda.errors import ApiError, BadInput, Conflict, Gone, NotFound, Unreachable
+from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
+
+PATH = "/api/v1/namespaces/ns/configmaps"
+
+
+async def drip() -> bytes:
+    """Send one byte every twentieth of a second."""
+    await asyncio.sleep(0.05)
+    return b" "
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        pytest.param(400, ApiError, id="malformed"),
+        pytest.param(403, ApiError, id="forbidden"),
+        pytest.param(404, NotFound, id="absent"),
+        pytest.param(409, Conflict, id="conflict"),
+        pytest.param(410, Gone, id="too old"),
+        pytest.param(422, ApiError, id="invalid"),
+        pytest.param(429, Unreachable, id="too many requests"),
+        pytest.param(500, Unreachable, id="fault in the server"),
+        pytest.param(503, Unreachable, id="shutting down"),
+        pytest.param(504, Unreachable, id="etcd too slow"),
+    ],
+)
+def test_a_refusal_becomes_the_error_of_its_status_with_the_servers_sentence(
+    kube: Kube, script: Script, code: int, kind: type[Exception]
+) -> None:
+    script.answers.append(status(code, "the very reason"))
+    with pytest.raises(kind, match=f"the very reason .*HTTP {code}") as caught:
+        kube.get(PATH)
+    assert type(caught.value) is kind
+    assert getattr(caught.value, "status", code) == code
+
+
+def test_a_refusal_by_a_proxy_that_speaks_no_kubernetes_keeps_its_first_words(kube: Kube, script: Script) -> None:
+    script.answers.append(Answer(b"<html>bad gateway \xff" + b"x" * 5000, status=502))
+    with pytest.raises(Unreachable, match="<html>bad gateway") as caught:
+        kube.get(PATH)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
+    """The token would go with it."""
+    script.answers.append(Answer(b"", status=302, headers={"Location": "/elsewhere"}))
+    with pytest.raises(ApiError, match="HTTP 302"):
+        kube.get(PATH)
+    assert len(script.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(torn(b'{"kind":'), id="chunked body cut short"),
+        pytest.param(
+            Answer((b'{"kind":', tear), headers={"Content-Length": "100"}),
+            id="body shorter than its Content-Length",
+        ),
+        pytest.param(stream(b"{", forever), id="body that stops"),
+        pytest.param(stream(*[drip] * 400), id="body that drips for 20 seconds"),
+        pytest.param(Answer(forever), id="no answer at all"),
+    ],
+)
+def test_an_answer_that_does_not_arrive_whole_and_in_time_is_no_answer(
+    kube: Kube, script: Script, answer: Answer
+) -> None:
+    script.answers.append(answer)
+    with pytest.raises(Unreachable, match=f"GET {PATH}"):
+        kube.get(PATH, timeout=0.4)
+
+
+def test_nothing_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
+    """Whether a write that broke has landed is for the caller to find out."""
+    script.answers.append(torn(b"{"))
+    with pytest.raises(Unreachable):
+        kube.post(PATH, b"{}")
+    assert len(script.seen) == 1
+
+
+def test_a_refused_connection_is_unreachable(tmp_path: Path) -> None:
+    write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "t"})
+    with pytest.raises(Unreachable, match=f"GET {PATH}"):
+        Kube.connect(tmp_path / "kubeconfig").get(PATH)
+
+
+@pytest.mark.parametrize("kind", [JSON_PATCH, MERGE_PATCH])
+def test_a_body_arrives_byte_for_byte_under_its_content_type(kube: Kube, script: Script, kind: str) -> None:
+    script.answers.append(Answer({}))
+    kube.patch(f"{PATH}/a", '[{"op":"test"}, "é"]'.encode(), kind, {"fieldManager": "vcuda & co"})
+    request = script.seen[0]
+    assert request.body == '[{"op":"test"}, "é"]'.encode()
+    assert request.headers["Content-Type"] == kind
+    assert request.params["fieldManager"] == "vcuda & co"
+
+
+def test_a_token_that_expired_is_read_anew_and_the_request_goes_on(script: Script, server: str, tmp_path: Path) -> None:
+    """The official client looks at a token file again only after a minute, or never; a 401 is told at once."""
+    token = tmp_path / "token"
+    token.write_text("old")
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"tokenFile": str(token)})
+    kube = Kube.connect(tmp_path / "kubeconfig")
+    token.write_text("new\n")
+    script.answers.extend([status(401, "Unauthorized"), Answer({"fine": True})])
+    assert kube.put(f"{PATH}/a", b"{}") == b'{"fine": true}'
+    assert [request.headers["Authorization"] for request in script.seen] == ["Bearer old", "Bearer new"]
+
+
+def test_a_401_without_newer_credentials_is_an_error_at_once(kube: Kube, script: Script) -> None:
+    script.answers.append(status(401, "Unauthorized"))
+    with pytest.raises(ApiError, match="Unauthorized"):
+        kube.get(PATH)
+    assert len(script.seen) == 1
+
+
+def test_a_token_file_that_vanished_is_said(script: Script, server: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"tokenFile": str(token)})
+    kube = Kube.connect(tmp_path / "kubeconfig")
+    token.unlink()
+    script.answers.append(status(401, "Unauthorized"))
+    with pytest.raises(Unreachable, match="credentials cannot be read"):
+        kube.get(PATH)
+
+
+def test_pages_are_followed_to_the_end(kube: Kube, script: Script) -> None:
+    script.answers.extend([page(7, item("a", 1), item("b", 2), token="t 1"), page(7, item("c", 3))])
+    pages = list(kube.list_pages(PATH, {"labelSelector": "x=y"}, limit=2))
+    assert [(one.resource_version, len(one.items)) for one in pages] == [("7", 2), ("7", 1)]
+    assert [request.params.get("continue") for request in script.seen] == [None, "t 1"]
+    assert all(request.params["limit"] == "2" for request in script.seen)
+    assert all(request.params["labelSelector"] == "x=y" for request in script.seen)
+
+
+def test_an_empty_list_may_hold_null(kube: Kube, script: Script) -> None:
+    """So Go writes an empty slice that was never made."""
+    script.answers.append(Answer({"metadata": {"resourceVersion": "3"}, "items": None}))
+    assert [len(one.items) for one in kube.list_pages(PATH)] == [0]
+
+
+def test_a_continue_token_that_is_too_old_is_gone(kube: Kube, script: Script) -> None:
+    script.answers.extend([page(7, token="t"), status(410, "The provided continue parameter is too old")])
+    with pytest.raises(Gone, match="too old"):
+        list(kube.list_pages(PATH))
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"metadata": {"resourceVersion": "3"}, "items": [{"meta', b"<html>", b'{"items": []}', b""]
+)
+def test_an_answer_that_is_no_list_is_no_answer(kube: Kube, script: Script, body: bytes) -> None:
+    script.answers.append(Answer(body))
+    with pytest.raises(Unreachable, match="no list"):
+        list(kube.list_pages(PATH))
+
+
+def test_a_stream_that_falls_silent_ends(kube: Kube, script: Script) -> None:
+    script.watches.append(stream(bookmark(4), forever))
+    with kube.stream(PATH, {"watch": "true"}, read_timeout=0.2) as lines:
+        assert list(lines) == [bookmark(4).rstrip()]
+
+
+def test_a_stream_that_is_refused_raises_as_any_request(kube: Kube, script: Script) -> None:
+    script.watches.append(status(410, "too old resource version: 1 (5)"))
+    with pytest.raises(Gone, match="too old resource version"):
+        kube.stream(PATH, {"watch": "true"}, read_timeout=1)
+
+
+def test_an_aborted_stream_ends_though_it_would_stay_silent_for_long(kube: Kube, script: Script) -> None:
+    script.watches.append(Answer(SILENT))
+    with kube.stream(PATH, {"watch": "true"}, read_timeout=60) as watch:
+        watch.abort()
+        with pytest.raises(Unreachable):
+            list(watch)
+    watch.abort()
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", "{}", "a: [", '{"current-context": "x", "contexts": [{"name": "y"}]}', "just words"]
+)
+def test_an_unusable_kubeconfig_is_bad_input(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BadInput, match=f"No usable kubeconfig at {path}"):
+        Kube.connect(path)
+
+
+def test_without_a_kubeconfig_the_default_place_is_read(
+    tmp_path: Path, script: Script, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_kubeconfig(tmp_path / "mine", server, {"token": "t"})
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "mine"))
+    script.answers.append(Answer({}))
+    assert Kube.connect().get("/version") == b"{}"
+
+
+def test_in_a_pod_the_service_account_counts_unless_a_context_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    with pytest.raises(BadInput, match="service account cannot be read"):
+        Kube.connect()
+    with pytest.raises(BadInput, match=r"/nowhere \(context there\)"):
+        Kube.connect(context="there")

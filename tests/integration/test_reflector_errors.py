@@ -1,0 +1,272 @@
+"""A reflector against every way a LIST and a WATCH can go wrong: scripted, as no sound API server does it on demand."""
+
+from __future__ import annotations
+
+import kmock
+import pytest
+
+from tests.integration.rounds import GONE, PATH, Rounds, run, thing
+from tests.integration.scripted import (
+    Answer,
+    Script,
+    bookmark,
+    event,
+    forever,
+    item,
+    page,
+    status,
+    status_object,
+    stream,
+    tear,
+    torn,
+)
+from vcuda.kube import Key, Kube, Reflector
+
+
+def test_events_since_the_list_are_applied_in_order(kube: Kube, script: Script) -> None:
+    script.answers.append(page(10, item("a", 3, value=1), item("b", 4, value=2)))
+    script.watches.append(
+        stream(
+            event("ADDED", item("c", 11, value=3)),
+            event("MODIFIED", item("a", 12, value=5)),
+            event("DELETED", item("b", 13, value=2)),
+            bookmark(20),
+        )
+    )
+    done = run(kube, 1)
+    assert script.asked() == ["LIST", "WATCH 10"]
+    assert script.seen[1].params["allowWatchBookmarks"] == "true"
+    assert done.values() == {"a": 5, "c": 3}
+    assert done.events == [(None, 1), (None, 2), (None, 3), (1, 5), (2, None)]
+    assert done.reflector.resource_version == "20"
+    assert done.reflector.get(("ns", "a")) == 5
+    assert done.reflector.get(("ns", "b")) is None
+
+
+def test_a_list_of_several_pages_becomes_one_view(kube: Kube, script: Script) -> None:
+    script.answers.extend([page(10, item("a", 3, value=1), token="t"), page(10, item("b", 4, value=2))])
+    script.watches.append(stream(bookmark(11)))
+    assert run(kube, 1, page_size=1).values() == {"a": 1, "b": 2}
+
+
+def test_an_object_that_is_no_longer_kept_departs(kube: Kube, script: Script) -> None:
+    script.answers.append(page(10, item("a", 3, value=1)))
+    script.watches.append(stream(event("MODIFIED", item("a", 11, value=0)), event("DELETED", item("a", 12, value=0))))
+    done = run(kube, 1)
+    assert done.values() == {}
+    assert done.events == [(None, 1), (1, None)]
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param(GONE, id="as a status"),
+        pytest.param(stream(event("ERROR", status_object(410, "too old resource version"))), id="as an event"),
+        pytest.param(stream(event("ERROR", status_object(500, "cannot decode"))), id="any other ERROR event"),
+    ],
+)
+def test_after_410_it_lists_again_and_reports_what_it_missed(kube: Kube, script: Script, gone: Answer) -> None:
+    script.answers.append(page(10, item("kept", 1, value=1), item("changed", 2, value=2), item("gone", 3, value=3)))
+    script.answers.append(page(30, item("kept", 1, value=1), item("changed", 25, value=20), item("new", 26, value=4)))
+    script.watches.extend([gone, stream(event("MODIFIED", item("new", 31, value=40)))])
+    done = run(kube, 2)
+    assert script.asked() == ["LIST", "WATCH 10", "LIST", "WATCH 30"]
+    assert done.events[3:] == [(3, None), (2, 20), (None, 4), (4, 40)]
+    assert done.values() == {"kept": 1, "changed": 20, "new": 40}
+
+
+def test_an_object_made_again_under_its_name_is_a_departure_and_an_arrival(kube: Kube, script: Script) -> None:
+    """The old pod's charge must end and the new pod's begin; a change would mix them up."""
+    script.answers.append(page(10, item("a", 3, uid="first", value=1)))
+    script.answers.append(page(30, item("a", 20, uid="second", value=2)))
+    script.watches.extend([GONE, stream(event("MODIFIED", item("a", 31, uid="third", value=3)))])
+    assert run(kube, 2).events == [(None, 1), (1, None), (None, 2), (2, None), (None, 3)]
+
+
+def test_the_view_changes_over_in_one_step(kube: Kube, script: Script) -> None:
+    """From the first callback on, and from other threads, only the whole new list is seen; old snapshots stay."""
+    script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
+    script.answers.append(page(30, item("c", 21, value=3), token="t"))
+    script.answers.append(page(30, item("d", 22, value=4)))
+    script.watches.extend([GONE, stream(bookmark(31))])
+    views: list[list[str]] = []
+    reflector: Reflector[int]
+    rounds = Rounds(2)
+
+    def look(_old: int | None, _new: int | None) -> None:
+        views.append(sorted(key.name for key in reflector.snapshot()))
+
+    reflector = Reflector(kube, PATH, thing, on_event=look, wait=rounds)
+    reflector.start()
+    reflector.join(20)
+    assert views == [["a", "b"]] * 2 + [["c", "d"]] * 4
+
+
+def test_a_snapshot_never_changes(kube: Kube, script: Script) -> None:
+    script.answers.append(page(10, item("a", 1, value=1)))
+    script.watches.append(stream(event("ADDED", item("b", 11, value=2))))
+    snapshots: list[object] = []
+    reflector: Reflector[int]
+    reflector = Reflector(
+        kube, PATH, thing, on_event=lambda _old, _new: snapshots.append(reflector.snapshot()), wait=Rounds(1)
+    )
+    reflector.start()
+    reflector.join(20)
+    assert snapshots == [{Key("ns", "a"): 1}, {Key("ns", "a"): 1, Key("ns", "b"): 2}]
+    assert reflector.snapshot() is reflector.snapshot()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param((), id="ended by the server"),
+        pytest.param((tear,), id="torn between lines"),
+        pytest.param((b'{"type": "MODIFIED", "object": {"metad', tear), id="torn inside a line"),
+        pytest.param((b'{"type": "MODIFIED", "object": {"metad',), id="ended inside a line"),
+    ],
+)
+def test_a_watch_that_ends_goes_on_from_the_last_event_without_a_list(
+    kube: Kube, script: Script, end: tuple[kmock.Payload, ...]
+) -> None:
+    script.answers.append(page(10, item("a", 1, value=1)))
+    script.watches.append(stream(event("MODIFIED", item("a", 11, value=2)), *end))
+    script.watches.append(stream(event("MODIFIED", item("a", 12, value=3))))
+    done = run(kube, 2)
+    assert script.asked() == ["LIST", "WATCH 10", "WATCH 11"]
+    assert done.events == [(None, 1), (1, 2), (2, 3)]
+
+
+def test_a_silent_watch_is_begun_anew_and_is_no_failure(
+    kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vcuda.kube.reflector._SILENCE", 0.2)
+    script.answers.append(page(10))
+    script.watches.extend([stream(bookmark(11), forever), stream(bookmark(12))])
+    done = run(kube, 2)
+    assert script.asked() == ["LIST", "WATCH 10", "WATCH 11"]
+    assert done.reflector.counts.failures == 0
+
+
+def test_lines_may_be_cut_anywhere_even_inside_a_character(kube: Kube, script: Script) -> None:
+    line = '{"type":"ADDED","object":{"metadata":{"name":"é€","namespace":"ns","resourceVersion":"11"},"value":7}}\n'
+    script.answers.append(page(10))
+    script.watches.append(stream(*(bytes([byte]) for byte in line.encode()), b"\n" + bookmark(12) * 2))
+    done = run(kube, 1)
+    assert done.values() == {"é€": 7}
+    assert done.reflector.resource_version == "12"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b"<html>\n", id="no JSON"),
+        pytest.param(b'{"type":"ADDED","object":{"metadata":{}}}\n', id="no resourceVersion"),
+        pytest.param(b'{"type":"RENAMED","object":{"metadata":{"resourceVersion":"11"}}}\n', id="unknown type"),
+        pytest.param(b'{"type":"ERROR","object":7}\n', id="ERROR without a Status"),
+    ],
+)
+def test_an_event_that_could_be_any_objects_makes_it_list_again(kube: Kube, script: Script, line: bytes) -> None:
+    script.answers.extend([page(10, item("a", 1, value=1)), page(20, item("a", 11, value=2))])
+    script.watches.extend([stream(line, event("ADDED", item("late", 12, value=9))), stream(bookmark(21))])
+    done = run(kube, 2)
+    assert script.asked() == ["LIST", "WATCH 10", "LIST", "WATCH 20"]
+    assert done.values() == {"a": 2}
+    assert done.reflector.counts.failures == 1
+
+
+def test_an_undecodable_object_costs_only_itself(kube: Kube, script: Script) -> None:
+    """In a LIST it is left out; in an event the last good value of that object stays; all others go on."""
+    script.answers.append(page(10, item("good", 1, value=1), item("bad", 2, value="x"), {"metadata": 5}))
+    script.watches.append(
+        stream(
+            event("MODIFIED", item("good", 11, value="y")),
+            event("ADDED", item("other", 12, value=3)),
+            event("MODIFIED", item("bad", 13, value=4)),
+        )
+    )
+    done = run(kube, 1)
+    assert script.asked() == ["LIST", "WATCH 10"]
+    assert done.values() == {"good": 1, "bad": 4, "other": 3}
+    assert done.events == [(None, 1), (None, 3), (None, 4)]
+    assert done.reflector.counts.undecodable == 3
+    assert done.reflector.resource_version == "13"
+
+
+def test_an_undecodable_successor_does_not_inherit_the_value_of_its_name(kube: Kube, script: Script) -> None:
+    script.answers.append(page(10, item("a", 1, uid="first", value=1)))
+    script.watches.append(stream(event("MODIFIED", item("a", 11, uid="second", value="x"))))
+    assert run(kube, 1).events == [(None, 1), (1, None)]
+
+
+def test_a_decoder_may_raise_anything(kube: Kube, script: Script) -> None:
+    def fail(_raw: bytes) -> int:
+        raise KeyError("spec")
+
+    script.answers.append(page(10, item("a", 1)))
+    script.watches.append(stream(bookmark(12)))
+    done = run(kube, 1, decode=fail)
+    assert done.reflector.synced.is_set()
+    assert done.reflector.counts.undecodable == 1
+
+
+def test_a_callback_that_raises_is_counted_and_the_next_event_follows(kube: Kube, script: Script) -> None:
+    seen: list[int | None] = []
+
+    def stumble(_old: int | None, new: int | None) -> None:
+        seen.append(new)
+        if new == 1:
+            raise RuntimeError("a fault of the callback")
+
+    script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
+    script.watches.append(stream(event("MODIFIED", item("a", 11, value=3))))
+    done = run(kube, 1, on_event=stumble)
+    assert seen == [1, 2, 3]
+    assert done.reflector.counts.callback_errors == 1
+    assert done.values() == {"a": 3, "b": 2}
+
+
+LIST_FAILURES = [
+    pytest.param(status(403, "configmaps is forbidden"), id="forbidden"),
+    pytest.param(status(401, "Unauthorized"), id="unauthorized"),
+    pytest.param(status(429, "too many requests"), id="too many requests"),
+    pytest.param(status(500, "etcd has no leader"), id="fault in the server"),
+    pytest.param(torn(b'{"items": ['), id="cut short"),
+    pytest.param(stream(b'{"metadata": {"resourceVersion": "9"}, "items": [{"me'), id="complete, but half a list"),
+]
+
+
+@pytest.mark.parametrize("failure", LIST_FAILURES)
+def test_while_it_cannot_list_it_is_not_synced_and_waits_longer_each_time(
+    kube: Kube, script: Script, failure: Answer
+) -> None:
+    script.answers.extend([failure] * 9)
+    done = run(kube, 9)
+    assert done.rounds.delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10])
+    assert not done.reflector.synced.is_set()
+    assert done.reflector.resource_version == ""
+    assert done.reflector.last_event_age(now=1.0) == float("inf")
+    assert done.reflector.counts.failures == 9
+
+
+@pytest.mark.parametrize("failure", LIST_FAILURES)
+def test_a_view_once_synced_outlives_failures(kube: Kube, script: Script, failure: Answer) -> None:
+    script.answers.extend([page(10, item("a", 1, value=1)), failure, page(30, item("a", 1, value=1))])
+    script.watches.extend([GONE, stream(bookmark(31))])
+    done = run(kube, 3)
+    assert script.asked() == ["LIST", "WATCH 10", "LIST", "LIST", "WATCH 30"]
+    assert done.events == [(None, 1)]
+
+
+def test_a_list_whose_next_page_is_gone_starts_again_and_shows_no_half(kube: Kube, script: Script) -> None:
+    script.answers.extend([page(10, item("a", 1, value=1), token="t"), GONE, page(20, item("b", 2, value=2))])
+    script.watches.append(stream(bookmark(21)))
+    done = run(kube, 2)
+    assert done.values() == {"b": 2}
+    assert done.events == [(None, 2)]
+
+
+def test_selectors_are_sent_with_list_and_watch(kube: Kube, script: Script) -> None:
+    script.answers.append(page(10))
+    script.watches.append(stream(bookmark(11)))
+    run(kube, 1, params={"fieldSelector": "metadata.name=gpuquota"})
+    assert [request.params["fieldSelector"] for request in script.seen] == ["metadata.name=gpuquota"] * 2

@@ -1,0 +1,132 @@
+"""The flags of ``vcuda-webhook serve``: what is wrong with them is said, and each is an environment variable too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.integration.reviews import card_pod, gpu_pod, patched
+from tests.integration.webhook_process import PATIENCE, PROGRAM, serving
+from webhook.cli import main, serve
+
+FILES = {
+    "good.yaml": "team-a: {quota: {M40: 8}}",
+    "faults.yaml": "team-a: {quota: {M40: -1}, pol: [x]}\nteam-b: {quota: 8}",
+    "nodes.yaml": "{kind: Pod, metadata: {name: p}}",
+    "certs/tls.crt": "no certificate",
+    "nonsense": "{",
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    return tmp_path
+
+
+def run(directory: Path, flags: str) -> subprocess.CompletedProcess[str]:
+    """Run ``serve`` with flags that keep it from serving."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("VCUDA_", "KUBE"))}
+    command = [str(PROGRAM), "serve", *flags.split()]
+    return subprocess.run(
+        command, cwd=directory, env=ours, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        pytest.param("--standalone", "--standalone needs --quota FILE.", id="no quota"),
+        pytest.param("", "--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.", id="no certificates"),
+        pytest.param("--standalone --quota nowhere", "File 'nowhere' does not exist", id="no such quota"),
+        pytest.param(
+            "--standalone --quota good.yaml --cert-dir empty",
+            "empty/tls.crt cannot be read: No such file or directory. To make a good pair: vcuda-certs issue --dir",
+            id="no such certificates",
+        ),
+        pytest.param(
+            "--standalone --quota good.yaml --cert-dir certs",
+            "certs/tls.crt holds no PEM certificate",
+            id="no certificate in the file",
+        ),
+        pytest.param(
+            "--standalone --quota good.yaml --nodes nodes.yaml", "expected a Node, not Pod", id="nodes that are pods"
+        ),
+        pytest.param(
+            "--standalone --quota good.yaml --bind 8443",
+            "'8443' is not HOST:PORT; write one such as 127.0.0.1:8443.",
+            id="no host",
+        ),
+        pytest.param("--standalone --quota good.yaml --bind a:99999", "is not HOST:PORT", id="no such port"),
+        pytest.param("--standalone --quota good.yaml --threads 0", "1<=x<=256", id="no threads"),
+        pytest.param("--standalone --quota good.yaml --log-level loud", "'loud' is not one of", id="log level"),
+        pytest.param("--cert-dir certs --quota-configmap gpuquota", "is not NAMESPACE/NAME", id="quota's place"),
+        pytest.param("--cert-dir certs --kubeconfig nowhere", "No usable kubeconfig at nowhere", id="no kubeconfig"),
+        pytest.param("--cert-dir certs --kubeconfig nonsense", "No usable kubeconfig at nonsense", id="kubeconfig"),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_a_sentence(files: Path, flags: str, sentence: str) -> None:
+    done = run(files, flags)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_malformed_quota_is_refused_with_every_fault(files: Path) -> None:
+    done = run(files, "--standalone --quota faults.yaml")
+    assert done.returncode == 2
+    first, *faults = done.stderr.splitlines()
+    assert first == "Error: the quota document is malformed:"
+    assert [fault.split(":")[0].strip() for fault in faults] == ["team-a.quota.M40", "team-a.pol", "team-b.quota"]
+
+
+def options() -> list[click.Option]:
+    return [option for option in serve.params if isinstance(option, click.Option)]
+
+
+@pytest.mark.parametrize("option", options(), ids=lambda option: option.opts[0])
+def test_every_flag_is_an_environment_variable_and_the_help_says_which(option: click.Option) -> None:
+    help_text = CliRunner().invoke(main, ["serve", "--help"]).stdout.split()
+    flag = option.opts[0]
+    variable = f"VCUDA_{flag.removeprefix('--').replace('-', '_').upper()}"
+    assert flag in help_text
+    assert any(word.strip("[];,") == variable for word in help_text)
+
+
+def test_the_environment_alone_is_enough(files: Path) -> None:
+    env = {
+        "VCUDA_STANDALONE": "true",
+        "VCUDA_QUOTA": str(files / "good.yaml"),
+        "VCUDA_LOG_LEVEL": "debug",
+        "VCUDA_MODEL_LABEL": "example.com/model",
+        "VCUDA_SCHEDULER_NAME": "gpu-scheduler",
+    }
+    with serving(env=env) as server:
+        pod = card_pod("pod", "team-a")
+        spec = patched(pod, server.review("/mutate", pod))["spec"]
+        assert spec["schedulerName"] == "gpu-scheduler"
+        assert "example.com/model" in str(spec["affinity"])
+        server.review("/mutate", gpu_pod("web", "team-a", {}), uid="u-web")
+        server.terminate()
+        assert "u-web" in [line.get("uid") for line in server.logs() if line["level"] == "debug"]
+
+
+def test_a_flag_wins_over_its_variable(files: Path) -> None:
+    env = {"VCUDA_QUOTA": str(files / "faults.yaml")}
+    with serving("--standalone", "--quota", files / "good.yaml", env=env) as server:
+        assert server.admit(card_pod("pod", "team-a"))["allowed"]
+
+
+def test_the_help_shows_how_it_is_used() -> None:
+    lines = CliRunner().invoke(main, ["serve", "--help"]).stdout.splitlines()
+    shown = [line.strip() for line in lines if line.strip().startswith("vcuda-webhook serve --")]
+    assert len(shown) >= 3
+    assert any("--standalone --quota gpuquota.yaml" in line for line in shown)

@@ -1,0 +1,225 @@
+"""Whatever is sent, the answer is JSON that says what is wrong; never a stack trace, and never an admission."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.reviews import Json, card_pod, gpu_pod, review_of
+from tests.integration.webhook_process import JSON_TYPE, Body, Reply, WebhookProcess, exchange, serving
+
+LIMIT = 3 * 2**20
+CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
+DEPLOYMENT = {"group": "apps", "version": "v1", "kind": "Deployment"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
+    quota = tmp_path_factory.mktemp("quota") / "gpuquota.yaml"
+    quota.write_text("team-a: {quota: {M40: 8}}")
+    with serving("--standalone", "--quota", quota) as running:
+        yield running
+
+
+def fault_of(reply: Reply) -> str:
+    """The sentence of an HTTP error, checked to be nothing but that."""
+    assert b"Traceback" not in reply.body
+    answer = reply.decoded()
+    assert answer.keys() == {"error", "status"}
+    assert answer["status"] == reply.status
+    return str(answer["error"])
+
+
+def encoded(subject: object, **fields: object) -> str:
+    return json.dumps(review_of(subject, **fields))
+
+
+def with_quantity(quantity: str) -> str:
+    """A review of a pod that asks for this many cores, written as it stands."""
+    return encoded(gpu_pod("p", "team-a", {"tencent.com/vcuda-core": "HERE"})).replace('"HERE"', quantity)
+
+
+def nested(depth: int) -> str:
+    """A review of a pod with so many levels of objects in it."""
+    return encoded({"metadata": {}, "spec": "HERE"}).replace('"HERE"', '{"a":' * depth + "1" + "}" * depth)
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "status", "sentence"),
+    [
+        pytest.param("POST /mutate", "pod", 400, "no AdmissionReview in JSON", id="no JSON"),
+        pytest.param("POST /mutate", b"", 400, "no AdmissionReview in JSON", id="no body"),
+        pytest.param("POST /mutate", "null", 400, "no AdmissionReview in JSON", id="null"),
+        pytest.param("POST /mutate", "[]", 400, "Expected `object`, got `array`", id="an array"),
+        pytest.param("POST /mutate", "[" * 200_000, 400, "no AdmissionReview", id="arrays without end"),
+        pytest.param("POST /mutate", nested(100_000), 400, "recursion", id="objects nested too deep"),
+        pytest.param("POST /validate", with_quantity("NaN"), 400, "no AdmissionReview in JSON", id="NaN"),
+        pytest.param("POST /mutate", "{}", 400, "not no apiVersion no kind", id="an object of no kind"),
+        pytest.param(
+            "POST /mutate",
+            encoded({}).replace("/v1", "/v1beta1"),
+            400,
+            "admissionReviewVersions: [v1]",
+            id="v1beta1",
+        ),
+        pytest.param("POST /mutate", encoded({}).replace("Review", "Revue"), 400, "AdmissionRevue", id="other kind"),
+        pytest.param(
+            "POST /mutate",
+            '{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}',
+            400,
+            "has no request",
+            id="no request",
+        ),
+        pytest.param("POST /mutate", encoded({}, uid=7), 400, "$.request.uid", id="a uid that is a number"),
+        pytest.param(
+            "POST /mutate", encoded({}, namespace="Q").encode().replace(b"Q", b"\xff"), 400, "utf-8", id="not UTF-8"
+        ),
+        pytest.param("POST /mutate?timeout=soon", encoded({}), 400, "timeout='soon' is no duration", id="timeout"),
+        pytest.param("POST /validate?timeout=-5s", encoded({}), 400, "is no duration", id="negative timeout"),
+        pytest.param("GET /mutate", None, 405, "not allowed", id="GET of a review path"),
+        pytest.param("OPTIONS /validate", None, 405, "not allowed", id="OPTIONS"),
+        pytest.param("POST /metrics", "{}", 405, "not allowed", id="POST of the metrics"),
+        pytest.param("GET /nowhere", None, 404, "not found", id="unknown path"),
+        pytest.param("POST /mutate/", encoded({}), 404, "not found", id="a slash too many"),
+    ],
+)
+def test_a_request_that_is_no_review_gets_a_sentence(
+    server: WebhookProcess, target: str, body: Body, status: int, sentence: str
+) -> None:
+    method, path = target.split()
+    reply = server.send(method, path, body)
+    assert reply.status == status
+    assert sentence in fault_of(reply)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "text/json", "application/json-patch+json", ""])
+def test_a_body_that_does_not_say_it_is_json_is_415(server: WebhookProcess, content_type: str) -> None:
+    reply = server.send("POST", "/mutate", encoded({}), {"Content-Type": content_type})
+    assert reply.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    assert fault_of(reply) == "the body must be application/json"
+
+
+def test_parameters_of_the_content_type_are_accepted(server: WebhookProcess) -> None:
+    reply = server.send("POST", "/mutate", encoded({}), {"Content-Type": "application/json; charset=utf-8"})
+    assert reply.decoded()["response"]["allowed"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b" " * (LIMIT + 1), id="with its length said"),
+        pytest.param([b" " * 65_536] * (LIMIT // 65_536) + [b" "], id="in chunks"),
+    ],
+)
+def test_a_body_over_3_mib_is_413_and_the_connection_stays_in_step(server: WebhookProcess, body: Any) -> None:
+    with closing(server.connect()) as connection:
+        reply = exchange(connection, "POST", "/mutate", body)
+        assert reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        assert fault_of(reply) == f"the body is over {LIMIT} bytes"
+        assert exchange(connection, "GET", "/healthz").body == b"ok\n"
+
+
+def test_a_torn_chunk_is_400_and_ends_the_connection(server: WebhookProcess) -> None:
+    """Where the next request starts is not known any more."""
+    with closing(server.connect()) as connection:
+        connection.putrequest("POST", "/mutate")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        connection.send(b"no length\r\n")
+        response = connection.getresponse()
+        reply = Reply(response.status, response.headers, response.read())
+        assert reply.status == HTTPStatus.BAD_REQUEST
+        assert fault_of(reply).startswith("the body cannot be read")
+        assert connection.sock is None or connection.sock.recv(1) == b""
+
+
+def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
+    review = encoded(card_pod("large", "team-a"))
+    assert server.send("POST", "/mutate", review.ljust(LIMIT)).decoded()["response"]["allowed"]
+
+
+@pytest.mark.parametrize("path", ["/mutate", "/validate"])
+@pytest.mark.parametrize(
+    ("body", "code", "sentence"),
+    [
+        pytest.param(with_quantity("1e999"), 400, "out of range", id="a number beyond floats"),
+        pytest.param(with_quantity("9" * 5000), 400, "out of range", id="a number of 5000 digits"),
+        pytest.param(with_quantity("1" + "0" * 30), 422, "is no quantity", id="a number beyond 64 bits"),
+        pytest.param(with_quantity("1e25"), 422, "is larger than any cluster", id="more than any cluster"),
+        pytest.param(with_quantity('"' + "9" * 100_000 + '"'), 422, "9...' is no quantity", id="100,000 digits"),
+        pytest.param(with_quantity('"NaN"'), 422, "'NaN' is no quantity", id="NaN as text"),
+        pytest.param(with_quantity("-0.5"), 422, "-0.5 is negative", id="negative"),
+        pytest.param(with_quantity("null"), 400, "the pod cannot be read", id="null for a quantity"),
+        pytest.param(with_quantity("true"), 400, "got `bool`", id="a truth value for a quantity"),
+        pytest.param(with_quantity('{"a": []}'), 400, "got `object`", id="an object for a quantity"),
+        pytest.param(encoded(None), 400, "the pod cannot be read", id="no object"),
+        pytest.param(encoded([]), 400, "Expected `object`, got `array`", id="an array for a pod"),
+        pytest.param(encoded({"metadata": 3}), 400, "$.metadata", id="a number for metadata"),
+        pytest.param(encoded({"metadata": {"annotations": {"a": 3}}}), 400, "$.metadata", id="a number for a text"),
+        pytest.param(encoded({"spec": {"containers": {}}}), 400, "$.spec.containers", id="an object for a list"),
+        pytest.param(encoded({"spec": {"nodeName": ["a"]}}, name=""), 400, "$.spec.nodeName", id="a list for a text"),
+        pytest.param(
+            encoded({"metadata": {"name": "Q"}}, name="p").encode().replace(b"Q", b"\xff\xfe"),
+            400,
+            "utf-8",
+            id="not UTF-8",
+        ),
+        pytest.param(encoded({}, kind=DEPLOYMENT), 400, "not for apps/v1/Deployment", id="a Deployment"),
+        pytest.param(encoded(None, kind={}, name=""), 400, "not for an unnamed kind", id="no kind at all"),
+    ],
+)
+def test_a_pod_that_cannot_be_read_is_refused(
+    server: WebhookProcess, path: str, body: Body, code: int, sentence: str
+) -> None:
+    """The review is sound, so HTTP is 200 and the verdict holds the status that the pod's owner gets."""
+    reply = server.send("POST", path, body)
+    assert reply.status == HTTPStatus.OK
+    assert b"Traceback" not in reply.body
+    assert len(reply.body) < 2000, "an answer is a few sentences, whatever the size of the question"
+    response = reply.decoded()["response"]
+    assert not response["allowed"]
+    assert response["status"]["code"] == code
+    assert sentence in response["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("config_map", "sentence"),
+    [
+        pytest.param(None, "the ConfigMap cannot be read", id="no object"),
+        pytest.param({"data": {"gpu_quota": 8}}, "the ConfigMap cannot be read", id="a number for a document"),
+        pytest.param({"data": {}}, "data.gpu_quota: is missing", id="no document"),
+        pytest.param({"data": {"gpu_quota": "a: " * 5000}}, "malformed", id="nonsense"),
+        pytest.param({"data": {"gpu_quota": "{a: " * 5000}}, "nested", id="nested too deep"),
+    ],
+)
+def test_a_quota_that_cannot_be_read_is_refused(server: WebhookProcess, config_map: Json | None, sentence: str) -> None:
+    fields = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE"}
+    response = server.review("/quota", config_map, **fields)
+    assert not response["allowed"]
+    assert response["status"]["code"] == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert sentence in response["status"]["message"]
+
+
+def test_updates_and_subresources_pass(server: WebhookProcess) -> None:
+    """The quota is charged when a pod is created; rules that call for more do no harm."""
+    for fields in ({"operation": "UPDATE"}, {"operation": "DELETE", "object": None}, {"subResource": "eviction"}):
+        assert server.review("/validate", card_pod("p", "team-a", cards=99), **fields)["allowed"]
+
+
+def test_nothing_of_all_this_is_an_internal_error(tmp_path: Path) -> None:
+    """The log would hold the trace that the answer leaves out."""
+    quota = tmp_path / "gpuquota.yaml"
+    quota.write_text("{}")
+    with serving("--standalone", "--quota", quota) as server:
+        for body in ("x", nested(100_000), encoded(None), encoded({"metadata": 3}, name="")):
+            server.send("POST", "/mutate", body, JSON_TYPE)
+        server.terminate()
+        assert "Traceback" not in server.output()
+        assert not [line for line in server.logs() if line["level"] == "error"]

@@ -1,0 +1,195 @@
+"""No request is lost: not when a server stops, not when the API server is away, not to connections that say nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from http import HTTPStatus
+from http.client import HTTPSConnection, RemoteDisconnected
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from certs.cli import issue
+from tests.integration.reviews import card_pod, review_of
+from tests.integration.scripted import write_kubeconfig
+from tests.integration.silent import silence
+from tests.integration.webhook_process import PATIENCE, Reply, WebhookProcess, exchange, serving
+
+LONG = ("--drain-seconds", "600")
+"""Longer than any test: a drain ends when the test says so, by a second SIGTERM to the worker."""
+
+LEDGER = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-team-a"
+TOKEN = "a-token-nobody-may-see"
+POD = json.dumps(review_of(card_pod("pod", "team-a")))
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Path:
+    path = tmp_path / "gpuquota.yaml"
+    path.write_text("team-a: {quota: {M40: 8}}")
+    return path
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    directory = tmp_path / "certs"
+    CliRunner().invoke(issue, ["--dir", str(directory)], catch_exceptions=False)
+    return directory
+
+
+def in_cluster(tmp_path: Path, certificates: Path, url: str) -> tuple[str | Path, ...]:
+    """The flags of a server whose API server is at ``url``."""
+    write_kubeconfig(tmp_path / "kubeconfig", url, {"token": TOKEN})
+    return ("--cert-dir", certificates, "--kubeconfig", tmp_path / "kubeconfig")
+
+
+@pytest.fixture
+def closed_port() -> Iterator[str]:
+    """The URL of a port that refuses connections: bound, so that nobody else gets it, and not listening."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield "http://{}:{}".format(*held.getsockname())
+
+
+def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
+    """Send SIGTERM, and return once readiness fails."""
+    server.process.send_signal(signal.SIGTERM)
+    while (reply := exchange(connection, "GET", "/readyz")).body != b"stopping\n":
+        pass
+    assert reply.status == HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
+    """End the drain, and return the first answer to a request that came too late for it.
+
+    Until then /quota lets a pod pass, whether the API server is there or not.
+    """
+    os.kill(server.worker(), signal.SIGTERM)
+    while (reply := exchange(connection, "POST", "/quota", POD)).status == HTTPStatus.OK:
+        pass
+    return reply
+
+
+def assert_come_again(reply: Reply, reason: str) -> None:
+    """The API server repeats a call that is answered so, on another connection."""
+    assert reply.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert reply.headers["Retry-After"] == "1"
+    assert reply.headers["Connection"] == "close"
+    assert reason in reply.decoded()["error"]
+
+
+def test_readiness_fails_first_while_requests_are_still_answered(quota: Path) -> None:
+    with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
+        leave(server, connection)
+        assert exchange(connection, "POST", "/mutate", POD).decoded()["response"]["allowed"]
+        assert server.send("POST", "/mutate", POD).decoded()["response"]["allowed"], "on new connections too"
+        assert exchange(connection, "GET", "/healthz").status == HTTPStatus.OK, "a restart would not help"
+        os.kill(server.worker(), signal.SIGTERM)
+        assert server.wait() == 0
+
+
+def test_late_requests_are_sent_elsewhere_on_every_kept_connection(quota: Path) -> None:
+    with serving("--standalone", "--quota", quota, *LONG) as server, ExitStack() as stack:
+        first, second, third = (stack.enter_context(closing(server.connect())) for _ in range(3))
+        for connection in (second, third):
+            exchange(connection, "GET", "/healthz")
+        leave(server, first)
+        assert_come_again(close_gate(server, first), "this replica is stopping")
+        assert_come_again(exchange(second, "POST", "/validate", POD), "this replica is stopping")
+        assert_come_again(exchange(third, "POST", "/mutate", POD), "this replica is stopping")
+        assert server.wait() == 0
+
+
+def test_a_stop_without_requests_ends_with_status_0_and_takes_its_certificate_along(quota: Path) -> None:
+    with serving("--standalone", "--quota", quota) as server:
+        (made,) = (Path(line["ca"]) for line in server.logs() if "ca" in line)
+        assert made.exists()
+        assert server.terminate() == 0
+        assert not made.parent.exists()
+
+
+def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> None:
+    """It waits for the API server, for its ledger, when the gate closes; its answer still comes, and is its own."""
+    edit = {"data": {"gpu_quota": "team-a: {quota: {M40: 8}}"}}
+    fields = {"kind": {"version": "v1", "kind": "ConfigMap"}, "namespace": "kube-system", "name": "gpuquota"}
+    with (
+        silence() as api,
+        serving(*in_cluster(tmp_path, certificates, api.url), *LONG, ca=certificates / "ca.crt") as (server),
+        ThreadPoolExecutor(1) as pool,
+        closing(server.connect()) as other,
+    ):
+        in_flight = pool.submit(server.review, "/quota", edit, **fields)
+        api.await_request(LEDGER, PATIENCE)
+        leave(server, other)
+        assert_come_again(close_gate(server, other), "this replica is stopping")
+        assert not in_flight.done()
+        api.hang_up(LEDGER)
+        response = in_flight.result(PATIENCE)
+        assert response["allowed"]
+        assert response["warnings"][0].startswith("team-a: not compared with what is in use")
+        assert server.wait() == 0
+
+
+def test_with_the_api_server_away_nothing_is_allowed_and_the_caller_comes_again(
+    tmp_path: Path, certificates: Path, closed_port: str
+) -> None:
+    flags = in_cluster(tmp_path, certificates, closed_port)
+    with serving(*flags, ca=certificates / "ca.crt") as server:
+        reply = server.get("/readyz")
+        assert (reply.status, reply.body) == (503, b"the quota has not been read yet\n")
+        assert server.get("/healthz").status == HTTPStatus.OK, "a restart would not help"
+        for path in ("/mutate", "/validate"):
+            assert_come_again(server.send("POST", path, POD), "the quota has not been read yet")
+        assert server.metric("vcuda_quota_config_valid") == 0
+        assert server.metric("vcuda_admissions_total") == 0
+        assert server.terminate() == 0
+
+
+def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_port: str, quota: Path) -> None:
+    """Neither the key and the token that the server reads, nor what is in the pods that it is shown."""
+    pod = card_pod("pod", "team-a", cards=99)
+    pod["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "swordfish"}]
+    pod["metadata"]["annotations"] = {"note": "swordfish"}
+    flags = in_cluster(tmp_path, certificates, closed_port)
+    embedded = ("--standalone", "--quota", quota, "--cert-dir", certificates)
+    printed = ""
+    for each in (flags, embedded):
+        with serving(*each, "--log-level", "debug", ca=certificates / "ca.crt") as server:
+            server.send("POST", "/mutate", json.dumps(review_of(pod)))
+            server.send("POST", "/mutate", json.dumps(review_of({**pod, "spec": "swordfish"})))
+            server.terminate()
+            printed += server.output()
+    key = (certificates / "tls.key").read_text().splitlines()[1]
+    assert "listening" in printed
+    assert not [secret for secret in (key, "PRIVATE KEY", TOKEN, "swordfish") if secret in printed]
+
+
+def test_connections_without_a_request_hold_no_thread(quota: Path) -> None:
+    """Go's transport opens connections that it does not use at once; even one thread serves beside many of them."""
+    with serving("--standalone", "--quota", quota, "--threads", "1") as server, ExitStack() as stack:
+        idle = [stack.enter_context(closing(server.connect())) for _ in range(8)]
+        for connection in idle:
+            connection.connect()
+        assert server.send("POST", "/mutate", POD).status == HTTPStatus.OK
+        for connection in idle:
+            assert exchange(connection, "POST", "/mutate", POD).status == HTTPStatus.OK
+
+
+def test_connections_without_a_request_do_not_hold_up_a_stop(quota: Path) -> None:
+    """gunicorn would wait for them as long as it may, which here is longer than the test."""
+    with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
+        connection.connect()
+        with closing(server.connect()) as other:
+            leave(server, other)
+        os.kill(server.worker(), signal.SIGTERM)
+        assert server.wait() == 0
+        connection.request("GET", "/healthz")
+        with pytest.raises((RemoteDisconnected, ConnectionError)):
+            connection.getresponse()
