@@ -1,0 +1,243 @@
+"""The webhook as it is installed: replicas, certificates, registration, and namespaces that it serves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from certs.authority import make_authority, make_leaf
+from certs.files import serving_files, write_files
+from certs.names import DEVELOPMENT
+from tests.builders import MODEL, POOL
+from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.quota_config_map import CONFIG, QuotaConfigMap
+from tests.e2e.rest import Json
+from tests.integration.webhook_process import WebhookProcess, serving
+from vcuda.ledger import Ledger
+
+SYSTEM_NAMESPACE = "vcuda-quota"
+ENFORCED = "quota.vcuda.io/enforced"
+SERVED_BY = "e2e.vcuda.io/served-by"
+"""On a namespace and on a quota ConfigMap: the installation that is asked about it, so that tests do not meet."""
+
+REPLICA = "e2e.vcuda.io/replica"
+"""On a pod: the number of the replica that is asked about it; without it the first one is."""
+
+
+MOST_REPLICAS = 4
+CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Replicas of the webhook that serve the namespaces labelled with ``label``, by the quota in ``quota``.
+
+    ``flags`` are those they were started with, ``ca`` is the file that signs their certificate. ``patience`` is how
+    many seconds the API server gives them to answer.
+    """
+
+    cluster: Cluster
+    label: str
+    replicas: Sequence[WebhookProcess]
+    quota: QuotaConfigMap
+    flags: tuple[str | Path, ...]
+    ca: Path
+    patience: int
+
+    @property
+    def replica(self) -> WebhookProcess:
+        """The first replica, the one that is asked unless a pod's label says otherwise."""
+        return self.replicas[0]
+
+    @contextmanager
+    def team(self, entry: Json) -> Iterator[str]:
+        """A fresh namespace that is enforced and has this entry in the quota; deleted afterwards."""
+        with self._namespace({SERVED_BY: self.label, ENFORCED: "true"}) as namespace:
+            self.quota.limit(**{namespace: entry})
+            yield namespace
+
+    @contextmanager
+    def unlisted_team(self) -> Iterator[str]:
+        """A fresh namespace that is enforced, as its label says, and has no entry of its own in the quota."""
+        with self._namespace({SERVED_BY: self.label, ENFORCED: "true"}) as namespace:
+            yield namespace
+
+    @contextmanager
+    def free_team(self) -> Iterator[str]:
+        """A fresh namespace that is neither enforced nor in the quota."""
+        with self._namespace({SERVED_BY: self.label}) as namespace:
+            yield namespace
+
+    @contextmanager
+    def _namespace(self, labels: dict[str, str]) -> Iterator[str]:
+        namespace = self.cluster.create_namespace(labels=labels)
+        try:
+            yield namespace
+        finally:
+            self.cluster.delete_namespace(namespace)
+
+    def ledger(self, namespace: str) -> Ledger:
+        """The ledger of ``namespace`` as it is stored; an empty one where there is none yet."""
+        answer = self.cluster.rest.send("GET", ledger_path(namespace))
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return Ledger()
+        return msgspec.json.decode(answer.ok()["data"]["ledger"], type=Ledger)
+
+    def charged(self, namespace: str) -> dict[str, int]:
+        """The cores charged to each model in ``namespace``."""
+        return {model: usage.used.cores for model, usage in self.ledger(namespace).usages().items()}
+
+    def mutating(self) -> list[Json]:
+        """The webhooks that pick a model, one for each replica."""
+        served = {"matchLabels": {SERVED_BY: self.label}}
+        return [self._asks_about_pods(number, "mutate", "Ignore", served) for number in range(len(self.replicas))]
+
+    def validating(self) -> list[Json]:
+        """The webhooks that charge, one for each replica."""
+        served = {"matchLabels": {SERVED_BY: self.label, ENFORCED: "true"}}
+        return [self._asks_about_pods(number, "validate", "Fail", served) for number in range(len(self.replicas))]
+
+    def checking_quota(self) -> Json:
+        """The webhook that checks edits of the quota: of ConfigMaps with the label that asks for it."""
+        rule = {"resources": ["configmaps"], "operations": ["CREATE", "UPDATE", "DELETE"]}
+        hook = self._webhook("config.quota.vcuda.io", rule, f"{self.replica.url}/quota")
+        return {**hook, "failurePolicy": "Fail", "objectSelector": {"matchLabels": {**CONFIG, SERVED_BY: self.label}}}
+
+    def _asks_about_pods(self, number: int, path: str, failure_policy: str, namespaces: Json) -> Json:
+        name = f"{path}.quota.vcuda.io" if number == 0 else f"{path}-{number}.quota.vcuda.io"
+        rule = {"resources": ["pods"], "operations": ["CREATE"]}
+        return {
+            **self._webhook(name, rule, f"{self.replicas[number].url}/{path}"),
+            "failurePolicy": failure_policy,
+            "namespaceSelector": namespaces,
+            "objectSelector": {"matchExpressions": [asks_replica(number)]},
+        }
+
+    def _webhook(self, name: str, rule: Json, url: str) -> Json:
+        return {
+            "name": name,
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], **rule}],
+            "clientConfig": {"url": url, "caBundle": base64.b64encode(self.ca.read_bytes()).decode()},
+            "sideEffects": "NoneOnDryRun",
+            "admissionReviewVersions": ["v1"],
+            "timeoutSeconds": self.patience,
+        }
+
+
+def asks_replica(number: int) -> Json:
+    """What selects the pods that ask replica ``number``: those labelled so; the first one's are all the others too."""
+    if number == 0:
+        return {"key": REPLICA, "operator": "NotIn", "values": [str(other) for other in range(1, MOST_REPLICAS)]}
+    return {"key": REPLICA, "operator": "In", "values": [str(number)]}
+
+
+def ledger_path(namespace: str) -> str:
+    """Where the ledger of ``namespace`` is stored."""
+    return f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
+
+
+@contextmanager
+def installed(cluster: Cluster, directory: Path, **fields: Any) -> Iterator[Installation]:
+    """An installation as `running` makes it, and all its webhooks in effect."""
+    with running(cluster, directory, **fields) as installation:
+        await_ready(installation)
+        with registered(installation):
+            yield installation
+
+
+@contextmanager
+def running(
+    cluster: Cluster,
+    directory: Path,
+    *,
+    replicas: int = 1,
+    kubeconfig: Path | None = None,
+    quota: QuotaConfigMap | None = None,
+    patience: int = 10,
+) -> Iterator[Installation]:
+    """Replicas that listen, that need not be ready, and that nobody asks yet.
+
+    ``directory`` (fresh) gets their certificates. ``kubeconfig``: whose rights they have, the admin's by default.
+    ``quota``: their quota ConfigMap, by default one of their own.
+    """
+    label = f"e2e-{secrets.token_hex(4)}"
+    document = quota or QuotaConfigMap(cluster.rest, "kube-system", f"gpuquota-{label}", {**CONFIG, SERVED_BY: label})
+    make_certificates(directory)
+    create_system_namespace(cluster)
+    flags = (
+        *("--cert-dir", directory, "--kubeconfig", kubeconfig or cluster.kubeconfig),
+        *("--quota-configmap", f"{document.namespace}/{document.name}", "--system-namespace", SYSTEM_NAMESPACE),
+    )
+    with ExitStack() as stack:
+        ca = directory / "ca.crt"
+        processes = [stack.enter_context(serving(*flags, ca=ca)) for _ in range(replicas)]
+        yield Installation(cluster, label, processes, replace(document, readers=processes), flags, ca, patience)
+
+
+@contextmanager
+def started_again(installation: Installation) -> Iterator[Installation]:
+    """The installation with one new replica, ready, on the address of its first one, which has ended."""
+    address = urlsplit(installation.replica.url).netloc
+    with serving(*installation.flags, "--bind", address, ca=installation.ca) as replica:
+        again = replace(installation, replicas=[replica], quota=replace(installation.quota, readers=[replica]))
+        await_ready(again)
+        yield again
+
+
+def registered(installation: Installation) -> AbstractContextManager[None]:
+    """`with` this, the API server asks the installation's webhooks."""
+    return installation.cluster.register_webhooks(
+        mutating=installation.mutating(),
+        validating=[*installation.validating(), installation.checking_quota()],
+    )
+
+
+def make_certificates(directory: Path) -> None:
+    """A CA and a certificate for 127.0.0.1, as `vcuda-certs issue` writes them."""
+    now = datetime.now(UTC)
+    authority = make_authority(now)
+    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+
+
+def create_system_namespace(cluster: Cluster) -> None:
+    """The namespace of the ledgers, unless it is there."""
+    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}}
+    answer = cluster.try_create(manifest)
+    if answer.status != HTTPStatus.CONFLICT:
+        answer.ok()
+
+
+def await_ready(installation: Installation) -> None:
+    """Return once every replica says that it is ready."""
+    for replica in installation.replicas:
+        poll(replica, lambda asked: asked.get("/readyz").status == HTTPStatus.OK)
+
+
+def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
+    """Return once every replica has seen nodes with the models and pools of these labels: /quota warns until then."""
+    entry = {"quota": {labels[MODEL]: 1 for labels in nodes}, "pool": sorted({labels[POOL] for labels in nodes})}
+    manifest = installation.quota.manifest(json.dumps({"anybody": entry}))
+    for replica in installation.replicas:
+        poll(replica, lambda asked: "warnings" not in asked.review("/quota", manifest, kind=CONFIG_MAP))
+
+
+def poll(replica: WebhookProcess, holds: Callable[[WebhookProcess], bool]) -> None:
+    """Return once ``holds`` is true of the replica, which tells nobody by itself: ask again."""
+    deadline = time.monotonic() + TIMEOUT
+    while not holds(replica):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {TIMEOUT:g} s:\n{replica.output()}")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,148 @@
+"""Stands between a client and the real API server, passes everything on, and loses the replies it is told to lose."""
+
+from __future__ import annotations
+
+import http.server
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import urllib3
+
+from certs.authority import make_authority, make_leaf
+from certs.files import serving_files, write_files
+from certs.names import DEVELOPMENT
+from tests.e2e.cluster import Cluster
+from tests.e2e.kubeconfig import write_kubeconfig
+
+PASSED_ON = ("Authorization", "Content-Type", "Accept")
+CHUNK = 65536
+
+
+@dataclass
+class Losses:
+    """What to lose, in order: each (method, part of the path) is lost once, when the first request like it comes."""
+
+    wanted: list[tuple[str, str]] = field(default_factory=list)
+    lost: list[tuple[str, str]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def takes(self, method: str, path: str) -> bool:
+        """Whether the reply to this request is lost."""
+        with self._lock:
+            hit = bool(self.wanted) and method == self.wanted[0][0] and self.wanted[0][1] in path
+            if hit:
+                self.lost.append(self.wanted.pop(0))
+            return hit
+
+
+@dataclass(frozen=True)
+class LossyProxy:
+    """``kubeconfig`` leads through the proxy; ``losses`` is to be filled by the test."""
+
+    kubeconfig: Path
+    losses: Losses
+
+
+@contextmanager
+def lossy_proxy(cluster: Cluster, directory: Path) -> Iterator[LossyProxy]:
+    """A proxy to the API server of ``cluster``, for its user; ``directory`` (fresh) gets its certificates."""
+    losses = Losses()
+    with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
+        server = Server(("127.0.0.1", 0), handler(cluster.server, upstream, losses))
+        server.socket = server_context(directory).wrap_socket(server.socket, server_side=True)
+        kubeconfig = directory / "kubeconfig"
+        write_kubeconfig(kubeconfig, f"https://127.0.0.1:{server.server_port}", directory / "ca.crt", cluster.token)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield LossyProxy(kubeconfig, losses)
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def server_context(directory: Path) -> ssl.SSLContext:
+    """TLS for 127.0.0.1; the CA is ``ca.crt`` in ``directory``."""
+    now = datetime.now(UTC)
+    authority = make_authority(now)
+    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+    return context
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Ends the watches that it passes on when it is closed."""
+
+    def __init__(self, address: tuple[str, int], handler: Callable[..., Handler]) -> None:
+        self.open: set[urllib3.BaseHTTPResponse] = set()
+        self.block_on_close = True
+        self.daemon_threads = False
+        super().__init__(address, handler)
+
+    def server_close(self) -> None:
+        """Cut what is still passed on, then wait for its threads."""
+        for reply in tuple(self.open):
+            reply.shutdown()
+        super().server_close()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One connection of the client."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+    upstream: urllib3.PoolManager
+    target: str
+    losses: Losses
+
+    def relay(self) -> None:
+        """Pass one request on, and its reply back; a lost one is cut off after the API server has answered in full."""
+        reply = self.upstream.request(
+            self.command,
+            self.target + self.path,
+            body=self.rfile.read(int(self.headers["Content-Length"] or 0)),
+            headers={name: self.headers[name] for name in PASSED_ON if name in self.headers},
+            preload_content=False,
+            retries=False,
+        )
+        self.server.open.add(reply)
+        try:
+            if self.losses.takes(self.command, self.path):
+                reply.read()
+                self.close_connection = True
+            else:
+                self.pass_back(reply)
+        except (urllib3.exceptions.HTTPError, OSError):
+            self.close_connection = True  # one side has left in the middle: the other learns it by the cut connection
+        finally:
+            self.server.open.discard(reply)
+            reply.release_conn()
+
+    def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
+        """Send the reply as it comes: a watch never ends by itself."""
+        self.send_response(reply.status)
+        for name in ("Content-Type", "Retry-After"):
+            if name in reply.headers:
+                self.send_header(name, reply.headers[name])
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for chunk in reply.stream(CHUNK):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+        self.wfile.write(b"0\r\n\r\n")
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815  # the names http.server calls
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
+        """Say nothing: what matters is what the webhook logs."""
+
+
+def handler(target: str, upstream: urllib3.PoolManager, losses: Losses) -> type[Handler]:
+    """The handler for connections to the API server at ``target``."""
+    return type("BoundHandler", (Handler,), {"target": target, "upstream": upstream, "losses": losses})

@@ -1,0 +1,319 @@
+"""Pods that people create with kubectl, on a real API server and scheduler: pinned, refused, or left alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.builders import MODEL, POOL, held_to, requirement
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import Installation, await_nodes
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod, gpu_pod
+
+Team = Callable[[Json], str]
+
+NODES = {
+    "gpu-m40": {MODEL: "M40", POOL: "public"},
+    "gpu-p100": {MODEL: "P100", POOL: "public"},
+    "gpu-mixed": {MODEL: "M40", POOL: "mixed"},
+}
+"""The labels of the nodes by name; the third belongs to the pool that the other teams may not use."""
+
+SHARES = {
+    "gpu-manager": {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "16"},
+    "nvidia-vcuda": {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "4096"},
+    "hami": {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "50", "nvidia.com/gpumem": "4096"},
+    "vgpu-manager": {"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": "50", "nvidia.com/vgpu-memory": "4096"},
+}
+"""Half a card and 4 GiB of its memory, as each scheme asks for it."""
+
+NO_MODEL = "no GPU model that this pod may use in namespace {}: M40 is excluded by"
+
+FORGED = {
+    "tencent.com/predicate-time": "1700000000000000000",
+    "tencent.com/predicate-node": "gpu-mixed",
+    "tencent.com/predicate-gpu-idx-0": "0",
+    "tencent.com/gpu-assigned": "true",
+    "hami.io/vgpu-devices-allocated": "GPU-0,NVIDIA,4096,50:;",
+    "nvidia.com/pre-allocated": "main[0_GPU-0_50_4096]",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes(cluster: Cluster, installation: Installation) -> Iterator[None]:
+    """Three GPU nodes with room for every test of this module, known to the webhook."""
+    capacity = {resource: "100000" for limits in SHARES.values() for resource in limits}
+    for name, labels in NODES.items():
+        cluster.create_node(name, labels, capacity)
+    await_nodes(installation, *NODES.values())
+    yield
+    for name in NODES:
+        cluster.delete_node(name)
+
+
+def kubectl_create(cluster: Cluster, *pods: Json, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """What a person sees who creates these pods, refused or not."""
+    manifest = {"apiVersion": "v1", "kind": "List", "items": pods}
+    return cluster.kubectl("create", "-f", "-", "-o", "json", *options, stdin=json.dumps(manifest), check=False)
+
+
+def stored(cluster: Cluster, namespace: str, name: str = "train") -> Json:
+    """The pod as the API server has it."""
+    return cluster.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+
+def bound(cluster: Cluster, namespace: str, name: str = "train") -> str:
+    """The node on which the scheduler put the pod."""
+    pod = cluster.wait_pod(namespace, name, lambda one: "nodeName" in one["spec"])
+    return str(pod["spec"]["nodeName"])
+
+
+def with_spec(pod: Json, **fields: object) -> Json:
+    """The pod with these fields of its spec, named as in YAML."""
+    return {**pod, "spec": {**pod["spec"], **fields}}
+
+
+@pytest.mark.usefixtures("scheduler")
+@pytest.mark.parametrize("limits", SHARES.values(), ids=SHARES.keys())
+def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
+    cluster: Cluster, team: Team, limits: Json
+) -> None:
+    """The teams own M40 in public, P100 in public, and M40 in the mixed pool: one node fits each."""
+    targets = {team({"pool": [labels[POOL]], "quota": {labels[MODEL]: 1}}): node for node, labels in NODES.items()}
+    created = kubectl_create(cluster, *(gpu_pod("train", namespace, limits) for namespace in targets))
+    assert created.returncode == 0, created.stderr
+    for namespace, node in targets.items():
+        pod = stored(cluster, namespace)
+        assert pod["spec"]["affinity"] == held_to(NODES[node][MODEL], NODES[node][POOL])
+        assert pod["metadata"]["annotations"]["quota.vcuda.io/model"] == NODES[node][MODEL]
+        assert bound(cluster, namespace) == node
+
+
+TWO_M40 = {"pool": ["public"], "quota": {"M40": 2}}
+
+REFUSALS: dict[str, tuple[Json, Json, str]] = {
+    "over the limit by itself": (
+        TWO_M40,
+        card_pod("train", "", 3),
+        "exceeded GPU quota: M40 in namespace {}, requested: 3 cards, used: 0 (0 pending), limited: 2, can never fit",
+    ),
+    "a model that is not listed": (
+        TWO_M40,
+        with_spec(card_pod("train", ""), nodeSelector={MODEL: "P100"}),
+        f"{NO_MODEL} the pod's nodeName, nodeSelector or required node affinity",
+    ),
+    "a model that is blocked by 0": (
+        {"quota": {"M40": 0}},
+        card_pod("train", ""),
+        "exceeded GPU quota: M40 in namespace {}, requested: 1 card, used: 0 (0 pending), limited: 0, can never fit",
+    ),
+    "a team that may use no model": (
+        {"quota": {}},
+        card_pod("train", ""),
+        "namespace {} may use no GPU model: its quota lists none",
+    ),
+    "a node outside the team's pools": (
+        TWO_M40,
+        with_spec(card_pod("train", ""), nodeName="gpu-mixed"),
+        f"{NO_MODEL} the pod's node selection, which leaves no node in the namespace's pools public",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entry", "pod", "message"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_kubectl_shows_why_a_pod_is_refused(cluster: Cluster, team: Team, entry: Json, pod: Json, message: str) -> None:
+    namespace = team(entry)
+    refused = kubectl_create(cluster, {**pod, "metadata": {**pod["metadata"], "namespace": namespace}})
+    denied = f'admission webhook "mutate.quota.vcuda.io" denied the request: {message.format(namespace)}'
+    assert refused.stderr == f"Error from server (Forbidden): {denied}\n"
+    assert cluster.pods(namespace) == []
+
+
+def test_a_malformed_request_is_refused_with_the_path_of_every_fault(cluster: Cluster, team: Team) -> None:
+    namespace = team({"quota": {"M40": 8}})
+    pod = gpu_pod("train", namespace, {"tencent.com/vcuda-core": "150"})
+    pod["spec"]["containers"].append(
+        {"name": "shared", "image": "cuda", "resources": {"limits": {"tencent.com/vcuda-core": "50"}}}
+    )
+    answer = cluster.try_create(pod)
+    assert (answer.status, answer.body["reason"]) == (422, "Invalid")
+    assert [cause["field"] for cause in answer.body["details"]["causes"]] == [
+        "spec.containers[0].resources.limits[tencent.com/vcuda-core]",
+        "spec.containers[1].resources.limits[tencent.com/vcuda-core]",
+    ]
+    shown = kubectl_create(cluster, pod).stderr
+    assert "spec.containers[0].resources.limits[tencent.com/vcuda-core]" in shown
+    assert "150 is more than one card but not whole cards; write 100 or 200" in shown
+    assert "a share of a card needs memory" in shown
+
+
+def test_what_is_in_use_counts_and_the_rest_of_the_quota_is_still_to_be_had(cluster: Cluster, team: Team) -> None:
+    namespace = team({"quota": {"M40": 2.5}})
+    cluster.create(card_pod("first", namespace, 2))
+    refused = cluster.try_create(card_pod("second", namespace))
+    assert refused.status == 403
+    assert refused.message.endswith(
+        f"exceeded GPU quota: M40 in namespace {namespace}, requested: 1 card, used: 2 (2 pending), limited: 2.5, "
+        "0.5 more needed"
+    )
+    cluster.create(gpu_pod("third", namespace, SHARES["gpu-manager"]))
+
+
+def test_the_star_entry_holds_every_namespace_without_its_own(
+    cluster: Cluster, installation: Installation, team: Team
+) -> None:
+    listed = team({"quota": {"M40": 1}})
+    with installation.unlisted_team() as unlisted, installation.quota.limited(**{"*": {"quota": {"P100": 1}}}):
+        for namespace, model in ((listed, "M40"), (unlisted, "P100")):
+            pod = cluster.create(card_pod("train", namespace))
+            assert pod["spec"]["affinity"] == held_to(model)
+            assert cluster.try_create(card_pod("another", namespace)).status == 403
+
+
+@pytest.mark.usefixtures("scheduler")
+def test_an_unlimited_namespace_is_left_alone(cluster: Cluster, installation: Installation) -> None:
+    with installation.free_team() as namespace:
+        pod = gpu_pod("train", namespace, {"tencent.com/vcuda-core": "6400"}, annotations=FORGED)
+        assert kubectl_create(cluster, pod).returncode == 0
+        kept = stored(cluster, namespace)
+        assert kept["metadata"]["annotations"] == FORGED
+        assert "affinity" not in kept["spec"]
+        assert installation.charged(namespace) == {}
+
+
+def test_a_pod_without_vcuda_is_left_alone_in_an_enforced_namespace(
+    cluster: Cluster, installation: Installation, team: Team
+) -> None:
+    namespace = team({"quota": {}})
+    assert kubectl_create(cluster, gpu_pod("web", namespace, {"cpu": "1"})).returncode == 0
+    kept = stored(cluster, namespace, "web")
+    assert "affinity" not in kept["spec"]
+    assert "annotations" not in kept["metadata"]
+    assert installation.charged(namespace) == {}
+
+
+def test_forged_allocations_are_removed_and_a_persons_own_annotations_kept(cluster: Cluster, team: Team) -> None:
+    """gpu-admission refuses a pod for ever that carries a predicate-time when it comes."""
+    namespace = team({"quota": {"M40": 1}})
+    pod = card_pod("train", namespace)
+    pod["metadata"] |= {
+        "annotations": {**FORGED, "example.com/owner": "alice", "quota.vcuda.io/model": "P100"},
+        "labels": {"nvidia.com/assigned-phase": "succeed", "app": "train"},
+    }
+    kubectl_create(cluster, pod).check_returncode()
+    metadata = stored(cluster, namespace)["metadata"]
+    assert metadata["annotations"] == {"example.com/owner": "alice", "quota.vcuda.io/model": "M40"}
+    assert metadata["labels"] == {"app": "train"}
+
+
+@pytest.mark.usefixtures("scheduler")
+def test_a_preset_node_name_is_moved_so_that_the_scheduler_binds_the_pod_there(cluster: Cluster, team: Team) -> None:
+    namespace = team({"quota": {"P100": 1, "M40": 1}})
+    created = kubectl_create(cluster, with_spec(card_pod("train", namespace), nodeName="gpu-mixed"))
+    assert "nodeName" not in json.loads(created.stdout)["spec"]
+    assert bound(cluster, namespace) == "gpu-mixed"
+    [term] = stored(cluster, namespace)["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
+    assert term == {
+        "matchExpressions": [requirement(MODEL, "In", "M40")],
+        "matchFields": [requirement("metadata.name", "In", "gpu-mixed")],
+    }
+    path = f"/api/v1/namespaces/{namespace}/events"
+    cluster.await_collection(path, lambda events: any(event["reason"] == "Scheduled" for event in events))
+
+
+def test_a_dry_run_shows_the_decision_and_charges_nothing(
+    cluster: Cluster, installation: Installation, team: Team
+) -> None:
+    namespace = team({"quota": {"M40": 1}})
+    dry_run = ("--dry-run=server",)
+    shown = kubectl_create(cluster, card_pod("train", namespace), options=dry_run)
+    assert json.loads(shown.stdout)["spec"]["affinity"] == held_to("M40")
+    assert installation.charged(namespace) == {}
+    kubectl_create(cluster, card_pod("train", namespace)).check_returncode()
+    assert installation.charged(namespace) == {"M40": 100}
+    assert "exceeded GPU quota" in kubectl_create(cluster, card_pod("another", namespace), options=dry_run).stderr
+
+
+def test_pods_with_generated_names_are_charged_under_the_uid_they_are_stored_with(
+    cluster: Cluster, installation: Installation, team: Team
+) -> None:
+    namespace = team({"quota": {"M40": 2}})
+    pod = card_pod("", namespace)
+    pod["metadata"] = {"namespace": namespace, "generateName": "train-"}
+    answers = [kubectl_create(cluster, pod) for _ in range(3)]
+    assert [answer.returncode for answer in answers] == [0, 0, 1]
+    assert installation.ledger(namespace).pending.keys() == {one["metadata"]["uid"] for one in cluster.pods(namespace)}
+
+
+def test_a_pod_is_charged_for_its_largest_init_container_or_for_all_others(
+    cluster: Cluster, installation: Installation, team: Team
+) -> None:
+    namespace = team({"quota": {"M40": 8}})
+    pod = card_pod("train", namespace, 1)
+    prepare = {"name": "prepare", "image": "cuda", "resources": {"limits": {"tencent.com/vcuda-core": "300"}}}
+    check = {"name": "check", "image": "cuda", "resources": {"limits": {"tencent.com/vcuda-core": "200"}}}
+    kubectl_create(cluster, with_spec(pod, initContainers=[prepare, check])).check_returncode()
+    assert installation.charged(namespace) == {"M40": 300}
+
+
+@pytest.mark.usefixtures("scheduler")
+def test_a_manifest_copied_from_a_live_pod_is_admitted_charged_and_scheduled_anew(
+    cluster: Cluster, installation: Installation, team: Team
+) -> None:
+    """As in `kubectl get -o json`, edit the name, `kubectl apply`: nodeName, uid and allocations come along."""
+    namespace = team({"pool": ["public"], "quota": {"M40": 2}})
+    cluster.create(card_pod("train", namespace))
+    node = bound(cluster, namespace)
+    cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/train", {"metadata": {"annotations": FORGED}})
+    live = json.loads(cluster.kubectl("get", "pod", "train", "-n", namespace, "-o", "json").stdout)
+    live["metadata"]["name"] = "copy"
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(live))
+    copy = stored(cluster, namespace, "copy")
+    assert not FORGED.keys() & copy["metadata"]["annotations"].keys()
+    assert bound(cluster, namespace, "copy") == node
+    pods = cluster.pods(namespace)
+    assert installation.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in pods}
+    assert installation.charged(namespace) == {"M40": 200}
+
+
+def test_applying_a_stored_pod_again_is_no_new_charge(cluster: Cluster, installation: Installation, team: Team) -> None:
+    namespace = team({"quota": {"M40": 1}})
+    for _ in range(2):
+        cluster.apply(card_pod("train", namespace))
+    assert installation.charged(namespace) == {"M40": 100}
+
+
+def test_kubectl_warns_where_the_quota_only_warns(cluster: Cluster, installation: Installation, team: Team) -> None:
+    namespace = team({"mode": "warn", "quota": {"M40": 1}})
+    created = kubectl_create(cluster, card_pod("train", namespace, 2))
+    assert created.stderr == (
+        f"Warning: exceeded GPU quota: M40 in namespace {namespace}, requested: 2 cards, used: 0 (0 pending), "
+        "limited: 1, can never fit; admitted, because this quota only warns\n"
+    )
+    assert installation.charged(namespace) == {"M40": 200}
+
+
+def test_nobody_is_warned_where_the_quota_only_audits(cluster: Cluster, installation: Installation, team: Team) -> None:
+    namespace = team({"mode": "audit", "quota": {"M40": 1}})
+    created = kubectl_create(cluster, card_pod("train", namespace, 2))
+    assert (created.returncode, created.stderr) == (0, "")
+    assert installation.charged(namespace) == {"M40": 200}
+    logged = installation.replica.await_log(
+        "admission", lambda line: (line["path"], line["namespace"]) == ("/validate", namespace)
+    )
+    assert logged["outcome"] == "over-quota-allowed"
+
+
+def test_kubectl_warns_of_a_quota_that_is_nearly_used_up(cluster: Cluster, team: Team) -> None:
+    namespace = team({"quota": {"M40": 2}})
+    created = [kubectl_create(cluster, card_pod(name, namespace)) for name in ("first", "second")]
+    assert [one.stderr for one in created] == [
+        "",
+        f"Warning: GPU quota nearly used up: M40 in namespace {namespace}, 2 cards of 2 cards\n",
+    ]

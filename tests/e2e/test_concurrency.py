@@ -1,0 +1,60 @@
+"""Many creators at once, through two replicas that know nothing of each other: never one card too many."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from pathlib import Path
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import REPLICA, Installation, installed
+from tests.e2e.rest import Answer, Json
+from tests.integration.reviews import gpu_pod
+
+ONE_CARD = {"tencent.com/vcuda-core": "100"}
+PODS = 200
+THREADS = 16
+CARDS = 50
+REPLICAS = 2
+TRIES = 20
+
+
+def create_as_client_go_does(cluster: Cluster, pod: Json) -> list[Answer]:
+    """Every answer to the pod's creation, the last one final: a 429 that says when to come again is obeyed."""
+    answers = [cluster.try_create(pod)]
+    while answers[-1].status == HTTPStatus.TOO_MANY_REQUESTS and len(answers) < TRIES:
+        time.sleep(float(answers[-1].headers["Retry-After"]))
+        answers.append(cluster.try_create(pod))
+    return answers
+
+
+def test_no_more_pods_are_stored_than_there_are_cards(cluster: Cluster, tmp_path: Path) -> None:
+    with installed(cluster, tmp_path, replicas=REPLICAS) as own, own.team({"quota": {"M40": CARDS}}) as namespace:
+        pods = [
+            gpu_pod(f"train-{number}", namespace, ONE_CARD, labels={REPLICA: str(number % REPLICAS)})
+            for number in range(PODS)
+        ]
+        with ThreadPoolExecutor(THREADS) as threads:
+            tries = list(threads.map(lambda pod: create_as_client_go_does(cluster, pod), pods))
+        stored = cluster.pods(namespace)
+        report(own, stored, tries)
+
+        assert len(stored) == CARDS
+        assert Counter(answers[-1].status for answers in tries) == {201: CARDS, 403: PODS - CARDS}
+        over = f"exceeded GPU quota: M40 in namespace {namespace}, requested: 1 card, used: {CARDS} ("
+        messages = {answers[-1].message for answers in tries if answers[-1].status == HTTPStatus.FORBIDDEN}
+        assert [message for message in messages if over not in message] == []
+        assert own.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in stored}
+        assert all(replica.metric("vcuda_admissions_total", outcome="charged") for replica in own.replicas)
+
+
+def report(own: Installation, stored: list[Json], tries: list[list[Answer]]) -> None:
+    """Print what happened, for whoever reads the run (`pytest -s`, or the report of a failure)."""
+    statuses = Counter(answer.status for answers in tries for answer in answers)
+    lost = sum(replica.metric("vcuda_ledger_conflicts_total") for replica in own.replicas)
+    print(  # the figures are what the run is for
+        f"{len(tries)} pods for {CARDS} cards by {THREADS} threads through {REPLICAS} replicas: {len(stored)} stored; "
+        f"answers by status: {dict(statuses)}; ledger writes lost to the other replica: {lost:g}"
+    )

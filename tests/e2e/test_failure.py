@@ -1,0 +1,174 @@
+"""What breaks, breaks safely: nothing is admitted because something failed, and everything recovers by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.builders import held_to
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.installation import Installation, await_ready, installed, ledger_path, registered, running, started_again
+from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod, gpu_pod, review_of, with_uid
+
+Team = Callable[[Json], str]
+
+
+def pinned(pod: Json) -> Json:
+    """The pod as its owner can write it: held to M40 by hand."""
+    return {**pod, "spec": {**pod["spec"], "affinity": held_to("M40")}}
+
+
+def plain_pod(namespace: str) -> Json:
+    """A pod that asks for no vcuda."""
+    return gpu_pod("web", namespace, {"cpu": "1"})
+
+
+@pytest.fixture
+def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
+    """An installation to break."""
+    with installed(cluster, tmp_path) as installation:
+        yield installation
+
+
+def test_while_the_webhook_is_dead_nothing_is_created_past_the_quota_and_nobody_else_is_held_up(
+    cluster: Cluster, own: Installation
+) -> None:
+    with own.team({"quota": {"M40": 8}}) as enforced, own.free_team() as free:
+        own.replica.kill()
+        for pod in (card_pod("train", enforced), pinned(card_pod("train", enforced))):
+            refused = cluster.try_create(pod)
+            assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            assert 'failed calling webhook "validate.quota.vcuda.io"' in refused.message
+        cluster.create(card_pod("train", free))
+        cluster.create(plain_pod(free))
+        cluster.create(plain_pod("default"))
+        cluster.delete_pod("default", "web")
+        cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": enforced, "name": "any"}})
+        # A rule cannot tell pods by their resources before matchConditions (Kubernetes 1.28): these wait as well.
+        assert cluster.try_create(plain_pod(enforced)).status == HTTPStatus.INTERNAL_SERVER_ERROR
+        assert cluster.pods(enforced) == []
+        with started_again(own):
+            cluster.create(card_pod("train", enforced))
+            cluster.create(plain_pod(enforced))
+
+
+def test_a_pod_that_mutate_never_saw_is_stored_only_if_it_is_held_to_an_allowed_model(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """/mutate may fail, and is then ignored: /validate decides from the pod alone."""
+    with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
+        await_ready(own)
+        with cluster.register_webhooks(validating=own.validating()):
+            refused = cluster.try_create(card_pod("free-floating", namespace))
+            assert refused.status == HTTPStatus.FORBIDDEN
+            assert f"held to one GPU model that namespace {namespace} may use (M40: 1 card)" in refused.message
+            cluster.create(pinned(card_pod("pinned", namespace)))
+            assert cluster.try_create(pinned(card_pod("over", namespace))).status == HTTPStatus.FORBIDDEN
+        assert own.charged(namespace) == {"M40": 100}
+
+
+def test_a_webhook_that_is_started_again_charges_nothing_twice(cluster: Cluster, own: Installation) -> None:
+    """A review that is repeated, as the API server may, is granted even where nothing more would fit."""
+    with own.team({"quota": {"M40": 2}}) as namespace:
+        stored = cluster.create(card_pod("first", namespace))
+        assert own.replica.terminate() == 0
+        with started_again(own) as again:
+            assert again.charged(namespace) == {"M40": 100}
+            cluster.create(card_pod("second", namespace))
+            assert cluster.try_create(card_pod("third", namespace)).status == HTTPStatus.FORBIDDEN
+            assert again.replica.review("/validate", stored)["allowed"]
+            assert again.charged(namespace) == {"M40": 200}
+
+
+def test_a_webhook_whose_api_server_was_gone_recovers_by_itself_and_charges_on(
+    cluster: Cluster, control_plane: ControlPlane, installation: Installation, team: Team
+) -> None:
+    namespace, untouched = team({"quota": {"M40": 2}}), team({"quota": {"M40": 2}})
+    cluster.create(card_pod("before", namespace))
+    control_plane.apiserver.kill()
+    try:
+        unsure = installation.replica.review("/validate", with_uid(pinned(card_pod("meanwhile", namespace))))
+        assert (unsure["allowed"], unsure["status"]["code"]) == (False, HTTPStatus.TOO_MANY_REQUESTS)
+        review = review_of(with_uid(pinned(card_pod("meanwhile", untouched))))
+        unread = installation.replica.send("POST", "/validate", json.dumps(review))
+        assert (unread.status, unread.headers["Retry-After"]) == (HTTPStatus.SERVICE_UNAVAILABLE, "1")
+    finally:
+        control_plane.apiserver.start()
+    cluster.create(card_pod("after", namespace))
+    assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
+    assert installation.charged(namespace) == {"M40": 200}
+    installation.quota.limit(**{namespace: {"quota": {"M40": 3}}})  # returns once the watch has brought it
+    cluster.create(card_pod("over", namespace))
+
+
+def test_a_damaged_ledger_is_not_guessed_and_its_owner_is_told_what_to_do(
+    cluster: Cluster, installation: Installation, team: Team
+) -> None:
+    namespace = team({"quota": {"M40": 2}})
+    cluster.create(card_pod("first", namespace))
+    cluster.rest.merge_patch(ledger_path(namespace), {"data": {"ledger": '{"pending": '}})
+    refused = cluster.try_create(card_pod("second", namespace))
+    assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
+    assert f"ledger vcuda-quota/gpu-ledger-{namespace} cannot be read (" in refused.message
+    assert refused.message.endswith("; delete it to have it rebuilt")
+    assert [pod["metadata"]["name"] for pod in cluster.pods(namespace)] == ["first"]
+
+    cluster.rest.send("DELETE", ledger_path(namespace)).ok()
+    cluster.create(card_pod("second", namespace))
+    assert cluster.try_create(card_pod("third", namespace)).status == HTTPStatus.FORBIDDEN
+    assert installation.charged(namespace) == {"M40": 200}
+
+
+@pytest.fixture
+def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[LossyProxy]:
+    """A way to the API server that loses replies."""
+    directory = tmp_path / "proxy"
+    directory.mkdir()
+    with lossy_proxy(cluster, directory) as running_proxy:
+        yield running_proxy
+
+
+def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
+    cluster: Cluster, proxy: LossyProxy, tmp_path: Path
+) -> None:
+    with (
+        running(cluster, tmp_path / "certs", kubeconfig=proxy.kubeconfig) as own,
+        registered(own),
+        own.team({"quota": {"M40": 2}}) as namespace,
+    ):
+        for pod, method, path in (
+            (card_pod("first", namespace), "POST", "/configmaps"),
+            (card_pod("second", namespace), "PUT", f"/gpu-ledger-{namespace}"),
+        ):
+            proxy.losses.wanted.append((method, path))
+            cluster.create(pod)
+        assert [method for method, _ in proxy.losses.lost] == ["POST", "PUT"]
+        assert own.charged(namespace) == {"M40": 200}
+        assert own.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
+
+
+def test_a_charge_that_cannot_be_found_again_is_answered_with_a_429_that_says_when_to_come_back(
+    cluster: Cluster, proxy: LossyProxy, tmp_path: Path
+) -> None:
+    """The pod is not stored; its charge may be there, so until the ledger is settled it counts too much, never less."""
+    with (
+        running(cluster, tmp_path / "certs", kubeconfig=proxy.kubeconfig) as own,
+        registered(own),
+        own.team({"quota": {"M40": 3}}) as namespace,
+    ):
+        cluster.create(card_pod("first", namespace))
+        ledger = f"/gpu-ledger-{namespace}"
+        proxy.losses.wanted.extend((("PUT", ledger), ("GET", ledger)))
+        unsure = cluster.try_create(card_pod("second", namespace))
+        assert (unsure.status, unsure.headers["Retry-After"]) == (HTTPStatus.TOO_MANY_REQUESTS, "1")
+        assert "it is not known whether the charge was written; try again in 1 s" in unsure.message
+        cluster.create(card_pod("second", namespace))
+        assert own.charged(namespace) == {"M40": 300}
+        assert len(cluster.pods(namespace)) == 2

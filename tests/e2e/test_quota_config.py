@@ -1,0 +1,134 @@
+"""Edits of the quota ConfigMap: checked as they are made, in force at once, and never a reason to forget a good one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MODEL, POOL
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import Installation, await_nodes, await_ready, installed, registered, running
+from tests.e2e.quota_config_map import KEY, QuotaConfigMap
+from tests.integration.reviews import card_pod, gpu_pod
+
+MALFORMED = """
+team-a: {quota: {M40: -1, P100: "2"}}
+team-b: {quotas: {M40: 1}, pool: public}
+"""
+PATHS = ("team-a.quota.M40", "team-a.quota.P100", "team-b.quotas", "team-b.pool")
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """An installation with a quota ConfigMap that nobody else goes by."""
+    with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
+        yield installation
+
+
+def test_a_malformed_edit_is_refused_with_the_path_of_every_fault(own: Installation) -> None:
+    with own.team({"quota": {"M40": 1}}):
+        before = own.quota.document()
+        answer = own.quota.write(MALFORMED)
+        assert (answer.status, answer.body["reason"]) == (HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid")
+        assert tuple(cause["field"] for cause in answer.body["details"]["causes"]) == PATHS
+        assert own.quota.document() == before
+
+
+def test_kubectl_shows_the_path_of_every_fault(cluster: Cluster, own: Installation) -> None:
+    manifest = json.dumps(own.quota.manifest(MALFORMED))
+    refused = cluster.kubectl("apply", "-f", "-", stdin=manifest, check=False)
+    assert refused.returncode == 1
+    assert [path for path in PATHS if path not in refused.stderr] == []
+
+
+def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: Cluster, own: Installation) -> None:
+    """The API server looks for the label on the object before the edit, too."""
+    own.quota.limit(anybody={"quota": {"M40": 1}})
+    unlabelled = {"metadata": {"labels": None}, "data": {KEY: MALFORMED}}
+    path, merge = own.quota.path, "application/merge-patch+json"
+    assert cluster.rest.send("PATCH", path, unlabelled, content_type=merge).status == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_a_good_edit_is_answered_with_what_looks_wrong_in_it(
+    cluster: Cluster, own: Installation, create_node: Callable[..., str]
+) -> None:
+    labels = {MODEL: "M40", POOL: "public"}
+    create_node("gpu-known", labels)
+    await_nodes(own, labels)
+    with own.team({"quota": {"M40": 8}}) as namespace:
+        cluster.create(card_pod("train", namespace, 4))
+        answer = own.quota.write(json.dumps({namespace: {"quota": {"M40": 2.5, "M4O": 1}}}))
+        assert answer.ok()
+        assert answer.warnings == (
+            f"{namespace}.quota.M4O: no node has this model in label {MODEL} (known: M40)",
+            f"{namespace}.quota.M40: 4 cards in use, limit 2.5; running pods stay, new ones are refused until it fits",
+        )
+
+
+def test_a_deleted_quota_limits_nobody_and_one_made_anew_counts_what_runs(cluster: Cluster, own: Installation) -> None:
+    with own.team({"quota": {"M40": 1}}) as namespace:
+        cluster.create(card_pod("within", namespace))
+        assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
+        deleted = cluster.rest.send("DELETE", own.quota.path)
+        assert deleted.ok()
+        assert deleted.warnings == ("without this ConfigMap no namespace has a GPU quota",)
+        own.replica.await_log("quota ConfigMap deleted: no namespace is limited")
+        cluster.create(card_pod("over", namespace))
+        own.quota.limit(**{namespace: {"quota": {"M40": 2}}})
+        cluster.create(card_pod("again", namespace))
+        assert cluster.try_create(card_pod("too-many", namespace)).status == HTTPStatus.FORBIDDEN
+
+
+@pytest.fixture
+def unchecked(cluster: Cluster) -> QuotaConfigMap:
+    """A quota ConfigMap without the label by which edits are checked: whatever is written gets in."""
+    return QuotaConfigMap(cluster.rest, "kube-system", "gpuquota-unchecked", labels={})
+
+
+def test_the_last_good_quota_stays_in_force_when_a_malformed_one_gets_in(
+    cluster: Cluster, unchecked: QuotaConfigMap, tmp_path: Path
+) -> None:
+    """And it is told to everybody who might look: the metric, the log, and whoever describes the ConfigMap."""
+    unchecked.write("{}").ok()
+    with installed(cluster, tmp_path, quota=unchecked) as own, own.team({"quota": {"M40": 1}}) as namespace:
+        stored = own.quota.write(MALFORMED).ok()
+        own.replica.await_log("quota document malformed")
+        assert own.replica.metric("vcuda_quota_config_valid") == 0
+        assert own.replica.get("/readyz").status == HTTPStatus.OK
+        cluster.create(card_pod("within", namespace))
+        assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
+
+        about_it = f"involvedObject.uid={stored['metadata']['uid']}"
+        [event] = cluster.await_collection("/api/v1/namespaces/kube-system/events", bool, fieldSelector=about_it)
+        assert (event["type"], event["reason"]) == ("Warning", "MalformedQuota")
+        assert event["message"].startswith("the quota document is malformed, the last good one stays in force: ")
+        assert [path for path in PATHS if path not in event["message"]] == []
+
+        own.quota.limit_anew(**{namespace: {"quota": {"M40": 2}}})
+        assert own.replica.metric("vcuda_quota_config_valid") == 1
+        cluster.create(card_pod("over", namespace))
+
+
+def test_a_webhook_started_on_a_malformed_quota_waits_for_a_good_one_and_lets_pods_without_vcuda_pass(
+    cluster: Cluster, unchecked: QuotaConfigMap, tmp_path: Path
+) -> None:
+    unchecked.write(MALFORMED).ok()
+    with ExitStack() as stack:
+        own = stack.enter_context(running(cluster, tmp_path, quota=unchecked, patience=1))
+        stack.enter_context(registered(own))
+        namespace = stack.enter_context(own.unlisted_team())
+        own.replica.await_log("quota document malformed")
+        assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
+        cluster.create(gpu_pod("web", namespace, {"cpu": "1"}))
+        refused = cluster.try_create(card_pod("train", namespace))
+        assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
+        assert 'failed calling webhook "validate.quota.vcuda.io"' in refused.message
+        own.replica.await_log("not answered", lambda line: line["reason"] == "the quota has not been read yet")
+        own.quota.limit_anew(**{namespace: {"quota": {"M40": 1}}})
+        await_ready(own)
+        cluster.create(card_pod("train", namespace))

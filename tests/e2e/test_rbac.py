@@ -1,0 +1,97 @@
+"""The rights that the manifests give the webhook: enough for its work, and none besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, create_system_namespace, installed
+from tests.e2e.quota_config_map import QuotaConfigMap
+from tests.integration.reviews import card_pod
+
+MANIFEST = Path(__file__).parents[2] / "manifests" / "base" / "webhook-rbac.yaml"
+ACCOUNT = "vcuda-webhook"
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """The API as the webhook's ServiceAccount, with what the manifest gives it."""
+    create_system_namespace(cluster)
+    cluster.kubectl("apply", "-f", str(MANIFEST))
+    token = cluster.service_account_token(SYSTEM_NAMESPACE, ACCOUNT)
+    with closing(Cluster(cluster.control_plane, token)) as webhook:
+        yield webhook
+    cluster.kubectl("delete", "-f", str(MANIFEST))
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, account: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """The webhook with that account, on the quota ConfigMap that the manifest names, whose edits are not checked."""
+    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
+    quota.write("{}").ok()
+    directory = tmp_path_factory.mktemp("rbac")
+    with installed(cluster, directory, kubeconfig=account.kubeconfig, quota=quota) as installation:
+        yield installation
+
+
+def test_with_the_rights_of_the_manifest_pods_are_pinned_charged_and_refused(
+    cluster: Cluster, own: Installation
+) -> None:
+    """The second pod takes the ledger's update, the first one its creation and a LIST of pods."""
+    with own.team({"quota": {"M40": 2}}) as namespace:
+        for name in ("first", "second"):
+            assert cluster.create(card_pod(name, namespace))["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
+        assert cluster.try_create(card_pod("third", namespace)).status == HTTPStatus.FORBIDDEN
+        assert own.charged(namespace) == {"M40": 200}
+
+
+def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(cluster: Cluster, own: Installation) -> None:
+    good = own.quota.document()
+    stored = own.quota.write("{team-a: 8}").ok()
+    about_it = f"involvedObject.uid={stored['metadata']['uid']}"
+    [event] = cluster.await_collection("/api/v1/namespaces/kube-system/events", bool, fieldSelector=about_it)
+    assert event["reason"] == "MalformedQuota"
+    own.quota.limit_anew(**good)
+
+
+@pytest.mark.parametrize("resource", ["configmaps", "nodes"])
+def test_with_the_rights_of_the_manifest_no_list_and_no_watch_fails(own: Installation, resource: str) -> None:
+    incidents = {
+        kind: own.replica.metric("vcuda_watch_incidents_total", resource=resource, kind=kind)
+        for kind in ("lists", "watches", "failures")
+    }
+    assert incidents == {"lists": 1, "watches": 1, "failures": 0}
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "namespace", "allowed"),
+    [
+        ("get", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
+        ("create", "configmaps", SYSTEM_NAMESPACE, True),
+        ("update", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
+        ("delete", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, False),
+        ("list", "configmaps", SYSTEM_NAMESPACE, False),
+        ("get", "secrets", SYSTEM_NAMESPACE, False),
+        ("watch", "configmaps/gpuquota", "kube-system", True),
+        ("watch", "configmaps", "kube-system", False),
+        ("update", "configmaps/gpuquota", "kube-system", False),
+        ("create", "events", "kube-system", True),
+        ("create", "events", "default", False),
+        ("list", "pods", "default", True),
+        ("create", "pods", "default", False),
+        ("patch", "pods", "default", False),
+        ("get", "configmaps", "default", False),
+        ("watch", "nodes", "default", True),
+        ("patch", "nodes", "default", False),
+    ],
+)
+def test_the_manifest_gives_what_is_needed_and_no_more(
+    account: Cluster, verb: str, resource: str, namespace: str, allowed: bool
+) -> None:
+    answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False)
+    assert answer.stdout.strip() == ("yes" if allowed else "no")
