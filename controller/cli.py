@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.elector import Elector, Terms
 from controller.leader import Leader
+from controller.settler import Times
 from controller.status_server import serve_status
 from vcuda import __version__
 from vcuda.errors import BadInput
@@ -46,6 +47,12 @@ def main() -> None:
 @_option("--pool-label", default=_LABELS.pool, help="Node label that holds a node's pool.")
 @_option("--identity", default=None, help="Name of this candidate; its own by default.  [host name and a random part]")
 @_option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="How long others wait for a lost leader.")
+@_option(
+    "--storable-seconds",
+    default=int(Times().storable),
+    type=click.IntRange(1, 3600),
+    help="How long after its admission a pod may still be stored; more than the API server's --request-timeout.",
+)
 @_option("--status-address", default="0.0.0.0:8080", metavar="HOST:PORT", help="/healthz, /readyz and /metrics.")
 @_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 def run(
@@ -58,6 +65,7 @@ def run(
     pool_label: str,
     identity: str | None,
     lease_seconds: int,
+    storable_seconds: int,
     status_address: str,
     log_level: str,
 ) -> None:
@@ -90,7 +98,8 @@ def run(
         sys.exit(BAD_INPUT)
     registry = CollectorRegistry()
     place, labels = QuotaPlace(namespace, name, quota_key), NodeLabels(model_label, pool_label)
-    leader = Leader(kube, place, system_namespace, labels, registry, on_fault=_end)
+    times = Times(storable=storable_seconds)
+    leader = Leader(kube, place, system_namespace, labels, registry, on_fault=_end, times=times)
     terms = Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     elector = Elector(kube, (system_namespace, "vcuda-controller"), own_name, terms=terms, wait=stop.wait)

@@ -9,6 +9,7 @@ would be two leaders. Here the caller's work ends with the lease, and compare-an
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Callable
 from urllib.parse import quote
@@ -18,7 +19,7 @@ import structlog
 
 from vcuda.errors import NotFound, VcudaError
 from vcuda.kube import Kube
-from vcuda.objects import ObjectMeta, View
+from vcuda.objects import UNDECODABLE, ObjectMeta, View
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -48,6 +49,9 @@ class Lease(View, frozen=True, gc=False):
 
 _LEASE = msgspec.json.Decoder(Lease)
 
+FAILED = (VcudaError, *UNDECODABLE)
+"""What a call can end by: no usable answer is no answer."""
+
 
 class Elector:
     """One candidate for a Lease. ``identity`` names it and must be its own; ``wait`` sleeps, and is True to stop."""
@@ -71,6 +75,7 @@ class Elector:
         self._log = structlog.get_logger().bind(lease=f"{self._namespace}/{self._name}", identity=identity)
         self._observed: Lease | None = None
         self._observed_at = 0.0
+        self._renewed_at = -math.inf
 
     def acquire(self) -> bool:
         """Block until the lease is ours; False if told to stop before."""
@@ -82,44 +87,42 @@ class Elector:
 
     def hold(self) -> bool:
         """Renew until told to stop, which is True, or until the lease is lost, which is False."""
-        renewed = self._clock()
         while not self._wait(self._terms.retry):
-            started = self._clock()
-            if self._attempt():
-                renewed = started
-            elif self._clock() - renewed > self._terms.renew_within or self._taken():
+            if self._in_time() and self._attempt():
+                continue
+            if not self._in_time() or self._taken():
                 self._log.error("lease lost")
                 return False
         return True
 
     def release(self) -> None:
         """Give the lease up, so that another need not wait for its end."""
-        lease = self._observed
-        if lease is None or lease.spec.holder_identity != self._identity:
-            return
         try:
-            self._put(
-                lease,
-                LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=lease.spec.lease_transitions),
-            )
-        except VcudaError as error:
+            lease = self._read()  # the last renewal may have landed unheard
+            if lease is None or lease.spec.holder_identity != self._identity:
+                return
+            transitions = lease.spec.lease_transitions
+            self._put(lease, LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=transitions))
+        except FAILED as error:
             self._log.warning("lease not released; others wait for its end", error=str(error))
         else:
             self._log.info("lease released")
 
     def _attempt(self) -> bool:
         """Take or renew the lease once; every failure is a failed attempt, never an exception."""
+        started = self._clock()
         try:
             lease = self._read()
             if lease is None:
                 self._remember(self._post(self._fresh(0)))
-                return True
-            if self._held_by_other(lease):
+            elif self._held_by_other(lease):
                 return False
-            self._remember(self._put(lease, self._next(lease)))
-        except VcudaError as error:
+            else:
+                self._remember(self._put(lease, self._next(lease)))
+        except FAILED as error:
             self._log.debug("attempt failed", error=str(error))
             return False
+        self._renewed_at = started
         return True
 
     def _read(self) -> Lease | None:
@@ -136,6 +139,10 @@ class Elector:
         if not holder or holder == self._identity:
             return False
         return self._clock() < self._observed_at + (lease.spec.lease_duration_seconds or self._terms.duration)
+
+    def _in_time(self) -> bool:
+        """Whether the last success is recent: counted from before it was asked for, as others count from after."""
+        return self._clock() - self._renewed_at <= self._terms.renew_within
 
     def _taken(self) -> bool:
         return self._observed is not None and self._observed.spec.holder_identity not in ("", None, self._identity)
@@ -171,8 +178,8 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        """Seconds; short, so that several attempts fit between the last renewal and the end of the lease."""
-        return self._terms.renew_within / 4
+        """Seconds; an attempt is two calls: one that begins within ``renew_within`` ends well before ``duration``."""
+        return self._terms.renew_within / 8
 
     @property
     def _collection(self) -> str:

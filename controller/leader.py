@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -14,7 +14,7 @@ from controller.metrics import SettleMetrics, UsageCollector
 from controller.namespace_labels import NamespaceLabels
 from controller.nudger import Nudger
 from controller.publisher import Publisher
-from controller.settler import FULL_PASS, Settler
+from controller.settler import Settler, Times
 from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch, Reflector
 from vcuda.placement import NodeLabels
 from vcuda.quota import SYSTEM_NAMESPACES
@@ -33,8 +33,10 @@ class Leader:
         registry: CollectorRegistry,
         *,
         on_fault: Callable[[], None],
+        times: Times | None = None,
     ) -> None:
         self._on_fault = on_fault
+        self._times = times or Times()
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace}
@@ -43,9 +45,16 @@ class Leader:
         store = LedgerStore(kube, system_namespace, self.nodes.current)
         self.publisher = Publisher(kube)
         self.nudger = Nudger(kube, self.quota, self.nodes)
-        self.namespaces = NamespaceLabels(kube, self.quota)
+        self.namespaces = NamespaceLabels(kube, self.quota, self._arrived)
         self.settler = Settler(
-            kube, store, self.quota, self.nodes, metrics=SettleMetrics(registry), on_report=self._report
+            kube,
+            store,
+            self.quota,
+            self.nodes,
+            metrics=SettleMetrics(registry),
+            on_report=self._report,
+            others=self._others,
+            times=self._times,
         )
         registry.register(UsageCollector(self.publisher.reports))
 
@@ -57,6 +66,7 @@ class Leader:
             "namespaces": self.namespaces.reflector,
             "pods": self.settler.pods.reflector,
             "ledgers": self.settler.ledgers,
+            "usage": self.publisher.published,
         }
 
     @property
@@ -97,7 +107,7 @@ class Leader:
         ):
             self._spawn(name, loop)
         self._quota_changed()
-        while not self._stopping.wait(FULL_PASS):
+        while not self._stopping.wait(self._times.full_pass):
             self.settler.audit()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
@@ -117,6 +127,17 @@ class Leader:
     def _quota_changed(self) -> None:
         self.settler.add_all()
         self.namespaces.add_all()
+
+    def _others(self) -> Iterable[str]:
+        """Return the namespaces that ``"*"`` limits, and those where a report is published, limited or not."""
+        quota = self.quota.current()
+        names = (key.name for key in self.namespaces.reflector.snapshot())
+        return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
+
+    def _arrived(self, namespace: str) -> None:
+        """Publish in a namespace that was made, or made again, though nothing changed but that."""
+        self.settler.due.add(namespace)
+        self.publisher.due.add(namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
         self.publisher.report(namespace, use)

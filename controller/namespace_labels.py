@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import quote
 
 import msgspec
@@ -24,15 +25,19 @@ class Namespace(View, frozen=True, gc=False):
 
 
 class NamespaceLabels:
-    """Holds every namespace's label to what the quota document says; ``"*"`` means all but the system's own."""
+    """Holds every namespace's label to what the quota document says; ``"*"`` means all but the system's own.
 
-    def __init__(self, kube: Kube, quota: QuotaWatch) -> None:
+    ``on_arrival`` is called with the name of each namespace that is new, or new to this process.
+    """
+
+    def __init__(self, kube: Kube, quota: QuotaWatch, on_arrival: Callable[[str], None]) -> None:
         self.due = DueQueue(0.0)
         self.reflector = Reflector(
             kube, "/api/v1/namespaces", msgspec.json.Decoder(Namespace).decode, on_event=self._on_event
         )
         self._kube = kube
         self._quota = quota
+        self._on_arrival = on_arrival
         self._log = structlog.get_logger()
 
     def add_all(self) -> None:
@@ -65,3 +70,5 @@ class NamespaceLabels:
     def _on_event(self, old: Namespace | None, new: Namespace | None) -> None:
         if new and not (old and old.metadata.labels == new.metadata.labels):
             self.due.add(new.metadata.name)
+        if new and not old:
+            self._on_arrival(new.metadata.name)

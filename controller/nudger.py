@@ -109,6 +109,7 @@ class Nudger:
     def _touch(self, refused: RefusedOwner) -> None:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         body = msgspec.json.encode({"metadata": {"annotations": {RETRY_ANNOTATION: now}}})
+        self._nudged = {path: at for path, at in self._nudged.items() if at + PATIENCE > self._clock()}
         self._nudged[refused.path] = self._clock()
         try:
             self._kube.patch(refused.path, body, MERGE_PATCH)

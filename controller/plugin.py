@@ -11,7 +11,8 @@ from urllib.parse import quote
 import click
 import msgspec
 import yaml
-from kubernetes.config import ConfigException, list_kube_config_contexts
+from kubernetes.config import KUBE_CONFIG_DEFAULT_LOCATION
+from kubernetes.config.kube_config import KubeConfigMerger
 
 from controller.publisher import KEY, NAME
 from vcuda import __version__
@@ -149,11 +150,20 @@ def _one(target: Target) -> Iterator[NamespaceUse]:
 def _all(kube: Kube) -> Iterator[NamespaceUse]:
     for page in kube.list_pages("/api/v1/configmaps", {"labelSelector": "quota.vcuda.io/usage=true"}):
         for raw in page.items:
-            yield _read(raw)
+            try:
+                yield _read(raw)
+            except BadInput as error:  # whoever may edit one namespace's report spoils that one only
+                click.echo(f"Warning: {error}", err=True)
 
 
 def _read(raw: bytes) -> NamespaceUse:
-    return _USE.decode((_CONFIG_MAP.decode(raw).data or {}).get(KEY, "{}"))
+    config_map = _CONFIG_MAP.decode(raw)
+    try:
+        return _USE.decode((config_map.data or {}).get(KEY, ""))
+    except msgspec.MsgspecError as error:
+        raise BadInput(
+            f"ConfigMap {NAME} in namespace {config_map.metadata.namespace} cannot be read: {error}"
+        ) from error
 
 
 def _show(uses: list[NamespaceUse], output: str) -> None:
@@ -198,14 +208,12 @@ def _echo(lines: Iterable[str]) -> None:
 
 def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
     """Return the namespace of the context in use, as kubectl does; ``default`` where it names none."""
-    try:
-        contexts, active = list_kube_config_contexts(  # type: ignore[no-untyped-call]  # the client has no types here
-            str(kubeconfig) if kubeconfig else None
-        )
-    except ConfigException:
+    config = KubeConfigMerger(str(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
+    if config is None:  # in a pod, without a kubeconfig
         return "default"
-    chosen = next((each for each in contexts if each["name"] == context), active)
-    return str((chosen or {}).get("context", {}).get("namespace", "default"))
+    name = context or config.value.get("current-context")
+    contexts = {each.value["name"]: each.value.get("context") for each in config.value["contexts"]}
+    return (contexts.get(name) or {}).get("namespace") or "default"
 
 
 def _fail(message: str, status: int) -> NoReturn:

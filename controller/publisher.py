@@ -11,7 +11,8 @@ import structlog
 
 from controller.due import DueQueue
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import MERGE_PATCH, Kube
+from vcuda.kube import MERGE_PATCH, Kube, Reflector
+from vcuda.objects import ConfigMap
 from vcuda.usage import NamespaceUse
 
 NAME = "gpu-quota-usage"
@@ -24,57 +25,80 @@ SPACING = 1.0
 RETRY = 5.0
 """Seconds after which a report that could not be written is tried again."""
 
+_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A report as it is stored."""
+
+    namespace: str
+    text: str
+
 
 class Publisher:
-    """Keeps the last report of every limited namespace, and writes those that change."""
+    """Keeps the last report of every limited namespace, and holds what is published to it.
+
+    What is published is watched: a report that somebody changes or deletes comes back, and one that an earlier leader
+    left behind is withdrawn.
+    """
 
     def __init__(self, kube: Kube) -> None:
         self.due = DueQueue(SPACING)
+        self.published = Reflector(
+            kube,
+            "/api/v1/configmaps",
+            _read_published,
+            params={"fieldSelector": f"metadata.name={NAME}"},
+            on_event=lambda old, new: self._add(new or old),
+        )
         self._kube = kube
         self._lock = threading.Lock()
-        self._reports: dict[str, NamespaceUse] = {}
-        self._written: dict[str, NamespaceUse] = {}
+        self._reports: dict[str, NamespaceUse | None] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Take a report over; None takes the namespace's ConfigMap away."""
         with self._lock:
-            if use is None:
-                known = self._reports.pop(namespace, None) or self._written.get(namespace)
-                changed = known is not None
-            else:
-                changed = self._reports.get(namespace) != use
-                self._reports[namespace] = use
+            changed = namespace not in self._reports or self._reports[namespace] != use
+            self._reports[namespace] = use
         if changed:
             self.due.add(namespace)
 
     def reports(self) -> Mapping[str, NamespaceUse]:
         """Return the newest report of every limited namespace."""
         with self._lock:
-            return dict(self._reports)
+            return {namespace: use for namespace, use in self._reports.items() if use}
+
+    def published_in(self) -> set[str]:
+        """Return the namespaces in which a report is published."""
+        return {key.namespace for key in self.published.snapshot()}
 
     def run(self) -> None:
         """Write what changed until `due` is closed."""
         while (namespace := self.due.next()) is not None:
-            use = self.reports().get(namespace)
             try:
-                self._publish(namespace, use)
+                self._publish(namespace)
             except VcudaError as error:
                 self._log.warning("usage not published", namespace=namespace, error=str(error))
                 self.due.add(namespace, RETRY)
 
-    def _publish(self, namespace: str, use: NamespaceUse | None) -> None:
+    def _publish(self, namespace: str) -> None:
+        with self._lock:
+            if namespace not in self._reports:
+                return  # the first look at it is still to come
+            use = self._reports[namespace]
+        published = self.published.get((namespace, NAME))
         if use is None:
-            self._withdraw(namespace)
-            return
-        if self._written.get(namespace) == use:
+            if published:
+                self._withdraw(namespace)
             return
         text = msgspec.json.format(msgspec.json.encode(use), indent=2).decode()
+        if published and published.text == text:
+            return
         try:
             self._write(namespace, {KEY: text})
         except NotFound:
             self._log.debug("namespace does not exist", namespace=namespace)
-        self._written[namespace] = use
 
     def _write(self, namespace: str, data: dict[str, str]) -> None:
         """Change the ConfigMap, or create it where there is none."""
@@ -88,9 +112,20 @@ class Publisher:
             self._kube.post(collection, msgspec.json.encode(created))
 
     def _withdraw(self, namespace: str) -> None:
-        self._written.pop(namespace, None)
         try:
             self._kube.delete(f"/api/v1/namespaces/{quote(namespace)}/configmaps/{NAME}")
         except NotFound:
             return
         self._log.info("usage withdrawn: the namespace is no longer limited", namespace=namespace)
+
+    def _add(self, published: Published | None) -> None:
+        if published:
+            self.due.add(published.namespace)
+
+
+def _read_published(raw: bytes) -> Published | None:
+    """Return a report that is published; None for a ConfigMap of that name that is somebody else's."""
+    config_map = _CONFIG_MAP.decode(raw)
+    if not LABELS.items() <= (config_map.metadata.labels or {}).items():
+        return None
+    return Published(config_map.metadata.namespace, (config_map.data or {}).get(KEY, ""))

@@ -21,14 +21,22 @@ from vcuda.usage import NamespaceUse, report
 SPACING = 1.0
 """Seconds between two settlements of one namespace, at least."""
 
-RETRY = 2.0
-"""Seconds after which a settlement that failed is tried again."""
+TRIES = 5
+"""How often one settlement is tried when the replicas write first."""
 
-STORABLE = 120.0
-"""Seconds after which a pod that was admitted can no longer be stored: well past the API server's own timeouts."""
 
-FULL_PASS = 600.0
-"""Seconds between two passes over all namespaces, which mend what events should have."""
+class Times(msgspec.Struct, frozen=True):
+    """Seconds.
+
+    After ``storable`` a pod that was admitted can no longer be stored: well past the API server's own timeouts. A
+    settlement that failed is tried again after ``retry``. Every ``full_pass`` all namespaces are looked at, to mend
+    what events should have.
+    """
+
+    storable: float = 120.0
+    retry: float = 2.0
+    full_pass: float = 600.0
+
 
 _POD = msgspec.json.Decoder(Pod)
 
@@ -37,6 +45,7 @@ class Settler:
     """Keeps every ledger true to the pods that are stored.
 
     ``on_report`` gets each namespace's report after it was looked at, and None where it is no longer limited.
+    ``others`` names namespaces that are to be looked at though they may have no quota, no ledger and no vcuda pods.
     """
 
     def __init__(
@@ -48,6 +57,8 @@ class Settler:
         *,
         metrics: SettleMetrics,
         on_report: Callable[[str, NamespaceUse | None], None],
+        others: Callable[[], Iterable[str]] = tuple,
+        times: Times | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.due = DueQueue(SPACING, clock)
@@ -59,6 +70,8 @@ class Settler:
         self._nodes = nodes
         self._metrics = metrics
         self._on_report = on_report
+        self._others = others
+        self._times = times or Times()
         self._clock = clock
         self._first_seen: dict[str, float] = {}
         self._log = structlog.get_logger()
@@ -73,11 +86,11 @@ class Settler:
                 self.due.add(namespace)
             except VcudaError as error:
                 self._log.warning("not settled", namespace=namespace, error=str(error))
-                self.due.add(namespace, RETRY)
+                self.due.add(namespace, self._times.retry)
             self._metrics.settled(self._clock() - started)
 
     def add_all(self) -> None:
-        """Let every namespace be due that has a quota, a ledger or vcuda pods."""
+        """Let every namespace be due that is known."""
         for namespace in self.known_namespaces():
             self.due.add(namespace)
 
@@ -96,11 +109,11 @@ class Settler:
             self.due.add(namespace)
 
     def known_namespaces(self) -> Iterable[str]:
-        """Return every namespace that has a quota, a ledger or vcuda pods."""
+        """Return every namespace that has a quota, a ledger or vcuda pods, and the others."""
         quota = self._quota.current()
         named = quota.namespaces if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
-        return {*named, *with_ledger, *self.pods.namespaces()}
+        return {*named, *with_ledger, *self.pods.namespaces(), *self._others()}
 
     def _settle(self, namespace: str) -> None:
         quota = self._quota.current()
@@ -111,8 +124,8 @@ class Settler:
         stored = known.stored if known else None
         if limits is None:
             self._on_report(namespace, None)
-            if stored and stored.version and not stored.ledger.pending:
-                self._drop(namespace, stored.version)
+            if stored and stored.version:
+                self._wind_up(namespace, stored, stored.version)
             return
         nodes = self._nodes.current()
         if stored is None and self.pods.pods(namespace):
@@ -123,14 +136,40 @@ class Settler:
         self._on_report(namespace, report(namespace, limits, ledger, self.pods.pods(namespace), nodes))
 
     def _bring_up_to_date(self, namespace: str, stored: Stored) -> Ledger:
-        view = self.pods.view(namespace, self._nodes.current())
-        ledger = settle(stored.ledger, view, self._absent(namespace, stored.ledger))
+        """Settle the ledger as the watch has brought it; where that was out of date, as it is now.
+
+        Under load the replicas write many times a second, and what the watch brings is old when it comes.
+        """
+        for _ in range(TRIES - 1):
+            try:
+                return self._attempt(namespace, stored)
+            except Conflict:
+                stored = self._store.read(namespace)
+        return self._attempt(namespace, stored)
+
+    def _attempt(self, namespace: str, stored: Stored) -> Ledger:
+        ledger = self._settled(namespace, stored.ledger)
+        self._keep(namespace, ledger, stored)
+        return ledger
+
+    def _keep(self, namespace: str, ledger: Ledger, stored: Stored) -> None:
         if ledger is not stored.ledger or stored.version is None:
             self._store.write(namespace, ledger, stored.version)
             self._metrics.released(len(stored.ledger.pending) - len(ledger.pending))
-        return ledger
 
-    def _drop(self, namespace: str, version: str) -> None:
+    def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
+        view = self.pods.view(namespace, self._nodes.current())
+        return settle(ledger, view, self._absent(namespace, ledger))
+
+    def _wind_up(self, namespace: str, stored: Stored, version: str) -> None:
+        """Drop a ledger that limits nobody any more, but not before its last pending charge is settled.
+
+        A new ledger counts the pods that are stored by then: it would miss one that is still on its way.
+        """
+        ledger = self._settled(namespace, stored.ledger)
+        if ledger.pending:
+            self._keep(namespace, ledger, stored)
+            return
         try:
             self._store.delete(namespace, version)
         except NotFound:
@@ -145,11 +184,11 @@ class Settler:
         """
         now = self._clock()
         self._first_seen = {
-            uid: at for uid, at in self._first_seen.items() if uid in ledger.pending or at > now - FULL_PASS
+            uid: at for uid, at in self._first_seen.items() if uid in ledger.pending or at > now - self._times.full_pass
         }
         absent = set()
         for uid, pending in ledger.pending.items():
-            left = self._first_seen.setdefault(uid, now) + STORABLE - now
+            left = self._first_seen.setdefault(uid, now) + self._times.storable - now
             if left > 0:
                 self.due.add(namespace, left)
             elif not self._exists(namespace, pending.name, uid):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -50,6 +50,16 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         if self.memory:
             parts.append(mebibytes(self.memory))
         return ", ".join(parts)
+
+
+def total(charges: Iterable[Charge]) -> Charge:
+    """Return the sum. Adding them one to the next would make a Charge for each: this is on the path of every pod."""
+    cores = memory = card_memory = 0
+    for charge in charges:
+        cores += charge.cores
+        memory += charge.memory
+        card_memory += charge.card_memory
+    return Charge(cores, memory, card_memory)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

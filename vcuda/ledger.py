@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from vcuda.charge import Charge, Shortage, Usage, fits
+from vcuda.charge import Charge, Shortage, Usage, fits, total
 from vcuda.quota import Limit, NamespaceQuota
 
 MOST_PENDING = 512
@@ -46,7 +46,7 @@ class Ledger(msgspec.Struct, frozen=True, rename="camel"):
 
     def usage(self, model: str) -> Usage:
         """Return what is charged to one model."""
-        pending = sum((p.charge for p in self.pending.values() if p.model == model), Charge())
+        pending = total(entry.charge for entry in self.pending.values() if entry.model == model)
         return Usage(used=self.committed.get(model, Charge()) + pending, pending=pending)
 
     def usages(self) -> Mapping[str, Usage]:
@@ -108,7 +108,8 @@ def admit(
     if len(ledger.pending) >= MOST_PENDING:
         return Crowded()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
-    return Granted(charged, charged.usage(asked.model), limit, shortage)
+    usage = Usage(usage.used + asked.charge, usage.pending + asked.charge)
+    return Granted(charged, usage, limit, shortage)
 
 
 def opened(stored: Iterable[tuple[str, Charge]], resource_version: str) -> Ledger:

@@ -16,6 +16,10 @@ REFUSAL = "exceeded GPU quota"
 """What every refusal for want of quota says; see `vcuda.charge.exceeded`."""
 
 
+JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+"""Conditions after which a Job creates no more pods."""
+
+
 class Condition(View, frozen=True, gc=False):
     """A status condition."""
 
@@ -26,10 +30,12 @@ class Condition(View, frozen=True, gc=False):
 
 
 class OwnerSpec(View, frozen=True, gc=False):
-    """How many pods of which template; a Job calls its number parallelism."""
+    """How many pods of which template; a Job calls its number parallelism, and ends after so many completions."""
 
     replicas: int | None = None
     parallelism: int | None = None
+    completions: int | None = None
+    suspend: bool | None = None
     template: Pod = Pod()
 
 
@@ -38,6 +44,8 @@ class OwnerStatus(View, frozen=True, gc=False):
 
     replicas: int = 0
     active: int = 0
+    succeeded: int = 0
+    observed_generation: int = 0
     desired_number_scheduled: int = 0
     current_number_scheduled: int = 0
     conditions: tuple[Condition, ...] | None = None
@@ -52,13 +60,26 @@ class Owner(View, frozen=True, gc=False):
 
     @property
     def missing(self) -> int:
-        """How many pods it still wants to create."""
+        """How many pods it still wants to create. The API server fills in the numbers that people leave out."""
         spec, status = self.spec, self.status
-        if status.desired_number_scheduled:
-            return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
+        if self.metadata.deletion_timestamp:
+            return 0
         if spec.parallelism is not None:
-            return max(spec.parallelism - status.active, 0)
-        return max((1 if spec.replicas is None else spec.replicas) - status.replicas, 0)
+            return max(self._wanted_by_job(spec.parallelism) - status.active, 0)
+        if spec.replicas is not None:
+            return max(spec.replicas - status.replicas, 0)
+        if not status.observed_generation:
+            return 1  # a DaemonSet has no status as long as it was only ever refused: seen in Kubernetes 1.20
+        return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
+
+    def _wanted_by_job(self, parallelism: int) -> int:
+        """Return how many pods a Job wants to have at once, as Kubernetes' job controller counts (``manageJob``)."""
+        ended = any(each.type in JOB_ENDED and each.status == "True" for each in self.status.conditions or ())
+        if self.spec.suspend or ended:
+            return 0
+        if self.spec.completions is None:
+            return 0 if self.status.succeeded else parallelism
+        return min(parallelism, self.spec.completions - self.status.succeeded)
 
     def refused_since(self) -> str | None:
         """Return when its condition began to say that it was refused for quota, or None where it does not."""

@@ -64,9 +64,10 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
     resources = container.resources
     if resources is None:
         return {}
-    if not resources.requests:
-        return resources.limits or {}
-    return {**resources.requests, **(resources.limits or {})}
+    limits, requests = resources.limits or {}, resources.requests
+    if not requests or requests.keys() <= limits.keys():
+        return limits
+    return {**requests, **limits}
 
 
 def read_request(pod: Pod) -> PodRequest:
@@ -217,6 +218,8 @@ def _privileged(path: str, container: Container, scheme: Scheme, asked: Mapping[
 
 def _core_limit_faults(pod: Pod, requests: list[ContainerRequest]) -> Iterator[Fault]:
     """Check the annotation that lets a pod use more of its card than it asks for (gpu-manager, vcuda-core-limit)."""
+    if not pod.annotations:
+        return
     for scheme in _in_order(request.scheme for request in requests):
         text = pod.annotations.get(scheme.core_limit) if scheme.core_limit else None
         if text is None:

@@ -23,6 +23,9 @@ Waiting = Sequence[Ticket[Demand, Decision]]
 VIEW_AGE = 0.5
 """Seconds for which a ledger once read is good enough to prefer a model by; never to refuse by."""
 
+READ_TIMEOUT = 3.0
+"""Seconds after which a read has failed: so short that its callers still hear of it."""
+
 WRITE_TIMEOUT = 3.0
 """Seconds after which a write counts as lost, and is looked for by reading."""
 
@@ -96,7 +99,7 @@ class Book:
 
     def headroom(self) -> Mapping[str, Usage]:
         """Return what is charged to each model, read now."""
-        return self._see(self._store.read(self._namespace).ledger).usages
+        return self._see(self._store.read(self._namespace, READ_TIMEOUT).ledger).usages
 
     def _see(self, ledger: Ledger) -> Seen:
         self._seen = seen = Seen(ledger.usages(), time.monotonic())
@@ -121,16 +124,18 @@ class Book:
     def _attempt(self, waiting: Waiting) -> bool | None:
         """Decide against one version and write it; False if another writer was first, None if that is not known."""
         remembered, self._known = self._known, None
-        stored = remembered or self._store.read(self._namespace)
+        stored = remembered or self._store.read(self._namespace, READ_TIMEOUT)
         ledger, decisions = _decide(stored.ledger, waiting)
-        if remembered and not all(isinstance(decision, Granted) for decision in decisions):
-            return self._attempt(waiting)  # a refusal is never taken from memory
+        proves_itself = ledger is not stored.ledger and all(isinstance(decision, Granted) for decision in decisions)
+        if remembered and not proves_itself:
+            return self._attempt(waiting)  # a refusal, or a yes that writes nothing, is never taken from memory
         if ledger is not stored.ledger:
             written = self._write(ledger, stored.version)
             if not isinstance(written, Stored):
                 return written
             stored = written
-        self._known = stored
+        if stored.version is not None:  # one that has yet to be created counts pods, and those change unseen
+            self._known = stored
         self._see(ledger)
         for ticket, decision in zip(waiting, decisions, strict=True):
             ticket.result = decision

@@ -160,7 +160,7 @@ class HonourClose:
         """Serve one request."""
 
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-            if ("Connection", "close") in headers:
+            if status.startswith("5") and ("Connection", "close") in headers:
                 response = cast("Response", getattr(start_response, "__self__"))  # noqa: B009  # no such attribute in types
                 response.force_close()
             return start_response(status, headers, *rest)

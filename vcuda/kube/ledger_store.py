@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from vcuda.errors import NotFound, UnreadableLedger
+from vcuda.errors import Conflict, NotFound, UnreadableLedger
 from vcuda.kube.client import Kube
 from vcuda.kube.reflector import Reflector
 from vcuda.kube.view import Key
@@ -53,8 +53,10 @@ class LedgerStore:
         self._namespace = namespace
         self._nodes = nodes
 
-    def read(self, namespace: str) -> Stored:
+    def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return the newest ledger; where there is none, one that counts the pods stored now, from a consistent LIST.
+
+        ``timeout`` is in seconds, for each call.
 
         Raises:
             UnreadableLedger: it is damaged.
@@ -62,16 +64,16 @@ class LedgerStore:
 
         """
         try:
-            raw = self._kube.get(self._path(namespace))
+            raw = self._kube.get(self._path(namespace), timeout=timeout)
         except NotFound:
-            return Stored(self._open(namespace), None)
+            return Stored(self._open(namespace, timeout), None)
         return self._decode(namespace, raw)
 
     def write(self, namespace: str, ledger: Ledger, version: str | None, timeout: float = 10) -> Stored:
         """Replace the ledger read at ``version``, or create it where that is None; return it as stored.
 
         Raises:
-            Conflict: another writer was first.
+            Conflict: another writer was first, or it has been deleted.
             Unreachable: no answer; whether it was written is not known.
 
         """
@@ -79,8 +81,14 @@ class LedgerStore:
         if version is None:
             raw = self._kube.post(self._collection, body, timeout=timeout)
         else:
-            raw = self._kube.put(self._path(namespace), body, timeout=timeout)
+            raw = self._replace(namespace, body, timeout)
         return Stored(ledger, _CONFIG_MAP.decode(raw).metadata.resource_version, len(raw))
+
+    def _replace(self, namespace: str, body: bytes, timeout: float) -> bytes:
+        try:
+            return self._kube.put(self._path(namespace), body, timeout=timeout)
+        except NotFound as error:
+            raise Conflict(error.status, error.reason) from error
 
     def delete(self, namespace: str, version: str) -> None:
         """Delete the ledger, if it is still the one read at ``version``.
@@ -130,10 +138,10 @@ class LedgerStore:
             raise UnreadableLedger(f"ledger {name} cannot be read ({error}); delete it to have it rebuilt") from error
         return Stored(ledger, config_map.metadata.resource_version, len(raw))
 
-    def _open(self, namespace: str) -> Ledger:
+    def _open(self, namespace: str, timeout: float) -> Ledger:
         path, version = f"/api/v1/namespaces/{quote(namespace)}/pods", ""
         stored: list[StoredPod] = []
-        for page in self._kube.list_pages(path):
+        for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
             pods = (read_stored(_POD.decode(item), self._nodes().keys) for item in page.items)
             stored.extend(pod for pod in pods if pod)

@@ -1,0 +1,160 @@
+"""The API server as far as single objects go: every write needs the newest resourceVersion. Networks fail by script."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from vcuda.errors import Conflict, NotFound, Unreachable, VcudaError
+from vcuda.kube import Kube
+from vcuda.kube.client import Page
+
+Effect = Callable[[], bytes]
+"""What a call does once it is there; it returns the answer, or raises what the API server refuses it with."""
+
+Delivery = Callable[[str, float, Effect], bytes]
+"""How a call gets to the API server and back: given its method, its timeout in seconds, and what it does there."""
+
+
+def delivered(_method: str, _timeout: float, effect: Effect) -> bytes:
+    """Deliver a call, and its answer."""
+    return effect()
+
+
+def lost_request(_method: str, _timeout: float, _effect: Effect) -> bytes:
+    """Lose a call on its way there."""
+    raise Unreachable("timed out")
+
+
+def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
+    """Lose the answer to a call that got there."""
+    effect()
+    raise Unreachable("timed out")
+
+
+class ApiDouble:
+    """Objects by path. ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.deliver: Delivery = delivered
+        self._version = 100
+
+    @property
+    def kube(self) -> Kube:
+        """The double as the handle that the code under test takes."""
+        return cast("Kube", self)
+
+    def forget_calls(self) -> None:
+        """Let ``calls`` start anew."""
+        self.calls.clear()
+
+    def store(self, path: str, manifest: Mapping[str, Any]) -> bytes:
+        """Store an object, whatever is there; return it as stored."""
+        self._version += 1
+        stored = copy.deepcopy({**manifest})
+        stored["metadata"] = {**stored.get("metadata", {}), "resourceVersion": str(self._version)}
+        self.objects[path] = stored
+        return json.dumps(stored).encode()
+
+    def remove(self, path: str) -> None:
+        """Remove an object."""
+        self._version += 1
+        del self.objects[path]
+
+    def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
+        """Read an object."""
+
+        def effect() -> bytes:
+            return json.dumps(self._known(path)).encode()
+
+        return self._call("GET", timeout, effect)
+
+    def post(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
+        """Create an object in a collection."""
+        manifest = json.loads(body)
+
+        def effect() -> bytes:
+            own = f"{path}/{manifest['metadata']['name']}"
+            if own in self.objects:
+                raise Conflict(409, "already exists")
+            return self.store(own, manifest)
+
+        return self._call("POST", timeout, effect)
+
+    def put(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
+        """Replace an object, if it is still the one that was read."""
+        manifest = json.loads(body)
+
+        def effect() -> bytes:
+            if self._known(path)["metadata"]["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
+                raise Conflict(409, "the object has been modified")
+            return self.store(path, manifest)
+
+        return self._call("PUT", timeout, effect)
+
+    def list_pages(self, path: str, _params: object = None, _limit: int = 500, timeout: float = 30) -> Iterator[Page]:
+        """Yield all objects of a collection on one page."""
+
+        def effect() -> bytes:
+            found = [stored for own, stored in self.objects.items() if path in _collections_of(own)]
+            return json.dumps(found).encode()
+
+        items = msgspec.json.decode(self._call("LIST", timeout, effect), type=list[msgspec.Raw])
+        yield Page(str(self._version), items)
+
+    def _known(self, path: str) -> dict[str, Any]:
+        if path not in self.objects:
+            raise NotFound(404, f"{path} not found")
+        return self.objects[path]
+
+    def _call(self, method: str, timeout: float, effect: Effect) -> bytes:
+        self.calls.append(method)
+        return self.deliver(method, timeout, effect)
+
+
+def _collections_of(path: str) -> tuple[str, str]:
+    """Return the collection that an object is in, and the one of all namespaces."""
+    collection = path.rpartition("/")[0]
+    return collection, re.sub("/namespaces/[^/]+/", "/", collection)
+
+
+class Script:
+    """Deliveries, one a call of the given methods in order; then, and for other methods, every call gets through."""
+
+    def __init__(self, *deliveries: Delivery, methods: tuple[str, ...] = ("PUT", "POST")) -> None:
+        self._left = list(deliveries)
+        self._methods = methods
+
+    def __call__(self, method: str, timeout: float, effect: Effect) -> bytes:
+        """Deliver the next call."""
+        if method not in self._methods or not self._left:
+            return effect()
+        return self._left.pop(0)(method, timeout, effect)
+
+
+class Late:
+    """Loses a call, which lands when ``land`` is called: long after its sender gave it up."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+
+    def __call__(self, _method: str, _timeout: float, effect: Effect) -> bytes:
+        """Keep the call."""
+        self._effects.append(effect)
+        raise Unreachable("timed out")
+
+    def land(self) -> None:
+        """Let the kept calls land; what the API server refuses now, nobody hears."""
+        effects, self._effects = self._effects, []
+        for effect in effects:
+            try:
+                effect()
+            except VcudaError:
+                continue

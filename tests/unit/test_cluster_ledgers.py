@@ -1,0 +1,203 @@
+"""The ledgers that replicas share: charges are decided in groups, and what is remembered proves itself by writing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api_double import ApiDouble
+from tests.builders import stored_pod
+from tests.replicas import CARD, LEDGER, POD, Clock, Replica, demand, kinds, together
+from vcuda.charge import Charge, Usage
+from vcuda.ledger import MOST_PENDING, Granted, Ledger, Pending, Refused
+from vcuda.quota import Limit, Mode, NamespaceQuota
+from webhook.cluster_ledgers import VIEW_AGE
+
+
+@pytest.fixture
+def api() -> ApiDouble:
+    return ApiDouble()
+
+
+@pytest.fixture
+def replica(api: ApiDouble) -> Replica:
+    return Replica(api)
+
+
+@pytest.fixture
+def other(api: ApiDouble) -> Replica:
+    return Replica(api)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("webhook.cluster_ledgers.time", clock)
+    return clock
+
+
+# Groups
+
+
+def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
+    decisions = together(api, replica, demand("a"), [demand("b"), demand("c"), demand("d")])
+    assert kinds(decisions) == ["Granted"] * 4
+    assert replica.uids() == ["a", "b", "c", "d"]
+    assert [call for call in api.calls if call in ("POST", "PUT")] == ["POST", "PUT"]
+    assert replica.counted("batch_charges_sum") == 4
+    assert replica.counted("batch_charges_count") == 2
+
+
+def test_a_group_is_decided_in_order_each_beside_those_before_it(api: ApiDouble, replica: Replica) -> None:
+    """A refusal in the midst holds nobody up: who comes after it may be smaller."""
+    rest = [demand("b", charge=CARD + CARD), demand("c", charge=CARD + CARD), demand("d"), demand("e")]
+    decisions = together(api, replica, demand("a"), rest)
+    assert kinds(decisions) == ["Granted", "Granted", "Refused", "Granted", "Refused"]
+    assert replica.uids() == ["a", "b", "d"]
+    assert [d.usage.used.cores for d in decisions if isinstance(d, Granted)] == [100, 300, 400]
+
+
+def test_a_call_that_is_repeated_in_its_own_group_is_charged_once(api: ApiDouble, replica: Replica) -> None:
+    decisions = together(api, replica, demand("a"), [demand("b"), demand("b"), demand("b")])
+    assert kinds(decisions) == ["Granted"] * 4
+    assert replica.uids() == ["a", "b"]
+
+
+def test_a_dry_run_in_a_group_takes_nothing_from_the_others(api: ApiDouble, replica: Replica) -> None:
+    dry = demand("b", charge=Charge(300, 0, 300), dry_run=True)
+    rest = [dry, demand("c", charge=Charge(300, 0, 300))]
+    assert kinds(together(api, replica, demand("a"), rest)) == ["Granted"] * 3
+    assert replica.uids() == ["a", "c"]
+
+
+def test_namespaces_are_apart(replica: Replica) -> None:
+    decisions = [replica.charge(uid, namespace=f"team-{uid[0]}") for uid in ("a1", "b1", "a2", "a3", "a4", "a5")]
+    assert kinds(decisions) == ["Granted"] * 5 + ["Refused"]
+    assert replica.ledgers.headroom("team-b") == {"M40": Usage(CARD, CARD)}
+
+
+# What is remembered
+
+
+def test_after_an_own_write_the_next_needs_no_read(api: ApiDouble, replica: Replica) -> None:
+    replica.charge("a")
+    api.forget_calls()
+    assert kinds(replica.charge(uid) for uid in "bcd") == ["Granted"] * 3
+    assert api.calls == ["PUT"] * 3
+
+
+@pytest.mark.parametrize(("uid", "dry_run"), [("a", False), ("b", True)], ids=["a repeated call", "a dry run"])
+def test_a_yes_that_writes_nothing_is_confirmed_by_a_read(
+    api: ApiDouble, replica: Replica, uid: str, dry_run: bool
+) -> None:
+    """No compare-and-swap shows that what is remembered still holds."""
+    replica.charge("a")
+    api.forget_calls()
+    assert isinstance(replica.charge(uid, dry_run=dry_run), Granted)
+    assert api.calls == ["GET"]
+
+
+def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(replica: Replica) -> None:
+    replica.charge("a")
+    replica.store.write("team-a", Ledger({"M40": Charge(400)}, "7"), replica.store.read("team-a").version)
+    assert isinstance(replica.charge("a"), Refused)
+    assert isinstance(replica.charge("a", dry_run=True), Refused)
+
+
+def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
+    for uid in "abcd":
+        replica.charge(uid)
+    api.forget_calls()
+    assert isinstance(replica.charge("e"), Refused)
+    assert api.calls == ["GET"]
+
+
+def test_what_was_freed_unseen_is_granted(api: ApiDouble, replica: Replica) -> None:
+    """The controller released everything; this replica still remembers a full ledger."""
+    for uid in "abcd":
+        replica.charge(uid)
+    stored = replica.store.read("team-a")
+    replica.store.write("team-a", Ledger({}, "7"), stored.version)
+    api.forget_calls()
+    assert isinstance(replica.charge("e"), Granted)
+    assert api.calls == ["GET", "PUT"]
+    assert replica.uids() == ["e"]
+
+
+def test_a_group_with_a_refusal_is_decided_anew_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
+    """Those granted from memory too: they are decided and written against the version that was read."""
+    replica.charge("a")
+    other.charge("x", charge=Charge(200, 0, 200))
+    decisions = together(api, replica, demand("b"), [demand("c"), demand("d", charge=Charge(300, 0, 300))])
+    assert kinds(decisions) == ["Granted", "Refused", "Refused"]
+    assert sorted(replica.uids()) == ["a", "b", "x"]
+
+
+def test_too_many_pending_is_busy_and_no_memory_either(replica: Replica) -> None:
+    quota = NamespaceQuota({"M40": Limit(10_000)})
+    share = Pending("M40", Charge(1, 1), since=0)
+    crowded = Ledger(pending={f"uid-{number}": share for number in range(MOST_PENDING)})
+    replica.charge("a", quota=quota)
+    replica.store.write("team-a", crowded, replica.store.read("team-a").version)
+    assert kinds(replica.charge("b", quota=quota) for _ in range(2)) == ["Busy", "Busy"]
+    replica.store.write("team-a", Ledger(), replica.store.read("team-a").version)
+    assert isinstance(replica.charge("b", quota=quota), Granted)
+
+
+def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, replica: Replica) -> None:
+    """It counts the pods of that moment. Those that come while the namespace is not limited change no version."""
+    assert isinstance(replica.charge("a", dry_run=True), Granted)
+    assert LEDGER not in api.objects
+    api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
+    assert isinstance(replica.charge("b"), Refused)
+
+
+def test_a_ledger_that_was_deleted_is_made_anew(api: ApiDouble, replica: Replica) -> None:
+    """The quota was taken away and given back: pods that came in between count."""
+    replica.charge("a")
+    api.remove(LEDGER)
+    api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
+    assert kinds(replica.charge(uid) for uid in "bc") == ["Granted", "Refused"]
+    assert replica.uids() == ["b"]
+
+
+# Dry runs, quotas that only warn, views
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["no ledger yet", "a ledger"])
+def test_a_dry_run_is_decided_and_writes_nothing(api: ApiDouble, replica: Replica, opened: bool) -> None:
+    if opened:
+        replica.charge("x")
+    before = dict(api.objects)
+    decisions = [replica.charge(str(cores), charge=Charge(cores, 0, cores), dry_run=True) for cores in (300, 500)]
+    assert kinds(decisions) == ["Granted", "Refused"]
+    assert api.objects == before
+
+
+def test_over_a_quota_that_only_warns_is_written(replica: Replica) -> None:
+    quota = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
+    decisions = [replica.charge(uid, quota=quota) for uid in "abc"]
+    assert [isinstance(d, Granted) and d.shortage is not None for d in decisions] == [False, True, True]
+    assert replica.uids() == ["a", "b", "c"]
+
+
+def test_an_estimate_is_a_moment_old_and_headroom_is_not(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    replica.charge("a", deadline=clock.now + 1)
+    other.charge("x", deadline=clock.now + 1)
+    api.forget_calls()
+    assert replica.ledgers.estimate("team-a") == {"M40": Usage(CARD, CARD)}
+    assert api.calls == []
+    assert replica.ledgers.headroom("team-a") == {"M40": Usage(CARD + CARD, CARD + CARD)}
+    other.charge("y", deadline=clock.now + 1)
+    clock.now += VIEW_AGE
+    assert replica.ledgers.estimate("team-a")["M40"].used.cores == 300
+
+
+def test_headroom_is_no_memory_to_decide_by(api: ApiDouble, replica: Replica) -> None:
+    """/mutate reads in other threads than the one that writes."""
+    replica.charge("a")
+    replica.ledgers.headroom("team-a")
+    api.forget_calls()
+    replica.charge("b")
+    assert api.calls == ["PUT"]

@@ -1,0 +1,209 @@
+"""The ledgers that replicas share, when others write first, when calls are lost, and when time runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.api_double import ApiDouble, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.replicas import CARD, LEDGER, Clock, Replica, demand, kinds, together
+from tests.waiting import Deadline
+from vcuda.charge import Charge
+from vcuda.errors import Unreachable, UnreadableLedger
+from vcuda.ledger import Granted, Refused
+from webhook.cluster_ledgers import TOO_MANY, UNSURE
+
+
+@pytest.fixture
+def api() -> ApiDouble:
+    return ApiDouble()
+
+
+@pytest.fixture
+def replica(api: ApiDouble) -> Replica:
+    return Replica(api)
+
+
+@pytest.fixture
+def other(api: ApiDouble) -> Replica:
+    return Replica(api)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("webhook.cluster_ledgers.time", clock)
+    return clock
+
+
+# Other writers
+
+
+def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, other: Replica) -> None:
+    replica.charge("a")
+    other.charge("x", charge=Charge(200, 0, 200))
+    api.forget_calls()
+    assert isinstance(replica.charge("b"), Granted)
+    assert api.calls == ["PUT", "GET", "PUT"]
+    assert replica.counted("conflicts_total") == 1
+    assert replica.uids() == ["a", "x", "b"]
+
+
+def test_who_loses_the_last_card_to_another_is_refused(replica: Replica, other: Replica) -> None:
+    replica.charge("a")
+    assert isinstance(other.charge("x", charge=Charge(300, 0, 300)), Granted)
+    assert isinstance(replica.charge("b"), Refused)
+    assert replica.uids() == ["a", "x"]
+
+
+def test_two_that_open_the_ledger_at_once(api: ApiDouble, replica: Replica, other: Replica) -> None:
+    """Both list the pods; one creates the ledger, the other reads it."""
+
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        assert isinstance(other.charge("x", charge=Charge(400, 0, 400)), Granted)
+        return effect()
+
+    api.deliver = Script(overtaken)
+    assert isinstance(replica.charge("a"), Refused)
+    assert replica.uids() == ["x"]
+
+
+def test_conflicts_without_end_are_busy_at_the_deadline(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    def overtaken(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "PUT":
+            api.store(LEDGER, api.objects[LEDGER])
+        return effect()
+
+    replica.charge("a", deadline=clock.now + 1)
+    api.deliver = overtaken
+    assert replica.charge("b", deadline=clock.now + 1) == TOO_MANY
+    assert replica.uids() == ["a"]
+
+
+def test_a_deadline_that_has_come_is_busy_without_a_call(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    assert replica.charge("a", deadline=clock.now) == TOO_MANY
+    assert api.calls == []
+
+
+def test_a_late_caller_holds_nobody_up(api: ApiDouble, replica: Replica) -> None:
+    """Its charge is not decided; those of its group are."""
+    decisions = together(api, replica, demand("a"), [demand("b"), demand("c", deadline=Deadline(0)), demand("d")])
+    assert kinds(decisions) == ["Granted", "Granted", "Busy", "Granted"]
+    assert replica.uids() == ["a", "b", "d"]
+
+
+# Lost calls
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["creating", "replacing"])
+@pytest.mark.parametrize(
+    ("deliveries", "calls"),
+    [
+        pytest.param([lost_reply], ["WRITE", "GET"], id="the reply was lost"),
+        pytest.param([lost_request], ["WRITE", "GET", "WRITE"], id="the request was lost"),
+        pytest.param([lost_request, lost_reply], ["WRITE", "GET", "WRITE", "GET"], id="both, one after the other"),
+    ],
+)
+def test_a_write_without_an_answer_is_looked_for_by_uid(
+    api: ApiDouble, replica: Replica, deliveries: list[Callable[..., bytes]], calls: list[str], opened: bool
+) -> None:
+    if opened:
+        replica.charge("x")
+    api.forget_calls()
+    api.deliver = Script(*deliveries)
+    assert isinstance(replica.charge("a"), Granted)
+    assert replica.uids().count("a") == 1
+    assert replica.ledgers.headroom("team-a")["M40"].used == (CARD + CARD if opened else CARD)
+    assert replica.counted("unsure_total") == len(deliveries)
+    if opened:
+        made = [call.replace("PUT", "WRITE") for call in api.calls]
+        assert made[: len(calls)] == calls
+
+
+def test_a_write_that_lands_after_it_was_looked_for_is_found_by_conflict(api: ApiDouble, replica: Replica) -> None:
+    late = Late()
+
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        late.land()
+        return effect()
+
+    replica.charge("x")
+    api.deliver = Script(late, overtaken)
+    assert isinstance(replica.charge("a"), Granted)
+    assert replica.uids() == ["x", "a"]
+    assert replica.counted("conflicts_total") == 1
+
+
+def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: ApiDouble, replica: Replica) -> None:
+    late = Late()
+    replica.charge("x")
+    api.deliver = Script(late)
+    assert kinds(replica.charge(uid) for uid in "abcd") == ["Granted"] * 3 + ["Refused"]
+    late.land()
+    assert replica.uids() == ["x", "a", "b", "c"]
+
+
+def test_the_last_card_is_not_refused_to_the_one_who_has_it(api: ApiDouble, replica: Replica) -> None:
+    """The write that took it got no answer: read again, the ledger is full, with this very uid in it."""
+    replica.charge("x", charge=Charge(300, 0, 300))
+    api.deliver = Script(lost_reply)
+    assert isinstance(replica.charge("a"), Granted)
+
+
+@pytest.mark.parametrize("delivery", [lost_reply, lost_request])
+def test_where_it_cannot_be_looked_for_nobody_is_told_yes_or_no(
+    api: ApiDouble, replica: Replica, delivery: Callable[..., bytes]
+) -> None:
+    replica.charge("x")
+    reads = Script(lost_request, methods=("GET",))
+    writes = Script(delivery)
+    api.deliver = lambda method, timeout, effect: (reads if method == "GET" else writes)(method, timeout, effect)
+    assert replica.charge("a") == UNSURE
+    assert isinstance(replica.charge("a"), Granted), "the API server repeats the call"
+    assert replica.uids() == ["x", "a"]
+
+
+def test_unsure_stays_unsure_through_a_conflict(api: ApiDouble, replica: Replica) -> None:
+    """The write that got no answer may be the one that was first."""
+    late = Late()
+
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        late.land()
+        return effect()
+
+    replica.charge("x")
+    writes, reads = Script(late, overtaken), Script(delivered, lost_request, methods=("GET",))
+    api.deliver = lambda method, timeout, effect: (reads if method == "GET" else writes)(method, timeout, effect)
+    assert replica.charge("a") == UNSURE
+
+
+def test_unsure_to_the_end(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    replica.charge("x", deadline=clock.now + 1)
+    api.deliver = Script(*[lost_request] * 10_000)
+    assert replica.charge("a", deadline=clock.now + 1) == UNSURE
+
+
+@pytest.mark.parametrize("method", ["GET", "LIST"])
+def test_unreachable_before_anything_was_written_is_raised(api: ApiDouble, replica: Replica, method: str) -> None:
+    api.deliver = Script(lost_request, methods=(method,))
+    with pytest.raises(Unreachable):
+        replica.charge("a")
+    assert isinstance(replica.charge("a"), Granted), "the next is not held up"
+
+
+def test_unreachable_after_a_conflict_is_raised_too(api: ApiDouble, replica: Replica, other: Replica) -> None:
+    """A write that lost to another is known not to have landed."""
+    replica.charge("a")
+    other.charge("x")
+    api.deliver = Script(lost_request, methods=("GET",))
+    with pytest.raises(Unreachable):
+        replica.charge("b")
+
+
+def test_a_damaged_ledger_is_counted_from_by_nobody(api: ApiDouble, replica: Replica) -> None:
+    replica.charge("a")
+    api.store(LEDGER, {"metadata": {"name": "gpu-ledger-team-a"}, "data": {"ledger": "{"}})
+    for _ in range(2):
+        with pytest.raises(UnreadableLedger):
+            replica.charge("b")

@@ -1,0 +1,207 @@
+"""The queue of names that fall due: each once, at its earliest time, and never more often than it may."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.due import DueQueue
+from tests.waiting import PATIENT
+
+SPACING = 10.0
+END = "end"
+
+
+class Clock:
+    """Seconds that pass when the test says so. ``looked`` is released with every look at it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.looked = threading.Semaphore(0)
+
+    def __call__(self) -> float:
+        self.looked.release()
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock: Clock) -> DueQueue:
+    return DueQueue(SPACING, clock)
+
+
+def due_now(queue: DueQueue) -> list[str]:
+    """Take everything that is due by now, in order: a name that is due last of all tells where that ends."""
+    queue.add(END)
+    names = list(iter(lambda: str(queue.next()), END))
+    queue._served.pop(END)
+    return names
+
+
+def test_a_name_is_due_at_once_and_has_one_turn(queue: DueQueue) -> None:
+    queue.add("a")
+    assert due_now(queue) == ["a"]
+    assert due_now(queue) == []
+
+
+def test_many_events_share_one_turn(queue: DueQueue) -> None:
+    for _ in range(100):
+        queue.add("a")
+    assert due_now(queue) == ["a"]
+
+
+def test_names_come_in_the_order_of_their_times(queue: DueQueue, clock: Clock) -> None:
+    for name, delay in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
+        queue.add(name, delay)
+    clock.now += 3
+    assert due_now(queue) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("delays", [(5.0, 2.0), (2.0, 5.0), (2.0, 2.0)])
+def test_the_earliest_time_counts(queue: DueQueue, clock: Clock, delays: tuple[float, float]) -> None:
+    for delay in delays:
+        queue.add("a", delay)
+    clock.now += 1.9
+    assert due_now(queue) == []
+    clock.now += 0.1
+    assert due_now(queue) == ["a"]
+    clock.now += 100
+    assert due_now(queue) == [], "the later time is gone with the turn"
+
+
+def test_between_two_turns_of_a_name_is_the_spacing(queue: DueQueue, clock: Clock) -> None:
+    queue.add("a")
+    assert due_now(queue) == ["a"]
+    for _ in range(9):
+        queue.add("a")
+        assert due_now(queue) == []
+        clock.now += 1
+    clock.now += 1
+    assert due_now(queue) == ["a"]
+
+
+def test_other_names_do_not_wait_for_it(queue: DueQueue) -> None:
+    queue.add("a")
+    assert due_now(queue) == ["a"]
+    queue.add("a")
+    queue.add("b")
+    assert due_now(queue) == ["b"]
+
+
+def test_an_event_after_a_turn_has_one_of_its_own(queue: DueQueue, clock: Clock) -> None:
+    """What happens while a name is being served may not have been seen."""
+    queue.add("a")
+    assert due_now(queue) == ["a"]
+    queue.add("a")
+    clock.now += SPACING
+    assert due_now(queue) == ["a"]
+
+
+def test_a_delay_counts_from_the_event_and_the_spacing_from_the_turn(queue: DueQueue, clock: Clock) -> None:
+    queue.add("a")
+    assert due_now(queue) == ["a"]
+    queue.add("a", 25.0)
+    clock.now += 24
+    assert due_now(queue) == []
+    clock.now += 1
+    assert due_now(queue) == ["a"]
+
+
+def test_it_holds_a_name_that_waits_or_was_served_lately(queue: DueQueue, clock: Clock) -> None:
+    assert not queue.holds("a")
+    queue.add("a", 100.0)
+    assert queue.holds("a")
+    clock.now += 100
+    assert due_now(queue) == ["a"]
+    clock.now += 2 * SPACING - 1
+    assert queue.holds("a")
+    clock.now += 1
+    assert not queue.holds("a")
+
+
+@given(events=st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 30), st.floats(0, 20)), max_size=30))
+def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[str, float, float]]) -> None:
+    clock = Clock()
+    queue = DueQueue(SPACING, clock)
+    turns: dict[str, list[float]] = {"a": [], "b": [], "c": []}
+    wanted: dict[str, float] = {}
+
+    def serve() -> None:
+        for name in due_now(queue):
+            turns[name].append(clock.now)
+            wanted.pop(name, None)
+
+    for name, delay, pause in events:
+        queue.add(name, delay)
+        wanted[name] = min(clock.now + delay, wanted.get(name, clock.now + delay))
+        serve()
+        clock.now += pause
+        serve()
+        assert all(at + SPACING > clock.now for at in wanted.values()), "late by more than the spacing"
+    clock.now += 60
+    serve()
+    assert not wanted
+    for times in turns.values():
+        assert all(later >= earlier + SPACING for earlier, later in itertools.pairwise(times))
+
+
+# Threads
+
+
+def asleep(queue: DueQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
+    """Have a thread wait for a turn, and return when it has looked at the clock, and found nothing due."""
+    while clock.looked.acquire(blocking=False):
+        continue
+    turn = executor.submit(queue.next)
+    assert clock.looked.acquire(timeout=PATIENT)
+    with queue._changed:  # it sleeps: it has let the lock go
+        return turn
+
+
+@pytest.mark.parametrize("before", [None, 3600.0], ids=["nothing waits", "something waits, for long"])
+def test_a_name_that_is_added_wakes_who_sleeps(queue: DueQueue, clock: Clock, before: float | None) -> None:
+    if before is not None:
+        queue.add("later", before)
+    with ThreadPoolExecutor(1) as executor:
+        turn = asleep(queue, clock, executor)
+        queue.add("a")
+        assert turn.result(PATIENT) == "a"
+
+
+def test_a_time_that_comes_earlier_wakes_who_sleeps(queue: DueQueue, clock: Clock) -> None:
+    queue.add("a", 3600.0)
+    with ThreadPoolExecutor(1) as executor:
+        turn = asleep(queue, clock, executor)
+        queue.add("a")
+        assert turn.result(PATIENT) == "a"
+
+
+def test_close_ends_every_next(queue: DueQueue, clock: Clock) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        turns = [asleep(queue, clock, executor), asleep(queue, clock, executor)]
+        queue.close()
+        assert [turn.result(PATIENT) for turn in turns] == [None, None]
+    queue.add("a")
+    assert queue.next() is None
+
+
+def test_time_that_passes_alone_is_enough() -> None:
+    """On the real clock: nobody is there to wake who sleeps. Late it may be, on a busy machine; early never."""
+    queue = DueQueue(0.0)
+    started = time.monotonic()
+    queue.add("b", 0.02)
+    queue.add("a", 0.01)
+    assert queue.next() == "a"
+    assert time.monotonic() >= started + 0.01
+    assert queue.next() == "b"
+    assert time.monotonic() >= started + 0.02

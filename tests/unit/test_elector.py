@@ -1,0 +1,342 @@
+"""The leader election: who takes the Lease, who leaves it alone, and when a leader must stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controller.elector import Elector, Terms
+from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
+from vcuda.errors import Unreachable
+
+COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases"
+LEASE = f"{COLLECTION}/vcuda-controller"
+TERMS = Terms(duration=30, renew_within=20.0, retry=2.0)
+
+
+class Candidate:
+    """An elector on a clock that passes by waiting only. ``meanwhile`` is called in every wait, and may stop it."""
+
+    def __init__(self, api: ApiDouble, identity: str = "us", terms: Terms = TERMS) -> None:
+        self.now = 1000.0
+        self.meanwhile: Callable[[], bool] = lambda: False
+        place = ("vcuda-quota", "vcuda-controller")
+        self.elector = Elector(api.kube, place, identity, terms=terms, wait=self._wait, clock=lambda: self.now)
+
+    def stops_after(self, seconds: float) -> None:
+        """Have it told to stop after its last attempt within so many seconds from now."""
+        until = self.now + seconds
+        self.meanwhile = lambda: self.now > until
+
+    def acquires_within(self, seconds: float) -> bool:
+        self.stops_after(seconds)
+        return self.elector.acquire()
+
+    def holds_for(self, seconds: float) -> bool:
+        self.stops_after(seconds)
+        return self.elector.hold()
+
+    def _wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.meanwhile()
+
+
+@pytest.fixture
+def api() -> ApiDouble:
+    return ApiDouble()
+
+
+@pytest.fixture
+def us(api: ApiDouble) -> Candidate:
+    return Candidate(api)
+
+
+def held_by(api: ApiDouble, holder: str, **spec: Any) -> None:
+    """Store the Lease as its holder has just renewed it."""
+    given = {"holderIdentity": holder, "leaseDurationSeconds": 30, "leaseTransitions": 4}
+    api.store(LEASE, {"metadata": {"name": "vcuda-controller"}, "spec": {**given, **spec}})
+
+
+def spec_of(api: ApiDouble) -> dict[str, Any]:
+    spec: dict[str, Any] = api.objects[LEASE]["spec"]
+    return spec
+
+
+def slow(part: float = 1.0) -> Callable[[Candidate], Delivery]:
+    """Return a network in which every call takes this part of its timeout, and then fails."""
+
+    def network(candidate: Candidate) -> Delivery:
+        def deliver(_method: str, timeout: float, _effect: Effect) -> bytes:
+            candidate.now += timeout * part
+            raise Unreachable("timed out")
+
+        return deliver
+
+    return network
+
+
+# Taking
+
+
+def test_without_a_lease_it_is_made(api: ApiDouble, us: Candidate) -> None:
+    assert us.acquires_within(0)
+    spec = spec_of(api)
+    assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("us", 30, 0)
+    assert spec["acquireTime"] == spec["renewTime"]
+
+
+@pytest.mark.parametrize("nobody", ["", None])
+def test_a_free_lease_is_taken_at_once(api: ApiDouble, us: Candidate, nobody: str | None) -> None:
+    held_by(api, "them", holderIdentity=nobody)
+    assert us.acquires_within(0)
+    assert (spec_of(api)["holderIdentity"], spec_of(api)["leaseTransitions"]) == ("us", 5)
+
+
+def test_its_own_lease_is_taken_at_once(api: ApiDouble, us: Candidate) -> None:
+    """The attempt that took it got no answer."""
+    held_by(api, "us", acquireTime="2026-01-01T00:00:00.000000Z")
+    assert us.acquires_within(0)
+    spec = spec_of(api)
+    assert (spec["acquireTime"], spec["leaseTransitions"]) == ("2026-01-01T00:00:00.000000Z", 4)
+
+
+def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -> None:
+    def renewed() -> bool:
+        if us.now % 28 == 0:  # seldom, but within its duration
+            held_by(api, "them")
+        return us.now > 2000
+
+    held_by(api, "them")
+    us.meanwhile = renewed
+    assert not us.elector.acquire()
+    assert spec_of(api)["holderIdentity"] == "them"
+
+
+@pytest.mark.parametrize("renewed", ["2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z", None])
+def test_a_lease_counts_from_when_it_was_seen_on_its_own_clock(
+    api: ApiDouble, us: Candidate, renewed: str | None
+) -> None:
+    """What another's clock wrote into it says nothing."""
+    held_by(api, "them", renewTime=renewed)
+    assert not us.acquires_within(28)
+    assert us.acquires_within(2)
+    assert spec_of(api)["leaseTransitions"] == 5
+
+
+@pytest.mark.parametrize(("declared", "waits"), [(60, 60), (10, 10), (None, 30), (0, 30)])
+def test_the_holder_says_how_long_its_lease_lasts(
+    api: ApiDouble, us: Candidate, declared: int | None, waits: int
+) -> None:
+    held_by(api, "them", leaseDurationSeconds=declared)
+    assert not us.acquires_within(waits - 2)
+    assert us.acquires_within(2)
+
+
+def test_who_heard_nothing_for_long_starts_to_count_anew(api: ApiDouble, us: Candidate) -> None:
+    """The lease was renewed all along; only this candidate did not see it."""
+    held_by(api, "them")
+    assert not us.acquires_within(2)
+    api.deliver = lost_request
+    assert not us.acquires_within(100)
+    held_by(api, "them")
+    api.deliver = delivered
+    assert not us.acquires_within(28)
+    assert us.acquires_within(2)
+
+
+def test_who_loses_the_race_for_a_free_lease_waits(api: ApiDouble, us: Candidate) -> None:
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        held_by(api, "them")
+        return effect()
+
+    for methods in (("POST",), ("PUT",)):
+        api.deliver = Script(overtaken, methods=methods)
+        assert not us.acquires_within(0)
+        assert spec_of(api)["holderIdentity"] == "them"
+        held_by(api, "")
+
+
+def garbage(_method: str, _timeout: float, effect: Effect) -> bytes:
+    effect()
+    return b"<html>a proxy's own idea</html>"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("delivery", [lost_request, lost_reply, garbage])
+def test_every_failure_is_a_failed_attempt(api: ApiDouble, us: Candidate, method: str, delivery: Delivery) -> None:
+    if method == "GET" and delivery is garbage:
+        held_by(api, "")
+    api.deliver = Script(*[delivery] * 3, methods=(method,))
+    assert us.acquires_within(20)
+    assert spec_of(api)["holderIdentity"] == "us"
+
+
+def test_told_to_stop_it_takes_nothing_more(api: ApiDouble, us: Candidate) -> None:
+    held_by(api, "them")
+    us.meanwhile = lambda: True
+    assert not us.elector.acquire()
+    held_by(api, "")
+    assert spec_of(api)["holderIdentity"] == ""
+
+
+# Holding
+
+
+@pytest.fixture
+def leader(us: Candidate) -> Candidate:
+    assert us.acquires_within(0)
+    return us
+
+
+def test_it_renews_until_told_to_stop(api: ApiDouble, leader: Candidate) -> None:
+    before = dict(spec_of(api))
+    assert leader.holds_for(100)
+    assert api.calls.count("PUT") == 50
+    spec = spec_of(api)
+    assert (spec["acquireTime"], spec["leaseTransitions"]) == (before["acquireTime"], 0)
+    assert spec["renewTime"] > before["renewTime"]
+
+
+def test_an_api_server_that_is_away_for_10_seconds_costs_nothing(api: ApiDouble, leader: Candidate) -> None:
+    until = leader.now + 10
+    network = slow()(leader)
+
+    def away(method: str, timeout: float, effect: Effect) -> bytes:
+        return network(method, timeout, effect) if leader.now < until else effect()
+
+    api.deliver = away
+    assert leader.holds_for(60)
+
+
+@pytest.mark.parametrize("lease_seconds", [5, 15, 30, 600])
+@pytest.mark.parametrize(
+    "network", [slow(0.0), slow(0.3), slow(1.0)], ids=["refused at once", "slow", "the whole timeout"]
+)
+def test_without_a_success_it_stops_before_another_may_take_over(
+    api: ApiDouble, lease_seconds: int, network: Callable[[Candidate], Delivery]
+) -> None:
+    terms = Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
+    leader = Candidate(api, terms=terms)
+    assert leader.acquires_within(0)
+    renewed = leader.now
+    fails, begun = network(leader), []
+
+    def noted(method: str, timeout: float, effect: Effect) -> bytes:
+        begun.append(leader.now - renewed)
+        return fails(method, timeout, effect)
+
+    api.deliver = noted
+    assert not leader.holds_for(10_000)
+    assert terms.renew_within < leader.now - renewed < terms.duration
+    assert begun[-1] <= terms.renew_within, "what begins later could be answered too late"
+
+
+def half_answered(candidate: Candidate) -> Delivery:
+    """Return a network that answers reads at the last moment, and loses writes."""
+
+    def deliver(method: str, timeout: float, effect: Effect) -> bytes:
+        candidate.now += timeout
+        if method == "GET":
+            return effect()
+        raise Unreachable("timed out")
+
+    return deliver
+
+
+@pytest.mark.parametrize("healthy", [0, 2, 4, 6, 8])
+def test_attempts_that_fail_at_the_last_moment_do_not_make_it_stay(
+    api: ApiDouble, leader: Candidate, healthy: int
+) -> None:
+    assert leader.holds_for(healthy)
+    renewed = leader.now
+    api.deliver = half_answered(leader)
+    assert not leader.holds_for(10_000)
+    assert leader.now - renewed < TERMS.duration
+
+
+def test_it_counts_from_before_it_asked(api: ApiDouble) -> None:
+    """The answer took long; others count from when the Lease was written, which was before."""
+    us = Candidate(api)
+    written = 0.0
+
+    def slow_answer(_method: str, timeout: float, effect: Effect) -> bytes:
+        nonlocal written
+        answer, written = effect(), us.now
+        us.now += timeout
+        return answer
+
+    api.deliver = Script(slow_answer)
+    assert us.acquires_within(0)
+    api.deliver = lost_request
+    assert not us.holds_for(10_000)
+    assert us.now - written <= TERMS.renew_within + TERMS.retry
+
+
+def test_another_holder_ends_it_at_once(api: ApiDouble, leader: Candidate) -> None:
+    held_by(api, "them")
+    before = leader.now
+    assert not leader.holds_for(100)
+    assert leader.now == before + TERMS.retry
+    assert spec_of(api)["holderIdentity"] == "them"
+
+
+@pytest.mark.parametrize("delivery", [lost_reply, garbage])
+def test_an_answer_that_is_lost_does_not_cost_the_lease(api: ApiDouble, leader: Candidate, delivery: Delivery) -> None:
+    api.deliver = Script(*[delivery] * 5)
+    assert leader.holds_for(60)
+    assert spec_of(api)["holderIdentity"] == "us"
+
+
+def test_a_lease_that_somebody_deleted_is_made_again(api: ApiDouble, leader: Candidate) -> None:
+    api.remove(LEASE)
+    assert leader.holds_for(10)
+    assert spec_of(api)["holderIdentity"] == "us"
+
+
+# Giving it up
+
+
+def test_once_released_another_takes_it_at_once(api: ApiDouble, leader: Candidate) -> None:
+    them = Candidate(api, "them")
+    assert not them.acquires_within(4)
+    leader.elector.release()
+    assert them.acquires_within(0)
+    assert spec_of(api)["leaseTransitions"] == 1
+
+
+def test_it_is_released_though_the_last_renewal_was_not_heard(api: ApiDouble, leader: Candidate) -> None:
+    api.deliver = Script(lost_reply)
+    assert leader.holds_for(TERMS.retry)
+    leader.elector.release()
+    assert Candidate(api, "them").acquires_within(0)
+
+
+def test_another_s_lease_is_not_released(api: ApiDouble, leader: Candidate) -> None:
+    held_by(api, "them")
+    before = dict(api.objects[LEASE])
+    leader.elector.release()
+    assert api.objects[LEASE] == before
+
+
+def test_a_lease_taken_while_it_is_released_stays_taken(api: ApiDouble, leader: Candidate) -> None:
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        held_by(api, "them")
+        return effect()
+
+    api.deliver = Script(overtaken)
+    leader.elector.release()
+    assert spec_of(api)["holderIdentity"] == "them"
+
+
+@pytest.mark.parametrize("delivery", [lost_request, garbage])
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, delivery: Delivery, method: str) -> None:
+    api.deliver = Script(delivery, methods=(method,))
+    leader.elector.release()
+
+
+def test_without_a_lease_there_is_nothing_to_release(api: ApiDouble, us: Candidate) -> None:
+    us.elector.release()
+    assert api.objects == {}

@@ -1,0 +1,221 @@
+"""At no time do two candidates believe that they lead, whatever befalls their calls, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from controller.elector import Elector, Terms
+from tests.api_double import ApiDouble, Effect
+from tests.waiting import PATIENT
+from vcuda.errors import Unreachable, VcudaError
+
+
+class World:
+    """Virtual time. One thread runs at a time; who sleeps lets the next run, whose time has come first."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._paused = threading.Semaphore(0)
+        self._fault: BaseException | None = None
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (time, next(self._order), action))
+
+    def sleep(self, seconds: float) -> None:
+        """Let so much time pass, in the thread that calls."""
+        mine = threading.Semaphore(0)
+        self.at(self.now + seconds, lambda: self._resume(mine))
+        self._paused.release()
+        assert mine.acquire(timeout=PATIENT)
+
+    def spawn(self, body: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                body()
+            except BaseException as fault:  # noqa: BLE001  # raised again by run()
+                self._fault = self._fault or fault
+            self._paused.release()
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        self.at(self.now, lambda: self._wait_for(thread.start))
+
+    def run(self) -> None:
+        """Run until nobody has anything to do; raises what a thread raised."""
+        while self._due:
+            self.now, _, action = heapq.heappop(self._due)
+            action()
+        if self._fault:
+            raise self._fault
+
+    def _resume(self, sleeper: threading.Semaphore) -> None:
+        self._wait_for(sleeper.release)
+
+    def _wait_for(self, begin: Callable[[], None]) -> None:
+        begin()
+        assert self._paused.acquire(timeout=PATIENT)
+
+
+FATES = ("ok", "slow", "refused", "lost request", "lost reply", "late", "write lost", "last moment")
+"""What befalls a call. ``late``: it lands after its sender gave it up; ``write lost``: only reads get through."""
+
+
+class Phase(NamedTuple):
+    """So many calls in a row meet the same fate."""
+
+    fate: str
+    calls: int
+
+
+class Life(NamedTuple):
+    """What one candidate meets: the fates of its calls, how late it starts, and when it is stopped, in leases."""
+
+    phases: tuple[Phase, ...]
+    start: float
+    stops: float | None
+
+
+class Network:
+    """One candidate's way to the API server."""
+
+    def __init__(self, world: World, phases: Iterable[Phase]) -> None:
+        self._world = world
+        self._fates = itertools.chain.from_iterable([phase.fate] * phase.calls for phase in phases)
+
+    def deliver(self, method: str, timeout: float, effect: Effect) -> bytes:
+        fate = next(self._fates, "ok")
+        if fate == "write lost":
+            fate = "last moment" if method == "GET" else "lost request"
+        match fate:
+            case "ok":
+                return effect()
+            case "slow":
+                return self._there_and_back(timeout * 0.4, effect, timeout * 0.5)
+            case "last moment":
+                return self._there_and_back(timeout * 0.1, effect, timeout * 0.9)
+            case "lost reply":
+                self._there_and_back(timeout * 0.5, effect, timeout * 0.5)
+            case "late":
+                self._world.at(self._world.now + timeout * 3, lambda: _ignoring_refusal(effect))
+                self._world.sleep(timeout)
+            case "lost request":
+                self._world.sleep(timeout)
+        raise Unreachable(fate)
+
+    def _there_and_back(self, there: float, effect: Effect, back: float) -> bytes:
+        self._world.sleep(there)
+        try:
+            return effect()
+        finally:
+            self._world.sleep(back)
+
+
+def _ignoring_refusal(effect: Effect) -> None:
+    try:
+        effect()
+    except VcudaError:
+        return
+
+
+class Election:
+    """Two candidates for one Lease; ``leaders`` are those that believe they lead."""
+
+    def __init__(self, terms: Terms, horizon: float) -> None:
+        self.world = World()
+        self.leaders: list[str] = []
+        self.led_at_the_end: list[str] = []
+        self._api = ApiDouble()
+        self._terms = terms
+        self._horizon = horizon
+
+    def hold(self, lives: Iterable[Life]) -> None:
+        """Let them run, and note who leads at the end."""
+        self.world.at(self._horizon - 1, lambda: self.led_at_the_end.extend(self.leaders))
+        for number, life in enumerate(lives):
+            self.world.spawn(lambda number=number, life=life: self._live(number, life))  # type: ignore[misc]  # no types
+        self.world.run()
+
+    def _live(self, number: int, life: Life) -> None:
+        """Candidate after candidate, as the system starts a process anew that has ended."""
+        self.world.sleep(life.start * self._terms.duration)
+        api = _Through(self._api, Network(self.world, life.phases))
+        stops = [life.stops * self._terms.duration] if life.stops is not None else []
+        for run, until in enumerate([*stops, self._horizon, self._horizon]):
+            while self.world.now < until:
+                self._candidate(f"candidate-{number}-{run}-{self.world.now}", api, until)
+                self.world.sleep(0.25)
+
+    def _candidate(self, identity: str, api: _Through, until: float) -> None:
+        def wait(seconds: float) -> bool:
+            self.world.sleep(seconds)
+            return self.world.now >= until
+
+        elector = Elector(
+            api.kube, ("system", "lease"), identity, terms=self._terms, wait=wait, clock=lambda: self.world.now
+        )
+        if not elector.acquire():
+            return
+        self.leaders.append(identity)
+        assert len(self.leaders) == 1, f"{self.leaders} believe they lead at {self.world.now}"
+        told_to_stop = elector.hold()
+        self.leaders.remove(identity)
+        if told_to_stop:
+            elector.release()
+
+
+class _Through(ApiDouble):
+    """The shared API server, reached through one candidate's network."""
+
+    def __init__(self, shared: ApiDouble, network: Network) -> None:
+        super().__init__()
+        self.objects = shared.objects
+        self.deliver = network.deliver
+        self._shared = shared
+
+    def store(self, path: str, manifest: object) -> bytes:
+        return self._shared.store(path, manifest)  # type: ignore[arg-type]  # as there
+
+
+PHASES = st.builds(Phase, st.sampled_from(FATES), st.integers(1, 14))
+LIVES = st.builds(
+    Life,
+    st.lists(PHASES, max_size=8).map(tuple),
+    st.floats(0, 1),
+    st.none() | st.floats(0.5, 6),
+)
+
+
+def terms_of(lease_seconds: int) -> Terms:
+    """As the command line makes them."""
+    return Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
+
+
+@pytest.mark.parametrize("lease_seconds", [5, 30])
+@settings(max_examples=60, deadline=None)
+@given(lives=st.tuples(LIVES, LIVES))
+@example(lives=(Life((Phase("ok", 8), Phase("refused", 8), Phase("write lost", 8)), 0, None), Life((), 0.01, None)))
+@example(lives=(Life((Phase("ok", 1), Phase("last moment", 1), Phase("refused", 9)), 0, None), Life((), 0.1, None)))
+def test_never_two_leaders_and_in_the_end_one(lease_seconds: int, lives: tuple[Life, Life]) -> None:
+    election = Election(terms_of(lease_seconds), horizon=lease_seconds * 30.0)
+    election.hold(lives)
+    assert len(election.led_at_the_end) == 1
+
+
+@pytest.mark.parametrize("calls", range(1, 15))
+@pytest.mark.parametrize("last", ["write lost", "lost request", "last moment", "late"])
+@pytest.mark.parametrize("lease_seconds", [5, 30])
+def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
+    """Its calls are refused at once for a while, and then answered by nobody until each times out."""
+    cut_off = (Phase("ok", 6), Phase("refused", calls), Phase(last, 20))
+    election = Election(terms_of(lease_seconds), horizon=lease_seconds * 6.0)
+    election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))
+    assert len(election.led_at_the_end) == 1

@@ -1,0 +1,162 @@
+"""Which refused workloads may try again: the oldest first, and no more than fit into what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.builders import LABELS, MODEL, container, held_to
+from vcuda.owners import REFUSAL, Owner, RefusedOwner, worth_a_try
+from vcuda.placement import Nodes
+from vcuda.quota import Limit, NamespaceQuota
+
+SEEN = {"observedGeneration": 1}
+
+QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
+ONE, TWO, HALF = (
+    {"tencent.com/vcuda-core": 100},
+    {"tencent.com/vcuda-core": 200},
+    {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 1},
+)
+NODES = Nodes(LABELS)
+
+
+def owner(limits: Mapping[str, int] = ONE, missing: int = 1, **spec: Any) -> Owner:
+    """Return a ReplicaSet that misses pods of one container; ``spec`` holds more of its template's."""
+    template = {"spec": {"containers": [container(limits)], **spec}}
+    return read({"spec": {"replicas": missing + 3, "template": template}, "status": {"replicas": 3}})
+
+
+def read(manifest: Mapping[str, Any]) -> Owner:
+    return msgspec.json.decode(msgspec.json.encode(manifest), type=Owner)
+
+
+def chosen(free: Mapping[str, int], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
+    """Return which of the owners, refused in this order, may try again."""
+    refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
+    return [int(each.path) for each in worth_a_try(reversed(refused), quota, free, NODES)]
+
+
+# How many pods are missing
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "missing"),
+    [
+        pytest.param({"replicas": 3}, {"replicas": 1}, 2, id="a ReplicaSet or StatefulSet"),
+        pytest.param({"replicas": 3}, {}, 3, id="without any pod"),
+        pytest.param({"replicas": 0}, {}, 0, id="scaled to zero"),
+        pytest.param({"replicas": 1}, {"replicas": 3}, 0, id="scaled down, pods still there"),
+        pytest.param({}, SEEN | {"desiredNumberScheduled": 4, "currentNumberScheduled": 1}, 3, id="a DaemonSet"),
+        pytest.param(
+            {}, SEEN | {"desiredNumberScheduled": 4, "currentNumberScheduled": 4}, 0, id="a DaemonSet at rest"
+        ),
+        pytest.param({}, SEEN | {"desiredNumberScheduled": 0}, 0, id="a DaemonSet without nodes"),
+        pytest.param({}, {"desiredNumberScheduled": 0}, 1, id="a DaemonSet that was only ever refused"),
+        pytest.param({"parallelism": 3}, {"active": 1}, 2, id="a Job"),
+        pytest.param({"parallelism": 3}, {"active": 1, "succeeded": 1}, 0, id="a work queue that is empty"),
+        pytest.param({"parallelism": 5, "completions": 3}, {}, 3, id="a Job with few completions"),
+        pytest.param({"parallelism": 5, "completions": 8}, {"active": 1, "succeeded": 6}, 1, id="a Job near its end"),
+        pytest.param({"parallelism": 1, "completions": 1}, {"succeeded": 1}, 0, id="a Job that has succeeded"),
+        pytest.param({"parallelism": 1, "completions": 1, "suspend": True}, {}, 0, id="a Job that is suspended"),
+    ],
+)
+def test_missing(spec: Mapping[str, Any], status: Mapping[str, Any], missing: int) -> None:
+    assert read({"spec": spec, "status": status}).missing == missing
+
+
+@pytest.mark.parametrize(
+    ("type_", "status", "missing"), [("Failed", "True", 0), ("Failed", "False", 1), ("X", "True", 1)]
+)
+def test_a_job_that_has_failed_misses_nothing(type_: str, status: str, missing: int) -> None:
+    condition = {"type": type_, "status": status}
+    assert read({"spec": {"parallelism": 1}, "status": {"conditions": [condition]}}).missing == missing
+
+
+def test_who_is_being_deleted_misses_nothing() -> None:
+    assert read({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"replicas": 3}}).missing == 0
+
+
+# Since when
+
+
+def failure(**fields: str) -> dict[str, str]:
+    given = {"type": "ReplicaFailure", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {**given, "message": f'pods "a" is forbidden: {REFUSAL}: M40 in namespace team-a', **fields}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "since"),
+    [
+        pytest.param([failure()], "2026-01-01T00:00:00Z", id="refused for quota"),
+        pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="beside another condition"),
+        pytest.param([failure(message="exceeded quota: compute")], None, id="refused by somebody else"),
+        pytest.param([failure(status="False")], None, id="no more"),
+        pytest.param([failure(type="Progressing")], None, id="another condition that quotes it"),
+        pytest.param([], None, id="no condition"),
+        pytest.param(None, None, id="null"),
+    ],
+)
+def test_refused_since(conditions: list[dict[str, str]] | None, since: str | None) -> None:
+    assert read({"status": {"conditions": conditions}}).refused_since() == since
+
+
+def test_refused_at_a_time_that_is_not_told() -> None:
+    condition = {key: value for key, value in failure().items() if key != "lastTransitionTime"}
+    assert read({"status": {"conditions": [condition]}}).refused_since() == ""
+
+
+# Who may try again
+
+
+@pytest.mark.parametrize(
+    ("free", "owners", "tries"),
+    [
+        pytest.param({"M40": 300}, [owner()] * 5, [0, 1, 2], id="the oldest first, and no more than fit"),
+        pytest.param({"M40": 0}, [owner()], [], id="nothing is free"),
+        pytest.param({}, [owner()], [], id="nothing is known to be free"),
+        pytest.param({"M40": 300}, [owner(missing=2), owner(), owner()], [0, 1], id="by the pods they miss"),
+        pytest.param({"M40": 200}, [owner(missing=500), owner()], [0], id="one that takes all there is"),
+        pytest.param({"M40": 100}, [owner(TWO), owner()], [1], id="one that is too large holds nobody up"),
+        pytest.param({"M40": 250}, [owner(TWO), owner(TWO), owner(HALF)], [0, 2], id="a smaller one takes the rest"),
+        pytest.param({"M40": 300}, [owner(missing=0), owner()], [1], id="one without missing pods"),
+        pytest.param({"V100": 300}, [owner()], [], id="free on a model that is not in the quota"),
+        pytest.param({"M40": 300}, [owner({})], [], id="one that asks for no vcuda"),
+    ],
+)
+def test_oldest_first_and_no_more_than_fit(free: Mapping[str, int], owners: list[Owner], tries: list[int]) -> None:
+    assert chosen(free, *owners) == tries
+
+
+def test_flexible_owners_spread_over_the_models() -> None:
+    assert chosen({"M40": 200, "P100": 100}, *[owner()] * 5) == [0, 1, 2]
+    assert chosen({"M40": 100, "P100": 100}, owner(missing=2), owner()) == [0]
+
+
+def test_a_flexible_owner_takes_where_most_is_free() -> None:
+    """It leaves the model with little room to one that can use no other."""
+    held = owner(affinity=held_to("M40"))
+    assert chosen({"M40": 100, "P100": 200}, owner(), held) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "held", [owner(affinity=held_to("P100")), owner(nodeSelector={MODEL: "P100"})], ids=["affinity", "nodeSelector"]
+)
+def test_an_owner_held_to_one_model_waits_for_that(held: Owner) -> None:
+    assert chosen({"M40": 800}, held, owner()) == [1]
+    assert chosen({"M40": 0, "P100": 100}, held, owner()) == [0]
+
+
+def test_refusals_of_one_moment_are_told_apart_by_place() -> None:
+    """Else which of them tries would change from look to look."""
+    same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
+    assert [each.path for each in worth_a_try(same, QUOTA, {"M40": 200}, NODES)] == ["a", "b"]
+
+
+def test_what_is_free_is_left_as_it_was() -> None:
+    free = {"M40": 300}
+    chosen(free, owner())
+    assert free == {"M40": 300}

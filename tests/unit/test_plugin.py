@@ -1,0 +1,280 @@
+"""`kubectl gpuquota`: what people see of their quota, and what would become of a pod."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from controller.plugin import bar, main
+from tests.api_double import ApiDouble, delivered, lost_request
+from tests.builders import Manifest, container, vcuda_pod
+from vcuda.errors import ApiError, VcudaError
+from vcuda.kube import Kube
+
+M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5}
+P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0}
+MEMORY = {"memory_limit": 1000, "memory_used": 250}
+
+
+class Cluster(ApiDouble):
+    """A cluster with published reports, that would admit every pod unless ``refusal`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusal: VcudaError | None = None
+        self.pinned_to: str | None = "M40"
+        self.asked: list[tuple[str, object, Manifest]] = []
+
+    def publish(self, namespace: str, *models: Mapping[str, Any], text: str | None = None) -> None:
+        use = {"namespace": namespace, "mode": "enforce", "models": models}
+        metadata = {"name": "gpu-quota-usage", "namespace": namespace}
+        data = {"usage.json": json.dumps(use) if text is None else text}
+        path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
+        self.store(path, {"metadata": metadata, "data": data})
+
+    def post(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
+        """Answer a dry run."""
+        pod = json.loads(body)
+        self.asked.append((path, _params, pod))
+        if self.refusal:
+            raise self.refusal
+        if self.pinned_to:
+            pod["metadata"]["annotations"] = {"quota.vcuda.io/model": self.pinned_to}
+        return self.deliver("POST", timeout, lambda: json.dumps(pod).encode())
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a home without a kubeconfig."""
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Return a cluster that is reached whatever the kubeconfig says."""
+    cluster = Cluster()
+    monkeypatch.setattr(Kube, "connect", lambda *_: cluster.kube)
+    assert not (home / ".kube").exists()
+    return cluster
+
+
+def run(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(main, arguments, **options)
+
+
+# The bar
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "filled"),
+    [
+        (0, 8, 0),
+        (4, 8, 10),
+        (8, 8, 20),
+        (9, 8, 20),
+        (2.5, 2.5, 20),
+        (0.1, 8, 0),
+        (0, 0, 0),
+        (1, 0, 20),
+    ],
+)
+def test_the_bar(used: float, limit: float, filled: int) -> None:
+    assert bar(used, limit) == f"[{'#' * filled}{'-' * (20 - filled)}]"
+
+
+# Usage
+
+
+def test_a_namespace_as_a_table(cluster: Cluster) -> None:
+    cluster.publish("team-a", M40, {**P100, **MEMORY})
+    result = run("-n", "team-a")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "NAMESPACE  MODEL  USED  LIMIT                          PENDING  MEMORY MiB",
+        "team-a     M40    6.5   8      [################----]  1",
+        "team-a     P100   0     0      [--------------------]  0        250 of 1000",
+    ]
+
+
+def test_every_namespace(cluster: Cluster) -> None:
+    cluster.publish("team-a", M40)
+    cluster.publish("team-b", P100)
+    rows = [line.split()[:2] for line in run("-A").stdout.splitlines()[1:]]
+    assert rows == [["team-a", "M40"], ["team-b", "P100"]]
+
+
+def test_no_namespace_at_all_is_an_empty_table(cluster: Cluster) -> None:
+    assert cluster.objects == {}
+    result = run("-A")
+    assert (result.exit_code, result.stdout.split()[0]) == (0, "NAMESPACE")
+
+
+@pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_as_data(cluster: Cluster, output: str, read: Any) -> None:
+    """A list, of one namespace too; every field is there, whether it has its default or not."""
+    cluster.publish("team-a", M40)
+    absent: dict[str, Any] = {"memory_limit": None, "memory_used": None, "pods": [], "more_pods": 0}
+    assert read(run("-n", "team-a", "-o", output).stdout) == [
+        {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], "unpinned": []}
+    ]
+
+
+def test_a_namespace_without_a_report(cluster: Cluster) -> None:
+    cluster.publish("team-b", M40)
+    result = run("-n", "team-a")
+    message = "Error: namespace team-a has no GPU quota, or its usage has not been published yet\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "no JSON", '{"namespace": 5}'])
+def test_a_report_that_somebody_spoilt(cluster: Cluster, text: str) -> None:
+    """Its own people get an error, and everybody else's table lacks that one."""
+    cluster.publish("team-a", text=text)
+    cluster.publish("team-b", M40)
+    one, every = run("-n", "team-a"), run("-A")
+    sentence = "ConfigMap gpu-quota-usage in namespace team-a cannot be read: "
+    assert (one.exit_code, one.stdout) == (1, "")
+    assert one.stderr.startswith(f"Error: {sentence}")
+    assert (every.exit_code, every.stdout.splitlines()[1].split()[0]) == (0, "team-b")
+    assert every.stderr.startswith(f"Warning: {sentence}")
+
+
+@pytest.mark.parametrize("arguments", [["-n", "team-a"], ["-A"]])
+def test_a_cluster_that_does_not_answer(cluster: Cluster, arguments: list[str]) -> None:
+    cluster.deliver = lost_request
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: timed out\n")
+
+
+# Which cluster, which namespace
+
+
+def test_without_a_kubeconfig(home: Path) -> None:
+    result = run("-n", "team-a")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: No usable kubeconfig at ~/.kube/config: ")
+    assert str(home) not in result.stderr
+
+
+@pytest.mark.usefixtures("home")
+def test_a_kubeconfig_that_is_not_there() -> None:
+    result = run("--kubeconfig", "/nowhere/config")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: No usable kubeconfig at /nowhere/config: ")
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("arguments", [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"]])
+def test_bad_arguments(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def kubeconfig(path: Path, current: str | None, **namespaces: str | None) -> Path:
+    """Write a kubeconfig with a context for each namespace."""
+    contexts = [
+        {"name": name, "context": {"cluster": "c", "user": "u", "namespace": namespace}}
+        for name, namespace in namespaces.items()
+    ]
+    given = {"current-context": current} if current else {}
+    config = {
+        "contexts": contexts,
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **config, **given}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("current", "arguments", "namespace"),
+    [
+        pytest.param("mine", [], "team-a", id="the context's"),
+        pytest.param("mine", ["-n", "team-c"], "team-c", id="the one that is given"),
+        pytest.param("mine", ["--context", "other"], "team-b", id="another context's"),
+        pytest.param(None, ["--context", "other"], "team-b", id="no current context"),
+        pytest.param("bare", [], "default", id="a context without one"),
+        pytest.param("null", [], "default", id="a context in which it is null"),
+        pytest.param(None, [], "default", id="no context at all"),
+    ],
+)
+def test_the_namespace_is_kubectl_s(
+    cluster: Cluster, tmp_path: Path, current: str | None, arguments: list[str], namespace: str
+) -> None:
+    for name in ("team-a", "team-b", "team-c", "default"):
+        cluster.publish(name, M40)
+    path = kubeconfig(tmp_path / "config", current, mine="team-a", other="team-b", bare="", null=None)
+    (row,) = run("--kubeconfig", str(path), *arguments).stdout.splitlines()[1:]
+    assert row.split()[0] == namespace
+
+
+# What would become of a pod
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    return tmp_path / "pods.yaml"
+
+
+def explain(manifest: Path, *documents: Manifest, output: str = "json") -> Result:
+    manifest.write_text(yaml.safe_dump_all(documents))
+    return run("-n", "team-a", "explain", "-f", str(manifest), "-o", output)
+
+
+def test_a_pod_that_would_be_admitted(cluster: Cluster, manifest: Path) -> None:
+    result = explain(manifest, vcuda_pod(), output="table")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "OBJECT       NAMESPACE  DECISION  MODEL  REASON",
+        "Pod/train-0  team-a     admitted  M40    would be pinned to M40",
+    ]
+    ((path, params, pod),) = cluster.asked
+    assert (path, params) == ("/api/v1/namespaces/team-a/pods", {"dryRun": "All"})
+    assert pod["spec"] == vcuda_pod()["spec"]
+
+
+def test_a_pod_that_no_quota_holds(cluster: Cluster, manifest: Path) -> None:
+    cluster.pinned_to = None
+    (verdict,) = json.loads(explain(manifest, vcuda_pod()).stdout)
+    assert (verdict["decision"], verdict["model"], verdict["reason"]) == ("admitted", "", "not held by a GPU quota")
+
+
+def test_a_pod_that_would_be_refused(cluster: Cluster, manifest: Path) -> None:
+    cluster.refusal = ApiError(403, "exceeded GPU quota: M40 in namespace team-a")
+    result = explain(manifest, vcuda_pod())
+    (verdict,) = json.loads(result.stdout)
+    assert (result.exit_code, verdict["decision"]) == (1, "refused")
+    assert "exceeded GPU quota: M40 in namespace team-a" in verdict["reason"]
+
+
+def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Path) -> None:
+    template = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container()]}}
+    deployment = {"kind": "Deployment", "metadata": {"name": "d", "namespace": "team-b"}}
+    result = explain(manifest, {**deployment, "spec": {"replicas": 5, "template": template}}, vcuda_pod())
+    assert [verdict["object"] for verdict in json.loads(result.stdout)] == ["Deployment/d", "Pod/train-0"]
+    assert [path.split("/")[4] for path, _, _ in cluster.asked] == ["team-b", "team-a"]
+    assert cluster.asked[0][2]["metadata"]["labels"] == {"app": "train"}
+
+
+@pytest.mark.parametrize("text", ["{", "kind: Pod\nspec: 5", "kind: Pod", "\x81"])
+def test_a_bad_manifest(cluster: Cluster, manifest: Path, text: str) -> None:
+    manifest.write_bytes(text.encode("latin-1"))
+    result = run("explain", "-f", str(manifest))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: ")
+    assert cluster.asked == []
+
+
+def test_a_manifest_from_standard_input(cluster: Cluster) -> None:
+    assert cluster.deliver is delivered
+    result = run("-n", "team-a", "explain", "-f", "-", "-o", "yaml", input=yaml.safe_dump(vcuda_pod()))
+    (verdict,) = yaml.safe_load(result.stdout)
+    assert (result.exit_code, verdict["decision"]) == (0, "admitted")

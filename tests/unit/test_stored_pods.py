@@ -1,0 +1,100 @@
+"""Stored pods as the ledger counts them: which hold cards, of which model, and how much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.builders import LABELS, MODEL, ONE_CARD, Manifest, container, held_to, nodes, pod, sidecar, view
+from vcuda.charge import Charge
+from vcuda.placement import Nodes
+from vcuda.stored_pods import StoredPod, charges_of, read_stored
+
+CARD = Charge(100, 0, 100)
+NODES = nodes(**{"gpu-1": {MODEL: "P100"}, "cpu-1": {}})
+
+
+def stored(limits: dict[str, Any] = ONE_CARD, phase: str | None = "Running", **spec: Any) -> Manifest:
+    metadata = {"uid": "uid-1", "namespace": "team-a", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    status = {} if phase is None else {"status": {"phase": phase}}
+    return {**pod(container(limits), metadata=metadata, **spec), **status}
+
+
+def kept(manifest: Manifest) -> StoredPod:
+    found = read_stored(view(manifest), LABELS)
+    assert found is not None
+    return found
+
+
+def test_what_is_kept_of_a_pod() -> None:
+    assert kept(stored(affinity=held_to("M40"), nodeName="gpu-1")) == StoredPod(
+        uid="uid-1",
+        namespace="team-a",
+        name="train-0",
+        model="M40",
+        node="gpu-1",
+        live=True,
+        charge=CARD,
+        created="2026-01-01T00:00:00Z",
+    )
+
+
+@pytest.mark.parametrize("limits", [{}, {"cpu": "1"}, {"nvidia.com/gpu": 0}])
+def test_a_pod_without_vcuda_is_not_kept(limits: dict[str, Any]) -> None:
+    assert read_stored(view(stored(limits)), LABELS) is None
+
+
+def test_sidecars_and_init_containers_count() -> None:
+    manifest = pod(container(ONE_CARD), init=[sidecar(ONE_CARD), container({"tencent.com/vcuda-core": 400})])
+    assert kept(manifest).charge == Charge(500, 0, 500)
+
+
+@pytest.mark.parametrize(
+    ("phase", "live"),
+    [
+        ("Pending", True),
+        ("Running", True),
+        ("Unknown", True),
+        ("", True),
+        (None, True),
+        ("Succeeded", False),
+        ("Failed", False),
+    ],
+)
+def test_a_pod_holds_its_cards_until_it_has_ended(phase: str | None, live: bool) -> None:
+    assert kept(stored(phase=phase)).live is live
+
+
+def test_a_terminating_pod_still_holds_its_cards() -> None:
+    manifest = stored()
+    manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert kept(manifest).live
+
+
+@pytest.mark.parametrize(
+    ("spec", "model"),
+    [
+        pytest.param({"affinity": held_to("M40")}, "M40", id="by affinity"),
+        pytest.param({"nodeSelector": {MODEL: "M40"}}, "M40", id="by nodeSelector"),
+        pytest.param({"affinity": held_to("M40"), "nodeName": "gpu-1"}, "M40", id="its spec, not its node's label"),
+        pytest.param({"nodeName": "gpu-1"}, "P100", id="held to none: its node's"),
+        pytest.param({"nodeName": "cpu-1"}, None, id="a node without the label"),
+        pytest.param({"nodeName": "gone"}, None, id="a node that is not known"),
+        pytest.param({}, None, id="neither held nor bound"),
+    ],
+)
+def test_the_model_it_is_charged_to(spec: dict[str, Any], model: str | None) -> None:
+    assert kept(stored(**spec)).model_on(NODES) == model
+    charges = [(model, CARD)] if model else []
+    assert list(charges_of([kept(stored(**spec))], NODES)) == charges
+
+
+def test_an_annotation_says_nothing_about_the_model() -> None:
+    """Anybody may edit it."""
+    assert kept(stored(annotations={"quota.vcuda.io/model": "M40"})).model is None
+
+
+def test_only_live_pods_are_charged() -> None:
+    pods = [kept(stored(phase=phase, affinity=held_to("M40"))) for phase in ("Running", "Failed", "Pending")]
+    assert list(charges_of(pods, Nodes(LABELS))) == [("M40", CARD)] * 2
