@@ -1,0 +1,216 @@
+"""``vcuda-controller run`` as a process of its own, beside an installation of the webhook and by its quota."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation, ledger_path
+from tests.e2e.rest import Json
+from tests.integration.webhook_process import PATIENCE, Lines, Reply
+from vcuda.ledger import Ledger
+
+PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
+LEASE = "vcuda-controller"
+
+STORABLE = 3
+"""Seconds, in these tests, after which a pod that was admitted can no longer be stored."""
+
+PROMPTLY = 2.0
+"""Seconds within which a charge is released."""
+
+
+class ControllerProcess:
+    """A running candidate; it leads once it logs so."""
+
+    def __init__(self, flags: Iterable[str | Path]) -> None:
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
+        self.process = subprocess.Popen(
+            [PROGRAM, "run", *map(str, flags)],
+            env=ours,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout
+        assert self.process.stderr
+        self._out, self._err = Lines(self.process.stdout), Lines(self.process.stderr)
+        try:
+            self.port: int = self.await_log("serving status")["port"]
+        except BaseException:
+            self.kill()
+            raise
+
+    def await_log(self, event: str, wanted: Callable[[Json], bool] = lambda _: True) -> Json:
+        """Return the first structured line of ``event`` that is wanted, as soon as it is there."""
+
+        def fits(line: str) -> bool:
+            return line.startswith("{") and (fields := json.loads(line))["event"] == event and wanted(fields)
+
+        line = self._out.first(fits)
+        if line is None:
+            raise RuntimeError(f"ended with status {self.process.wait()}, never {event!r}:\n{self.output()}")
+        found: Json = json.loads(line)
+        return found
+
+    def await_synced(self) -> None:
+        """Return once it leads and has listed everything."""
+        self.await_log("leading")
+        self.await_log("synced")
+
+    def logs(self, event: str) -> list[Json]:
+        """The structured lines of ``event`` so far."""
+        return [line for line in map(json.loads, self._out.so_far()) if line["event"] == event]
+
+    def output(self) -> str:
+        """Everything printed so far, on both streams."""
+        return "".join([*self._out.so_far(), *self._err.so_far()])
+
+    def get(self, path: str) -> Reply:
+        """GET from its status server."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return Reply(response.status, response.headers, response.read())
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The sum of the samples of this name that have these labels; None where there is none."""
+        text = self.get("/metrics").body.decode()
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        values = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
+        return sum(values) if values else None
+
+    def wait(self) -> int:
+        """Return the exit status once the process has ended and everything it printed is here."""
+        status = self.process.wait(PATIENCE)
+        self._out.join()
+        self._err.join()
+        return status
+
+    def terminate(self) -> int:
+        """SIGTERM; return the exit status once it has ended."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> int:
+        """SIGKILL, as a crash."""
+        self.process.kill()
+        return self.wait()
+
+
+def flags_of(installation: Installation, *more: str | Path, kubeconfig: Path | None = None) -> list[str | Path]:
+    """The flags of a controller that goes by the installation's quota, with the admin's rights unless told otherwise.
+
+    Where a flag is given twice the last one counts, so ``more`` may set these anew.
+    """
+    quota = f"{installation.quota.namespace}/{installation.quota.name}"
+    return [
+        *("--kubeconfig", kubeconfig or installation.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
+        *("--quota-configmap", quota, "--system-namespace", SYSTEM_NAMESPACE),
+        *("--lease-seconds", "15", "--storable-seconds", str(STORABLE)),
+        *more,
+    ]
+
+
+@contextmanager
+def candidate(
+    installation: Installation, *more: str | Path, kubeconfig: Path | None = None
+) -> Iterator[ControllerProcess]:
+    """A controller that serves its status, whether it leads or not; stopped at the end of the block."""
+    process = ControllerProcess(flags_of(installation, *more, kubeconfig=kubeconfig))
+    try:
+        yield process
+        if process.process.poll() is None:
+            assert process.terminate() == 0, process.output()
+    finally:
+        if process.process.poll() is None:
+            process.kill()
+
+
+@contextmanager
+def controlling(
+    installation: Installation, *more: str | Path, kubeconfig: Path | None = None
+) -> Iterator[ControllerProcess]:
+    """A controller that leads and has listed everything, and needs not wait for the end of an earlier one's lease."""
+    drop_lease(installation.cluster)
+    with candidate(installation, *more, kubeconfig=kubeconfig) as process:
+        process.await_synced()
+        yield process
+
+
+def drop_lease(cluster: Cluster) -> None:
+    """Delete the Lease that a killed controller has left; there may be none."""
+    answer = cluster.rest.send("DELETE", f"{LEASES}/{LEASE}")
+    if answer.status != HTTPStatus.NOT_FOUND:
+        answer.ok()
+
+
+def lease_spec(cluster: Cluster) -> Json:
+    """Who leads, since when, and after how many changes."""
+    spec: Json = cluster.rest.get(f"{LEASES}/{LEASE}")["spec"]
+    return spec
+
+
+@contextmanager
+def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
+    """A fresh namespace with this entry in the quota, which the controller has labelled; deleted afterwards."""
+    with installation.free_team() as namespace, installation.quota.limited(**{namespace: entry}):
+        await_enforced(installation.cluster, namespace)
+        yield namespace
+
+
+def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -> None:
+    """Return once the namespace has the label that has its pods charged, or has it no longer."""
+    wanted = "true" if enforced else None
+    cluster.await_object(
+        "/api/v1/namespaces", namespace, lambda found: found["metadata"].get("labels", {}).get(ENFORCED) == wanted
+    )
+
+
+def await_ledger(
+    installation: Installation, namespace: str, wanted: Callable[[Ledger], bool], timeout: float = TIMEOUT
+) -> Ledger:
+    """Return the ledger of ``namespace`` once it is as wanted; TimeoutError with the last one after so many seconds."""
+    collection, _, name = ledger_path(namespace).rpartition("/")
+    found = installation.cluster.await_collection(
+        collection, lambda objects: wanted(ledger_in(objects)), timeout, fieldSelector=f"metadata.name={name}"
+    )
+    return ledger_in(found)
+
+
+def ledger_in(objects: list[Json]) -> Ledger:
+    """The ledger in at most one ConfigMap; an empty one where there is none."""
+    return next((msgspec.json.decode(found["data"]["ledger"], type=Ledger) for found in objects), Ledger())
+
+
+def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
+    """Return the ledger once it has these cores by model, and all of them counted from stored pods."""
+    return await_ledger(
+        installation, namespace, lambda ledger: committed(ledger) == cores and not ledger.pending, timeout
+    )
+
+
+def committed(ledger: Ledger) -> dict[str, int]:
+    """The cores by model that were counted from stored pods."""
+    return {model: charge.cores for model, charge in ledger.committed.items()}
+
+
+def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
+    """Return once there is no ledger of ``namespace``."""
+    collection, _, name = ledger_path(namespace).rpartition("/")
+    cluster.await_gone(collection, name)

@@ -1,0 +1,203 @@
+"""The rights that the manifests give the controller: enough for all its work, and none besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.controller_process import (
+    ControllerProcess,
+    await_committed,
+    await_enforced,
+    await_ledger,
+    await_ledger_gone,
+    controlling,
+    limited_team,
+)
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, create_system_namespace, installed
+from tests.e2e.quota_config_map import QuotaConfigMap
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod
+
+MANIFEST = Path(__file__).parents[2] / "manifests" / "base" / "controller-rbac.yaml"
+ACCOUNT = "vcuda-controller"
+USAGE = "gpu-quota-usage"
+ONE = {"quota": {"M40": 1}}
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """The API as the controller's ServiceAccount, with what the manifest gives it."""
+    create_system_namespace(cluster)
+    cluster.kubectl("apply", "-f", str(MANIFEST))
+    token = cluster.service_account_token(SYSTEM_NAMESPACE, ACCOUNT)
+    with closing(Cluster(cluster.control_plane, token)) as controller:
+        yield controller
+    cluster.kubectl("delete", "-f", str(MANIFEST))
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """The webhook on the quota ConfigMap that the manifest names, whose edits are not checked."""
+    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
+    quota.write("{}").ok()
+    with installed(cluster, tmp_path_factory.mktemp("rbac"), quota=quota) as installation:
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def controller(own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
+    """The controller with that account."""
+    with controlling(own, kubeconfig=account.kubeconfig) as running:
+        yield running
+
+
+def refusals(controller: ControllerProcess) -> list[str]:
+    """What it logged of requests that its rights did not cover."""
+    return [line for line in controller.output().splitlines() if "system:serviceaccount" in line]
+
+
+def workloads(namespace: str) -> list[Json]:
+    """One of every kind that makes pods by itself, each for one pod of one card."""
+    labels = {"app": "train"}
+    template = {"metadata": {"labels": labels}, "spec": card_pod("", namespace)["spec"]}
+    selected = {"selector": {"matchLabels": labels}, "template": template}
+    job = {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}
+    specs: dict[tuple[str, str], Json] = {
+        ("apps/v1", "ReplicaSet"): selected,
+        ("v1", "ReplicationController"): {"selector": labels, "template": template},
+        ("apps/v1", "StatefulSet"): {**selected, "serviceName": "train"},
+        ("apps/v1", "DaemonSet"): selected,
+        ("batch/v1", "Job"): job,
+    }
+    return [
+        {"apiVersion": version, "kind": kind, "metadata": {"namespace": namespace, "name": kind.lower()}, "spec": spec}
+        for (version, kind), spec in specs.items()
+    ]
+
+
+def test_with_the_rights_of_the_manifest_a_namespace_is_led_through_its_whole_life(
+    cluster: Cluster, own: Installation, controller: ControllerProcess
+) -> None:
+    """Labelled, opened from the pods that run, settled, proven absent, published, and cleared away."""
+    with own.free_team() as namespace:
+        with own.quota.limited(**{namespace: {"quota": {"M40": 2}}}):
+            await_enforced(cluster, namespace)
+            cluster.create(card_pod("train", namespace))
+            await_committed(own, namespace, M40=100)
+            assert cluster.try_create(card_pod("train", namespace)).status == HTTPStatus.CONFLICT
+            await_ledger(own, namespace, lambda ledger: bool(ledger.pending))
+            await_committed(own, namespace, M40=100)
+            cluster.await_object(f"/api/v1/namespaces/{namespace}/configmaps", USAGE, lambda _: True)
+        await_enforced(cluster, namespace, enforced=False)
+        await_ledger_gone(cluster, namespace)
+        cluster.await_gone(f"/api/v1/namespaces/{namespace}/configmaps", USAGE)
+    assert refusals(controller) == []
+
+
+def test_with_the_rights_of_the_manifest_the_pods_of_a_first_quota_are_counted(
+    cluster: Cluster, own: Installation, controller: ControllerProcess, create_node: Callable[..., str]
+) -> None:
+    node = create_node("rbac-m40", {MODEL: "M40"})
+    with own.free_team() as namespace:
+        running = card_pod("runs", namespace)
+        cluster.create({**running, "spec": {**running["spec"], "nodeName": node}})
+        with own.quota.limited(**{namespace: ONE}):
+            await_committed(own, namespace, M40=100)
+    assert refusals(controller) == []
+
+
+@pytest.mark.usefixtures("controller", "controller_manager")
+def test_with_the_rights_of_the_manifest_every_kind_of_workload_is_nudged(
+    cluster: Cluster, control_plane: ControlPlane, own: Installation, create_node: Callable[..., str]
+) -> None:
+    """Their own controllers are stopped once all were refused, so that none tries again by itself."""
+    manager = control_plane.controller_manager
+    assert manager is not None
+    create_node("rbac-m40", {MODEL: "M40"})
+    with limited_team(own, {"quota": {"M40": 5}}) as namespace:
+        cluster.create(card_pod("holder", namespace, cards=5))
+        await_committed(own, namespace, M40=500)
+        manifests = workloads(namespace)
+        for manifest in manifests:
+            cluster.create(manifest)
+        for kind in ("ReplicaSet", "ReplicationController"):
+            [path] = [cluster.path_of(each) for each in manifests if each["kind"] == kind]
+            cluster.await_object(path, kind.lower(), lambda found: "conditions" in found["status"])
+        cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", told_every_kind)
+        manager.stop()
+        try:
+            cluster.delete_pod(namespace, "holder")
+            for manifest in manifests:
+                cluster.await_object(cluster.path_of(manifest), manifest["metadata"]["name"], was_nudged)
+        finally:
+            manager.start()
+
+
+def told_every_kind(events: list[Json]) -> bool:
+    """Whether every kind of workload has an event that says that its pod was refused."""
+    told = {event["involvedObject"]["kind"] for event in events if event["reason"] == "FailedCreate"}
+    return told >= {"ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job"}
+
+
+def was_nudged(workload: Json) -> bool:
+    """Whether it was told to try again."""
+    return "quota.vcuda.io/retried-at" in workload["metadata"].get("annotations", {})
+
+
+def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(
+    cluster: Cluster, own: Installation, account: Cluster
+) -> None:
+    """The event is the account's own, whoever of the parts was first: a webhook with the admin's rights runs too."""
+    good = own.quota.document()
+    stored = own.quota.write("{team-a: 8}").ok()
+    about_it = f"involvedObject.uid={stored['metadata']['uid']}"
+    [event] = cluster.await_collection("/api/v1/namespaces/kube-system/events", bool, fieldSelector=about_it)
+    metadata = {"namespace": "kube-system", "name": f"as-the-controller-{stored['metadata']['resourceVersion']}"}
+    again = {**event, "apiVersion": "v1", "kind": "Event", "metadata": metadata}
+    assert account.create(again)["reason"] == "MalformedQuota"
+    own.quota.limit_anew(**good)
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "namespace", "allowed"),
+    [
+        ("update", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
+        ("delete", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
+        ("get", "secrets", SYSTEM_NAMESPACE, False),
+        ("update", "leases.coordination.k8s.io/vcuda-controller", SYSTEM_NAMESPACE, True),
+        ("update", "leases.coordination.k8s.io/another", SYSTEM_NAMESPACE, False),
+        ("create", "leases.coordination.k8s.io", "default", False),
+        ("watch", "configmaps/gpuquota", "kube-system", True),
+        ("watch", "configmaps", "kube-system", False),
+        ("update", "configmaps/gpuquota", "kube-system", False),
+        ("patch", "configmaps/gpu-quota-usage", "default", True),
+        ("delete", "configmaps/gpu-quota-usage", "default", True),
+        ("get", "configmaps/another", "default", False),
+        ("patch", "configmaps/another", "default", False),
+        ("delete", "configmaps/another", "default", False),
+        ("list", "configmaps", "default", False),
+        ("patch", "namespaces", "default", True),
+        ("delete", "namespaces", "default", False),
+        ("create", "pods", "default", False),
+        ("patch", "pods", "default", False),
+        ("delete", "pods", "default", False),
+        ("patch", "replicasets.apps", "default", True),
+        ("delete", "replicasets.apps", "default", False),
+        ("patch", "deployments.apps", "default", False),
+        ("patch", "nodes", "default", False),
+        ("create", "events", "default", False),
+    ],
+)
+def test_the_manifest_gives_what_is_needed_and_no_more(
+    account: Cluster, verb: str, resource: str, namespace: str, allowed: bool
+) -> None:
+    answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False)
+    assert answer.stdout.strip() == ("yes" if allowed else "no")

@@ -1,0 +1,248 @@
+"""One controller leads: another takes over when it dies or leaves, and no view that is out of date does harm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from controller.leader import Leader
+from controller.settler import Times
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.controller_process import (
+    LEASE,
+    LEASES,
+    PROMPTLY,
+    ControllerProcess,
+    await_committed,
+    await_ledger,
+    candidate,
+    committed,
+    controlling,
+    drop_lease,
+    lease_spec,
+    limited_team,
+)
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod
+from vcuda.errors import Unreachable
+from vcuda.kube import Kube, Params, QuotaPlace, Stream
+from vcuda.placement import NodeLabels
+
+USAGE = "gpu-quota-usage"
+ENTRY = {"quota": {"M40": 4}}
+LEASE_SECONDS = 8
+AWAY = 10.0
+"""Seconds for which the API server is away."""
+
+
+@pytest.fixture
+def pair(installation: Installation) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
+    """A controller that leads, and one that waits; the lease is as short as a busy machine allows."""
+    short = ("--lease-seconds", str(LEASE_SECONDS))
+    with (
+        controlling(installation, *short, "--identity", "first") as first,
+        candidate(installation, *short, "--identity", "second") as second,
+    ):
+        yield first, second
+    drop_lease(installation.cluster)
+
+
+def await_holder(cluster: Cluster, holder: str, timeout: float) -> Json:
+    """The Lease once ``holder`` has it."""
+    return cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["holderIdentity"] == holder, timeout)
+
+
+def test_one_leads_and_the_other_does_nothing_but_wait(
+    cluster: Cluster, installation: Installation, pair: tuple[ControllerProcess, ControllerProcess]
+) -> None:
+    leader, waiting = pair
+    with limited_team(installation, ENTRY) as namespace:
+        cluster.create(card_pod("train", namespace))
+        await_committed(installation, namespace, M40=100)
+        assert lease_spec(cluster)["holderIdentity"] == "first"
+        assert [waiting.logs("leading"), waiting.logs("listed")] == [[], []]
+        assert waiting.metric("vcuda_quota_limit_cores") is None
+        assert [process.get("/readyz").status for process in pair] == [HTTPStatus.OK, HTTPStatus.OK]
+        assert leader.metric("vcuda_quota_limit_cores", namespace=namespace) == 400
+
+
+def test_when_the_leader_is_killed_the_other_takes_over_after_the_lease_and_settles(
+    cluster: Cluster, installation: Installation, pair: tuple[ControllerProcess, ControllerProcess]
+) -> None:
+    leader, successor = pair
+    with limited_team(installation, ENTRY) as namespace:
+        for name in ("gone", "stays"):
+            cluster.create(card_pod(name, namespace))
+        await_committed(installation, namespace, M40=200)
+        leader.kill()
+        killed = time.monotonic()
+        cluster.delete_pod(namespace, "gone")
+        cluster.create(card_pod("new", namespace))
+        assert committed(installation.ledger(namespace)) == {"M40": 200}
+        successor.await_synced()
+        seconds = time.monotonic() - killed
+        print(f"another led and had listed everything {seconds:.1f} s after the kill, lease {LEASE_SECONDS} s")
+        await_committed(installation, namespace, PROMPTLY, M40=200)
+        assert lease_spec(cluster)["leaseTransitions"] == 1
+        assert {pod["metadata"]["name"] for pod in cluster.pods(namespace)} == {"stays", "new"}
+
+
+def test_a_leader_that_is_told_to_stop_gives_its_lease_up_and_the_other_leads_at_once(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The lease would last for ten minutes; who waits looks every two seconds."""
+    with (
+        controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
+        candidate(installation, "--identity", "second", "--lease-seconds", "600") as successor,
+    ):
+        assert leader.terminate() == 0
+        assert leader.logs("lease released")
+        await_holder(cluster, "second", timeout=10)
+        successor.await_synced()
+
+
+def test_a_candidate_that_is_told_to_stop_while_it_waits_leaves_the_lease_alone(
+    cluster: Cluster, pair: tuple[ControllerProcess, ControllerProcess]
+) -> None:
+    _, waiting = pair
+    assert waiting.terminate() == 0
+    assert lease_spec(cluster)["holderIdentity"] == "first"
+
+
+def test_a_leader_whose_lease_is_taken_ends_at_once(
+    cluster: Cluster, pair: tuple[ControllerProcess, ControllerProcess]
+) -> None:
+    """Whoever took it may act already, so nothing may be finished first; kubelet starts the process again."""
+    leader, _ = pair
+    taken = {"holderIdentity": "somebody", "leaseTransitions": 7}
+    cluster.rest.merge_patch(f"{LEASES}/{LEASE}", {"spec": taken})
+    assert leader.wait() == 1
+    assert leader.logs("lease lost")
+    assert not leader.logs("lease released")
+
+
+def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor_correctness(
+    cluster: Cluster, control_plane: ControlPlane, installation: Installation
+) -> None:
+    with (
+        controlling(installation, "--lease-seconds", "30") as leader,
+        limited_team(installation, ENTRY) as namespace,
+    ):
+        for name in ("ends", "stays"):
+            cluster.create(card_pod(name, namespace))
+        await_committed(installation, namespace, M40=200)
+        before = lease_spec(cluster)
+        control_plane.apiserver.kill()
+        killed = time.monotonic()
+        time.sleep(AWAY)  # being away for so long is what the test is about
+        control_plane.apiserver.start()
+        print(f"the API server was away for {time.monotonic() - killed:.1f} s")
+
+        cluster.finish_pod(namespace, "ends")
+        await_committed(installation, namespace, M40=100)
+        cluster.create(card_pod("new", namespace, cards=3))
+        assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
+        await_committed(installation, namespace, M40=400)
+        cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["renewTime"] > before["renewTime"])
+        after = lease_spec(cluster)
+        assert [after[key] for key in ("holderIdentity", "acquireTime", "leaseTransitions")] == [
+            before[key] for key in ("holderIdentity", "acquireTime", "leaseTransitions")
+        ]
+        assert leader.process.poll() is None
+        assert len(leader.logs("leading")) == 1
+
+
+def test_what_was_limited_while_nobody_led_is_not_any_more_is_cleared_away_by_the_next_leader(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The ledger, the label and the usage go; a ConfigMap of that name which is somebody else's stays."""
+    with installation.free_team() as strange, installation.free_team() as former:
+        cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
+        with controlling(installation) as leader, installation.quota.limited(**{former: ENTRY}):
+            cluster.await_object(f"/api/v1/namespaces/{former}/configmaps", USAGE, lambda _: True)
+            leader.kill()
+        with controlling(installation):
+            cluster.await_gone(f"/api/v1/namespaces/{former}/configmaps", USAGE)
+            assert cluster.rest.get(f"/api/v1/namespaces/{strange}/configmaps/{USAGE}")
+
+
+@dataclass(frozen=True)
+class StaleKube(Kube):
+    """A client whose pods are those of an old version, from a real LIST at exactly that; their watch is dead."""
+
+    version: str = field(default="", kw_only=True)
+
+    def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
+        """Read a LIST of all pods as it was."""
+        if path == "/api/v1/pods" and "continue" not in (params or {}):
+            params = {**(params or {}), "resourceVersion": self.version, "resourceVersionMatch": "Exact"}
+        return super().get(path, params, timeout)
+
+    def stream(
+        self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
+    ) -> Stream:
+        """Refuse to watch pods."""
+        if path == "/api/v1/pods":
+            raise Unreachable("this watch never comes about")
+        return super().stream(path, params, connect_timeout=connect_timeout, read_timeout=read_timeout)
+
+
+@contextmanager
+def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
+    """A leader in this process that knows the pods as they were at ``version``, and never learns better."""
+    connected = Kube.connect(installation.cluster.kubeconfig, pool_size=16)
+    kube = StaleKube(connected.api, connected.load, version=version)
+    place = QuotaPlace(installation.quota.namespace, installation.quota.name)
+    faults: list[str] = []
+    leader = Leader(
+        kube,
+        place,
+        SYSTEM_NAMESPACE,
+        NodeLabels(),
+        CollectorRegistry(),
+        on_fault=lambda: faults.append("a loop ended"),
+        times=Times(storable=1.0),
+    )
+    leader.start()
+    try:
+        yield leader
+    finally:
+        leader.stop()
+        for reflector in leader.reflectors().values():
+            reflector.join(20)
+        kube.close()
+    assert faults == []
+
+
+def test_a_leader_with_a_stale_view_lowers_nothing_and_drops_no_pod_that_it_has_not_seen(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """Its pods are those of a real LIST at an old resourceVersion, when there was one of the four that there are now.
+
+    It still releases a charge that is proven never to have been stored; by then it has asked for the fourth pod too.
+    """
+    with installation.team({"quota": {"M40": 5}}) as namespace:
+        with controlling(installation):
+            cluster.create(card_pod("first", namespace))
+            old = cluster.rest.get("/api/v1/pods")["metadata"]["resourceVersion"]
+            for name in ("second", "third"):
+                cluster.create(card_pod(name, namespace))
+            counted = await_committed(installation, namespace, M40=300)
+        fourth = cluster.create(card_pod("fourth", namespace))["metadata"]["uid"]
+        assert cluster.try_create(card_pod("fourth", namespace)).status == HTTPStatus.CONFLICT
+        with stale_leader(installation, old) as leader:
+            settled = await_ledger(installation, namespace, lambda ledger: len(ledger.pending) == 1)
+            seen = [pod.name for pod in leader.settler.pods.pods(namespace)]
+            assert (leader.settler.pods.reflector.resource_version, seen) == (old, ["first"])
+        assert settled.pending.keys() == {fourth}
+        assert (settled.committed, settled.pod_resource_version) == (counted.committed, counted.pod_resource_version)
+        cluster.create(card_pod("fifth", namespace))
+        assert cluster.try_create(card_pod("sixth", namespace)).status == HTTPStatus.FORBIDDEN

@@ -1,0 +1,252 @@
+"""The ledger follows the pods that are stored: what ends is released, what was never stored too, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+
+import pytest
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster
+from tests.e2e.controller_process import (
+    PROMPTLY,
+    ControllerProcess,
+    await_committed,
+    await_enforced,
+    await_ledger,
+    await_ledger_gone,
+    controlling,
+    limited_team,
+)
+from tests.e2e.installation import Installation
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod
+
+USAGE = "gpu-quota-usage"
+M40 = {"quota": {"M40": 4}}
+
+
+@pytest.fixture(scope="module")
+def controller(installation: Installation) -> Iterator[ControllerProcess]:
+    """The one controller, leading."""
+    with controlling(installation) as running:
+        yield running
+
+
+@pytest.fixture
+def team(installation: Installation, controller: ControllerProcess) -> Iterator[str]:
+    """A namespace that may use four M40."""
+    assert controller.process.poll() is None
+    with limited_team(installation, M40) as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def gpu_node(create_node: Callable[..., str]) -> str:
+    """A node with sixteen M40."""
+    return create_node("gpu-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
+
+
+def create_bound(cluster: Cluster, pod: Json, node: str) -> None:
+    """Create the pod and bind it to the node, as a scheduler would; the cluster's own leaves it alone."""
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    cluster.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+    cluster.rest.send("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", binding).ok()
+
+
+def await_usage(cluster: Cluster, namespace: str) -> None:
+    """Return once the namespace's usage is published."""
+    cluster.await_object(f"/api/v1/namespaces/{namespace}/configmaps", USAGE, lambda _: True)
+
+
+ENDS: dict[str, Callable[[Cluster, str, str], object]] = {
+    "deleted": Cluster.delete_pod,
+    "Succeeded": lambda cluster, namespace, name: cluster.finish_pod(namespace, name, "Succeeded"),
+    "Failed": lambda cluster, namespace, name: cluster.finish_pod(namespace, name, "Failed"),
+}
+
+
+def test_a_pending_charge_becomes_committed_once_its_pod_is_seen_stored(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    cluster.create(card_pod("train", team, cards=2))
+    await_committed(installation, team, M40=200)
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_a_charge_is_released_within_two_seconds_of_its_pods_end(
+    cluster: Cluster, installation: Installation, team: str, end: Callable[[Cluster, str, str], object]
+) -> None:
+    for name in ("ends", "stays"):
+        cluster.create(card_pod(name, team))
+    await_committed(installation, team, M40=200)
+    end(cluster, team, "ends")
+    began = time.monotonic()
+    await_committed(installation, team, PROMPTLY, M40=100)
+    print(f"released {time.monotonic() - began:.2f} s after the pod's end")
+
+
+def test_a_terminating_pod_counts_until_it_is_gone(
+    cluster: Cluster, installation: Installation, team: str, gpu_node: str
+) -> None:
+    """Its containers may run for its whole grace period, and hold their cards.
+
+    The second pod is there because a count that holds it was made after the first one began to end.
+    """
+    create_bound(cluster, card_pod("slow", team, cards=3), gpu_node)
+    await_committed(installation, team, M40=300)
+    cluster.rest.send("DELETE", f"/api/v1/namespaces/{team}/pods/slow", {"gracePeriodSeconds": 600}).ok()
+    [terminating] = cluster.pods(team)
+    assert terminating["metadata"]["deletionTimestamp"]
+    cluster.create(card_pod("beside", team))
+    await_committed(installation, team, M40=400)
+    assert cluster.try_create(card_pod("next", team)).status == HTTPStatus.FORBIDDEN
+
+    cluster.delete_pod(team, "slow")
+    await_committed(installation, team, PROMPTLY, M40=100)
+    cluster.create(card_pod("next", team))
+
+
+def refuse_later(namespace: str) -> Json:
+    """A webhook beside ours that refuses every pod in ``namespace``: nobody serves it, and it must be asked."""
+    return {
+        "name": "later.example.com",
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "namespaceSelector": {"matchLabels": {"e2e.vcuda.io/refused-later": namespace}},
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+
+
+def refused_by_another_webhook(cluster: Cluster, namespace: str) -> None:
+    """Charge a pod that another validating webhook then refuses."""
+    label = {"metadata": {"labels": {"e2e.vcuda.io/refused-later": namespace}}}
+    cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", label)
+    with cluster.register_webhooks(validating=[refuse_later(namespace)]):
+        assert cluster.try_create(card_pod("never", namespace)).status == HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def named_like_another(cluster: Cluster, namespace: str) -> None:
+    """Charge a pod whose name is taken: the API server learns that only when it stores it."""
+    assert cluster.try_create(card_pod("stays", namespace)).status == HTTPStatus.CONFLICT
+
+
+@pytest.mark.parametrize(
+    "charge_in_vain",
+    [
+        pytest.param(refused_by_another_webhook, id="refused by another webhook"),
+        pytest.param(named_like_another, id="its name is taken"),
+    ],
+)
+def test_the_charge_of_a_pod_that_was_never_stored_is_released_once_it_cannot_be_any_more(
+    cluster: Cluster,
+    installation: Installation,
+    controller: ControllerProcess,
+    team: str,
+    charge_in_vain: Callable[[Cluster, str], None],
+) -> None:
+    cluster.create(card_pod("stays", team))
+    await_committed(installation, team, M40=100)
+    charge_in_vain(cluster, team)
+    [uid] = await_ledger(installation, team, lambda ledger: bool(ledger.pending)).pending
+    await_committed(installation, team, M40=100)
+    proven = controller.await_log("charge of a pod that was never stored", lambda line: line["uid"] == uid)
+    assert proven["namespace"] == team
+
+
+def test_the_first_quota_of_a_namespace_counts_the_pods_that_run_there_already(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess, gpu_node: str
+) -> None:
+    """Nobody pinned them, so the node that they run on tells their model; one that has ended counts for nothing."""
+    assert controller.process.poll() is None
+    with installation.free_team() as namespace:
+        for name in ("one", "two", "ended"):
+            create_bound(cluster, card_pod(name, namespace), gpu_node)
+        cluster.finish_pod(namespace, "ended")
+        with installation.quota.limited(**{namespace: {"quota": {"M40": 3}}}):
+            await_enforced(cluster, namespace)
+            await_committed(installation, namespace, M40=200)
+            cluster.create(card_pod("three", namespace))
+            assert cluster.try_create(card_pod("four", namespace)).status == HTTPStatus.FORBIDDEN
+
+
+def test_a_quota_that_is_removed_takes_everything_with_it_and_may_come_back(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    cluster.create(card_pod("train", team))
+    await_usage(cluster, team)
+    installation.quota.lift(team)
+    await_enforced(cluster, team, enforced=False)
+    await_ledger_gone(cluster, team)
+    cluster.await_gone(f"/api/v1/namespaces/{team}/configmaps", USAGE)
+    cluster.create(card_pod("unlimited", team, cards=3))  # nobody's business, and held to no model
+
+    installation.quota.limit(**{team: {"quota": {"M40": 2}}})
+    await_enforced(cluster, team)
+    await_committed(installation, team, M40=100)
+    cluster.create(card_pod("limited", team))
+    assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN
+
+
+def test_a_quota_that_is_removed_while_a_charge_is_pending_leaves_no_ledger_behind(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    cluster.create(card_pod("stays", team))
+    named_like_another(cluster, team)
+    installation.quota.lift(team)
+    await_ledger_gone(cluster, team)
+
+
+def test_a_namespace_whose_ledger_is_gone_is_charged_anew_when_it_is_limited_again(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """The webhook still remembers the ledger that it wrote last."""
+    cluster.create(card_pod("train", team))
+    cluster.delete_pod(team, "train")
+    installation.quota.lift(team)
+    await_ledger_gone(cluster, team)
+    installation.quota.limit(**{team: {"quota": {"M40": 1}}})
+    await_enforced(cluster, team)
+    cluster.create(card_pod("train", team))
+    assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN
+
+
+def test_a_model_that_is_renamed_in_the_quota_keeps_its_charges_under_its_old_name(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """The pods that are stored are held to the old name; what is new goes by the new one."""
+    cluster.create(card_pod("old", team, cards=2))
+    await_committed(installation, team, M40=200)
+    installation.quota.limit(**{team: {"quota": {"Tesla-M40": 1}}})
+    cluster.create(card_pod("new", team))
+    await_committed(installation, team, **{"M40": 200, "Tesla-M40": 100})
+    assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN
+    cluster.delete_pod(team, "old")
+    await_committed(installation, team, PROMPTLY, **{"Tesla-M40": 100})
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_a_namespace_that_is_deleted_and_made_again_starts_with_all_its_quota(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    labels = cluster.rest.get(f"/api/v1/namespaces/{team}")["metadata"]["labels"]
+    del labels["quota.vcuda.io/enforced"]
+    cluster.create(card_pod("train", team, cards=4))
+    await_committed(installation, team, M40=400)
+    await_usage(cluster, team)
+    cluster.delete_namespace(team)
+    await_committed(installation, team, PROMPTLY)
+    cluster.await_gone("/api/v1/namespaces", team)
+
+    cluster.create_namespace(team, labels)
+    await_enforced(cluster, team)
+    await_usage(cluster, team)
+    cluster.create(card_pod("train", team, cards=4))
+    assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN
+    await_committed(installation, team, M40=400)

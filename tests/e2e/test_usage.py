@@ -1,0 +1,314 @@
+"""What people see of a quota: ConfigMap gpu-quota-usage, the gauges, and `kubectl gpuquota` run by a real kubectl."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster
+from tests.e2e.controller_process import (
+    ControllerProcess,
+    await_committed,
+    await_enforced,
+    controlling,
+    limited_team,
+)
+from tests.e2e.installation import Installation
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod, gpu_pod
+
+NAME = "gpu-quota-usage"
+SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
+ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
+
+
+@pytest.fixture(scope="module")
+def controller(installation: Installation) -> Iterator[ControllerProcess]:
+    """The one controller, leading."""
+    with controlling(installation) as running:
+        yield running
+
+
+@pytest.fixture
+def team(installation: Installation, controller: ControllerProcess) -> Iterator[str]:
+    """A namespace with a quota of two models."""
+    assert controller.process.poll() is None
+    with limited_team(installation, ENTRY) as namespace:
+        yield namespace
+
+
+def published(config_map: Json) -> Json:
+    """The report in a namespace's ConfigMap."""
+    report: Json = json.loads(config_map["data"]["usage.json"])
+    return report
+
+
+def await_usage(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool]) -> Json:
+    """The published report of ``namespace`` once it is as wanted."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    return published(cluster.await_object(path, NAME, lambda found: wanted(published(found))))
+
+
+def used(report: Json) -> dict[str, float]:
+    """The cards in use, by model."""
+    return {model["model"]: model["used"] for model in report["models"]}
+
+
+def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
+    """Create three pods on M40 of a half, two and one card, and await that they are counted."""
+    for pod in (gpu_pod("half", namespace, SHARE), card_pod("two", namespace, cards=2), card_pod("one", namespace)):
+        cluster.create({**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}})
+    await_committed(installation, namespace, M40=350)
+
+
+def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    fill(cluster, installation, team)
+    report = await_usage(
+        cluster, team, lambda report: used(report)["M40"] == 3.5 and not report["models"][0]["pending"]
+    )
+    assert report == {
+        "namespace": team,
+        "mode": "enforce",
+        "models": [
+            {
+                "model": "M40",
+                "limit": 4.0,
+                "used": 3.5,
+                "pending": 0.0,
+                "available": 0.5,
+                "memory_limit": 40960,
+                "memory_used": 2048 + 3 * 10240,
+                "pods": [
+                    {"name": "two", "cores": 200, "memory": 20480},
+                    {"name": "one", "cores": 100, "memory": 10240},
+                    {"name": "half", "cores": 50, "memory": 2048},
+                ],
+                "more_pods": 0,
+            },
+            {
+                "model": "P100",
+                "limit": 2.5,
+                "used": 0.0,
+                "pending": 0.0,
+                "available": 2.5,
+                "memory_limit": None,
+                "memory_used": None,
+                "pods": [],
+                "more_pods": 0,
+            },
+        ],
+        "unpinned": [],
+    }
+
+
+def test_the_usage_tells_what_was_admitted_and_is_not_yet_seen_stored(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """A pod whose name is taken is charged, and never stored."""
+    cluster.create(card_pod("train", team))
+    await_committed(installation, team, M40=100)
+    assert cluster.try_create(card_pod("train", team)).status == HTTPStatus.CONFLICT
+    report = await_usage(cluster, team, lambda report: report["models"][0]["pending"] == 1)
+    assert used(report)["M40"] == 2
+    await_usage(cluster, team, lambda report: used(report)["M40"] == 1 and not report["models"][0]["pending"])
+
+
+def test_the_gauges_tell_limit_usage_and_pending_in_hundredths_of_a_card(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str
+) -> None:
+    fill(cluster, installation, team)
+    await_usage(cluster, team, lambda report: used(report)["M40"] == 3.5 and not report["models"][0]["pending"])
+    gauges = {
+        (name, model): controller.metric(f"vcuda_quota_{name}_cores", namespace=team, model=model)
+        for name in ("limit", "used", "pending")
+        for model in ("M40", "P100")
+    }
+    assert gauges == {
+        ("limit", "M40"): 400,
+        ("used", "M40"): 350,
+        ("pending", "M40"): 0,
+        ("limit", "P100"): 250,
+        ("used", "P100"): 0,
+        ("pending", "P100"): 0,
+    }
+
+
+def test_what_is_no_longer_limited_has_no_gauges_any_more(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str
+) -> None:
+    await_usage(cluster, team, bool)
+    assert controller.metric("vcuda_quota_limit_cores", namespace=team) == 650
+    installation.quota.lift(team)
+    cluster.await_gone(f"/api/v1/namespaces/{team}/configmaps", NAME)
+    assert controller.metric("vcuda_quota_limit_cores", namespace=team) is None
+
+
+def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their_model_is_known(
+    cluster: Cluster,
+    installation: Installation,
+    controller: ControllerProcess,
+    create_node: Callable[..., str],
+) -> None:
+    """One runs on a node, which tells its model; one waits, held to no model; nobody charged either."""
+    node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
+    with installation.free_team() as namespace:
+        bound, waiting = card_pod("bound", namespace), card_pod("waiting", namespace, cards=2)
+        cluster.create({**bound, "spec": {**bound["spec"], "nodeName": node}})
+        cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})
+        with installation.quota.limited(**{namespace: {"quota": {"M40": 4}}}):
+            await_enforced(cluster, namespace)
+            await_committed(installation, namespace, M40=100)
+            report = await_usage(cluster, namespace, lambda report: used(report) == {"M40": 1})
+            assert report["unpinned"] == ["waiting"]
+            assert [pod["name"] for pod in report["models"][0]["pods"]] == ["bound"]
+            assert controller.metric("vcuda_quota_unpinned_pods", namespace=namespace) == 1
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param(lambda rest, path: rest.send("DELETE", path), id="deleted"),
+        pytest.param(lambda rest, path: rest.merge_patch(path, {"data": {"usage.json": "{}"}}), id="changed"),
+    ],
+)
+def test_a_report_that_somebody_changes_or_deletes_comes_back(
+    cluster: Cluster, team: str, harm: Callable[..., object]
+) -> None:
+    await_usage(cluster, team, bool)
+    harm(cluster.rest, f"/api/v1/namespaces/{team}/configmaps/{NAME}")
+    assert await_usage(cluster, team, bool)["namespace"] == team
+
+
+Plugin = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
+    """Call it as `kubectl gpuquota …` in a shell whose PATH has the plugin, and whose context names no namespace."""
+    assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
+    environment = {
+        "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "HOME": str(tmp_path),
+    }
+
+    def run(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = (cluster.kubectl_program, "gpuquota", *arguments)
+        return subprocess.run(
+            command, env=environment, input=stdin, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    return run
+
+
+def test_the_plugin_shows_a_namespace_as_a_table(
+    cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin
+) -> None:
+    fill(cluster, installation, team)
+    await_usage(cluster, team, lambda report: used(report)["M40"] == 3.5 and not report["models"][0]["pending"])
+    shown = gpuquota("-n", team)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert [line.split() for line in shown.stdout.splitlines()] == [
+        ["NAMESPACE", "MODEL", "USED", "LIMIT", "PENDING", "MEMORY", "MiB"],
+        [team, "M40", "3.5", "4", "[##################--]", "0", "32768", "of", "40960"],
+        [team, "P100", "0", "2.5", "[--------------------]", "0"],
+    ]
+
+
+@pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_the_plugin_shows_the_same_for_programs(
+    cluster: Cluster, team: str, gpuquota: Plugin, output: str, read: Callable[[str], object]
+) -> None:
+    report = await_usage(cluster, team, bool)
+    shown = gpuquota("-n", team, "-o", output)
+    assert shown.returncode == 0, shown.stderr
+    assert read(shown.stdout) == [report]
+
+
+def test_the_plugin_shows_all_namespaces(
+    cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin
+) -> None:
+    with limited_team(installation, ENTRY) as other:
+        for namespace in (team, other):
+            await_usage(cluster, namespace, bool)
+        shown = gpuquota("-A", "-o", "json")
+        assert {report["namespace"] for report in json.loads(shown.stdout)} == {team, other}
+
+
+def test_the_plugin_says_so_where_there_is_no_quota(gpuquota: Plugin) -> None:
+    """Without -n it goes by the context, and that by default."""
+    shown = gpuquota()
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert "namespace default has no GPU quota" in shown.stderr
+
+
+def manifests(*pods: Json) -> str:
+    """One file of several manifests."""
+    return "\n---\n".join(json.dumps(pod) for pod in pods)
+
+
+def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
+    cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
+) -> None:
+    file = tmp_path / "pods.yaml"
+    plain = gpu_pod("plain", team, {"cpu": "1"})
+    file.write_text(manifests(card_pod("fits", team), card_pod("over", team, cards=5), plain))
+    told = gpuquota("-n", team, "explain", "-f", str(file), "-o", "json")
+    assert told.returncode == 1, told.stderr
+    fits, over, free = json.loads(told.stdout)
+    assert fits == {
+        "object": "Pod/fits",
+        "namespace": team,
+        "decision": "admitted",
+        "model": "M40",
+        "reason": "would be pinned to M40",
+    }
+    assert (over["object"], over["decision"], over["model"]) == ("Pod/over", "refused", "")
+    assert f"exceeded GPU quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
+    assert (free["object"], free["decision"], free["reason"]) == ("Pod/plain", "admitted", "not held by a GPU quota")
+    assert cluster.pods(team) == []
+
+
+def test_explain_asks_about_the_pods_of_a_deployment_in_the_namespace_given(team: str, gpuquota: Plugin) -> None:
+    template = {"metadata": {"labels": {"app": "train"}}, "spec": card_pod("", team)["spec"]}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "train"},
+        "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "train"}}, "template": template},
+    }
+    told = gpuquota("-n", team, "explain", "-f", "-", stdin=json.dumps(deployment))
+    assert told.returncode == 0, told.stderr
+    heading, row = (line.split() for line in told.stdout.splitlines())
+    assert heading == ["OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON"]
+    assert row[:4] == ["Deployment/train", team, "admitted", "M40"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin"),
+    [
+        pytest.param(("explain", "-f", "-"), "kind: [", id="a manifest that is no YAML"),
+        pytest.param(("explain", "-f", "/nowhere/pod.yaml"), None, id="a file that is not there"),
+        pytest.param(("-o", "xml"), None, id="an output that is not known"),
+        pytest.param(("--context", "nobody"), None, id="a context that the kubeconfig has not"),
+    ],
+)
+def test_bad_input_has_an_exit_status_of_its_own(
+    gpuquota: Plugin, arguments: tuple[str, ...], stdin: str | None
+) -> None:
+    told = gpuquota(*arguments, stdin=stdin)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "Error: " in told.stderr
+    assert "Traceback" not in told.stderr
