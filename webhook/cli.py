@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,20 +119,19 @@ def serve(
     """
     configure(log_level)
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
-    with tempfile.TemporaryDirectory(prefix="vcuda-webhook-") as scratch:
-        if standalone:
-            if quota is None:
-                raise click.UsageError("--standalone needs --quota FILE.")
-            embedded = Standalone(quota, nodes, hints)
-            _or_exit(embedded.facts)
-            certificates = cert_dir or _self_made(Path(scratch))
+    if standalone:
+        if quota is None:
+            raise click.UsageError("--standalone needs --quota FILE.")
+        embedded = Standalone(quota, nodes, hints)
+        _or_exit(embedded.facts)
+        with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
             _run(Settings(bind, certificates, threads, drain_seconds), embedded.make_service)
-        else:
-            if cert_dir is None:
-                raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
-            cluster = Cluster(kubeconfig, _place(quota_configmap, quota_key), system_namespace, hints, threads)
-            _or_exit(cluster.check)
-            _run(Settings(bind, cert_dir, threads, drain_seconds), cluster.make_service)
+        return
+    if cert_dir is None:
+        raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
+    cluster = Cluster(kubeconfig, _place(quota_configmap, quota_key), system_namespace, hints, threads)
+    _or_exit(cluster.check)
+    _run(Settings(bind, cert_dir, threads, drain_seconds), cluster.make_service)
 
 
 @main.command(context_settings=_ENVIRONMENT)
@@ -200,10 +200,13 @@ def _place(configmap: str, key: str) -> QuotaPlace:
     return QuotaPlace(namespace, name, key)
 
 
-def _self_made(directory: Path) -> Path:
-    """Make a certificate for this run, for localhost; it goes with the run."""
+@contextmanager
+def _self_made() -> Iterator[Path]:
+    """Make a certificate for this run, for localhost, in a directory that goes with the run."""
     now = datetime.now(UTC)
     authority = make_authority(now)
-    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
-    structlog.get_logger().info("certificate made for this run", ca=str(directory / "ca.crt"))
-    return directory
+    with tempfile.TemporaryDirectory(prefix="vcuda-webhook-") as scratch:
+        directory = Path(scratch)
+        write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+        structlog.get_logger().info("certificate made for this run", ca=str(directory / "ca.crt"))
+        yield directory
