@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test e2e bench lint format clean
+.PHONY: help demo test e2e bench scale lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-8s %s\n", $$1, $$2}'
@@ -23,8 +23,11 @@ test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
 e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once if need be
 	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest tests/e2e
 
-bench: $(VENV)/installed  ## Measure the admission path beside a webhook that does nothing
-	$(BIN)/python -m tests.bench
+bench: $(VENV)/installed  ## Measure admission beside a webhook that does nothing, and beside none
+	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m tests.bench
+
+scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,000 stored pods
+	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m tests.bench.scale
 
 lint: $(VENV)/installed  ## Check style, types and layers
 	$(BIN)/ruff check

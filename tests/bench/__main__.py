@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.bench import mutate
+from tests.bench import creates, mutate
 
 if __name__ == "__main__":
     mutate.main()
+    print()
+    creates.main()

@@ -7,70 +7,110 @@ import ssl
 import statistics
 import threading
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+END_OF_CHUNKS = b"\r\n0\r\n\r\n"
+
 
 class Result(NamedTuple):
-    """Requests a second, and two percentiles of the time for one, in milliseconds."""
+    """Requests a second, two percentiles of the time for one, in milliseconds; beside them, how many were refused."""
 
     rate: float
     p50: float
     p99: float
+    refused: int
 
 
-def request_bytes(url: str, body: bytes) -> bytes:
-    """Return one POST as it goes over the wire."""
+def post(url: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return one POST of JSON as it goes over the wire."""
     parts = urlsplit(url)
-    head = (
-        f"POST {parts.path}?timeout=10s HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    fields = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"POST {target} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
-def run(url: str, ca: Path, body: bytes, *, connections: int, seconds: float) -> Result:
-    """Send the same review over and over, on so many connections at once."""
-    deadline = time.perf_counter() + seconds
-    times: list[float] = []
-    threads = [threading.Thread(target=_send, args=(url, ca, body, deadline, times)) for _ in range(connections)]
+def run(
+    server: str, ca: Path, requests: Sequence[bytes], *, seconds: float, wanted: HTTPStatus = HTTPStatus.OK
+) -> Result:
+    """Send each request over and over to the server with this URL, on a connection of its own, all at once."""
     started = time.perf_counter()
+    log = _Log(wanted, started + seconds, [], [])
+    threads = [threading.Thread(target=_send, args=(server, ca, request, log)) for request in requests]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    cuts = statistics.quantiles(times, n=100)
-    return Result(len(times) / (time.perf_counter() - started), cuts[49] * 1000, cuts[98] * 1000)
+    took, refused = time.perf_counter() - started, len(log.refusals)
+    if len(log.times) <= refused:
+        raise RuntimeError(f"{refused} refused, only {len(log.times)} not; the first: {log.refusals[:1]}")
+    cuts = statistics.quantiles(log.times, n=100)
+    return Result(len(log.times) / took, cuts[49] * 1000, cuts[98] * 1000, refused)
 
 
-def _send(url: str, ca: Path, body: bytes, deadline: float, times: list[float]) -> None:
-    parts = urlsplit(url)
-    request = request_bytes(url, body)
-    context = ssl.create_default_context(cafile=str(ca))
-    with (
-        socket.create_connection((parts.hostname, parts.port)) as raw,
-        context.wrap_socket(raw, server_hostname=parts.hostname) as connection,
-    ):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while (started := time.perf_counter()) < deadline:
+def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: int, wanted: HTTPStatus) -> None:
+    """Send every request once, over so many connections. Raises RuntimeError for an answer that is not as wanted."""
+    left, taking = iter(requests), threading.Lock()
+
+    def work() -> None:
+        with _connect(server, ca) as connection:
+            while True:
+                with taking:
+                    request = next(left, None)
+                if request is None:
+                    return
+                connection.sendall(request)
+                answer = _read_answer(connection)
+                if int(answer[9:12]) != wanted:
+                    raise RuntimeError(f"refused: {answer!r}")
+
+    with ThreadPoolExecutor(connections) as threads:
+        for done in [threads.submit(work) for _ in range(connections)]:
+            done.result()
+
+
+class _Log(NamedTuple):
+    """What the connections share: the status wanted, when to stop, seconds of each answer wanted, and other answers."""
+
+    wanted: int
+    deadline: float
+    times: list[float]
+    refusals: list[bytes]
+
+
+def _send(server: str, ca: Path, request: bytes, log: _Log) -> None:
+    with _connect(server, ca) as connection:
+        while (started := time.perf_counter()) < log.deadline:
             connection.sendall(request)
-            _read_answer(connection)
-            times.append(time.perf_counter() - started)
+            answer = _read_answer(connection)
+            if int(answer[9:12]) == log.wanted:
+                log.times.append(time.perf_counter() - started)
+            else:
+                log.refusals.append(answer)
 
 
-def _read_answer(connection: ssl.SSLSocket) -> None:
-    """Read one answer; anything but 200 with a length means the measurement is void."""
+def _connect(server: str, ca: Path) -> ssl.SSLSocket:
+    parts = urlsplit(server)
+    raw = socket.create_connection((parts.hostname, parts.port))
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ssl.create_default_context(cafile=str(ca)).wrap_socket(raw, server_hostname=parts.hostname)
+
+
+def _read_answer(connection: ssl.SSLSocket) -> bytes:
+    """Read one answer, sent whole or in chunks."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += _more(connection)
     head, _, body = data.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(f"the server answered {head[:80]!r}")
-    length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-    missing = length - len(body)
-    while missing > 0:
-        missing -= len(_more(connection))
+    length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), None)
+    while not (body.endswith(END_OF_CHUNKS) if length is None else len(body) >= length):
+        body += _more(connection)
+    return head + b"\r\n\r\n" + body
 
 
 def _more(connection: ssl.SSLSocket) -> bytes:

@@ -13,7 +13,9 @@ from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
 from certs.names import DEVELOPMENT
 from tests.bench import load, servers
+from vcuda.patches import Hints
 from vcuda.tables import aligned
+from webhook.assembly import Standalone
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8
 
@@ -80,9 +82,12 @@ def main() -> None:
         quota, nodes = directory / "quota.yaml", directory / "nodes.yaml"
         quota.write_text(QUOTA)
         nodes.write_text(NODES)
-        with servers.idle(directory) as idle, servers.ours(directory, quota, nodes) as ours:
+        make_service = Standalone(quota, nodes, Hints()).make_service
+        with servers.idle(directory) as idle, servers.ours(directory, make_service) as ours:
             rows = [
-                row for name, body in bodies.items() for row in _compare(name, idle, ours, directory / "ca.crt", body)
+                row
+                for name, body in bodies.items()
+                for row in _compare(name, idle.url, ours.url, directory / "ca.crt", body)
             ]
     heading = ("/mutate", "webhook", "requests/s", "p50 ms", "p99 ms", "of doing nothing")
     print("\n".join(aligned([heading, *rows])))
@@ -92,7 +97,8 @@ def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tup
     """Load the two in turn; the ratio is the median of the rounds' own, so that a slow minute touches both."""
 
     def measure(url: str) -> load.Result:
-        return load.run(f"{url}/mutate", ca, body, connections=CONNECTIONS, seconds=SECONDS)
+        request = load.post(f"{url}/mutate?timeout=10s", body)
+        return load.run(url, ca, [request] * CONNECTIONS, seconds=SECONDS)
 
     pairs = [(measure(idle), measure(ours)) for _ in range(ROUNDS)]
     ratio = statistics.median(mine.rate / nothing.rate for nothing, mine in pairs)
@@ -101,5 +107,5 @@ def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tup
 
 
 def _medians(results: list[load.Result]) -> tuple[str, str, str]:
-    rate, p50, p99 = (statistics.median(column) for column in zip(*results, strict=True))
+    rate, p50, p99, _ = (statistics.median(column) for column in zip(*results, strict=True))
     return f"{rate:.0f}", f"{p50:.2f}", f"{p99:.2f}"

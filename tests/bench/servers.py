@@ -7,19 +7,32 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flask
 
 from vcuda.logs import configure
-from vcuda.patches import Hints
-from webhook.assembly import Standalone
+from webhook.assembly import MakeService
 from webhook.server import Settings, WebhookServer
 
 STARTED = 20.0
 """Seconds a server may take to listen."""
+
+
+class Server(NamedTuple):
+    """A running server: its URL, and gunicorn's arbiter."""
+
+    url: str
+    arbiter: ForkProcess
+
+    @property
+    def worker(self) -> int:
+        """The process id of its one worker."""
+        pid = self.arbiter.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 class IdleServer(WebhookServer):
@@ -28,7 +41,8 @@ class IdleServer(WebhookServer):
     def load(self) -> Any:
         """Return the WSGI application."""
         app = flask.Flask("idle", static_folder=None)
-        app.add_url_rule("/mutate", "mutate", _allow, methods=["POST"])
+        for path in ("/mutate", "/validate"):
+            app.add_url_rule(path, path, _allow, methods=["POST"])
         gc.freeze()
         return app
 
@@ -40,20 +54,19 @@ def _allow() -> flask.Response:
 
 
 @contextmanager
-def ours(certificates: Path, quota: Path, nodes: Path) -> Iterator[str]:
-    """Our webhook with its ledger in memory; its URL."""
+def ours(certificates: Path, make_service: MakeService) -> Iterator[Server]:
+    """Our webhook with this service."""
 
     def serve(urls: Queue[str]) -> None:
-        standalone = Standalone(quota, nodes, Hints())
-        WebhookServer(_settings(certificates), standalone.make_service, urls.put).run()
+        WebhookServer(_settings(certificates), make_service, urls.put).run()
 
-    with _running(serve) as url:
-        yield url
+    with _running(serve) as server:
+        yield server
 
 
 @contextmanager
-def idle(certificates: Path) -> Iterator[str]:
-    """The webhook that does nothing; its URL."""
+def idle(certificates: Path) -> Iterator[Server]:
+    """The webhook that does nothing."""
 
     def never(*_: object) -> Any:
         raise AssertionError("the idle server makes no service")
@@ -61,8 +74,8 @@ def idle(certificates: Path) -> Iterator[str]:
     def serve(urls: Queue[str]) -> None:
         IdleServer(_settings(certificates), never, urls.put).run()
 
-    with _running(serve) as url:
-        yield url
+    with _running(serve) as server:
+        yield server
 
 
 def _settings(certificates: Path) -> Settings:
@@ -70,13 +83,13 @@ def _settings(certificates: Path) -> Settings:
 
 
 @contextmanager
-def _running(serve: Callable[[Queue[str]], None]) -> Iterator[str]:
+def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
     fork = multiprocessing.get_context("fork")
     urls: Queue[str] = fork.Queue()
     process = fork.Process(target=_quietly, args=(serve, urls))
     process.start()
     try:
-        yield urls.get(timeout=STARTED)
+        yield Server(urls.get(timeout=STARTED), process)
     finally:
         process.terminate()
         process.join()

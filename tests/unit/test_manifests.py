@@ -178,7 +178,9 @@ def test_no_workload(text: str, message: str) -> None:
     ("text", "where"),
     [
         pytest.param("kind: Pod\nspec: {containers: x}", "$.spec.containers", id="containers"),
-        pytest.param("kind: Pod\nmetadata: {name: 5}\nspec: {containers: []}", "$.metadata.name", id="a number for a name"),
+        pytest.param(
+            "kind: Pod\nmetadata: {name: 5}\nspec: {containers: []}", "$.metadata.name", id="a number for a name"
+        ),
         pytest.param(
             "kind: Pod\nspec: {containers: [{resources: {limits: {nvidia.com/gpu: [1]}}}]}",
             "$.spec.containers[0].resources.limits[...]",

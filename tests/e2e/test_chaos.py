@@ -1,0 +1,193 @@
+"""The quota is exact whatever dies: replicas, the leading controller, the API server and etcd, under full load."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chaos_callers import REASONS, STORED, Callers
+from tests.e2e.chaos_policy import policy
+from tests.e2e.chaos_victims import Controllers, Victim, controllers, replicas
+from tests.e2e.chaos_watch import Observer, held
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
+from tests.e2e.installation import Installation, await_ready, registered, running
+from tests.integration.reviews import gpu_pod
+from tests.integration.webhook_process import WebhookProcess
+
+SECONDS = 60.0
+TICK = 2.0
+CALLERS = 64
+REPLICAS = 3
+CONTROLLERS = 2
+
+REQUEST_TIMEOUT = 12
+WEBHOOK_TIMEOUT = 5
+STORABLE = 40
+"""Seconds. The API server ends a request after REQUEST_TIMEOUT, both webhooks included, and etcd its own part of it
+after some 7 s more; so a pod that was charged STORABLE seconds ago, and is not found, is never stored any more."""
+
+APISERVER_DIES = (5, 18)
+ETCD_DIES = (11, 24)
+"""At which ticks."""
+
+QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5})
+"""In cards, one namespace each."""
+
+GROUPS = 6
+"""So often the callers go on to fresh namespaces with the same quotas.
+
+A new leader cannot know of a pod that came and went between two leaders. Its charge is held until it is too old for a
+pod that is still to be stored, and no leader here lives that long: what a namespace can use shrinks with each of them.
+"""
+
+
+@pytest.fixture(scope="module")
+def own_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane to kill, impatient with requests."""
+    settings = Settings(apiserver_flags=(f"--request-timeout={REQUEST_TIMEOUT}s",))
+    with running_control_plane(assets, tmp_path_factory.mktemp("chaos"), settings) as running_plane:
+        yield running_plane
+
+
+@pytest.fixture
+def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
+    with closing(Cluster(own_plane)) as admin:
+        for name in ("default", "kube-system"):
+            admin.await_object("/api/v1/namespaces", name, lambda _: True)
+        yield admin
+
+
+@pytest.mark.timeout(600)
+def test_no_death_of_any_part_admits_more_than_the_quota_or_loses_any_of_it(
+    own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """64 callers, 60 s, a SIGKILL every 2 s; then everything is released, and exactly the quota can be filled."""
+    caplog.set_level(logging.ERROR, "urllib3")  # its warnings about lost connections are what the counts are about
+    with ExitStack() as stack:
+        own = stack.enter_context(running(own_cluster, tmp_path, replicas=REPLICAS, patience=WEBHOOK_TIMEOUT))
+        await_ready(own)
+        groups = [{stack.enter_context(own.team({"quota": q})): in_cores(q) for q in QUOTAS} for _ in range(GROUPS)]
+        teams = {namespace: quota for group in groups for namespace, quota in group.items()}
+        stack.enter_context(registered(own))
+        other = stack.enter_context(policy(tmp_path, WEBHOOK_TIMEOUT))
+        stack.enter_context(own_cluster.register_webhooks(validating=[other]))
+        victims = stack.enter_context(replicas(own))
+        managers = stack.enter_context(controllers(own, CONTROLLERS, storable=STORABLE))
+        callers = Callers(own_cluster.rest, [list(group) for group in groups], REPLICAS, SECONDS / GROUPS)
+        observers = (Observer(list(teams)), Observer(list(teams)))
+
+        with observed(own_cluster, observers):
+            with in_threads(callers.call, range(CALLERS)):
+                havoc(own_cluster.control_plane, victims, managers)
+            await_settled(own, managers, teams)
+            filled = {namespace: fill(own_cluster, namespace, quota) for namespace, quota in teams.items()}
+        report(callers, managers, observers)
+
+        for observer in observers:
+            assert list(exceeded(observer, teams)) == []
+        assert filled == teams
+        assert callers.counts.keys() <= REASONS
+        assert callers.counts[STORED] > CALLERS
+        assert managers.kills > 1
+
+
+def in_cores(quota: Mapping[str, float]) -> dict[str, int]:
+    """The quota in hundredths of a card."""
+    return {model: round(cards * 100) for model, cards in quota.items()}
+
+
+@contextmanager
+def in_threads(work: Callable[[int, threading.Event], None], numbers: Sequence[int]) -> Iterator[None]:
+    """`with` this, one thread for each number does the work; what one of them raises is raised at the end."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(numbers)) as threads:
+        running_threads = [threads.submit(work, number, stop) for number in numbers]
+        try:
+            yield
+        finally:
+            stop.set()
+        for thread in running_threads:
+            thread.result()
+
+
+@contextmanager
+def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator[None]:
+    """`with` this, the first observer LISTs and the second one watches, on connections of their own."""
+    looks = (observers[0].list, observers[1].follow)
+    with (
+        closing(Cluster(cluster.control_plane)) as admin,
+        in_threads(lambda number, stop: looks[number](admin.rest, stop), range(len(looks))),
+    ):
+        yield
+
+
+def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Every model of which more was seen in use than the quota allows."""
+    for namespace, quota in teams.items():
+        for model, cores in observer.most[namespace].items():
+            if cores > quota.get(model, 0):
+                yield f"{cores} cores of {model} in {namespace}, limited to {quota}"
+
+
+def havoc(control_plane: ControlPlane, victims: Sequence[Victim[WebhookProcess]], managers: Controllers) -> None:
+    """Kill a replica and the leading controller at every tick, and the API server and etcd at theirs."""
+    started = time.monotonic()
+    for tick in range(int(SECONDS / TICK)):
+        time.sleep(max(started + tick * TICK - time.monotonic(), 0))
+        victims[tick % len(victims)].kill()
+        managers.kill_seasoned_leader()
+        managers.mend()
+        for component, ticks in ((control_plane.apiserver, APISERVER_DIES), (control_plane.etcd, ETCD_DIES)):
+            if tick in ticks:
+                component.kill()
+                component.launch()
+    for component in (control_plane.etcd, control_plane.apiserver):
+        component.await_ready()
+
+
+def await_settled(own: Installation, managers: Controllers, teams: dict[str, dict[str, int]]) -> None:
+    """Delete what is left, and return once no ledger holds a charge any more."""
+    deadline = time.monotonic() + STORABLE + 30
+    while not all(released(own, namespace) for namespace in teams):
+        if time.monotonic() > deadline:
+            ledgers = {namespace: own.ledger(namespace) for namespace in teams}
+            raise TimeoutError(f"still charged: {ledgers}\n{managers.output()}")
+        managers.mend()
+        time.sleep(0.5)
+
+
+def released(own: Installation, namespace: str) -> bool:
+    """Delete the pods there are, and say whether nothing is charged to the namespace."""
+    own.cluster.rest.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}).ok()
+    ledger = own.ledger(namespace)
+    return not ledger.pending and not ledger.committed
+
+
+def fill(cluster: Cluster, namespace: str, quota: dict[str, int]) -> Counter[str]:
+    """Create pods of half a card until nothing fits, which is said; the cores that are then held."""
+    half = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16}
+    for number in range(sum(quota.values()) // 50 + 3):
+        answer = cluster.try_create(gpu_pod(f"fill-{number}", namespace, half))
+        if answer.status != HTTPStatus.CREATED:
+            assert "exceeded GPU quota" in answer.message, answer
+    return held(cluster.pods(namespace))
+
+
+def report(callers: Callers, managers: Controllers, observers: tuple[Observer, Observer]) -> None:
+    """Print the counts, for whoever reads the run (`pytest -s`, or the report of a failure)."""
+    print(f"\n{sum(callers.counts.values())} creations by {CALLERS} callers in {SECONDS:g} s:")
+    for name, count in callers.counts.most_common():
+        print(f"  {count:6d} {name}")
+    print(f"{int(SECONDS / TICK)} replicas and {managers.kills} leaders killed; API server and etcd killed twice each")
+    for how, observer in zip(("listed", "watched"), observers, strict=True):
+        print(f"{observer.looks} states {how}, {observer.lost} times in vain; at most {list(observer.most.values())}")
