@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test e2e bench scale lint format clean
+.PHONY: help demo test e2e chaos bench scale lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-8s %s\n", $$1, $$2}'
@@ -21,7 +21,10 @@ test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
 	$(BIN)/pytest
 
 e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once if need be
-	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest tests/e2e
+	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest tests/e2e -m "not chaos"
+
+chaos: $(VENV)/installed  ## Kill every part again and again under load, and count what is stored
+	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest tests/e2e -m chaos -s
 
 bench: $(VENV)/installed  ## Measure admission beside a webhook that does nothing, and beside none
 	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m tests.bench

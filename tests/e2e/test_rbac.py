@@ -53,9 +53,10 @@ def test_with_the_rights_of_the_manifest_pods_are_pinned_charged_and_refused(
 def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(cluster: Cluster, own: Installation) -> None:
     good = own.quota.document()
     stored = own.quota.write("{team-a: 8}").ok()
-    about_it = f"involvedObject.uid={stored['metadata']['uid']}"
+    about_it = f"metadata.name=gpuquota.malformed-{stored['metadata']['resourceVersion']}"
     [event] = cluster.await_collection("/api/v1/namespaces/kube-system/events", bool, fieldSelector=about_it)
     assert event["reason"] == "MalformedQuota"
+    assert event["involvedObject"]["uid"] == stored["metadata"]["uid"]
     own.quota.limit_anew(**good)
 
 
