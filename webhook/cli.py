@@ -21,7 +21,7 @@ from certs.names import DEVELOPMENT
 from vcuda import __version__
 from vcuda.errors import BadInput, QuotaFault
 from vcuda.kube import QuotaPlace
-from vcuda.logs import configure
+from vcuda.logs import configure_batched
 from vcuda.patches import Hints
 from vcuda.placement import NodeLabels
 from webhook import check as offline
@@ -117,7 +117,7 @@ def serve(
 
     Exit status: 0 stopped, 2 bad input.
     """
-    configure(log_level)
+    configure_batched(log_level)
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
     if standalone:
         if quota is None:

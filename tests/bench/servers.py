@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import flask
 
-from vcuda.logs import configure
+from vcuda.logs import configure_batched
 from webhook.assembly import MakeService
 from webhook.server import Settings, WebhookServer
 
@@ -99,5 +99,5 @@ def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
     """Serve with the log written, as in production, but to nowhere."""
     with Path("/dev/null").open("w") as nowhere:
         sys.stdout = nowhere
-        configure("info")
+        configure_batched("info")
         serve(urls)
