@@ -6,6 +6,7 @@ they cost seventy times the decoding, and they drop the fields that they do not 
 
 from vcuda.kube.backoff import Backoff
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Kube, Page, Params
+from vcuda.kube.events import Event, Subject, post_event
 from vcuda.kube.ledger_store import LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.node_watch import NodeWatch
 from vcuda.kube.quota_watch import QuotaPlace, QuotaWatch
@@ -18,6 +19,7 @@ __all__ = [
     "MERGE_PATCH",
     "Backoff",
     "Counts",
+    "Event",
     "Key",
     "Kube",
     "LedgerStore",
@@ -31,5 +33,7 @@ __all__ = [
     "Reflector",
     "Stored",
     "Stream",
+    "Subject",
     "ledger_name",
+    "post_event",
 ]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from urllib.parse import quote
 
 import msgspec
 import structlog
 
-from vcuda.errors import Conflict, Fault, QuotaFault, VcudaError
+from vcuda.errors import Fault, QuotaFault, VcudaError
 from vcuda.kube.client import Kube
+from vcuda.kube.events import Event, Subject, post_event
 from vcuda.kube.reflector import Reflector
 from vcuda.objects import ConfigMap
 from vcuda.quota import Quota
@@ -104,28 +104,8 @@ class QuotaWatch:
     def _post_event(self, config_map: ConfigMap, message: str) -> None:
         """Write an Event on the ConfigMap, once for all replicas: its name holds the version that it is about."""
         version = config_map.metadata.resource_version
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{self._place.name}.malformed-{version}", "namespace": self._place.namespace},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "name": self._place.name,
-                "namespace": self._place.namespace,
-                "uid": config_map.metadata.uid,
-                "resourceVersion": version,
-            },
-            "type": "Warning",
-            "reason": "MalformedQuota",
-            "message": message[:1024],
-            "source": {"component": "vcuda-webhook"},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-        try:
-            self._kube.post(f"/api/v1/namespaces/{quote(self._place.namespace)}/events", msgspec.json.encode(event))
-        except Conflict:
-            self._log.debug("another replica has written the event")
+        place = self._place
+        subject = Subject("v1", "ConfigMap", place.name, place.namespace, config_map.metadata.uid, version)
+        post_event(
+            self._kube, Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
+        )
