@@ -12,8 +12,8 @@ import structlog
 from controller.due import DueQueue
 from controller.metrics import SettleMetrics
 from controller.pod_watch import PodWatch
-from vcuda.errors import Conflict, NotFound, VcudaError
-from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaWatch, Stored
+from vcuda.errors import Conflict, NotFound, UnreadableLedger, VcudaError
+from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeWatch, QuotaWatch, Stored
 from vcuda.ledger import Ledger, is_older, settle
 from vcuda.objects import Pod
 from vcuda.usage import NamespaceUse, report
@@ -98,15 +98,19 @@ class Settler:
         """Compare every ledger that is at rest with the pods; log, count and mend what differs."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
-            if known and not self.due.holds(namespace):
-                view = self.pods.view(namespace, self._nodes.current())
-                ledger = known.stored.ledger
-                if view.committed != ledger.committed and not is_older(
-                    view.resource_version, ledger.pod_resource_version
-                ):
-                    self._metrics.mended.inc()
-                    self._log.warning("ledger differs from the pods; mending", namespace=namespace)
+            if known and not self.due.holds(namespace) and self._differs(known):
+                self._metrics.mended.inc()
+                self._log.warning("ledger differs from the pods; mending", namespace=namespace)
             self.due.add(namespace)
+
+    def _differs(self, known: NamedLedger) -> bool:
+        view = self.pods.view(known.namespace, self._nodes.current())
+        try:
+            ledger = known.read().ledger
+        except UnreadableLedger:
+            return False  # to settle it will fail, and say so
+        newer = not is_older(view.resource_version, ledger.pod_resource_version)
+        return newer and view.committed != ledger.committed
 
     def known_namespaces(self) -> Iterable[str]:
         """Return every namespace that has a quota, a ledger or vcuda pods, and the others."""
@@ -121,7 +125,7 @@ class Settler:
             return
         limits = quota.for_namespace(namespace)
         known = self.ledgers.get(self._store.key(namespace))
-        stored = known.stored if known else None
+        stored = known.read() if known else None
         if limits is None:
             self._on_report(namespace, None)
             if stored and stored.version:
@@ -159,7 +163,8 @@ class Settler:
 
     def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
         view = self.pods.view(namespace, self._nodes.current())
-        return settle(ledger, view, self._absent(namespace, ledger))
+        quota = self._quota.current()
+        return settle(ledger, view, self._absent(namespace, ledger), quota.version if quota else "")
 
     def _wind_up(self, namespace: str, stored: Stored, version: str) -> None:
         """Drop a ledger that limits nobody any more, but not before its last pending charge is settled.
@@ -186,25 +191,19 @@ class Settler:
         self._first_seen = {
             uid: at for uid, at in self._first_seen.items() if uid in ledger.pending or at > now - self._times.full_pass
         }
-        absent = set()
-        for uid, pending in ledger.pending.items():
+        overdue = set()
+        for uid in ledger.pending:
             left = self._first_seen.setdefault(uid, now) + self._times.storable - now
             if left > 0:
                 self.due.add(namespace, left)
-            elif not self._exists(namespace, pending.name, uid):
-                absent.add(uid)
-                self._log.info("charge of a pod that was never stored", namespace=namespace, pod=pending.name, uid=uid)
+            else:
+                overdue.add(uid)
+        absent = overdue - self._stored_now(namespace) if overdue else overdue
+        for uid in absent:
+            self._log.info("charge of a pod that was never stored", namespace=namespace, uid=uid)
         return absent
 
-    def _exists(self, namespace: str, name: str, uid: str) -> bool:
-        """Ask etcd, through quorum reads, whether this very pod is stored."""
+    def _stored_now(self, namespace: str) -> set[str]:
+        """Return the uids of the pods that etcd has: a LIST without a resourceVersion is a quorum read."""
         pods = f"/api/v1/namespaces/{quote(namespace)}/pods"
-        if not name:
-            return any(
-                _POD.decode(raw).metadata.uid == uid for page in self._kube.list_pages(pods) for raw in page.items
-            )
-        try:
-            raw = self._kube.get(f"{pods}/{quote(name)}")
-        except NotFound:
-            return False
-        return _POD.decode(raw).metadata.uid == uid
+        return {_POD.decode(raw).metadata.uid for page in self._kube.list_pages(pods) for raw in page.items}

@@ -117,4 +117,4 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Reques
 
 def facts(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> Facts:
     """Return the facts of a cluster in which one namespace has a quota."""
-    return Facts(Quota({namespace: quota}), nodes or Nodes(LABELS))
+    return Facts(Quota({namespace: quota}, version="41"), nodes or Nodes(LABELS))

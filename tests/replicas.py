@@ -61,9 +61,8 @@ class Replica:
 
 def demand(uid: str, **fields: object) -> Demand:
     """Return the charge of one card under a limit of four, with ample time; ``fields`` stand over these."""
-    given = {"namespace": "team-a", "name": f"pod-{uid}", "uid": uid, "model": "M40", "charge": CARD}
-    times = {"now": 0, "deadline": Deadline()}
-    return Demand(**{**given, "quota": FOUR, **times, **fields})  # type: ignore[arg-type]  # the fields of a test
+    given = {"namespace": "team-a", "uid": uid, "model": "M40", "charge": CARD}
+    return Demand(**{**given, "quota": FOUR, "deadline": Deadline(), **fields})  # type: ignore[arg-type]  # the fields of a test
 
 
 def kinds(decisions: Iterable[Decision]) -> list[str]:

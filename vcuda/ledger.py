@@ -24,25 +24,22 @@ NO_LIMIT = Limit(cores=0)
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A charge whose pod, of this name, has not yet been seen stored. ``since`` is in Unix seconds."""
+    """A charge whose pod has not yet been seen stored."""
 
     model: str
     charge: Charge
-    since: int
-    name: str = ""
 
 
-class Ledger(msgspec.Struct, frozen=True, rename="camel"):
+class Ledger(msgspec.Struct, frozen=True):
     """The charges of one namespace.
 
     ``committed`` holds per model what stored pods take, counted at ``pod_resource_version``; ``pending`` holds by pod
-    uid what was admitted since. ``format`` tells readers of a later release what they read.
+    uid what was admitted since.
     """
 
     committed: Mapping[str, Charge] = {}
     pod_resource_version: str = ""
     pending: Mapping[str, Pending] = {}
-    format: int = 1
 
     def usage(self, model: str) -> Usage:
         """Return what is charged to one model."""
@@ -51,9 +48,7 @@ class Ledger(msgspec.Struct, frozen=True, rename="camel"):
 
     def usages(self) -> Mapping[str, Usage]:
         """Return what is charged to every model that has a charge."""
-        pending: dict[str, Charge] = {}
-        for entry in self.pending.values():
-            pending[entry.model] = pending.get(entry.model, Charge()) + entry.charge
+        pending = by_model((entry.model, entry.charge) for entry in self.pending.values())
         return {
             model: Usage(
                 self.committed.get(model, Charge()) + pending.get(model, Charge()), pending.get(model, Charge())
@@ -112,12 +107,12 @@ def admit(
     return Granted(charged, usage, limit, shortage)
 
 
-def opened(stored: Iterable[tuple[str, Charge]], resource_version: str) -> Ledger:
-    """Return a new ledger that counts the pods stored at ``resource_version``, given as (model, charge)."""
-    committed: dict[str, Charge] = {}
-    for model, charge in stored:
-        committed[model] = committed.get(model, Charge()) + charge
-    return Ledger(committed, resource_version)
+def by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Charge]:
+    """Return the sum of the charges of each model, given as (model, charge)."""
+    sums: dict[str, Charge] = {}
+    for model, charge in charges:
+        sums[model] = sums.get(model, Charge()) + charge
+    return sums
 
 
 class StoredView(msgspec.Struct, frozen=True):
@@ -132,8 +127,10 @@ class StoredView(msgspec.Struct, frozen=True):
     seen: Collection[str]
 
 
-def settle(ledger: Ledger, view: StoredView, absent: Collection[str]) -> Ledger:
+def settle(ledger: Ledger, view: StoredView, absent: Collection[str] = (), counted_since: str = "") -> Ledger:
     """Return the ledger recounted from a view, with the pending charges dropped that it has seen stored.
+
+    It is the same ledger where nothing differs, unless it was counted before ``counted_since``.
 
     ``absent`` are the uids that are proven never to have been stored: past every timeout of the API server, and then
     looked for by a quorum read. They go in any case. A view that is older than the last count says nothing more: with
@@ -142,7 +139,8 @@ def settle(ledger: Ledger, view: StoredView, absent: Collection[str]) -> Ledger:
     if is_older(view.resource_version, ledger.pod_resource_version):
         return _without(ledger, ledger.pending.keys() & {*absent})
     recounted = _without(ledger, ledger.pending.keys() & {*view.seen, *absent})
-    if recounted is ledger and view.committed == ledger.committed:
+    same = recounted is ledger and view.committed == ledger.committed
+    if same and not is_older(ledger.pod_resource_version, counted_since):
         return ledger
     return Ledger(view.committed, view.resource_version, recounted.pending)
 

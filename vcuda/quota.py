@@ -47,12 +47,15 @@ class Quota(msgspec.Struct, frozen=True):
     """The whole quota; ``Quota()`` limits nobody.
 
     ``default`` is the ``*`` entry, for namespaces without their own; None: those are not limited. It never applies
-    to the namespaces in ``system``, where a refused pod can stop the cluster.
+    to the namespaces in ``system``, where a refused pod can stop the cluster. ``version`` is the resourceVersion of the
+    document in a cluster: an etcd revision, so a count of pods at one that is not older has every pod that was
+    admitted by an earlier document, and stored by then.
     """
 
     namespaces: Mapping[str, NamespaceQuota] = {}
     default: NamespaceQuota | None = None
     system: frozenset[str] = SYSTEM_NAMESPACES
+    version: str = ""
 
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of namespace ``name``, None where it is not limited.

@@ -19,7 +19,7 @@ from webhook.holds import Holds
 from webhook.ledgers import Ledgers, MemoryLedgers
 from webhook.mutate import mutate
 from webhook.patch_story import patch_story
-from webhook.validate import Timing, validate
+from webhook.validate import validate
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
@@ -88,7 +88,7 @@ def admit_pod(
     patched: Manifest = jsonpatch.apply_patch(pod, msgspec.json.encode(answer.patch))
     uid = str(uuid.uuid4())
     stored = {**patched, "metadata": {**patched["metadata"], "uid": uid}}
-    verdict = validate(_request(stored, namespace), facts, ledgers, holds, Timing(now=0, deadline=float("inf")))
+    verdict = validate(_request(stored, namespace), facts, ledgers, holds, float("inf"))
     return stored, [answer, verdict]
 
 

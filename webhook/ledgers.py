@@ -14,24 +14,24 @@ from vcuda.quota import Mode, NamespaceQuota
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """One pod's charge to be decided; ``name`` and ``uid`` are the pod's.
+    """One pod's charge to be decided; ``uid`` is the pod's.
 
-    ``deadline`` is in seconds of the monotonic clock, ``now`` in Unix seconds.
+    ``deadline`` is in seconds of the monotonic clock. ``counted_since`` is the version of the quota: a ledger whose
+    pods were counted before it may miss some that were stored while there was no limit.
     """
 
     namespace: str
-    name: str
     uid: str
     model: str
     charge: Charge
     quota: NamespaceQuota
-    now: int
     deadline: float
+    counted_since: str = ""
     dry_run: bool = False
 
     def decide(self, ledger: Ledger) -> Granted | Refused | Busy:
         """Decide against one version of the namespace's ledger; nothing is written."""
-        asked = Pending(self.model, self.charge, self.now, self.name)
+        asked = Pending(self.model, self.charge)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         if isinstance(decision, Granted | Refused):
             return decision

@@ -20,7 +20,7 @@ from webhook.metrics import Metrics
 from webhook.mutate import mutate
 from webhook.quota_edit import check_edit
 from webhook.subject import vcuda_pod_of
-from webhook.validate import Timing, validate
+from webhook.validate import validate
 
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
 """Outcomes of pods that are none of the quota's business: counted, and logged at debug level only."""
@@ -112,8 +112,8 @@ class Service(msgspec.Struct, frozen=True):
         try:
             if path == "/mutate":
                 return mutate(request, facts, self.ledgers, self.holds)
-            timing = Timing(int(time.time()), time.monotonic() + max(timeout - MARGIN, MARGIN))
-            return validate(request, facts, self.ledgers, self.holds, timing)
+            deadline = time.monotonic() + max(timeout - MARGIN, MARGIN)
+            return validate(request, facts, self.ledgers, self.holds, deadline)
         except UnreadableLedger as error:
             # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
             return Answer("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))

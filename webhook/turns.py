@@ -42,10 +42,16 @@ class Turns(Generic[T, R]):
 
     The first caller leads: it takes everything that waits as one batch, has it worked off, and wakes those served.
     When its own item is done it hands the lead to the next caller that waits, so nobody works for others for long.
+    ``gather`` is called by a leader before it takes its batch, where the one before it was of several: it may wait for
+    more to come. A caller that comes alone never waits for others.
     """
 
-    def __init__(self, work: Callable[[Sequence[Ticket[T, R]]], None]) -> None:
+    def __init__(
+        self, work: Callable[[Sequence[Ticket[T, R]]], None], gather: Callable[[], None] = lambda: None
+    ) -> None:
         self._work = work
+        self._gather = gather
+        self._last_batch = 0
         self._lock = threading.Lock()
         self._waiting: list[Ticket[T, R]] = []
         self._led = False
@@ -78,8 +84,11 @@ class Turns(Generic[T, R]):
 
     def _lead(self) -> None:
         try:
+            if self._last_batch > 1:
+                self._gather()
             with self._lock:
                 batch, self._waiting = self._waiting, []
+            self._last_batch = len(batch)
             self._run(batch)
         finally:
             self._hand_over()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
-import msgspec
-
 from vcuda.charge import cards, exceeded
 from vcuda.ledger import Granted, Refused
 from vcuda.placement import Pin, read_pin
@@ -20,15 +18,10 @@ from webhook.subject import Subject, malformed, refused, subject_of
 RETRY_AFTER = 1
 
 
-class Timing(msgspec.Struct, frozen=True):
-    """When a review came, in Unix seconds, and by when it must be answered, in seconds of the monotonic clock."""
-
-    now: int
-    deadline: float
-
-
-def validate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds, timing: Timing) -> Answer:
+def validate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds, deadline: float) -> Answer:
     """Return whether the pod may be stored, with its charge written down before it is allowed.
+
+    ``deadline`` is when the answer must be there, in seconds of the monotonic clock.
 
     Raises:
         Unreachable: the ledger could not be read or written.
@@ -47,11 +40,11 @@ def validate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds, tim
     if pin.model is None:
         return Answer("unpinned", scheme=subject.scheme, warnings=subject.warnings(*stray))
     holds.release(subject.namespace, pin.model, subject.request.charge)
-    return _charge(request, subject, ledgers, timing, model=pin.model, stray=stray)
+    return _charge(request, subject, ledgers, deadline, model=pin.model, stray=stray)
 
 
 def _charge(
-    request: Request, subject: Subject, ledgers: Ledgers, timing: Timing, *, model: str, stray: Sequence[str]
+    request: Request, subject: Subject, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
 ) -> Answer:
     uid = subject.pod.metadata.uid
     if not uid:
@@ -59,13 +52,12 @@ def _charge(
         return Answer("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     demand = Demand(
         namespace=subject.namespace,
-        name=subject.pod.metadata.name,
         uid=uid,
         model=model,
         charge=subject.request.charge,
         quota=subject.quota,
-        now=timing.now,
-        deadline=timing.deadline,
+        deadline=deadline,
+        counted_since=subject.facts.quota.version,
         dry_run=bool(request.dry_run),
     )
     return _answer(subject, model, ledgers.charge(demand), stray)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.bench import creates, mutate
+from tests.bench import creates, mutate, stale
 
 if __name__ == "__main__":
+    stale.main()
+    print()
     mutate.main()
     print()
     creates.main()

@@ -121,7 +121,7 @@ def clear(plane: Plane, namespace: str) -> None:
     """Delete the pods, and return once the ledger, where there is one, holds nothing any more."""
     plane.cluster.rest.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}).ok()
     deadline = time.monotonic() + SETTLED_SECONDS
-    while (ledger := plane.ledger(namespace)[0]).get("pending") or ledger.get("committed"):
+    while (ledger := plane.ledger(namespace)[0]).pending or ledger.committed:
         if time.monotonic() > deadline:
             raise TimeoutError(f"still charged after {SETTLED_SECONDS:g} s: {ledger}")
         time.sleep(0.1)

@@ -27,6 +27,8 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.rest import Json
 from vcuda.kube import QuotaPlace
+from vcuda.ledger import Ledger
+from vcuda.ledger_format import read_ledger
 from vcuda.patches import Hints
 from webhook.assembly import Cluster as OnCluster
 from webhook.assembly import MakeService
@@ -61,15 +63,15 @@ class Plane(NamedTuple):
         """What makes the webhook's service on this cluster."""
         return OnCluster(self.cluster.kubeconfig, PLACE, SYSTEM_NAMESPACE, Hints(), THREADS).make_service
 
-    def ledger(self, namespace: str) -> tuple[Json, int]:
+    def ledger(self, namespace: str) -> tuple[Ledger, int]:
         """The namespace's ledger as stored, an empty one where there is none, and the bytes of its ConfigMap."""
         answer = self.cluster.rest.send(
             "GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
         )
         if answer.status == HTTPStatus.NOT_FOUND:
-            return {}, 0
+            return Ledger(), 0
         config_map = answer.ok()
-        return json.loads(config_map["data"]["ledger"]), len(json.dumps(config_map, separators=(",", ":")))
+        return read_ledger(config_map["data"]["ledger"]), len(json.dumps(config_map, separators=(",", ":")))
 
 
 @contextmanager
@@ -118,8 +120,11 @@ def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
 
 @contextmanager
 def running_controller(plane: Plane, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`vcuda-controller run`, which writes to ``log``."""
-    flags = ("--kubeconfig", plane.cluster.kubeconfig, "--system-namespace", SYSTEM_NAMESPACE)
+    """`vcuda-controller run`, which writes to ``log``.
+
+    A pod whose generated name is taken is charged and never stored, so a round waits for that to be released.
+    """
+    flags = ("--kubeconfig", plane.cluster.kubeconfig, "--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5")
     with log.open("wb") as output:
         process = subprocess.Popen((CONTROLLER, "run", *flags, "--status-address", "127.0.0.1:0"), stdout=output)
     try:

@@ -29,6 +29,7 @@ from tests.bench.plane import (
 )
 from tests.builders import held_to
 from tests.e2e.rest import Json
+from vcuda.charge import Charge
 from vcuda.tables import aligned
 
 NAMESPACES, GPU_PODS, PODS = 50, 5_000, 50_000
@@ -126,7 +127,7 @@ def await_settled(plane: Plane, names: list[str]) -> None:
     cores = GPU_PODS // NAMESPACES * 10
     deadline = time.monotonic() + SYNCED_SECONDS
     for name in names:
-        while plane.ledger(name)[0].get("committed", {}).get("M40", {}).get("cores") != cores:
+        while plane.ledger(name)[0].committed.get("M40", Charge()).cores != cores:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{name} not settled after {SYNCED_SECONDS:g} s: {plane.ledger(name)}")
             time.sleep(0.2)

@@ -9,20 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import held_to
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import Installation, await_ready, installed, ledger_path, registered, running, started_again
 from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
 from tests.e2e.rest import Json
-from tests.integration.reviews import card_pod, gpu_pod, review_of, with_uid
+from tests.integration.reviews import card_pod, gpu_pod, pinned, review_of, with_uid
 
 Team = Callable[[Json], str]
-
-
-def pinned(pod: Json) -> Json:
-    """The pod as its owner can write it: held to M40 by hand."""
-    return {**pod, "spec": {**pod["spec"], "affinity": held_to("M40")}}
 
 
 def plain_pod(namespace: str) -> Json:

@@ -9,6 +9,8 @@ from typing import Any
 
 import jsonpatch
 
+from tests.builders import held_to
+
 Json = dict[str, Any]
 
 POD = {"group": "", "version": "v1", "kind": "Pod"}
@@ -27,6 +29,11 @@ def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json
 def card_pod(name: str, namespace: str, cards: int = 1) -> Json:
     """A pod that asks gpu-manager for whole cards."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": 100 * cards})
+
+
+def pinned(pod: Json) -> Json:
+    """The pod as its owner can write it: held to M40 by hand."""
+    return {**pod, "spec": {**pod["spec"], "affinity": held_to("M40")}}
 
 
 def review_of(subject: object, **fields: object) -> Json:

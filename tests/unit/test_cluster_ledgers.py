@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.api_double import ApiDouble
-from tests.builders import stored_pod
+from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, LEDGER, POD, Clock, Replica, demand, kinds, together
 from vcuda.charge import Charge, Usage
 from vcuda.ledger import MOST_PENDING, Granted, Ledger, Pending, Refused
 from vcuda.quota import Limit, Mode, NamespaceQuota
 from webhook.cluster_ledgers import VIEW_AGE
 
-
-@pytest.fixture
-def api() -> ApiDouble:
-    return ApiDouble()
-
-
-@pytest.fixture
-def replica(api: ApiDouble) -> Replica:
-    return Replica(api)
-
-
-@pytest.fixture
-def other(api: ApiDouble) -> Replica:
-    return Replica(api)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("webhook.cluster_ledgers.time", clock)
-    return clock
-
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 # Groups
 
@@ -52,7 +33,7 @@ def test_a_group_is_decided_in_order_each_beside_those_before_it(api: ApiDouble,
     rest = [demand("b", charge=CARD + CARD), demand("c", charge=CARD + CARD), demand("d"), demand("e")]
     decisions = together(api, replica, demand("a"), rest)
     assert kinds(decisions) == ["Granted", "Granted", "Refused", "Granted", "Refused"]
-    assert replica.uids() == ["a", "b", "d"]
+    assert sorted(replica.uids()) == ["a", "b", "d"]
     assert [d.usage.used.cores for d in decisions if isinstance(d, Granted)] == [100, 300, 400]
 
 
@@ -134,7 +115,7 @@ def test_a_group_with_a_refusal_is_decided_anew_as_a_whole(api: ApiDouble, repli
 
 def test_too_many_pending_is_busy_and_no_memory_either(replica: Replica) -> None:
     quota = NamespaceQuota({"M40": Limit(10_000)})
-    share = Pending("M40", Charge(1, 1), since=0)
+    share = Pending("M40", Charge(1, 1))
     crowded = Ledger(pending={f"uid-{number}": share for number in range(MOST_PENDING)})
     replica.charge("a", quota=quota)
     replica.store.write("team-a", crowded, replica.store.read("team-a").version)
@@ -158,6 +139,40 @@ def test_a_ledger_that_was_deleted_is_made_anew(api: ApiDouble, replica: Replica
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     assert kinds(replica.charge(uid) for uid in "bc") == ["Granted", "Refused"]
     assert replica.uids() == ["b"]
+
+
+@pytest.mark.parametrize("remembers", [True, False], ids=["a replica that has written it", "one that has not"])
+def test_pods_that_came_while_there_was_no_quota_count_though_the_ledger_stayed(
+    api: ApiDouble, replica: Replica, other: Replica, remembers: bool
+) -> None:
+    """The quota was taken away and given back, and no leader was there to drop the ledger in between."""
+    replica.charge("a")
+    api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
+    edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
+    asked = replica if remembers else other
+    assert isinstance(asked.charge("b", counted_since=edited), Refused)
+    assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, "kept, for the next to decide"
+    api.forget_calls()
+    assert isinstance(asked.charge("c", counted_since=edited), Refused)
+    assert "LIST" not in api.calls
+
+
+def test_a_pod_that_was_pending_then_is_not_counted_twice(api: ApiDouble, replica: Replica) -> None:
+    replica.charge("a")
+    api.store(POD, stored_pod(ONE_CARD, uid="a"))
+    edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
+    assert isinstance(replica.charge("b", counted_since=edited), Granted)
+    ledger = replica.store.read("team-a").ledger
+    assert (ledger.committed, list(ledger.pending)) == ({"M40": CARD}, ["b"])
+
+
+def test_a_dry_run_counts_anew_too_and_writes_nothing(api: ApiDouble, replica: Replica) -> None:
+    replica.charge("a")
+    api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
+    edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
+    before = api.objects[LEDGER]
+    assert isinstance(replica.charge("b", counted_since=edited, dry_run=True), Refused)
+    assert api.objects[LEDGER] is before
 
 
 # Dry runs, quotas that only warn, views

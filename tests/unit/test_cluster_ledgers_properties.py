@@ -145,7 +145,7 @@ class Replicas:
 
     def _demand(self, uid: str, cores: int, dry_run: bool) -> Demand:
         quota = NamespaceQuota({"M40": Limit(LIMIT)})
-        return Demand("team-a", uid, uid, "M40", Charge(cores, 0, cores), quota, 0, Deadline(), dry_run)
+        return Demand("team-a", uid, "M40", Charge(cores, 0, cores), quota, Deadline(), dry_run=dry_run)
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from vcuda.charge import Charge, Shortage, Usage
-from vcuda.ledger import MOST_PENDING, Crowded, Granted, Ledger, Pending, Refused, admit, opened
+from vcuda.ledger import MOST_PENDING, Crowded, Granted, Ledger, Pending, Refused, admit, by_model
 from vcuda.quota import Limit, NamespaceQuota
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
-CARD = Pending("M40", Charge(100, 0, 100), since=1_000, name="train-0")
-SHARE = Pending("A100", Charge(20, 300), since=1_000, name="train-1")
+CARD = Pending("M40", Charge(100, 0, 100))
+SHARE = Pending("A100", Charge(20, 300))
 
 
 def held(number: int, pending: Pending = CARD) -> Ledger:
@@ -35,8 +35,8 @@ def test_the_first_charge_is_kept_as_pending() -> None:
 
 
 def test_nothing_else_in_the_ledger_changes() -> None:
-    before = Ledger({"M40": Charge(300)}, "77", {"old": CARD}, format=1)
-    assert granted(before).ledger == Ledger({"M40": Charge(300)}, "77", {"old": CARD, "new": CARD}, format=1)
+    before = Ledger({"M40": Charge(300)}, "77", {"old": CARD})
+    assert granted(before).ledger == Ledger({"M40": Charge(300)}, "77", {"old": CARD, "new": CARD})
     assert before.pending == {"old": CARD}, "the version that was decided against is left as it was"
 
 
@@ -53,7 +53,7 @@ def test_a_uid_that_is_charged_is_granted_though_the_quota_is_full_by_now() -> N
 
 
 def test_a_uid_that_is_charged_is_granted_though_the_ledger_is_crowded_by_now() -> None:
-    crowded = held(MOST_PENDING, Pending("M40", Charge(1, 1), since=0))
+    crowded = held(MOST_PENDING, Pending("M40", Charge(1, 1)))
     assert granted(crowded, uid="uid-0").ledger is crowded
 
 
@@ -81,9 +81,9 @@ def refused(ledger: Ledger, asked: Pending) -> Shortage:
     [
         pytest.param(Ledger({"M40": Charge(701)}), CARD, Limit(800), id="one core over"),
         pytest.param(held(8), CARD, Limit(800), id="full of pending charges"),
-        pytest.param(Ledger(), Pending("P100", Charge(1, 1), 0), Limit(0), id="blocked by 0"),
-        pytest.param(Ledger(), Pending("V100", Charge(1, 1), 0), Limit(0), id="not listed"),
-        pytest.param(held(3, SHARE), Pending("A100", Charge(1, 101), 0), Limit(200, 1000), id="memory"),
+        pytest.param(Ledger(), Pending("P100", Charge(1, 1)), Limit(0), id="blocked by 0"),
+        pytest.param(Ledger(), Pending("V100", Charge(1, 1)), Limit(0), id="not listed"),
+        pytest.param(held(3, SHARE), Pending("A100", Charge(1, 101)), Limit(200, 1000), id="memory"),
         pytest.param(Ledger({"M40": Charge(10_000)}), CARD, Limit(800), id="the limit was lowered below what is used"),
     ],
 )
@@ -105,7 +105,7 @@ def test_pending_and_committed_are_told_apart() -> None:
 
 @pytest.mark.parametrize("model", ["M40", "P100", "V100"])
 def test_over_a_quota_that_only_warns_is_charged_all_the_same(model: str) -> None:
-    asked = Pending(model, Charge(900), since=0)
+    asked = Pending(model, Charge(900))
     decision = granted(Ledger(), asked, enforced=False)
     limit = QUOTA.limits.get(model, Limit(0))
     assert decision.ledger.pending == {"new": asked}
@@ -122,7 +122,7 @@ def test_within_a_quota_that_only_warns_there_is_no_shortage() -> None:
 
 @pytest.mark.parametrize("enforced", [True, False])
 def test_a_namespace_has_at_most_512_pending_charges(enforced: bool) -> None:
-    least = Pending("M40", Charge(1, 1), since=0)
+    least = Pending("M40", Charge(1, 1))
     last = granted(held(511, least), least, enforced=enforced).ledger
     assert len(last.pending) == 512
     assert admit(last, "one-more", least, QUOTA, enforced=enforced) == Crowded()
@@ -176,11 +176,10 @@ def test_nearly_full_counts_the_charge_that_was_granted() -> None:
     assert granted(Ledger({"M40": Charge(700)})).nearly_full
 
 
-# Opened from the pods that are stored
+# Sums
 
 
-def test_a_new_ledger_counts_the_stored_pods() -> None:
+def test_charges_are_summed_by_model() -> None:
     stored = [("M40", Charge(100, 0, 100)), ("A100", Charge(20, 300)), ("M40", Charge(50, 256))]
-    ledger = opened(stored, "1234")
-    assert ledger == Ledger({"M40": Charge(150, 256, 100), "A100": Charge(20, 300)}, "1234")
-    assert opened([], "7") == Ledger({}, "7")
+    assert by_model(stored) == {"M40": Charge(150, 256, 100), "A100": Charge(20, 300)}
+    assert by_model([]) == {}

@@ -90,8 +90,8 @@ class Admissions(RuleBasedStateMachine):
     @rule(target=demands, model=st.sampled_from(MODELS), charge=CHARGES, dry_run=st.booleans())
     def admit(self, model: str, charge: Charge, dry_run: bool) -> Demand:
         self.numbered += 1
-        name, uid = f"pod-{self.numbered}", f"uid-{self.numbered}"
-        demand = Demand("team-a", name, uid, model, charge, self.quota, 0, float("inf"), dry_run)
+        uid = f"uid-{self.numbered}"
+        demand = Demand("team-a", uid, model, charge, self.quota, float("inf"), dry_run=dry_run)
         self.put(demand)
         return demand
 

@@ -31,7 +31,7 @@ class Ledgers(MemoryLedgers):
         self._before = now if a_moment_ago is None else a_moment_ago
 
     def charge(self, demand: Demand) -> Busy:
-        raise AssertionError(f"/mutate charged {demand.name}")
+        raise AssertionError(f"/mutate charged {demand.uid}")
 
     def headroom(self, namespace: str) -> Mapping[str, Usage]:
         assert namespace == "team-a"
@@ -212,6 +212,27 @@ def test_a_dry_run_is_promised_nothing() -> None:
     holds, given = Holds(), facts(NamespaceQuota({"M40": Limit(200), "P100": Limit(100)}))
     models = [mutate(review(vcuda_pod(), dry_run=True), given, Ledgers({}), holds).model for _ in range(3)]
     assert models == ["M40"] * 3
+
+
+@pytest.mark.parametrize(
+    ("dry_run", "mode", "warnings"),
+    [
+        pytest.param(
+            True,
+            Mode.ENFORCE,
+            ["would be pinned to M40: the only model it may use, 2 cards of 2 cards free"],
+            id="a dry run",
+        ),
+        pytest.param(True, Mode.AUDIT, [], id="a quota that only audits tells nobody"),
+        pytest.param(False, Mode.ENFORCE, [], id="no dry run: it is in the audit log"),
+    ],
+)
+def test_whoever_only_asks_is_told_why_the_pod_would_get_its_model(
+    dry_run: bool, mode: Mode, warnings: list[str]
+) -> None:
+    given = facts(NamespaceQuota({"M40": Limit(200)}, mode=mode))
+    answer = mutate(review(vcuda_pod(), dry_run=dry_run), given, Ledgers({}), Holds())
+    assert list(answer.warnings) == warnings
 
 
 def test_a_ledger_that_cannot_be_read_allows_nothing() -> None:

@@ -29,7 +29,7 @@ from webhook.facts import Facts
 from webhook.holds import Holds
 from webhook.ledgers import MemoryLedgers
 from webhook.mutate import mutate
-from webhook.validate import Timing, validate
+from webhook.validate import validate
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
 SCHEDULER = "gpu-scheduler"
@@ -98,8 +98,7 @@ class Webhook:
 
     def validate(self, pod: Manifest) -> Answer:
         stored = {**pod, "metadata": {**pod["metadata"], "uid": "u-1"}}
-        timing = Timing(now=0, deadline=float("inf"))
-        return validate(review(stored), self.facts, self.ledgers, self._holds, timing)
+        return validate(review(stored), self.facts, self.ledgers, self._holds, float("inf"))
 
 
 class Admitted(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ UIDS = tuple("abcdef")
 CHARGES = st.builds(Charge, st.integers(1, 300), st.integers(0, 500), st.integers(0, 300))
 COMMITTED = st.dictionaries(st.sampled_from(MODELS), CHARGES)
 VERSIONS = st.integers(0, 12).map(lambda version: str(version or ""))
-PENDING = st.dictionaries(st.sampled_from(UIDS), st.builds(Pending, st.sampled_from(MODELS), CHARGES, st.just(0)))
+PENDING = st.dictionaries(st.sampled_from(UIDS), st.builds(Pending, st.sampled_from(MODELS), CHARGES))
 LEDGERS = st.builds(Ledger, COMMITTED, VERSIONS, PENDING)
 SOME = st.frozensets(st.sampled_from(UIDS))
 VIEWS = st.builds(StoredView, VERSIONS, COMMITTED, SOME)
@@ -64,6 +64,6 @@ def test_the_version_that_was_read_is_left_as_it_was(ledger: Ledger, view: Store
     ],
 )
 def test_the_ledger_follows_what_is_stored(counted: dict[str, Charge], seen: dict[str, Charge]) -> None:
-    pending = {"a": Pending("M40", Charge(100), 0)}
+    pending = {"a": Pending("M40", Charge(100))}
     settled = settle(Ledger(counted, "5", pending), StoredView("6", seen, ()), ())
     assert settled == Ledger(seen, "6", pending)

@@ -32,10 +32,14 @@ class Desk:
         self.work: Callable[[Batch], None] = capitals
         self.batches: list[list[str]] = []
         self.leaders: list[str] = []
-        self.turns: Turns[str, str] = Turns(self._at_the_gate)
+        self.turns: Turns[str, str] = Turns(self._at_the_gate, self._gather)
+        self.gathered = 0
         self._arrived = threading.Semaphore(0)
         self._gate = threading.Semaphore(0)
         self._callers = ThreadPoolExecutor(16)
+
+    def _gather(self) -> None:
+        self.gathered += 1
 
     def _at_the_gate(self, batch: Batch) -> None:
         self.batches.append([ticket.item for ticket in batch])
@@ -113,6 +117,15 @@ def test_the_lead_is_handed_to_the_first_that_waits(desk: Desk) -> None:
     desk.open(2)
     assert results(second, third, fourth) == ["B", "C", "D"]
     assert list(zip(desk.leaders, desk.batches, strict=True)) == [("a", ["a"]), ("b", ["b", "c"]), ("d", ["d"])]
+
+
+def test_a_leader_waits_for_more_only_after_a_batch_of_several(desk: Desk) -> None:
+    callers = [desk.leads("a"), desk.waits("b"), desk.waits("c")]
+    desk.open(4)
+    assert results(*callers) == list("ABC")
+    assert (desk.batches, desk.gathered) == ([["a"], ["b", "c"]], 0)
+    assert [desk.turns.serve(item, Deadline()) for item in "de"] == ["D", "E"]
+    assert desk.gathered == 1, "before d, and no more before e"
 
 
 # Deadlines

@@ -37,7 +37,7 @@ def test_a_namespace_that_uses_nothing() -> None:
 
 
 def test_used_holds_what_is_pending() -> None:
-    ledger = Ledger({"M40": Charge(250)}, "7", {"a": Pending("M40", CARD, 0), "b": Pending("P100", Charge(50, 300), 0)})
+    ledger = Ledger({"M40": Charge(250)}, "7", {"a": Pending("M40", CARD), "b": Pending("P100", Charge(50, 300))})
     m40, p100 = used(ledger).models
     assert (m40.used, m40.pending, m40.available) == (3.5, 1, 4.5)
     assert (p100.used, p100.pending, p100.available, p100.memory_used) == (0.5, 0.5, 2, 300)

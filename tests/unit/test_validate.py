@@ -29,11 +29,11 @@ from vcuda.quota import Limit, NamespaceQuota
 from vcuda.review import Answer, UserInfo
 from webhook.holds import Holds
 from webhook.ledgers import Busy, Demand, MemoryLedgers
-from webhook.validate import Timing, validate
+from webhook.validate import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
-TIMING = Timing(now=1_700_000_000, deadline=5.0)
+DEADLINE = 5.0
 M40, P100, V100 = (requirement(MODEL, "In", model) for model in ("M40", "P100", "V100"))
 PUBLIC, PRIVATE = (requirement(POOL, "In", pool) for pool in ("public", "private"))
 
@@ -41,7 +41,7 @@ PUBLIC, PRIVATE = (requirement(POOL, "In", pool) for pool in ("public", "private
 def validated(
     manifest: Manifest, ledgers: MemoryLedgers | None = None, quota: NamespaceQuota = QUOTA, **fields: Any
 ) -> Answer:
-    return validate(review(manifest, **fields), facts(quota), ledgers or MemoryLedgers(), Holds(), TIMING)
+    return validate(review(manifest, **fields), facts(quota), ledgers or MemoryLedgers(), Holds(), DEADLINE)
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
@@ -121,13 +121,12 @@ def test_the_ledger_is_asked_with_everything_it_needs() -> None:
     assert ledgers.demands == [
         Demand(
             namespace="team-a",
-            name="train-0",
             uid="pod-uid",
             model="M40",
             charge=Charge(100, 0, 100),
             quota=QUOTA,
-            now=1_700_000_000,
             deadline=5.0,
+            counted_since="41",
             dry_run=True,
         )
     ]

@@ -13,14 +13,14 @@ from vcuda.quota import Limit, Mode, NamespaceQuota
 from vcuda.review import Answer
 from webhook.holds import Holds
 from webhook.ledgers import MemoryLedgers
-from webhook.validate import Timing, validate
+from webhook.validate import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
 
 
 def validated(manifest: Manifest, quota: NamespaceQuota, ledgers: MemoryLedgers) -> Answer:
-    return validate(review(manifest), facts(quota), ledgers, Holds(), Timing(now=0, deadline=5.0))
+    return validate(review(manifest), facts(quota), ledgers, Holds(), 5.0)
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:

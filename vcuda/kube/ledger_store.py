@@ -14,7 +14,8 @@ from vcuda.errors import Conflict, NotFound, UnreadableLedger
 from vcuda.kube.client import Kube
 from vcuda.kube.reflector import Reflector
 from vcuda.kube.view import Key
-from vcuda.ledger import Ledger, opened
+from vcuda.ledger import Ledger, StoredView, by_model, settle
+from vcuda.ledger_format import read_ledger, write_ledger
 from vcuda.objects import ConfigMap, Pod
 from vcuda.placement import Nodes
 from vcuda.stored_pods import StoredPod, charges_of, read_stored
@@ -23,7 +24,6 @@ KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
-_LEDGER = msgspec.json.Decoder(Ledger)
 _POD = msgspec.json.Decoder(Pod)
 
 
@@ -36,10 +36,22 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
-    """A ledger with the namespace it is of."""
+    """A ledger as the watch brought it, with the namespace it is of.
+
+    It is read only when it is asked for: under load one is written many times between two looks at it.
+    """
 
     namespace: str
-    stored: Stored
+    config_map: ConfigMap
+
+    def read(self) -> Stored:
+        """Return the ledger.
+
+        Raises:
+            UnreadableLedger: it is damaged.
+
+        """
+        return _read(self.config_map)
 
 
 class LedgerStore:
@@ -66,8 +78,19 @@ class LedgerStore:
         try:
             raw = self._kube.get(self._path(namespace), timeout=timeout)
         except NotFound:
-            return Stored(self._open(namespace, timeout), None)
-        return self._decode(namespace, raw)
+            view = self._view(namespace, timeout)
+            return Stored(Ledger(view.committed, view.resource_version), None)
+        return _read(_CONFIG_MAP.decode(raw), len(raw))
+
+    def recount(self, namespace: str, ledger: Ledger, timeout: float = 10) -> Ledger:
+        """Return the ledger counted anew, from a consistent LIST of the namespace's pods; nothing is written.
+
+        Raises:
+            Unreachable: no answer.
+
+        """
+        view = self._view(namespace, timeout)
+        return settle(ledger, view, counted_since=view.resource_version)
 
     def write(self, namespace: str, ledger: Ledger, version: str | None, timeout: float = 10) -> Stored:
         """Replace the ledger read at ``version``, or create it where that is None; return it as stored.
@@ -116,8 +139,8 @@ class LedgerStore:
         return Key(self._namespace, ledger_name(namespace))
 
     def _decode_named(self, raw: bytes) -> NamedLedger:
-        namespace = (_CONFIG_MAP.decode(raw).metadata.labels or {})[NAMESPACE_LABEL]
-        return NamedLedger(namespace, self._decode(namespace, raw))
+        config_map = _CONFIG_MAP.decode(raw)
+        return NamedLedger((config_map.metadata.labels or {})[NAMESPACE_LABEL], config_map)
 
     def _encode(self, namespace: str, ledger: Ledger, version: str | None) -> bytes:
         metadata = {
@@ -126,26 +149,18 @@ class LedgerStore:
             "labels": {"app.kubernetes.io/managed-by": "vcuda-quota", NAMESPACE_LABEL: namespace},
             **({"resourceVersion": version} if version is not None else {}),
         }
-        data = {KEY: msgspec.json.encode(ledger).decode()}
+        data = {KEY: write_ledger(ledger)}
         return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
-    def _decode(self, namespace: str, raw: bytes) -> Stored:
-        config_map = _CONFIG_MAP.decode(raw)
-        try:
-            ledger = _LEDGER.decode((config_map.data or {})[KEY])
-        except (KeyError, msgspec.MsgspecError) as error:
-            name = f"{self._namespace}/{ledger_name(namespace)}"
-            raise UnreadableLedger(f"ledger {name} cannot be read ({error}); delete it to have it rebuilt") from error
-        return Stored(ledger, config_map.metadata.resource_version, len(raw))
-
-    def _open(self, namespace: str, timeout: float) -> Ledger:
+    def _view(self, namespace: str, timeout: float) -> StoredView:
+        """List a namespace's pods as etcd has them."""
         path, version = f"/api/v1/namespaces/{quote(namespace)}/pods", ""
         stored: list[StoredPod] = []
         for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
             pods = (read_stored(_POD.decode(item), self._nodes().keys) for item in page.items)
             stored.extend(pod for pod in pods if pod)
-        return opened(charges_of(stored, self._nodes()), version)
+        return StoredView(version, by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
 
     @property
     def _collection(self) -> str:
@@ -158,3 +173,13 @@ class LedgerStore:
 def ledger_name(namespace: str) -> str:
     """Return the name of the ConfigMap that holds a namespace's ledger."""
     return f"gpu-ledger-{namespace}"
+
+
+def _read(config_map: ConfigMap, size: int = 0) -> Stored:
+    metadata = config_map.metadata
+    try:
+        ledger = read_ledger((config_map.data or {})[KEY])
+    except (KeyError, ValueError) as error:
+        name = f"{metadata.namespace}/{metadata.name}"
+        raise UnreadableLedger(f"ledger {name} cannot be read ({error}); delete it to have it rebuilt") from error
+    return Stored(ledger, metadata.resource_version, size)

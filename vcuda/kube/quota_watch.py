@@ -86,7 +86,8 @@ class QuotaWatch:
         key = self._place.key
         if key not in (config_map.data or {}):
             raise QuotaFault((Fault(f"data.{key}", "is missing; the quota document belongs there"),))
-        return parse_quota((config_map.data or {})[key], self._nobody.system)
+        quota = parse_quota((config_map.data or {})[key], self._nobody.system)
+        return msgspec.structs.replace(quota, version=config_map.metadata.resource_version)
 
     def _accept(self, quota: Quota) -> None:
         self._quota, self._faulty = quota, False
