@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import threading
 import time
@@ -18,6 +20,8 @@ class DueQueue:
         self._spacing = spacing
         self._clock = clock
         self._due: dict[str, float] = {}
+        self._order: list[tuple[float, int, str]] = []
+        self._number = itertools.count()
         self._served: dict[str, float] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -29,6 +33,7 @@ class DueQueue:
             at = max(now + delay, self._served.get(name, -math.inf) + self._spacing)
             if at < self._due.get(name, math.inf):
                 self._due[name] = at
+                heapq.heappush(self._order, (at, next(self._number), name))
                 self._changed.notify()
 
     def holds(self, name: str) -> bool:
@@ -46,11 +51,22 @@ class DueQueue:
         """Block until a name is due, and return it; None when closed."""
         with self._changed:
             while not self._closed:
-                name = min(self._due, key=self._due.__getitem__, default=None)
+                name = self._first()
                 now = self._clock()
                 if name is not None and self._due[name] <= now:
                     del self._due[name]
-                    self._served[name] = now
+                    heapq.heappop(self._order)
+                    if self._spacing:
+                        self._served[name] = now
                     return name
                 self._changed.wait(None if name is None else self._due[name] - now)
             return None
+
+    def _first(self) -> str | None:
+        """Return the name that is due first, at the top of the heap, or None; times that a sooner one replaced go."""
+        while self._order:
+            at, _, name = self._order[0]
+            if self._due.get(name) == at:
+                return name
+            heapq.heappop(self._order)
+        return None

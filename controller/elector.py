@@ -77,6 +77,11 @@ class Elector:
         self._observed_at = 0.0
         self._renewed_at = -math.inf
 
+    @property
+    def holder(self) -> str:
+        """Who held the lease when it was last looked at; empty where nobody did, or nobody has looked yet."""
+        return (self._observed and self._observed.spec.holder_identity) or ""
+
     def acquire(self) -> bool:
         """Block until the lease is ours; False if told to stop before."""
         while not self._attempt():

@@ -19,8 +19,8 @@ from vcuda.charge import CORES_PER_CARD
 from vcuda.errors import NotFound, VcudaError
 from vcuda.kube import MERGE_PATCH, Kube, NodeWatch, QuotaWatch
 from vcuda.objects import View
-from vcuda.owners import REFUSAL, Owner, RefusedOwner, worth_a_try
-from vcuda.usage import NamespaceUse
+from vcuda.owners import REFUSAL, Owner, RefusedOwner, Room, worth_a_try
+from vcuda.usage import ModelUse, NamespaceUse
 
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
@@ -32,6 +32,8 @@ AGAIN = 5.0
 
 PATIENCE = 8.0
 """Seconds that a workload is given to create its pods before it is nudged once more."""
+
+NOTHING = Room(0, 0)
 
 _COLLECTIONS = {
     "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",
@@ -72,16 +74,16 @@ class Nudger:
         self._quota = quota
         self._nodes = nodes
         self._clock = clock
-        self._free: dict[str, dict[str, int]] = {}
+        self._free: dict[str, dict[str, Room]] = {}
         self._nudged: dict[str, float] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Take note of what is free; more than before makes the namespace's refused owners due."""
-        free = {model.model: round(model.available * CORES_PER_CARD) for model in use.models} if use else {}
+        free = {model.model: _room(model) for model in use.models} if use else {}
         before = self._free.get(namespace, {})
         self._free[namespace] = free
-        if any(cores > before.get(model, 0) for model, cores in free.items()):
+        if any(room.exceeds(before.get(model, NOTHING)) for model, room in free.items()):
             self.due.add(namespace)
 
     def run(self) -> None:
@@ -97,7 +99,7 @@ class Nudger:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
         free = self._free.get(namespace, {})
-        if limits is None or not any(free.values()):
+        if limits is None or not any(room.cores for room in free.values()):
             return
         chosen = worth_a_try(self._refused(namespace), limits, free, self._nodes.current())
         for refused in chosen:
@@ -154,3 +156,11 @@ class Nudger:
             return _OWNER.decode(self._kube.get(path))
         except NotFound:
             return None
+
+
+def _room(model: ModelUse) -> Room:
+    """Return what a report says to be free of a model."""
+    memory = None
+    if model.memory_limit is not None:
+        memory = max(model.memory_limit - (model.memory_used or 0), 0)
+    return Room(round(model.available * CORES_PER_CARD), memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -16,10 +17,11 @@ from kubernetes.config.kube_config import KubeConfigMerger
 
 from controller.publisher import KEY, NAME
 from vcuda import __version__
-from vcuda.errors import BadInput, NotFound, VcudaError
+from vcuda.errors import ApiError, BadInput, NotFound, VcudaError
 from vcuda.kube import Kube
 from vcuda.objects import ConfigMap, Pod
 from vcuda.patches import MODEL_ANNOTATION
+from vcuda.placement import would_be_pinned
 from vcuda.tables import aligned
 from vcuda.usage import ModelUse, NamespaceUse
 from vcuda.workloads import workloads_in
@@ -31,16 +33,15 @@ FAILED, BAD_INPUT = 1, 2
 
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 _USE = msgspec.json.Decoder(NamespaceUse)
-_output = click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
-)
+OUTPUTS = click.Choice(["table", "json", "yaml"])
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The cluster and the namespace that are asked about."""
+    """The cluster and the namespace that are asked about, and how the answer is to be written."""
 
     kube: Kube
     namespace: str
+    output: str
 
 
 @click.group(
@@ -51,7 +52,7 @@ class Target(msgspec.Struct, frozen=True):
 @click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
 @click.option("--kubeconfig", envvar="KUBECONFIG", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--context", "context_name", help="Context of the kubeconfig.")
-@_output
+@click.option("-o", "--output", type=OUTPUTS, default="table", show_default=True)
 @click.pass_context
 def main(
     context: click.Context,
@@ -78,7 +79,7 @@ def main(
         kube = Kube.connect(kubeconfig, context_name)
     except BadInput as error:
         _fail(str(error), BAD_INPUT)
-    target = Target(kube, namespace or _namespace_of(kubeconfig, context_name))
+    target = Target(kube, namespace or _namespace_of(kubeconfig, context_name), output)
     context.obj = target
     if context.invoked_subcommand is None:
         try:
@@ -90,53 +91,72 @@ def main(
 
 @main.command()
 @click.option("-f", "--filename", required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@_output
+@click.option("-n", "--namespace", help="Namespace; also before the command.")
+@click.option("-o", "--output", type=OUTPUTS, help="Also before the command.  [default: table]")
 @click.pass_obj
-def explain(target: Target, *, filename: str, output: str) -> None:
+def explain(target: Target, *, filename: str, namespace: str | None, output: str | None) -> None:
     """Ask the cluster what would happen to the pods of a manifest now: a server-side dry run, nothing is created.
 
     Takes what makes pods: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob. One pod of each is asked
-    about, beside what runs already.
+    about, beside what runs already. What the cluster warns of is printed on standard error.
 
     \b
-    Example:
-      kubectl gpuquota -n team-a explain -f deployment.yaml
+    Examples:
+      kubectl gpuquota explain -f pod.yaml
+      kubectl gpuquota explain -n team-a -f deployment.yaml -o json
 
     Exit status: 0 all would be admitted, 1 some would be refused or the cluster did not answer, 2 bad input.
     """
+    home, form = namespace or target.namespace, output or target.output
     try:
         with click.open_file(filename, encoding="utf-8") as file:
-            workloads = workloads_in(filename, file.read(), target.namespace)
+            workloads = workloads_in(filename, file.read(), home)
     except (OSError, UnicodeDecodeError, BadInput) as error:
         _fail(str(error), BAD_INPUT)
-    verdicts = [_explain(target.kube, f"{w.kind}/{w.name}", w.namespace, w.pod) for w in workloads]
-    if output == "table":
-        cells = [(v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts]
-        _echo(aligned([("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON"), *cells]))
-    else:
-        _dump(verdicts, output)
+    try:
+        verdicts = [_explain(target.kube, f"{w.kind}/{w.name}", w.namespace, w.pod) for w in workloads]
+    except VcudaError as error:
+        _fail(str(error), FAILED)
+    _show_verdicts(verdicts, form)
     sys.exit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What would become of a pod; ``reason`` is the cluster's own sentence."""
+    """What would become of a pod; ``reason`` and ``warnings`` are the cluster's own sentences."""
 
     object: str
     namespace: str
     decision: str
     model: str
     reason: str
+    warnings: tuple[str, ...] = ()
 
 
 def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Verdict:
     body = msgspec.json.encode(pod, enc_hook=str)
     try:
-        raw = kube.post(f"/api/v1/namespaces/{quote(namespace)}/pods", body, {"dryRun": "All"})
-    except VcudaError as error:
+        answer = kube.post_heard(f"/api/v1/namespaces/{quote(namespace)}/pods", body, {"dryRun": "All"})
+    except ApiError as error:
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            raise  # nobody has looked at the pod
         return Verdict(name, namespace, "refused", "", str(error))
-    model = msgspec.json.decode(raw, type=Pod).annotations.get(MODEL_ANNOTATION, "")
-    reason = f"would be pinned to {model}" if model else "not held by a GPU quota"
-    return Verdict(name, namespace, "admitted", model, reason)
+    model = msgspec.json.decode(answer.body, type=Pod).annotations.get(MODEL_ANNOTATION, "")
+    pinned = would_be_pinned(model)
+    told = [warning for warning in answer.warnings if model and warning.startswith(pinned)]
+    reason = next(iter(told), pinned if model else "not held by a GPU quota")
+    others = tuple(warning for warning in answer.warnings if warning not in told)
+    return Verdict(name, namespace, "admitted", model, reason, others)
+
+
+def _show_verdicts(verdicts: list[Verdict], output: str) -> None:
+    if output != "table":
+        _dump(verdicts, output)
+        return
+    cells = [(v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts]
+    _echo(aligned([("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON"), *cells]))
+    for verdict in verdicts:
+        for warning in verdict.warnings:
+            click.echo(f"Warning: {verdict.object}: {warning}", err=True)
 
 
 def _one(target: Target) -> Iterator[NamespaceUse]:
@@ -188,9 +208,11 @@ def _row(use: NamespaceUse, model: ModelUse) -> tuple[str, ...]:
 
 
 def bar(used: float, limit: float) -> str:
-    """Return a bar such as ``[######----]``; full where the limit is reached, or is 0 and something is used."""
+    """Return a bar such as ``[######----]``; empty only where nothing is used, full only from the limit on."""
     share = used / limit if limit else float(used > 0)
-    filled = min(round(share * BAR), BAR)
+    filled = round(share * BAR) if share < 1 else BAR
+    if 0 < share < 1:
+        filled = min(max(filled, 1), BAR - 1)
     return f"[{'#' * filled}{'-' * (BAR - filled)}]"
 
 

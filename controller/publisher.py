@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from http import HTTPStatus
 from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from controller.due import DueQueue
-from vcuda.errors import NotFound, VcudaError
+from vcuda.errors import ApiError, NotFound, VcudaError
 from vcuda.kube import MERGE_PATCH, Kube, Reflector
 from vcuda.objects import ConfigMap
 from vcuda.usage import NamespaceUse
@@ -24,6 +25,8 @@ SPACING = 1.0
 
 RETRY = 5.0
 """Seconds after which a report that could not be written is tried again."""
+
+TERMINATING = "because it is being terminated"
 
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 
@@ -97,8 +100,10 @@ class Publisher:
             return
         try:
             self._write(namespace, {KEY: text})
-        except NotFound:
-            self._log.debug("namespace does not exist", namespace=namespace)
+        except ApiError as error:
+            if not is_without_home(error):
+                raise
+            self._log.debug("no usage published: the namespace is gone or going", namespace=namespace)
 
     def _write(self, namespace: str, data: dict[str, str]) -> None:
         """Change the ConfigMap, or create it where there is none."""
@@ -121,6 +126,15 @@ class Publisher:
     def _add(self, published: Published | None) -> None:
         if published:
             self.due.add(published.namespace)
+
+
+def is_without_home(error: ApiError) -> bool:
+    """Return whether nothing can be created in a namespace: it does not exist, or is being deleted.
+
+    The sentence is that of the API server's admission plugin NamespaceLifecycle, which answers 403 then.
+    """
+    terminating = error.status == HTTPStatus.FORBIDDEN and TERMINATING in error.reason
+    return terminating or isinstance(error, NotFound)
 
 
 def _read_published(raw: bytes) -> Published | None:

@@ -14,7 +14,7 @@ from controller.metrics import SettleMetrics
 from controller.pod_watch import PodWatch
 from vcuda.errors import Conflict, NotFound, UnreadableLedger, VcudaError
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeWatch, QuotaWatch, Stored
-from vcuda.ledger import Ledger, is_older, settle
+from vcuda.ledger import Ledger, StoredView, is_older, settle
 from vcuda.objects import Pod
 from vcuda.usage import NamespaceUse, report
 
@@ -162,9 +162,21 @@ class Settler:
             self._metrics.released(len(stored.ledger.pending) - len(ledger.pending))
 
     def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
-        view = self.pods.view(namespace, self._nodes.current())
         quota = self._quota.current()
-        return settle(ledger, view, self._absent(namespace, ledger), quota.version if quota else "")
+        counted_since = quota.version if quota else ""
+        return settle(ledger, self._view(namespace, ledger), self._absent(namespace, ledger), counted_since)
+
+    def _view(self, namespace: str, ledger: Ledger) -> StoredView:
+        """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has.
+
+        A webhook that counts pods may do so at a later version than a quiet watch has come to, and the API server tells
+        that nothing has changed once a minute at best: until then the view would say nothing about the ledger.
+        """
+        view = self.pods.view(namespace, self._nodes.current())
+        if not is_older(view.resource_version, ledger.pod_resource_version):
+            return view
+        newest = self._store.look(namespace)
+        return msgspec.structs.replace(newest, seen={*newest.seen, *view.seen})
 
     def _wind_up(self, namespace: str, stored: Stored, version: str) -> None:
         """Drop a ledger that limits nobody any more, but not before its last pending charge is settled.

@@ -6,12 +6,14 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Never, cast
 
+import jsonpatch
 import msgspec
+from jsonpointer import JsonPointerException
 
-from vcuda.errors import Conflict, NotFound, Unreachable, VcudaError
-from vcuda.kube import Kube
+from vcuda.errors import ApiError, Conflict, NotFound, Unreachable, VcudaError
+from vcuda.kube import JSON_PATCH, Kube
 from vcuda.kube.client import Page
 
 Effect = Callable[[], bytes]
@@ -99,6 +101,20 @@ class ApiDouble:
 
         return self._call("PUT", timeout, effect)
 
+    def patch(self, path: str, body: bytes, content_type: str, _params: object = None, *, timeout: float = 10) -> bytes:
+        """Change an object by a merge patch (RFC 7396) or JSON Patch (RFC 6902), at the version it names, if any."""
+        patch = json.loads(body)
+        patched = _patched if content_type == JSON_PATCH else _merged
+
+        def effect() -> bytes:
+            known = self._known(path)
+            changed = patched(known, patch)
+            if any(changed["metadata"].get(key) != known["metadata"].get(key) for key in ("uid", "resourceVersion")):
+                raise Conflict(409, "the object has been modified")
+            return self.store(path, changed)
+
+        return self._call("PATCH", timeout, effect)
+
     def list_pages(self, path: str, _params: object = None, _limit: int = 500, timeout: float = 30) -> Iterator[Page]:
         """Yield all objects of a collection on one page."""
 
@@ -109,6 +125,10 @@ class ApiDouble:
         items = msgspec.json.decode(self._call("LIST", timeout, effect), type=list[msgspec.Raw])
         yield Page(str(self._version), items)
 
+    def stream(self, path: str, _params: object = None, *, connect_timeout: float = 10, read_timeout: float) -> Never:
+        """Refuse a watch: what is known of this API server is what was listed."""
+        raise Unreachable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
+
     def _known(self, path: str) -> dict[str, Any]:
         if path not in self.objects:
             raise NotFound(404, f"{path} not found")
@@ -117,6 +137,24 @@ class ApiDouble:
     def _call(self, method: str, timeout: float, effect: Effect) -> bytes:
         self.calls.append(method)
         return self.deliver(method, timeout, effect)
+
+
+def _merged(target: object, patch: object) -> Any:
+    """Return the target after a JSON merge patch."""
+    if not isinstance(patch, dict):
+        return patch
+    kept = {**target} if isinstance(target, dict) else {}
+    changed = {key: _merged(kept.get(key), value) for key, value in patch.items() if value is not None}
+    return {**{key: value for key, value in kept.items() if key not in patch}, **changed}
+
+
+def _patched(target: dict[str, Any], patch: Any) -> dict[str, Any]:
+    """Return the target after a JSON Patch; where it cannot be applied that is 422, as from a real API server."""
+    try:
+        changed: dict[str, Any] = jsonpatch.apply_patch(target, patch)
+    except (jsonpatch.JsonPatchException, JsonPointerException) as error:
+        raise ApiError(422, f"the server rejected our request due to an error in our request: {error}") from error
+    return changed
 
 
 def _collections_of(path: str) -> tuple[str, str]:

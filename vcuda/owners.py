@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from vcuda.charge import Charge
 from vcuda.objects import ObjectMeta, Pod, View
 from vcuda.placement import Nodes, find_candidates
-from vcuda.quota import NamespaceQuota
+from vcuda.quota import Limit, NamespaceQuota
 from vcuda.requests import read_request
 
 REFUSAL = "exceeded GPU quota"
@@ -97,32 +98,68 @@ class RefusedOwner(msgspec.Struct, frozen=True):
     owner: Owner
 
 
-def worth_a_try(
-    refused: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, int], nodes: Nodes
-) -> list[RefusedOwner]:
-    """Return the owners that may try again, oldest refusal first, and no more than fit into the ``free`` cores.
+class Room(msgspec.Struct, frozen=True):
+    """What is free of one model: cores in hundredths of a card, memory in MiB, None where that is not limited."""
 
-    ``free`` is in hundredths of a card by model; an owner takes from the model with the most room that it may use.
+    cores: int
+    memory: int | None = None
+
+    def takes(self, charge: Charge, limit: Limit) -> bool:
+        """Return whether a charge fits, as far as can be told; one that asks for no cores is nobody's business."""
+        memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
+        return 0 < charge.cores <= self.cores and memory_fits
+
+    def without(self, charge: Charge, limit: Limit) -> Room:
+        """Return what a charge leaves."""
+        memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
+        return Room(self.cores - charge.cores, memory)
+
+    def exceeds(self, other: Room) -> bool:
+        """Return whether there is more of anything than in another."""
+        return self.cores > other.cores or (other.memory is not None and self._memory > other._memory)
+
+    @property
+    def _memory(self) -> float:
+        return math.inf if self.memory is None else self.memory
+
+
+def _least_memory(charge: Charge, limit: Limit) -> int:
+    """Return a charge's memory in MiB, a card's share rounded down.
+
+    What is free was rounded already, and the other way: rounded up here too, an owner whose pod fits exactly would
+    not be woken. One that is woken in vain asks once more, no harm done.
+    """
+    if not limit.memory or not limit.cores:
+        return charge.memory
+    return charge.memory + charge.card_memory * limit.memory // limit.cores
+
+
+def worth_a_try(
+    refused: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, Room], nodes: Nodes
+) -> list[RefusedOwner]:
+    """Return the owners that may try again, oldest refusal first, and no more than fit into what is ``free`` by model.
+
+    An owner takes from the model with the most free cores that it may use.
     """
     left = dict(free)
     in_order = sorted(refused, key=lambda each: (each.since, each.path))
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes)]
 
 
-def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, int], nodes: Nodes) -> bool:
+def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, Room], nodes: Nodes) -> bool:
     """Take what its missing pods would, as far as it goes, from what is left; return whether one fits at all."""
     request = read_request(owner.spec.template)
     models = find_candidates(owner.spec.template, request.schemes, quota, nodes).models
     took = False
     for _ in range(owner.missing):
-        model = _roomiest(models, left, request.charge)
+        model = _roomiest(models, quota, left, request.charge)
         if model is None:
             break
-        left[model] -= request.charge.cores
+        left[model] = left[model].without(request.charge, quota.limits[model])
         took = True
     return took
 
 
-def _roomiest(models: Iterable[str], left: Mapping[str, int], charge: Charge) -> str | None:
-    fitting = [model for model in models if 0 < charge.cores <= left.get(model, 0)]
-    return max(fitting, key=lambda model: left[model], default=None)
+def _roomiest(models: Iterable[str], quota: NamespaceQuota, left: Mapping[str, Room], charge: Charge) -> str | None:
+    fitting = [model for model in models if model in left and left[model].takes(charge, quota.limits[model])]
+    return max(fitting, key=lambda model: left[model].cores, default=None)

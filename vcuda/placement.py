@@ -65,6 +65,16 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     model: str
     reason: str
 
+    @property
+    def forecast(self) -> str:
+        """The sentence for whoever only asks: which model the pod would get, and why."""
+        return f"{would_be_pinned(self.model)}: {self.reason}"
+
+
+def would_be_pinned(model: str) -> str:
+    """Return what is told of a pod that is not created yet."""
+    return f"would be pinned to {model}"
+
 
 def find_candidates(pod: Pod, schemes: Iterable[Scheme], quota: NamespaceQuota, nodes: Nodes) -> Candidates:
     """Return the quota's models less those that the pod's annotations, selectors or affinity exclude."""

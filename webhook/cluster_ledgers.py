@@ -12,7 +12,7 @@ import msgspec
 from vcuda.charge import Usage
 from vcuda.errors import Conflict, Unreachable
 from vcuda.kube import LedgerStore, Stored
-from vcuda.ledger import Granted, Ledger, Refused, is_older
+from vcuda.ledger import Granted, Ledger, Refused, is_older, settle
 from webhook.ledgers import Busy, Demand
 from webhook.metrics import LedgerMetrics
 from webhook.turns import Ticket, Turns
@@ -155,7 +155,8 @@ class Book:
         was not limited, and no leader was there to drop the ledger.
         """
         if any(is_older(ledger.pod_resource_version, ticket.item.counted_since) for ticket in waiting):
-            return self._store.recount(self._namespace, ledger, READ_TIMEOUT)
+            view = self._store.look(self._namespace, READ_TIMEOUT)
+            return settle(ledger, view, counted_since=view.resource_version)
         return ledger
 
     def _write(self, ledger: Ledger, version: str | None) -> Stored | bool | None:

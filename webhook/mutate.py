@@ -35,7 +35,7 @@ def _place(subject: Subject, request: Request, ledgers: Ledgers, holds: Holds) -
         return refused(subject, "over-quota", exceeded(namespace, *choice), choice[0].model)
     if not request.dry_run:
         holds.add(namespace, choice.model, subject.request.charge)
-    return _pinned(subject, choice)
+    return _pinned(subject, choice, choice.forecast if request.dry_run else "")
 
 
 def _choose(subject: Subject, candidates: Candidates, ledgers: Ledgers, holds: Holds) -> Choice | tuple[Shortage, ...]:
@@ -55,11 +55,12 @@ def _without_model(subject: Subject, sentence: str) -> Answer:
     return Answer("unpinned", patch=cleaning_patch(subject.pod), scheme=subject.scheme)
 
 
-def _pinned(subject: Subject, choice: Choice) -> Answer:
+def _pinned(subject: Subject, choice: Choice, forecast: str) -> Answer:
+    """Return the patch. ``forecast`` is for the owner: the reason itself reaches the API server's audit log alone."""
     return Answer(
         "pinned",
         patch=patch_for(subject.pod, choice.model, subject.quota.pools, subject.request.schemes, subject.facts.hints),
-        warnings=subject.warnings(),
+        warnings=subject.warnings(*filter(None, [forecast])),
         reason=choice.reason,
         model=choice.model,
         scheme=subject.scheme,

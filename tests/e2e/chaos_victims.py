@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from tests.e2e.controller_process import ControllerProcess, flags_of
 from tests.e2e.installation import Installation
-from tests.integration.webhook_process import PATIENCE, WebhookProcess
+from tests.integration.webhook_process import WebhookProcess
+from tests.processes import PATIENCE
 
 
 class Killable(Protocol):

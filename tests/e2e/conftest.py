@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane, running_control_plane
+from tests.e2e.controller_process import ControllerProcess, controlling, limited_team
 from tests.e2e.installation import Installation, installed
 from tests.e2e.rest import Json
 
@@ -60,6 +61,25 @@ def team(installation: Installation) -> Iterator[Callable[[Json], str]]:
 
         def create(entry: Json) -> str:
             return teardown.enter_context(installation.team(entry))
+
+        yield create
+
+
+@pytest.fixture(scope="module")
+def controller(installation: Installation) -> Iterator[ControllerProcess]:
+    """The one controller, leading."""
+    with controlling(installation) as running:
+        yield running
+
+
+@pytest.fixture
+def led_team(installation: Installation, controller: ControllerProcess) -> Iterator[Callable[[Json], str]]:
+    """``team`` with a controller, which has labelled the namespace and looks after its ledger."""
+    assert controller.process.poll() is None
+    with ExitStack() as teardown:
+
+        def create(entry: Json) -> str:
+            return teardown.enter_context(limited_team(installation, entry))
 
         yield create
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import http.client
-import json
-import os
-import signal
-import subprocess
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-import msgspec
-from prometheus_client.parser import text_string_to_metric_families
-
 from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation, ledger_path
 from tests.e2e.rest import Json
-from tests.integration.webhook_process import PATIENCE, Lines, Reply
+from tests.integration.reviews import gpu_pod
+from tests.processes import PATIENCE, OwnProcess, Reply
 from vcuda.ledger import Ledger
+from vcuda.ledger_format import read_ledger
 
 PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
@@ -33,53 +28,18 @@ PROMPTLY = 2.0
 """Seconds within which a charge is released."""
 
 
-class ControllerProcess:
+class ControllerProcess(OwnProcess):
     """A running candidate; it leads once it logs so."""
 
     def __init__(self, flags: Iterable[str | Path]) -> None:
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
-        self.process = subprocess.Popen(
-            [PROGRAM, "run", *map(str, flags)],
-            env=ours,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self.process.stdout
-        assert self.process.stderr
-        self._out, self._err = Lines(self.process.stdout), Lines(self.process.stderr)
-        try:
+        super().__init__((PROGRAM, "run", *flags), {})
+        with self.starting():
             self.port: int = self.await_log("serving status")["port"]
-        except BaseException:
-            self.kill()
-            raise
-
-    def await_log(self, event: str, wanted: Callable[[Json], bool] = lambda _: True) -> Json:
-        """Return the first structured line of ``event`` that is wanted, as soon as it is there."""
-
-        def fits(line: str) -> bool:
-            return line.startswith("{") and (fields := json.loads(line))["event"] == event and wanted(fields)
-
-        line = self._out.first(fits)
-        if line is None:
-            raise RuntimeError(f"ended with status {self.process.wait()}, never {event!r}:\n{self.output()}")
-        found: Json = json.loads(line)
-        return found
 
     def await_synced(self) -> None:
         """Return once it leads and has listed everything."""
         self.await_log("leading")
         self.await_log("synced")
-
-    def logs(self, event: str) -> list[Json]:
-        """The structured lines of ``event`` so far."""
-        return [line for line in map(json.loads, self._out.so_far()) if line["event"] == event]
-
-    def output(self) -> str:
-        """Everything printed so far, on both streams."""
-        return "".join([*self._out.so_far(), *self._err.so_far()])
 
     def get(self, path: str) -> Reply:
         """GET from its status server."""
@@ -90,27 +50,8 @@ class ControllerProcess:
 
     def metric(self, name: str, **labels: str) -> float | None:
         """The sum of the samples of this name that have these labels; None where there is none."""
-        text = self.get("/metrics").body.decode()
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-        values = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
+        values = self.get("/metrics").samples(name, labels)
         return sum(values) if values else None
-
-    def wait(self) -> int:
-        """Return the exit status once the process has ended and everything it printed is here."""
-        status = self.process.wait(PATIENCE)
-        self._out.join()
-        self._err.join()
-        return status
-
-    def terminate(self) -> int:
-        """SIGTERM; return the exit status once it has ended."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.wait()
-
-    def kill(self) -> int:
-        """SIGKILL, as a crash."""
-        self.process.kill()
-        return self.wait()
 
 
 def flags_of(installation: Installation, *more: str | Path, kubeconfig: Path | None = None) -> list[str | Path]:
@@ -195,7 +136,7 @@ def await_ledger(
 
 def ledger_in(objects: list[Json]) -> Ledger:
     """The ledger in at most one ConfigMap; an empty one where there is none."""
-    return next((msgspec.json.decode(found["data"]["ledger"], type=Ledger) for found in objects), Ledger())
+    return next((read_ledger(found["data"]["ledger"]) for found in objects), Ledger())
 
 
 def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
@@ -208,6 +149,12 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
 def committed(ledger: Ledger) -> dict[str, int]:
     """The cores by model that were counted from stored pods."""
     return {model: charge.cores for model, charge in ledger.committed.items()}
+
+
+def pass_by(cluster: Cluster, namespace: str) -> None:
+    """Create and delete a pod without a GPU: what the controller has seen of pods is then as new as all before it."""
+    cluster.create(gpu_pod("passer-by", namespace, {"cpu": "1"}))
+    cluster.delete_pod(namespace, "passer-by")
 
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
 from certs.names import DEVELOPMENT
@@ -26,6 +24,7 @@ from tests.e2e.quota_config_map import CONFIG, QuotaConfigMap
 from tests.e2e.rest import Json
 from tests.integration.webhook_process import WebhookProcess, serving
 from vcuda.ledger import Ledger
+from vcuda.ledger_format import read_ledger
 
 SYSTEM_NAMESPACE = "vcuda-quota"
 ENFORCED = "quota.vcuda.io/enforced"
@@ -94,7 +93,7 @@ class Installation:
         answer = self.cluster.rest.send("GET", ledger_path(namespace))
         if answer.status == HTTPStatus.NOT_FOUND:
             return Ledger()
-        return msgspec.json.decode(answer.ok()["data"]["ledger"], type=Ledger)
+        return read_ledger(answer.ok()["data"]["ledger"])
 
     def charged(self, namespace: str) -> dict[str, int]:
         """The cores charged to each model in ``namespace``."""

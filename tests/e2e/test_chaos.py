@@ -41,6 +41,12 @@ APISERVER_DIES = (5, 18)
 ETCD_DIES = (11, 24)
 """At which ticks."""
 
+BY_PLAN = {
+    "replica": int(SECONDS / TICK),
+    "kube-apiserver": len(APISERVER_DIES),
+    "etcd": len(ETCD_DIES),
+}
+
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5})
 """In cards, one namespace each."""
 
@@ -92,17 +98,18 @@ def test_no_death_of_any_part_admits_more_than_the_quota_or_loses_any_of_it(
 
         with observed(own_cluster, observers):
             with in_threads(callers.call, range(CALLERS)):
-                havoc(own_cluster.control_plane, victims, managers)
+                killed = havoc(own_cluster.control_plane, victims, managers)
             await_settled(own, managers, teams)
             filled = {namespace: fill(own_cluster, namespace, quota) for namespace, quota in teams.items()}
         gc.collect()  # here, where those warnings are expected
-        report(callers, managers, observers)
+        report(callers, killed, observers)
 
         for observer in observers:
             assert list(exceeded(observer, teams)) == []
         assert filled == teams
         assert callers.counts.keys() <= REASONS
         assert callers.counts[STORED] > CALLERS // 2
+        assert killed == {**BY_PLAN, "leader": managers.kills}
         assert managers.kills > 1
 
 
@@ -144,8 +151,11 @@ def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iter
                 yield f"{cores} cores of {model} in {namespace}, limited to {quota}"
 
 
-def havoc(control_plane: ControlPlane, victims: Sequence[Victim[WebhookProcess]], managers: Controllers) -> None:
-    """Kill a replica and the leading controller at every tick, and the API server and etcd at theirs."""
+def havoc(
+    control_plane: ControlPlane, victims: Sequence[Victim[WebhookProcess]], managers: Controllers
+) -> Counter[str]:
+    """Kill a replica and the leading controller at every tick, API server and etcd at theirs; count the dead."""
+    killed: Counter[str] = Counter()
     started = time.monotonic()
     for tick in range(int(SECONDS / TICK)):
         time.sleep(max(started + tick * TICK - time.monotonic(), 0))
@@ -155,9 +165,11 @@ def havoc(control_plane: ControlPlane, victims: Sequence[Victim[WebhookProcess]]
         for component, ticks in ((control_plane.apiserver, APISERVER_DIES), (control_plane.etcd, ETCD_DIES)):
             if tick in ticks:
                 component.kill()
+                killed[component.name] += 1
                 component.launch()
     for component in (control_plane.etcd, control_plane.apiserver):
         component.await_ready()
+    return killed + Counter(replica=sum(victim.kills for victim in victims), leader=managers.kills)
 
 
 def await_settled(own: Installation, managers: Controllers, teams: dict[str, dict[str, int]]) -> None:
@@ -188,11 +200,11 @@ def fill(cluster: Cluster, namespace: str, quota: dict[str, int]) -> Counter[str
     return held(cluster.pods(namespace))
 
 
-def report(callers: Callers, managers: Controllers, observers: tuple[Observer, Observer]) -> None:
+def report(callers: Callers, killed: Counter[str], observers: tuple[Observer, Observer]) -> None:
     """Print the counts, for whoever reads the run (`pytest -s`, or the report of a failure)."""
     print(f"\n{sum(callers.counts.values())} creations by {CALLERS} callers in {SECONDS:g} s:")
     for name, count in callers.counts.most_common():
         print(f"  {count:6d} {name}")
-    print(f"{int(SECONDS / TICK)} replicas and {managers.kills} leaders killed; API server and etcd killed twice each")
+    print("killed:", ", ".join(f"{name} {count} times" for name, count in killed.most_common()))
     for how, observer in zip(("listed", "watched"), observers, strict=True):
         print(f"{observer.looks} states {how}, {observer.lost} times in vain; at most {list(observer.most.values())}")

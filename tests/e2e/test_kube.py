@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from controller.publisher import is_without_home
 from tests.e2e.cluster import Cluster
 from vcuda.errors import ApiError, Conflict, Gone, NotFound
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
@@ -125,3 +126,25 @@ def test_in_a_pod_the_mounted_token_counts_and_is_read_anew_once_refused(
         assert caught.value.status == 401
         token.write_text(cluster.token + "\n")
         kube.post(path, manifest("first"))
+
+
+def test_a_namespace_that_is_being_deleted_takes_nothing_more_and_the_refusal_says_why(
+    cluster: Cluster, kube: Kube, namespace: str, path: str
+) -> None:
+    """The finalizer of a ConfigMap keeps the namespace from being gone at once."""
+    held = {"metadata": {"name": "held", "finalizers": ["e2e.vcuda.io/held"]}}
+    kube.post(path, msgspec.json.encode(held))
+    cluster.delete_namespace(namespace)
+    with pytest.raises(ApiError) as refused:
+        kube.post(path, manifest("late"))
+    assert is_without_home(refused.value)
+    assert not isinstance(refused.value, NotFound)
+    kube.patch(f"{path}/held", b'{"metadata": {"finalizers": null}}', MERGE_PATCH)
+
+
+def test_warnings_come_beside_the_answer(kube: Kube) -> None:
+    """This API version is on its way out in the API server that the tests run, which says so."""
+    name = {"metadata": {"name": "warned.example.com"}, "webhooks": []}
+    path = "/apis/admissionregistration.k8s.io/v1beta1/validatingwebhookconfigurations"
+    [warning] = kube.post_heard(path, msgspec.json.encode(name), {"dryRun": "All"}).warnings
+    assert "v1beta1 ValidatingWebhookConfiguration is deprecated in v1.16+" in warning

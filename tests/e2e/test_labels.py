@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import ControllerProcess, await_enforced, controlling, limited_team
+from tests.e2e.controller_process import await_enforced, limited_team
 from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation
 from tests.e2e.rest import Json
 
+pytestmark = pytest.mark.usefixtures("controller")
+
 SYSTEM = {"kube-system", "kube-public", "kube-node-lease", SYSTEM_NAMESPACE}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def controller(installation: Installation) -> Iterator[ControllerProcess]:
-    """The one controller, leading."""
-    with controlling(installation) as running:
-        yield running
 
 
 def is_enforced(namespace: Json) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.controller_process import ControllerProcess, await_committed, controlling, limited_team
+from tests.e2e.controller_process import ControllerProcess, await_committed, limited_team
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
@@ -28,13 +28,6 @@ REFUSALS = 12
 
 CROWD = 500
 FREED = 3
-
-
-@pytest.fixture(scope="module")
-def controller(installation: Installation) -> Iterator[ControllerProcess]:
-    """The one controller, leading."""
-    with controlling(installation) as running:
-        yield running
 
 
 @pytest.fixture

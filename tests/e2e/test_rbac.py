@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from http import HTTPStatus
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, create_system_namespace, installed
-from tests.e2e.quota_config_map import QuotaConfigMap
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, installed
+from tests.e2e.rights import account_of, may, named_quota
 from tests.integration.reviews import card_pod
-
-MANIFEST = Path(__file__).parents[2] / "manifests" / "base" / "webhook-rbac.yaml"
-ACCOUNT = "vcuda-webhook"
 
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
     """The API as the webhook's ServiceAccount, with what the manifest gives it."""
-    create_system_namespace(cluster)
-    cluster.kubectl("apply", "-f", str(MANIFEST))
-    token = cluster.service_account_token(SYSTEM_NAMESPACE, ACCOUNT)
-    with closing(Cluster(cluster.control_plane, token)) as webhook:
-        yield webhook
-    cluster.kubectl("delete", "-f", str(MANIFEST))
+    with account_of(cluster, "webhook-rbac.yaml", "vcuda-webhook") as account:
+        yield account
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, account: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """The webhook with that account, on the quota ConfigMap that the manifest names, whose edits are not checked."""
-    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
-    quota.write("{}").ok()
     directory = tmp_path_factory.mktemp("rbac")
-    with installed(cluster, directory, kubeconfig=account.kubeconfig, quota=quota) as installation:
+    with installed(cluster, directory, kubeconfig=account.kubeconfig, quota=named_quota(cluster)) as installation:
         yield installation
 
 
@@ -94,5 +83,4 @@ def test_with_the_rights_of_the_manifest_no_list_and_no_watch_fails(own: Install
 def test_the_manifest_gives_what_is_needed_and_no_more(
     account: Cluster, verb: str, resource: str, namespace: str, allowed: bool
 ) -> None:
-    answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False)
-    assert answer.stdout.strip() == ("yes" if allowed else "no")
+    assert may(account, verb, resource, namespace) is allowed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http import HTTPStatus
 
 import pytest
@@ -17,8 +17,6 @@ from tests.e2e.controller_process import (
     await_enforced,
     await_ledger,
     await_ledger_gone,
-    controlling,
-    limited_team,
 )
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
@@ -28,19 +26,10 @@ USAGE = "gpu-quota-usage"
 M40 = {"quota": {"M40": 4}}
 
 
-@pytest.fixture(scope="module")
-def controller(installation: Installation) -> Iterator[ControllerProcess]:
-    """The one controller, leading."""
-    with controlling(installation) as running:
-        yield running
-
-
 @pytest.fixture
-def team(installation: Installation, controller: ControllerProcess) -> Iterator[str]:
+def team(led_team: Callable[[Json], str]) -> str:
     """A namespace that may use four M40."""
-    assert controller.process.poll() is None
-    with limited_team(installation, M40) as namespace:
-        yield namespace
+    return led_team(M40)
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
@@ -20,31 +21,25 @@ from tests.e2e.controller_process import (
     ControllerProcess,
     await_committed,
     await_enforced,
-    controlling,
     limited_team,
 )
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod
+from tests.integration.scripted import write_kubeconfig
 
 NAME = "gpu-quota-usage"
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 
 
-@pytest.fixture(scope="module")
-def controller(installation: Installation) -> Iterator[ControllerProcess]:
-    """The one controller, leading."""
-    with controlling(installation) as running:
-        yield running
-
-
 @pytest.fixture
-def team(installation: Installation, controller: ControllerProcess) -> Iterator[str]:
+def team(led_team: Callable[[Json], str]) -> str:
     """A namespace with a quota of two models."""
-    assert controller.process.poll() is None
-    with limited_team(installation, ENTRY) as namespace:
-        yield namespace
+    return led_team(ENTRY)
+
+
+FULL = "4 cards of 4 cards, 40960 of 40960 MiB"
 
 
 def published(config_map: Json) -> Json:
@@ -174,6 +169,25 @@ def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their
             assert report["unpinned"] == ["waiting"]
             assert [pod["name"] for pod in report["models"][0]["pods"]] == ["bound"]
             assert controller.metric("vcuda_quota_unpinned_pods", namespace=namespace) == 1
+            path = f"/api/v1/namespaces/{namespace}/events"
+            [told] = cluster.await_collection(path, bool, fieldSelector="reason=NotCounted")
+            assert (told["involvedObject"]["name"], told["type"]) == ("waiting", "Warning")
+
+
+@pytest.mark.usefixtures("controller")
+def test_a_pod_that_is_held_to_no_model_follows_its_nodes(
+    cluster: Cluster, installation: Installation, create_node: Callable[..., str]
+) -> None:
+    """It is charged as soon as its node gets a model, and to another one when that changes."""
+    node = create_node("late-m40", {}, {"tencent.com/vcuda-core": "1600"})
+    with installation.free_team() as namespace:
+        pod = card_pod("bound", namespace)
+        cluster.create({**pod, "spec": {**pod["spec"], "nodeName": node}})
+        with installation.quota.limited(**{namespace: {"quota": {"M40": 4}}}):
+            await_usage(cluster, namespace, lambda report: report["unpinned"] == ["bound"])
+            for model in ("M40", "P100"):
+                cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {MODEL: model}}})
+                await_committed(installation, namespace, **{model: 100})
 
 
 @pytest.mark.parametrize(
@@ -273,7 +287,8 @@ def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
         "namespace": team,
         "decision": "admitted",
         "model": "M40",
-        "reason": "would be pinned to M40",
+        "reason": "would be pinned to M40: most room, 4 cards of 4 cards free",
+        "warnings": [],
     }
     assert (over["object"], over["decision"], over["model"]) == ("Pod/over", "refused", "")
     assert f"exceeded GPU quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
@@ -294,6 +309,23 @@ def test_explain_asks_about_the_pods_of_a_deployment_in_the_namespace_given(team
     heading, row = (line.split() for line in told.stdout.splitlines())
     assert heading == ["OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON"]
     assert row[:4] == ["Deployment/train", team, "admitted", "M40"]
+
+
+def test_explain_prints_what_the_cluster_warns_of(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
+    told = gpuquota("explain", "-n", team, "-f", "-", stdin=json.dumps(card_pod("all", team, cards=4)))
+    assert told.returncode == 0, told.stdout
+    assert told.stderr == f"Warning: Pod/all: GPU quota nearly used up: M40 in namespace {team}, {FULL}\n"
+    assert cluster.pods(team) == []
+
+
+def test_explain_without_a_cluster_is_an_error_and_no_refusal(gpuquota: Plugin, tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "nobody"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        write_kubeconfig(kubeconfig, f"http://127.0.0.1:{unused.getsockname()[1]}", {})
+        told = gpuquota("--kubeconfig", str(kubeconfig), "explain", "-f", "-", stdin=json.dumps(card_pod("any", "any")))
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.startswith("Error: POST /api/v1/namespaces/any/pods: ")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.integration.reviews import card_pod, gpu_pod, patched
-from tests.integration.webhook_process import PATIENCE, PROGRAM, serving
+from tests.integration.webhook_process import PROGRAM, serving
+from tests.processes import PATIENCE
 from webhook.cli import main, serve
 
 FILES = {

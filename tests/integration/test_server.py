@@ -15,7 +15,8 @@ import pytest
 from cryptography import x509
 
 from tests.integration.reviews import Json, card_pod, gpu_pod, patched, review_of, with_uid
-from tests.integration.webhook_process import PATIENCE, WebhookProcess, exchange, serving
+from tests.integration.webhook_process import WebhookProcess, exchange, serving
+from tests.processes import PATIENCE
 
 QUOTA = """
 team-a: {pool: [public], quota: {M40: 8}}

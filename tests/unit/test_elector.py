@@ -44,11 +44,6 @@ class Candidate:
 
 
 @pytest.fixture
-def api() -> ApiDouble:
-    return ApiDouble()
-
-
-@pytest.fixture
 def us(api: ApiDouble) -> Candidate:
     return Candidate(api)
 

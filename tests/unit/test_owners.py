@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.builders import LABELS, MODEL, container, held_to
-from vcuda.owners import REFUSAL, Owner, RefusedOwner, worth_a_try
+from vcuda.owners import REFUSAL, Owner, RefusedOwner, Room, worth_a_try
 from vcuda.placement import Nodes
 from vcuda.quota import Limit, NamespaceQuota
 
@@ -34,10 +34,15 @@ def read(manifest: Mapping[str, Any]) -> Owner:
     return msgspec.json.decode(msgspec.json.encode(manifest), type=Owner)
 
 
-def chosen(free: Mapping[str, int], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
+def rooms(free: Mapping[str, int | Room]) -> dict[str, Room]:
+    """Return what is free; a number is cores, where memory is not limited."""
+    return {model: Room(room) if isinstance(room, int) else room for model, room in free.items()}
+
+
+def chosen(free: Mapping[str, int | Room], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
     """Return which of the owners, refused in this order, may try again."""
     refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
-    return [int(each.path) for each in worth_a_try(reversed(refused), quota, free, NODES)]
+    return [int(each.path) for each in worth_a_try(reversed(refused), quota, rooms(free), NODES)]
 
 
 # How many pods are missing
@@ -153,10 +158,58 @@ def test_an_owner_held_to_one_model_waits_for_that(held: Owner) -> None:
 def test_refusals_of_one_moment_are_told_apart_by_place() -> None:
     """Else which of them tries would change from look to look."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
-    assert [each.path for each in worth_a_try(same, QUOTA, {"M40": 200}, NODES)] == ["a", "b"]
+    assert [each.path for each in worth_a_try(same, QUOTA, rooms({"M40": 200}), NODES)] == ["a", "b"]
 
 
 def test_what_is_free_is_left_as_it_was() -> None:
-    free = {"M40": 300}
-    chosen(free, owner())
-    assert free == {"M40": 300}
+    free = {"M40": Room(300)}
+    assert worth_a_try([RefusedOwner("a", "", owner())], QUOTA, free, NODES)
+    assert free == {"M40": Room(300)}
+
+
+SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
+SEVEN = NamespaceQuota({"M40": Limit(700, memory=100)})
+"""A card's memory is worth 14 and two sevenths MiB."""
+
+
+@pytest.mark.parametrize(
+    ("quota", "room", "owners", "tries"),
+    [
+        pytest.param({"M40": Limit(800, 8000)}, Room(800, 1300), [owner(SHARE)] * 3, [0, 1], id="no more than fit"),
+        pytest.param({"M40": Limit(800, 8000)}, Room(800, 599), [owner(SHARE), owner()], [], id="none fits"),
+        pytest.param(
+            {"M40": Limit(800, 8000)}, Room(800, 1000), [owner(SHARE), owner()], [0], id="whole cards by their share"
+        ),
+        pytest.param(
+            {"M40": Limit(800, 8000)}, Room(800, 1000), [owner(TWO), owner()], [1], id="a smaller one takes the rest"
+        ),
+        pytest.param({"M40": Limit(800)}, Room(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"),
+        pytest.param({"M40": Limit(800, 0)}, Room(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
+    ],
+)
+def test_no_more_than_fit_in_memory(
+    quota: Mapping[str, Limit], room: Room, owners: list[Owner], tries: list[int]
+) -> None:
+    assert chosen({"M40": room}, *owners, quota=NamespaceQuota(quota)) == tries
+
+
+def test_a_last_card_that_fits_is_not_held_back_by_rounding() -> None:
+    """Six of seven cards use 85.7 MiB of 100, told as 86; the seventh takes 14.3 and fits."""
+    assert chosen({"M40": Room(100, 14)}, owner(), quota=SEVEN) == [0]
+
+
+@pytest.mark.parametrize(
+    ("room", "other", "more"),
+    [
+        (Room(2, 5), Room(1, 5), True),
+        (Room(1, 6), Room(1, 5), True),
+        (Room(1, 6), Room(2, 5), True),
+        (Room(1, 5), Room(1, 5), False),
+        (Room(1, 4), Room(1, 5), False),
+        (Room(1), Room(1, 5), True),
+        (Room(1, 5), Room(1), False),
+        (Room(1), Room(1), False),
+    ],
+)
+def test_more_room(room: Room, other: Room, more: bool) -> None:
+    assert room.exceeds(other) is more

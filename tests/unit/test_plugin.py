@@ -14,8 +14,9 @@ from click.testing import CliRunner, Result
 from controller.plugin import bar, main
 from tests.api_double import ApiDouble, delivered, lost_request
 from tests.builders import Manifest, container, vcuda_pod
-from vcuda.errors import ApiError, VcudaError
-from vcuda.kube import Kube
+from vcuda.errors import ApiError, Unreachable, VcudaError
+from vcuda.kube import Heard, Kube
+from vcuda.placement import Choice
 
 M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5}
 P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0}
@@ -29,6 +30,7 @@ class Cluster(ApiDouble):
         super().__init__()
         self.refusal: VcudaError | None = None
         self.pinned_to: str | None = "M40"
+        self.warnings: tuple[str, ...] = ()
         self.asked: list[tuple[str, object, Manifest]] = []
 
     def publish(self, namespace: str, *models: Mapping[str, Any], text: str | None = None) -> None:
@@ -38,15 +40,15 @@ class Cluster(ApiDouble):
         path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
         self.store(path, {"metadata": metadata, "data": data})
 
-    def post(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
+    def post_heard(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> Heard:
         """Answer a dry run."""
         pod = json.loads(body)
-        self.asked.append((path, _params, pod))
+        self.asked.append((path, params, pod))
         if self.refusal:
             raise self.refusal
         if self.pinned_to:
             pod["metadata"]["annotations"] = {"quota.vcuda.io/model": self.pinned_to}
-        return self.deliver("POST", timeout, lambda: json.dumps(pod).encode())
+        return Heard(self.deliver("POST", timeout, lambda: json.dumps(pod).encode()), self.warnings)
 
 
 @pytest.fixture
@@ -82,12 +84,16 @@ def run(*arguments: str, **options: Any) -> Result:
         (8, 8, 20),
         (9, 8, 20),
         (2.5, 2.5, 20),
-        (0.1, 8, 0),
+        (0.1, 8, 1),
+        (0.01, 1000, 1),
+        (7.9, 8, 19),
+        (7.99, 8, 19),
         (0, 0, 0),
         (1, 0, 20),
     ],
 )
 def test_the_bar(used: float, limit: float, filled: int) -> None:
+    """It is empty only where nothing is used, and full only where nothing is left."""
     assert bar(used, limit) == f"[{'#' * filled}{'-' * (20 - filled)}]"
 
 
@@ -253,6 +259,64 @@ def test_a_pod_that_would_be_refused(cluster: Cluster, manifest: Path) -> None:
     (verdict,) = json.loads(result.stdout)
     assert (result.exit_code, verdict["decision"]) == (1, "refused")
     assert "exceeded GPU quota: M40 in namespace team-a" in verdict["reason"]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param(Unreachable("timed out"), id="no answer"),
+        pytest.param(ApiError(401, "Unauthorized"), id="credentials that are not taken"),
+    ],
+)
+def test_a_cluster_that_decides_nothing_is_an_error_and_no_refusal(
+    cluster: Cluster, manifest: Path, refusal: VcudaError
+) -> None:
+    cluster.refusal = refusal
+    result = explain(manifest, vcuda_pod())
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {refusal}\n")
+
+
+def test_the_reason_of_the_choice_is_told(cluster: Cluster, manifest: Path) -> None:
+    cluster.warnings = (Choice("M40", "most room, 3 cards of 8 cards free").forecast,)
+    result = explain(manifest, vcuda_pod())
+    (verdict,) = json.loads(result.stdout)
+    assert verdict["reason"] == "would be pinned to M40: most room, 3 cards of 8 cards free"
+    assert verdict["warnings"] == []
+
+
+def test_what_the_cluster_warns_of_is_printed_beside_the_table(cluster: Cluster, manifest: Path) -> None:
+    cluster.warnings = ("GPU quota nearly used up", "another webhook's")
+    result = explain(manifest, vcuda_pod(), output="table")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "Warning: Pod/train-0: GPU quota nearly used up",
+        "Warning: Pod/train-0: another webhook's",
+    ]
+    assert len(result.stdout.splitlines()) == 2
+
+
+def test_for_programs_the_warnings_are_in_the_data(cluster: Cluster, manifest: Path) -> None:
+    cluster.warnings = ("GPU quota nearly used up",)
+    result = explain(manifest, vcuda_pod())
+    (verdict,) = json.loads(result.stdout)
+    assert (verdict["warnings"], result.stderr) == (["GPU quota nearly used up"], "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "namespace"),
+    [
+        pytest.param(["-n", "team-b", "-o", "json"], [], "team-b", id="before the command"),
+        pytest.param([], ["-n", "team-b", "-o", "json"], "team-b", id="after the command"),
+        pytest.param(["-n", "team-b", "-o", "yaml"], ["-n", "team-c", "-o", "json"], "team-c", id="after counts"),
+    ],
+)
+def test_namespace_and_output_are_taken_before_and_after_the_command(
+    cluster: Cluster, manifest: Path, before: list[str], after: list[str], namespace: str
+) -> None:
+    manifest.write_text(yaml.safe_dump(vcuda_pod()))
+    (verdict,) = json.loads(run(*before, "explain", "-f", str(manifest), *after).stdout)
+    assert verdict["namespace"] == namespace
+    assert [path for path, _, _ in cluster.asked] == [f"/api/v1/namespaces/{namespace}/pods"]
 
 
 def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Path) -> None:

@@ -5,7 +5,7 @@ they cost seventy times the decoding, and they drop the fields that they do not 
 """
 
 from vcuda.kube.backoff import Backoff
-from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Kube, Page, Params
+from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params
 from vcuda.kube.events import Event, Subject, post_event
 from vcuda.kube.ledger_store import LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.node_watch import NodeWatch
@@ -20,6 +20,7 @@ __all__ = [
     "Backoff",
     "Counts",
     "Event",
+    "Heard",
     "Key",
     "Kube",
     "LedgerStore",

@@ -20,6 +20,7 @@ from vcuda import __version__
 from vcuda.errors import ApiError, BadInput, Conflict, Gone, NotFound, Unreachable, VcudaError
 from vcuda.kube.config import Load, loader
 from vcuda.kube.stream import Stream, read_body, transport
+from vcuda.kube.warnings import warnings_in
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -42,6 +43,13 @@ class Page(NamedTuple):
 
     resource_version: str
     items: Sequence[msgspec.Raw]
+
+
+class Heard(NamedTuple):
+    """An answer: its body, and the sentences that the API server and its webhooks warn with."""
+
+    body: bytes
+    warnings: tuple[str, ...]
 
 
 class _Request(NamedTuple):
@@ -122,6 +130,10 @@ class Kube:
         """Create the object in ``body`` (JSON); Conflict where the name is taken."""
         return self._call(_Request("POST", path, params, body), timeout)
 
+    def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
+        """Create as ``post`` does, and return the warnings beside the object."""
+        return self._heard(_Request("POST", path, params, body), timeout)
+
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Replace an object; Conflict where ``body`` names a resourceVersion that is not the newest."""
         return self._call(_Request("PUT", path, params, body), timeout)
@@ -168,12 +180,15 @@ class Kube:
         raise refusal(str(request), response.status, body)
 
     def _call(self, request: _Request, timeout: float) -> bytes:
+        return self._heard(request, timeout).body
+
+    def _heard(self, request: _Request, timeout: float) -> Heard:
         deadline = time.monotonic() + timeout
         with transport(str(request)):
             response = self._send(request, urllib3.Timeout(total=timeout))
             answer = read_body(response, deadline)
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
-            return answer
+            return Heard(answer, warnings_in(response.headers.getlist("Warning")))
         raise refusal(str(request), response.status, answer)
 
     def _send(self, request: _Request, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:

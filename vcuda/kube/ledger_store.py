@@ -14,7 +14,7 @@ from vcuda.errors import Conflict, NotFound, UnreadableLedger
 from vcuda.kube.client import Kube
 from vcuda.kube.reflector import Reflector
 from vcuda.kube.view import Key
-from vcuda.ledger import Ledger, StoredView, by_model, settle
+from vcuda.ledger import Ledger, StoredView, by_model
 from vcuda.ledger_format import read_ledger, write_ledger
 from vcuda.objects import ConfigMap, Pod
 from vcuda.placement import Nodes
@@ -78,19 +78,24 @@ class LedgerStore:
         try:
             raw = self._kube.get(self._path(namespace), timeout=timeout)
         except NotFound:
-            view = self._view(namespace, timeout)
+            view = self.look(namespace, timeout)
             return Stored(Ledger(view.committed, view.resource_version), None)
         return _read(_CONFIG_MAP.decode(raw), len(raw))
 
-    def recount(self, namespace: str, ledger: Ledger, timeout: float = 10) -> Ledger:
-        """Return the ledger counted anew, from a consistent LIST of the namespace's pods; nothing is written.
+    def look(self, namespace: str, timeout: float = 10) -> StoredView:
+        """Return what a namespace's pods take, from a consistent LIST of them; the timeout is for each page.
 
         Raises:
             Unreachable: no answer.
 
         """
-        view = self._view(namespace, timeout)
-        return settle(ledger, view, counted_since=view.resource_version)
+        path, version = f"/api/v1/namespaces/{quote(namespace)}/pods", ""
+        stored: list[StoredPod] = []
+        for page in self._kube.list_pages(path, timeout=timeout):
+            version = version or page.resource_version
+            pods = (read_stored(_POD.decode(item), self._nodes().keys) for item in page.items)
+            stored.extend(pod for pod in pods if pod)
+        return StoredView(version, by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
 
     def write(self, namespace: str, ledger: Ledger, version: str | None, timeout: float = 10) -> Stored:
         """Replace the ledger read at ``version``, or create it where that is None; return it as stored.
@@ -151,16 +156,6 @@ class LedgerStore:
         }
         data = {KEY: write_ledger(ledger)}
         return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
-
-    def _view(self, namespace: str, timeout: float) -> StoredView:
-        """List a namespace's pods as etcd has them."""
-        path, version = f"/api/v1/namespaces/{quote(namespace)}/pods", ""
-        stored: list[StoredPod] = []
-        for page in self._kube.list_pages(path, timeout=timeout):
-            version = version or page.resource_version
-            pods = (read_stored(_POD.decode(item), self._nodes().keys) for item in page.items)
-            stored.extend(pod for pod in pods if pod)
-        return StoredView(version, by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
 
     @property
     def _collection(self) -> str:

@@ -1,0 +1,119 @@
+"""A ledger that somebody has changed is true to the pods again: at once by its own event, or by the full pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.controller_process import (
+    PROMPTLY,
+    STORABLE,
+    ControllerProcess,
+    await_committed,
+    controlling,
+    pass_by,
+)
+from tests.e2e.installation import POLL_SECONDS, Installation, ledger_path
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod
+from vcuda.charge import Charge
+from vcuda.ledger import Ledger
+from vcuda.ledger_format import write_ledger
+
+SETTLED, MENDED = "vcuda_settle_seconds_count", "vcuda_settle_mended_total"
+AHEAD = 50
+"""So many writes later the pods that are known are as new as the damaged count says it is."""
+
+TRIES = 5
+"""A settlement that happens to come in between mends the ledger without a word."""
+
+DAMAGES = [
+    pytest.param({"M40": Charge(400, 0, 400)}, id="too high"),
+    pytest.param({}, id="too low"),
+]
+
+
+@pytest.fixture(scope="module")
+def controller(installation: Installation) -> Iterator[ControllerProcess]:
+    """The one controller, leading, with full passes as often as may be."""
+    with controlling(installation, "--full-pass-seconds", str(2 * STORABLE)) as running:
+        yield running
+
+
+@pytest.fixture
+def team(led_team: Callable[[Json], str]) -> str:
+    """A namespace that may use four M40."""
+    return led_team({"quota": {"M40": 4}})
+
+
+@pytest.fixture
+def elsewhere(installation: Installation) -> Iterator[str]:
+    """A namespace without a quota."""
+    with installation.free_team() as namespace:
+        yield namespace
+
+
+def damage(cluster: Cluster, namespace: str, ledger: Ledger) -> None:
+    """Write another ledger over that of the namespace."""
+    cluster.rest.merge_patch(ledger_path(namespace), {"data": {"ledger": write_ledger(ledger)}})
+
+
+def newest_version(cluster: Cluster) -> int:
+    """The version of all that is stored now."""
+    return int(cluster.rest.get("/api/v1/namespaces", limit="1")["metadata"]["resourceVersion"])
+
+
+def await_settlement(controller: ControllerProcess, after: float) -> None:
+    """Return once more has been settled than ``after``."""
+    deadline = time.monotonic() + TIMEOUT
+    while (controller.metric(SETTLED) or 0) <= after:
+        assert time.monotonic() < deadline, controller.output()
+        time.sleep(POLL_SECONDS)
+
+
+def let_versions_pass(cluster: Cluster, namespace: str, version: int) -> None:
+    """Write until all that is stored is newer than ``version``, the last time a pod of no concern."""
+    while newest_version(cluster) <= version:
+        path = f"/api/v1/namespaces/{namespace}"
+        cluster.rest.merge_patch(path, {"metadata": {"annotations": {"e2e.vcuda.io/written": str(time.monotonic())}}})
+    pass_by(cluster, namespace)
+
+
+@pytest.mark.parametrize("committed", DAMAGES)
+def test_a_ledger_that_somebody_changes_is_counted_anew_at_once(
+    cluster: Cluster, installation: Installation, team: str, committed: dict[str, Charge]
+) -> None:
+    cluster.create(card_pod("train", team))
+    ledger = await_committed(installation, team, M40=100)
+    damage(cluster, team, Ledger(committed, ledger.pod_resource_version))
+    await_committed(installation, team, PROMPTLY, M40=100)
+
+
+@pytest.mark.parametrize("committed", DAMAGES)
+def test_a_ledger_that_no_event_mends_is_mended_by_the_full_pass_which_counts_it_and_says_so(
+    installation: Installation,
+    controller: ControllerProcess,
+    team: str,
+    elsewhere: str,
+    committed: dict[str, Charge],
+) -> None:
+    """It claims to be newer than all pods that are known, so it stands when its event comes; then it is at rest."""
+    cluster = installation.cluster
+    cluster.create(card_pod("train", team))
+    await_committed(installation, team, M40=100)
+    before = controller.metric(MENDED)
+    assert before is not None
+    for _ in range(TRIES):
+        version = newest_version(cluster) + AHEAD
+        settled = controller.metric(SETTLED)
+        damage(cluster, team, Ledger(committed, str(version)))
+        await_settlement(controller, settled or 0)
+        let_versions_pass(cluster, elsewhere, version)
+        await_committed(installation, team, M40=100)
+        if controller.metric(MENDED) == before + 1:
+            break
+    assert controller.metric(MENDED) == before + 1
+    controller.await_log("ledger differs from the pods; mending", lambda line: line["namespace"] == team)
