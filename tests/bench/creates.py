@@ -34,13 +34,17 @@ ROUNDS, SECONDS, CONNECTIONS, REPLICAS = 5, 2.0, 16, 3
 SPREADS = (1, 10)
 """Over how many namespaces the pods are spread."""
 
-NOTHING, QUOTA, IDLE, ONE, THREE = (
+NOTHING, QUOTA, IDLE, PINNING, ONE, THREE = (
     "no webhook",
     "ResourceQuota",
     "two webhooks that do nothing",
+    "two webhooks that only pin",
     "ours, 1 replica",
     "ours, 3 replicas",
 )
+IDLE_SERVERS = {IDLE: servers.IdleServer, PINNING: servers.PinningServer}
+"""Those that only pin show what the API server itself pays for a patch, whoever makes it."""
+
 ARRANGED_BY, ASKS = "bench.vcuda.io/arrangement", "bench.vcuda.io/asks"
 SETTLED_SECONDS = 60.0
 
@@ -67,6 +71,7 @@ def arrangements() -> Sequence[Arrangement]:
             (NOTHING, "nothing", 1),
             (QUOTA, "quota", 1),
             (IDLE, "idle", 1),
+            (PINNING, "pinning", 1),
             (ONE, "one", 1),
             (THREE, "three", REPLICAS),
         )
@@ -156,8 +161,8 @@ def served(plane: Plane, arrangement: Arrangement) -> Iterator[Mapping[str, Sequ
     """The arrangement's webhooks by their path, running; none where it has none."""
     with ExitStack() as stack:
         urls: list[str] = []
-        if arrangement.name == IDLE:
-            urls = [stack.enter_context(servers.idle(plane.certificates)).url]
+        if arrangement.name in IDLE_SERVERS:
+            urls = [stack.enter_context(servers.idle(plane.certificates, IDLE_SERVERS[arrangement.name])).url]
         if arrangement.name in (ONE, THREE):
             ours = [servers.ours(plane.certificates, plane.our_service()) for _ in range(arrangement.replicas)]
             urls = [stack.enter_context(server).url for server in ours]

@@ -124,7 +124,14 @@ def running_controller(plane: Plane, log: Path) -> Iterator[subprocess.Popen[byt
 
     A pod whose generated name is taken is charged and never stored, so a round waits for that to be released.
     """
-    flags = ("--kubeconfig", plane.cluster.kubeconfig, "--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5")
+    flags = (
+        "--kubeconfig",
+        plane.cluster.kubeconfig,
+        "--system-namespace",
+        SYSTEM_NAMESPACE,
+        "--storable-seconds",
+        "5",
+    )
     with log.open("wb") as output:
         process = subprocess.Popen((CONTROLLER, "run", *flags, "--status-address", "127.0.0.1:0"), stdout=output)
     try:

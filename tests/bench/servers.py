@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 
 import flask
 
+from tests.builders import held_to
 from vcuda.logs import configure_batched
 from webhook.assembly import MakeService
 from webhook.server import Settings, WebhookServer
@@ -41,15 +44,37 @@ class IdleServer(WebhookServer):
     def load(self) -> Any:
         """Return the WSGI application."""
         app = flask.Flask("idle", static_folder=None)
-        for path in ("/mutate", "/validate"):
-            app.add_url_rule(path, path, _allow, methods=["POST"])
+        for path, view in (("/mutate", self.mutate), ("/validate", _allow)):
+            app.add_url_rule(path, path, view, methods=["POST"])
         gc.freeze()
         return app
 
+    def mutate(self) -> flask.Response:
+        """Allow the pod as it is."""
+        return _allow()
 
-def _allow() -> flask.Response:
+
+class PinningServer(IdleServer):
+    """The idle server, but /mutate answers with the patch that ours makes of a plain pod, always the same."""
+
+    def mutate(self) -> flask.Response:
+        """Allow the pod, patched."""
+        return _allow(patchType="JSONPatch", patch=PINNED)
+
+
+PINNED = base64.b64encode(
+    json.dumps(
+        [
+            {"op": "add", "path": "/spec/affinity", "value": held_to("M40")},
+            {"op": "add", "path": "/metadata/annotations", "value": {"quota.vcuda.io/model": "M40"}},
+        ]
+    ).encode()
+).decode()
+
+
+def _allow(**fields: str) -> flask.Response:
     review = flask.request.get_json()
-    response = {"uid": review["request"]["uid"], "allowed": True}
+    response = {"uid": review["request"]["uid"], "allowed": True, **fields}
     return flask.jsonify({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response})
 
 
@@ -65,14 +90,14 @@ def ours(certificates: Path, make_service: MakeService) -> Iterator[Server]:
 
 
 @contextmanager
-def idle(certificates: Path) -> Iterator[Server]:
-    """The webhook that does nothing."""
+def idle(certificates: Path, kind: type[IdleServer] = IdleServer) -> Iterator[Server]:
+    """The webhook that does nothing, or what ``kind`` does."""
 
     def never(*_: object) -> Any:
         raise AssertionError("the idle server makes no service")
 
     def serve(urls: Queue[str]) -> None:
-        IdleServer(_settings(certificates), never, urls.put).run()
+        kind(_settings(certificates), never, urls.put).run()
 
     with _running(serve) as server:
         yield server
