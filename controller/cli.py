@@ -9,16 +9,23 @@ import socket
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import structlog
 from prometheus_client import CollectorRegistry
 
+from controller.allocation_gc import Garbage
 from controller.elector import Elector, Terms
+from controller.extender.endpoints import SERVICE
+from controller.extender.service import Listening
 from controller.leader import Leader
+from controller.node.cli import node
 from controller.settler import Times
 from controller.status_server import serve_status
+from controller.ui.leading import following
+from controller.ui.page import UsagePage
 from vcuda import __version__
 from vcuda.errors import BadInput
 from vcuda.kube import Kube, QuotaPlace
@@ -38,6 +45,9 @@ def main() -> None:
     """Settles the quota ledgers, labels limited namespaces, and publishes their usage."""
 
 
+main.add_command(node)
+
+
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA"})
 @_option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the pod's service account.")
 @_option("--quota-configmap", default="kube-system/gpuquota", metavar="NS/NAME", help="ConfigMap that holds the quota.")
@@ -53,7 +63,47 @@ def main() -> None:
     type=click.IntRange(1, 3600),
     help="How long after its admission a pod may still be stored; more than the API server's --request-timeout.",
 )
+@_option(
+    "--full-pass-seconds",
+    default=int(Times().full_pass),
+    type=click.IntRange(1),
+    help="How often every ledger is compared with the pods; at least twice --storable-seconds.",
+)
+@_option(
+    "--allocation-timeout",
+    default=int(Garbage().timeout),
+    type=click.IntRange(1, 86400),
+    help="Seconds from an allocation by a vendor's scheduler, or its lock on a node, to its being stale.",
+)
+@_option(
+    "--dry-run",
+    is_flag=True,
+    help="Only log which stale allocations and locks would be removed. All the rest is done as ever.",
+)
 @_option("--status-address", default="0.0.0.0:8080", metavar="HOST:PORT", help="/healthz, /readyz and /metrics.")
+@_option(
+    "--ui-address",
+    default=None,
+    metavar="HOST:PORT",
+    help="Serve the usage page there: read-only, over HTTP, for whoever reaches it. Without it there is none.",
+)
+@_option(
+    "--extender-address",
+    default=None,
+    metavar="HOST:PORT",
+    help="Place vcuda pods for kube-scheduler there, over TLS, while leading. Without it: not.",
+)
+@_option(
+    "--extender-cert-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Holds tls.crt and tls.key of the extender.",
+)
+@_option(
+    "--extender-advertise",
+    default=None,
+    metavar="IP:PORT",
+    help=f"Where others reach the extender: written to the Endpoints of Service {SERVICE} while leading.",
+)
 @_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 def run(
     *,
@@ -66,7 +116,14 @@ def run(
     identity: str | None,
     lease_seconds: int,
     storable_seconds: int,
+    full_pass_seconds: int,
+    allocation_timeout: int,
+    dry_run: bool,
     status_address: str,
+    ui_address: str | None,
+    extender_address: str | None,
+    extender_cert_dir: Path | None,
+    extender_advertise: str | None,
     log_level: str,
 ) -> None:
     """Run the controller: any number of them, of which the one that holds the Lease acts.
@@ -75,51 +132,99 @@ def run(
     sets the label quota.vcuda.io/enforced on limited namespaces, publishes ConfigMap gpu-quota-usage in each, and
     lets workloads that were refused for quota try again when some is free.
 
+    It also removes what vendors' schedulers have left behind: allocation annotations on pods that were never bound, are
+    bound elsewhere or have ended, and HAMi's locks on nodes. Each removal is an Event on the object. A pod that is
+    bound to the node it was allocated on is never touched before it has ended.
+
+    With --extender-address the leader is an extender of kube-scheduler too, and takes gpu-admission's place: it chooses
+    the node and the cards of every pod that asks for tencent.com/ or nvidia.com/vcuda-core, and writes them on the pod.
+
     \b
     Examples:
       vcuda-controller run
           in a pod, with its service account
       vcuda-controller run --kubeconfig ~/.kube/config --status-address 127.0.0.1:8080
           beside a cluster
+      vcuda-controller run --ui-address 127.0.0.1:8088
+          shows who uses how much of which model to browsers on this machine; who stands by says who leads
+      vcuda-controller run --dry-run --allocation-timeout 600
+          leaves stale allocations where they are, and logs those older than ten minutes
+      vcuda-controller run --extender-address 127.0.0.1:10443 --extender-cert-dir certs
+          places pods for a kube-scheduler whose extender has urlPrefix https://127.0.0.1:10443/scheduler
 
     Exit status: 0 stopped, 1 the lease was lost (start it again), 2 bad input.
     """
+    times = _times(storable_seconds, full_pass_seconds)
+    namespace, slash, name = quota_configmap.partition("/")
+    if not (namespace and slash and name):
+        raise click.BadParameter(f"{quota_configmap!r} is not NAMESPACE/NAME.", param_hint="--quota-configmap")
     configure(log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    namespace, slash, name = quota_configmap.partition("/")
-    if not (namespace and slash and name):
-        raise click.BadParameter(f"{quota_configmap!r} is not NAMESPACE/NAME.", param_hint="--quota-configmap")
     try:
+        listening = _listening(extender_address, extender_cert_dir, extender_advertise)
         kube = Kube.connect(kubeconfig, pool_size=16)
     except BadInput as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(BAD_INPUT)
     registry = CollectorRegistry()
     place, labels = QuotaPlace(namespace, name, quota_key), NodeLabels(model_label, pool_label)
-    times = Times(storable=storable_seconds)
-    leader = Leader(kube, place, system_namespace, labels, registry, on_fault=_end, times=times)
+    garbage = Garbage(timeout=allocation_timeout, dry_run=dry_run)
+    leader = Leader(
+        kube,
+        place,
+        system_namespace,
+        labels,
+        registry,
+        on_fault=_end,
+        times=times,
+        garbage=garbage,
+        listening=listening,
+    )
     terms = Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     elector = Elector(kube, (system_namespace, "vcuda-controller"), own_name, terms=terms, wait=stop.wait)
-    sys.exit(_lead(elector, leader, _address(status_address), registry))
+    on_lead = _serve_page(ui_address, kube, labels, elector, leader)
+    sys.exit(_lead(elector, leader, _address(status_address, "--status-address"), registry, on_lead))
 
 
-def _lead(elector: Elector, leader: Leader, address: tuple[str, int], registry: CollectorRegistry) -> int:
+def _serve_page(
+    address: str | None, kube: Kube, labels: NodeLabels, elector: Elector, leader: Leader
+) -> Callable[[], None]:
+    """Serve the usage page, where that is asked for; return what has it show the leader."""
+    if address is None:
+        return lambda: None
+    page = UsagePage(lambda: elector.holder)
+    try:
+        server = page.serve(_address(address, "--ui-address"))
+    except OSError as error:
+        raise click.BadParameter(f"{address}: {error.strerror or error}.", param_hint="--ui-address") from error
+    structlog.get_logger().info("serving the usage page", port=server.server_address[1])
+    return lambda: page.show(following(kube, labels, leader), lambda: leader.synced)
+
+
+def _lead(
+    elector: Elector,
+    leader: Leader,
+    address: tuple[str, int],
+    registry: CollectorRegistry,
+    on_lead: Callable[[], None],
+) -> int:
     """Wait for the lease, act while it is held, and end with it."""
     started = threading.Event()
     port = serve_status(
         address,
         registry,
-        healthy=lambda: None if not started.is_set() or leader.alive() else "a watch has ended",
-        ready=lambda: None if not started.is_set() or leader.synced else "the first list is not complete",
+        healthy=lambda: leader.trouble() if started.is_set() else None,
+        ready=lambda: None if not started.is_set() or leader.ready else "the first list is not complete",
     )
     structlog.get_logger().info("serving status", port=port)
     if not elector.acquire():
         return 0
     leader.start()
     started.set()
+    on_lead()
     if not elector.hold():
         _end()
     leader.stop()
@@ -127,13 +232,31 @@ def _lead(elector: Elector, leader: Leader, address: tuple[str, int], registry: 
     return 0
 
 
+def _listening(address: str | None, certificate: Path | None, advertised: str | None) -> Listening | None:
+    """Return where the extender listens, or None; raises BadInput where there is no good certificate."""
+    if address is None:
+        return None
+    if certificate is None:
+        raise click.UsageError("--extender-address wants --extender-cert-dir too: kube-scheduler calls it over TLS.")
+    there = _address(advertised, "--extender-advertise") if advertised else None
+    return Listening.on(_address(address, "--extender-address"), certificate, there)
+
+
+def _times(storable: int, full_pass: int) -> Times:
+    """Return the settler's times; between two passes it has to remember how long each charge has been pending."""
+    if full_pass < 2 * storable:
+        message = f"{full_pass} is less than twice --storable-seconds, {storable}."
+        raise click.BadParameter(message, param_hint="--full-pass-seconds")
+    return Times(storable=storable, full_pass=full_pass)
+
+
 def _end() -> None:
     """End the process at once: with the lease, or a loop, gone, nothing that still runs may act."""
     os._exit(LOST)
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdigit():
-        raise click.BadParameter(f"{text!r} is not HOST:PORT.", param_hint="--status-address")
+        raise click.BadParameter(f"{text!r} is not HOST:PORT.", param_hint=option)
     return host.strip("[]"), int(port)

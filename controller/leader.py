@@ -10,15 +10,23 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.metrics import SettleMetrics, UsageCollector
+from controller.allocation_gc import AllocationGc, Garbage
+from controller.due import DueQueue
+from controller.extender.service import Extender, Listening
+from controller.metrics import GarbageMetrics, SettleMetrics, UsageCollector
 from controller.namespace_labels import NamespaceLabels
 from controller.nudger import Nudger
 from controller.publisher import Publisher
-from controller.settler import Settler, Times
+from controller.removals import Removing, Reporting
+from controller.settler import SPACING, Settler, Times
+from controller.unpinned import UnpinnedPods
 from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch, Reflector
 from vcuda.placement import NodeLabels
 from vcuda.quota import SYSTEM_NAMESPACES
 from vcuda.usage import NamespaceUse
+
+PATIENCE = 5.0
+"""Seconds that a stop waits for the loops, so that a write that is on its way comes to its end."""
 
 
 class Leader:
@@ -34,14 +42,18 @@ class Leader:
         *,
         on_fault: Callable[[], None],
         times: Times | None = None,
+        garbage: Garbage | None = None,
+        listening: Listening | None = None,
     ) -> None:
         self._on_fault = on_fault
+        self._loops: list[threading.Thread] = []
         self._times = times or Times()
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace}
         self.quota = QuotaWatch(kube, place, system, self._quota_changed)
-        self.nodes = NodeWatch(kube, labels)
+        self.models_changed = DueQueue(SPACING)
+        self.nodes = NodeWatch(kube, labels, lambda: self.models_changed.add("nodes"))
         store = LedgerStore(kube, system_namespace, self.nodes.current)
         self.publisher = Publisher(kube)
         self.nudger = Nudger(kube, self.quota, self.nodes)
@@ -56,7 +68,17 @@ class Leader:
             others=self._others,
             times=self._times,
         )
+        self.unpinned = UnpinnedPods(kube, self.settler.pods.pods)
+        garbage = garbage or Garbage()
+        sweep = Reporting() if garbage.dry_run else Removing(kube, GarbageMetrics(registry))
+        self.garbage = AllocationGc(kube, self.settler.pods, self.nodes, sweep, garbage.timeout)
         registry.register(UsageCollector(self.publisher.reports))
+        self.extender: Extender | None = None
+        if listening:
+            pods, nodes = self.settler.pods, self.nodes
+            self.extender = Extender(
+                kube, system_namespace, listening, pods, nodes, registry=registry, on_fault=on_fault
+            )
 
     def reflectors(self) -> Mapping[str, Reflector[Any]]:
         """Return the watches by the name of what they follow."""
@@ -74,23 +96,37 @@ class Leader:
         """Whether everything has been listed once, by a consistent LIST made since this process leads."""
         return all(reflector.synced.is_set() for reflector in self.reflectors().values())
 
+    @property
+    def ready(self) -> bool:
+        """Whether everything has been listed, and the extender, where there is one, answers."""
+        return self.synced and (self.extender is None or self.extender.serving)
+
     def start(self) -> None:
         """Start watching; the loops begin when everything has been listed."""
+        if self.extender:
+            self.extender.take()
         for reflector in self.reflectors().values():
             reflector.start()
         self._spawn("main", self._main)
 
     def stop(self) -> None:
-        """End the loops and the watches."""
+        """End the watches and the loops; these have `PATIENCE` seconds to finish what they are about."""
         self._stopping.set()
+        if self.extender:
+            self.extender.stop()
         for queue in self._queues():
             queue.close()
         for reflector in self.reflectors().values():
             reflector.stop()
+        deadline = time.monotonic() + PATIENCE
+        for loop in tuple(self._loops):
+            loop.join(max(0.0, deadline - time.monotonic()))
 
-    def alive(self) -> bool:
-        """Return whether every watch's thread runs."""
-        return all(reflector.alive for reflector in self.reflectors().values())
+    def trouble(self) -> str | None:
+        """Return what a restart may mend, or None: a watch whose thread has ended, a loop that is stuck."""
+        if not all(reflector.alive for reflector in self.reflectors().values()):
+            return "a watch has ended"
+        return "the removal of stale allocations is stuck" if self.garbage.stuck() else None
 
     def _main(self) -> None:
         started = time.process_time()
@@ -101,11 +137,16 @@ class Leader:
         self._log.info("synced", cpu_seconds=round(time.process_time() - started, 2))
         for name, loop in (
             ("settle", self.settler.run),
+            ("models", self._follow_models),
             ("publish", self.publisher.run),
             ("label", self.namespaces.run),
             ("nudge", self.nudger.run),
+            ("garbage", self.garbage.run),
+            ("unpinned", self.unpinned.run),
         ):
             self._spawn(name, loop)
+        if self.extender:
+            self.extender.serve()
         self._quota_changed()
         while not self._stopping.wait(self._times.full_pass):
             self.settler.audit()
@@ -119,14 +160,22 @@ class Leader:
                 self._on_fault()
                 raise
 
-        threading.Thread(target=guarded, name=name, daemon=True).start()
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        self._loops.append(thread)
 
     def _queues(self) -> Iterator[Any]:
         yield from (self.settler.due, self.publisher.due, self.namespaces.due, self.nudger.due)
+        yield from (self.models_changed, self.unpinned.due, self.garbage.due)
 
     def _quota_changed(self) -> None:
         self.settler.add_all()
         self.namespaces.add_all()
+
+    def _follow_models(self) -> None:
+        """Settle every namespace when nodes change their model: it is that of the pods there that are held to none."""
+        while self.models_changed.next() is not None:
+            self.settler.add_all()
 
     def _others(self) -> Iterable[str]:
         """Return the namespaces that ``"*"`` limits, and those where a report is published, limited or not."""
@@ -142,3 +191,4 @@ class Leader:
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
         self.publisher.report(namespace, use)
         self.nudger.report(namespace, use)
+        self.unpinned.report(namespace, use)

@@ -37,6 +37,22 @@ class SettleMetrics:
         self._released.inc(pending)
 
 
+class GarbageMetrics:
+    """What was removed from pods and nodes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._removed = Counter(
+            "vcuda_gc_annotations",
+            "Stale allocations removed from pods, and stale locks from nodes.",
+            ["scheme", "rule"],
+            registry=registry,
+        )
+
+    def removed(self, scheme: str, rule: str) -> None:
+        """Count one removal."""
+        self._removed.labels(scheme, rule).inc()
+
+
 class UsageCollector(Collector):
     """Limits and usage by namespace and model, in hundredths of a card, as last reported."""
 

@@ -18,6 +18,9 @@ from vcuda.stored_pods import StoredPod, charges_of, read_stored
 REMEMBER_GONE = 180.0
 """Seconds for which the uid of a pod that is gone is kept, so that its pending charge is known to have been stored."""
 
+PodChange = Callable[[StoredPod | None, StoredPod | None], None]
+"""Called with a pod before and after: (None, new) is an arrival, (old, None) a departure."""
+
 _POD = msgspec.json.Decoder(Pod)
 
 
@@ -31,13 +34,18 @@ class PodWatch:
         on_change: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._labels = labels
+        self.labels = labels
+        self._followers: list[PodChange] = []
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
         self._gone: dict[str, tuple[str, float]] = {}
         self._grouped: tuple[Mapping[Key, StoredPod] | None, dict[str, list[StoredPod]]] = (None, {})
         self.reflector = Reflector(kube, "/api/v1/pods", self._decode, on_event=self._on_event, page_size=1000)
+
+    def follow(self, on_change: PodChange) -> None:
+        """Call back with every change of a vcuda pod; to be said before the watch starts."""
+        self._followers.append(on_change)
 
     def view(self, namespace: str, nodes: Nodes) -> StoredView:
         """Return what has been seen of a namespace's pods. Its version is never newer than what it counts."""
@@ -68,7 +76,7 @@ class PodWatch:
             return grouped
 
     def _decode(self, raw: bytes) -> StoredPod | None:
-        return read_stored(_POD.decode(raw), self._labels)
+        return read_stored(_POD.decode(raw), self.labels)
 
     def _on_event(self, old: StoredPod | None, new: StoredPod | None) -> None:
         changed = new or old
@@ -79,6 +87,8 @@ class PodWatch:
                 self._forget_old()
                 self._gone[changed.uid] = (changed.namespace, self._clock() + REMEMBER_GONE)
         self._on_change(changed.namespace)
+        for follower in self._followers:
+            follower(old, new)
 
     def _gone_from(self, namespace: str) -> set[str]:
         with self._lock:

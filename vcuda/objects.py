@@ -130,6 +130,11 @@ class Pod(View, frozen=True, gc=False):
         """The annotations, empty where there are none."""
         return self.metadata.annotations or {}
 
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels, empty where there are none."""
+        return self.metadata.labels or {}
+
     def all_containers(self) -> Iterator[tuple[str, Container]]:
         """Yield every container with its field path, init containers first, as they start."""
         for field, containers in (
@@ -140,15 +145,33 @@ class Pod(View, frozen=True, gc=False):
                 yield f"spec.{field}[{index}]", container
 
 
+class NodeStatus(View, frozen=True, gc=False):
+    """What a node has, and what of it pods may have, as its kubelet and its device plugins say."""
+
+    capacity: Mapping[str, Quantity] | None = None
+    allocatable: Mapping[str, Quantity] | None = None
+
+
 class Node(View, frozen=True, gc=False):
-    """A node as far as placement reads it: its name and labels."""
+    """A node's name, labels, annotations and capacity."""
 
     metadata: ObjectMeta = ObjectMeta()
+    status: NodeStatus | None = None
 
     @property
     def labels(self) -> Mapping[str, str]:
         """The labels, empty where there are none."""
         return self.metadata.labels or {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """The annotations, empty where there are none."""
+        return self.metadata.annotations or {}
+
+    @property
+    def capacity(self) -> Mapping[str, Quantity]:
+        """The capacity by resource, empty where it is not known."""
+        return (self.status and self.status.capacity) or {}
 
 
 class ConfigMap(View, frozen=True, gc=False):

@@ -8,6 +8,21 @@ from __future__ import annotations
 
 import msgspec
 
+NANOSECONDS, SECONDS = 1_000_000_000, 1
+"""Units of an annotation's Unix time, as so many in a second."""
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """How far an allocation has come, as the annotation or label ``key`` tells.
+
+    ``done`` is what the device plugin writes once the cards are the pod's, ``allocating`` what stands there while the
+    pod is being bound (None: that is not told).
+    """
+
+    key: str
+    done: str
+    allocating: str | None = None
+
 
 class Scheme(msgspec.Struct, frozen=True):
     """The names by which one vendor's vcuda is asked for and recorded.
@@ -15,7 +30,9 @@ class Scheme(msgspec.Struct, frozen=True):
     ``memory_unit`` is in MiB. Where ``count`` is set, cores and memory are per vGPU, and cores that are left out are a
     whole card; ``counts_plain_cards``: the count alone is also how NVIDIA's own device plugin is asked for whole cards.
     ``allocation_annotations`` and ``allocation_labels`` are what its scheduler and device plugin write on a pod; a name
-    that ends in ``-`` stands for every key that begins with it.
+    that ends in ``-`` stands for every key that begins with it. Of the annotations, ``predicate_node`` holds the node
+    that was chosen, and ``predicate_times`` when that was, in Unix time of ``time_unit``; the newest counts.
+    ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there.
     """
 
     name: str
@@ -30,6 +47,11 @@ class Scheme(msgspec.Struct, frozen=True):
     unwanted_models: str | None = None
     allocation_annotations: tuple[str, ...] = ()
     allocation_labels: tuple[str, ...] = ()
+    predicate_node: str | None = None
+    predicate_times: tuple[str, ...] = ()
+    time_unit: int = SECONDS
+    phase: Phase | None = None
+    node_lock: str | None = None
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -50,6 +72,10 @@ GPU_MANAGER = Scheme(
     memory_unit=256,
     core_limit="tencent.com/vcuda-core-limit",
     allocation_annotations=_gpu_admission_annotations("tencent.com"),
+    predicate_node="tencent.com/predicate-node",
+    predicate_times=("tencent.com/predicate-time",),
+    time_unit=NANOSECONDS,
+    phase=Phase("tencent.com/gpu-assigned", done="true"),
 )
 
 NVIDIA_VCUDA = Scheme(
@@ -60,6 +86,10 @@ NVIDIA_VCUDA = Scheme(
     wanted_models="nvidia.com/use-gputype",
     unwanted_models="nvidia.com/nouse-gputype",
     allocation_annotations=_gpu_admission_annotations("nvidia.com"),
+    predicate_node="nvidia.com/predicate-node",
+    predicate_times=("nvidia.com/predicate-time",),
+    time_unit=NANOSECONDS,
+    phase=Phase("nvidia.com/gpu-assigned", done="true"),
 )
 
 HAMI = Scheme(
@@ -79,6 +109,10 @@ HAMI = Scheme(
         "hami.io/bind-phase",
         "hami.io/bind-time",
     ),
+    predicate_node="hami.io/vgpu-node",
+    predicate_times=("hami.io/vgpu-time", "hami.io/bind-time"),
+    phase=Phase("hami.io/bind-phase", done="success", allocating="allocating"),
+    node_lock="hami.io/mutex.lock",
 )
 
 VGPU_MANAGER = Scheme(
@@ -95,6 +129,10 @@ VGPU_MANAGER = Scheme(
         "nvidia.com/real-allocated",
     ),
     allocation_labels=("nvidia.com/assigned-phase",),
+    predicate_node="nvidia.com/predicate-node",
+    predicate_times=("nvidia.com/predicate-time",),
+    time_unit=NANOSECONDS,
+    phase=Phase("nvidia.com/assigned-phase", done="succeed", allocating="allocating"),
 )
 
 SCHEMES = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from vcuda.allocations import Allocation, read_allocation
 from vcuda.charge import Charge
 from vcuda.objects import Pod
 from vcuda.placement import NodeLabels, Nodes, read_pin
+from vcuda.records import Holding, read_holding
 from vcuda.requests import asks_for_vcuda, read_request
 
 FINISHED = ("Succeeded", "Failed")
@@ -18,7 +20,9 @@ class StoredPod(msgspec.Struct, frozen=True):
     """What is kept of a vcuda pod that is stored.
 
     ``model`` is what its spec holds it to, or None; ``node`` is the node it is bound to, or empty. ``live``: it holds,
-    or will hold, its cards; a terminating pod does too, until its containers have ended.
+    or will hold, its cards; a terminating pod does too, until its containers have ended. ``allocation`` is what its
+    scheduler and device plugin have written on it; None where that is nothing. ``holding`` are the cards that this
+    gives it by number. ``version`` is its resourceVersion.
     """
 
     uid: str
@@ -29,6 +33,9 @@ class StoredPod(msgspec.Struct, frozen=True):
     live: bool
     charge: Charge
     created: str
+    allocation: Allocation | None = None
+    holding: Holding | None = None
+    version: str = ""
 
     def model_on(self, nodes: Nodes) -> str | None:
         """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
@@ -40,6 +47,7 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
     if not asks_for_vcuda(pod):
         return None
     metadata = pod.metadata
+    request = read_request(pod)
     return StoredPod(
         uid=metadata.uid,
         namespace=metadata.namespace,
@@ -47,8 +55,11 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
         model=read_pin(pod, labels).model,
         node=pod.spec.node_name,
         live=pod.status is None or pod.status.phase not in FINISHED,
-        charge=read_request(pod).charge,
+        charge=request.charge,
         created=metadata.creation_timestamp or "",
+        allocation=read_allocation(pod, request.schemes),
+        holding=read_holding(pod),
+        version=metadata.resource_version,
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from http import HTTPStatus
-from pathlib import Path
 
 import pytest
 
+from tests.allocated import rfc3339
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
@@ -21,13 +21,13 @@ from tests.e2e.controller_process import (
     controlling,
     limited_team,
 )
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, create_system_namespace, installed
-from tests.e2e.quota_config_map import QuotaConfigMap
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, installed
 from tests.e2e.rest import Json
+from tests.e2e.rights import account_of, may, named_quota
+from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
 from tests.integration.reviews import card_pod
+from vcuda.schemes import HAMI, VGPU_MANAGER
 
-MANIFEST = Path(__file__).parents[2] / "manifests" / "base" / "controller-rbac.yaml"
-ACCOUNT = "vcuda-controller"
 USAGE = "gpu-quota-usage"
 ONE = {"quota": {"M40": 1}}
 
@@ -35,20 +35,14 @@ ONE = {"quota": {"M40": 1}}
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
     """The API as the controller's ServiceAccount, with what the manifest gives it."""
-    create_system_namespace(cluster)
-    cluster.kubectl("apply", "-f", str(MANIFEST))
-    token = cluster.service_account_token(SYSTEM_NAMESPACE, ACCOUNT)
-    with closing(Cluster(cluster.control_plane, token)) as controller:
-        yield controller
-    cluster.kubectl("delete", "-f", str(MANIFEST))
+    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
+        yield account
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """The webhook on the quota ConfigMap that the manifest names, whose edits are not checked."""
-    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
-    quota.write("{}").ok()
-    with installed(cluster, tmp_path_factory.mktemp("rbac"), quota=quota) as installation:
+    with installed(cluster, tmp_path_factory.mktemp("rbac"), quota=named_quota(cluster)) as installation:
         yield installation
 
 
@@ -109,8 +103,10 @@ def test_with_the_rights_of_the_manifest_the_pods_of_a_first_quota_are_counted(
     with own.free_team() as namespace:
         running = card_pod("runs", namespace)
         cluster.create({**running, "spec": {**running["spec"], "nodeName": node}})
+        cluster.create(card_pod("waits", namespace))
         with own.quota.limited(**{namespace: ONE}):
             await_committed(own, namespace, M40=100)
+            controller.await_log("told that a pod is not counted", lambda line: line["pod"] == "waits")
     assert refusals(controller) == []
 
 
@@ -152,6 +148,23 @@ def was_nudged(workload: Json) -> bool:
     return "quota.vcuda.io/retried-at" in workload["metadata"].get("annotations", {})
 
 
+@pytest.mark.usefixtures("controller")
+def test_with_the_rights_of_the_manifest_stale_allocations_and_locks_are_removed_and_told(
+    cluster: Cluster, own: Installation, create_node: Callable[..., str]
+) -> None:
+    """The pod's node is proven gone, and so is the lock's pod; the Events are where each object's belong."""
+    with own.free_team() as namespace:
+        pod = Allocated("stale", VGPU_MANAGER, "no-such-node")
+        pod.create(cluster, namespace)
+        await_freed(cluster, namespace, pod)
+        await_removal_event(cluster, namespace, pod.name)
+        lock = {str(HAMI.node_lock): f"{rfc3339(time.time())},{namespace},nobody"}
+        node = create_node("rbac-locked")
+        cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": lock}})
+        await_removal_event(cluster, "default", node)
+        assert "annotations" not in cluster.rest.get(f"/api/v1/nodes/{node}")["metadata"]
+
+
 def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(
     cluster: Cluster, own: Installation, account: Cluster
 ) -> None:
@@ -187,17 +200,22 @@ def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(
         ("patch", "namespaces", "default", True),
         ("delete", "namespaces", "default", False),
         ("create", "pods", "default", False),
-        ("patch", "pods", "default", False),
+        ("patch", "pods", "default", True),
+        ("update", "pods", "default", False),
         ("delete", "pods", "default", False),
         ("patch", "replicasets.apps", "default", True),
         ("delete", "replicasets.apps", "default", False),
         ("patch", "deployments.apps", "default", False),
-        ("patch", "nodes", "default", False),
-        ("create", "events", "default", False),
+        ("get", "nodes", "default", True),
+        ("patch", "nodes", "default", True),
+        ("update", "nodes", "default", False),
+        ("delete", "nodes", "default", False),
+        ("create", "events", "default", True),
+        ("create", "events", "kube-system", True),
+        ("patch", "events", "default", False),
     ],
 )
 def test_the_manifest_gives_what_is_needed_and_no_more(
     account: Cluster, verb: str, resource: str, namespace: str, allowed: bool
 ) -> None:
-    answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False)
-    assert answer.stdout.strip() == ("yes" if allowed else "no")
+    assert may(account, verb, resource, namespace) is allowed

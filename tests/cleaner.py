@@ -1,0 +1,118 @@
+"""The loop that removes stale allocations, beside one API server double, with what it is to find there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.allocation_gc import AllocationGc
+from controller.metrics import GarbageMetrics
+from controller.pod_watch import PodWatch
+from controller.removals import Removing, Sweep
+from tests.allocated import NODE, allocated_pod
+from tests.api_double import ApiDouble, Delivery, Effect
+from tests.builders import LABELS
+from vcuda.kube import NodeWatch
+from vcuda.schemes import GPU_MANAGER
+
+START = 1_700_000_000.0
+TIMEOUT = 300.0
+POD = "/api/v1/namespaces/team-a/pods/train-0"
+NODES = "/api/v1/nodes"
+EVENTS = "/api/v1/namespaces/{}/events/"
+LOCK = "hami.io/mutex.lock"
+END = "end"
+"""Due after all that is due: what comes before it is what there was."""
+
+
+class Cleaner:
+    """The loop beside one API server double, on clocks that stand still; it looks when the test says so."""
+
+    def __init__(self, api: ApiDouble, sweep: Sweep | None = None) -> None:
+        self.api = api
+        self.now = START
+        self.registry = CollectorRegistry()
+        nodes = NodeWatch(api.kube, LABELS)
+        pods = PodWatch(api.kube, LABELS, lambda _: None)
+        self.gc = AllocationGc(
+            api.kube,
+            pods,
+            nodes,
+            sweep or Removing(api.kube, GarbageMetrics(self.registry)),
+            TIMEOUT,
+            wall=lambda: self.now,
+            clock=lambda: self.now,
+        )
+        self._reflectors = (nodes.reflector, pods.reflector)
+
+    def watch(self) -> None:
+        """See everything as it is stored now."""
+        for reflector in self._reflectors:
+            reflector._relist()
+
+    def serve(self) -> list[dict[str, Any]]:
+        """Serve what is due by now; return what was logged."""
+        served = [END]
+        with structlog.testing.capture_logs() as logs:
+            while served:
+                self.gc.due.add(END)
+                served = list(iter(lambda: str(self.gc.due.next()), END))
+                for name in served:
+                    self.gc._turn(name)
+        return [{**line} for line in logs]
+
+    def removed(self, rule: str) -> float:
+        """Return the metric."""
+        labels = {"scheme": "hami" if rule.startswith("lock") else "gpu-manager", "rule": rule}
+        return self.registry.get_sample_value("vcuda_gc_annotations_total", labels) or 0.0
+
+    def events(self, namespace: str = "team-a") -> list[Mapping[str, Any]]:
+        """Return the Events that are stored."""
+        prefix = EVENTS.format(namespace)
+        return [stored for path, stored in self.api.objects.items() if path.startswith(prefix)]
+
+
+def store(cleaner: Cleaner, **fields: Any) -> None:
+    """Store the pod, allocated at the start, and its node, and let the watches see them."""
+    cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
+    cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START, **fields))
+    cleaner.watch()
+
+
+def lock(cleaner: Cleaner, value: str) -> None:
+    """Store a node that is locked, and let the watch see it."""
+    cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE, "uid": "uid-n", "annotations": {LOCK: value}}})
+    cleaner.watch()
+
+
+def marks_on(cleaner: Cleaner, path: str = POD) -> dict[str, str]:
+    """Return the annotations as they are stored."""
+    return marks_in(cleaner.api, path)
+
+
+def marks_in(api: ApiDouble, path: str = POD) -> dict[str, str]:
+    """Return the annotations of an object as they are stored."""
+    found: dict[str, str] = api.objects[path]["metadata"].get("annotations", {})
+    return found
+
+
+def bind(cleaner: Cleaner) -> None:
+    """Bind the pod to the node it was allocated on."""
+    pod = cleaner.api.objects[POD]
+    cleaner.api.store(POD, {**pod, "spec": {**pod["spec"], "nodeName": NODE}})
+
+
+def before(method: str, act: Callable[[], object], times: int = 1) -> Delivery:
+    """Return a delivery that acts before the first so many calls of a method land."""
+    left = [times]
+
+    def deliver(called: str, _timeout: float, effect: Effect) -> bytes:
+        if called == method and left[0]:
+            left[0] -= 1
+            act()
+        return effect()
+
+    return deliver

@@ -1,0 +1,66 @@
+"""Pods and nodes with what vendors' schedulers leave on them, in a real cluster, and what is awaited of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.allocated import ASKED, marks
+from tests.builders import vcuda_pod
+from tests.e2e.cluster import Cluster
+from tests.e2e.rest import Json
+from vcuda.schemes import Scheme, is_named
+
+REASON = "StaleAllocationRemoved"
+BY_HAND = "by-hand"
+"""The schedulerName of pods that no scheduler is to touch."""
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """A pod allocated by a scheme just now, on ``node``; ``bound`` and ``status`` say how far it has come since."""
+
+    name: str
+    scheme: Scheme
+    node: str | None
+    phase: str | None = None
+    bound: str | None = None
+    status: str | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
+    scheduler: str = BY_HAND
+
+    def create(self, cluster: Cluster, namespace: str) -> Json:
+        """Create it; return it as stored."""
+        annotations, labels = marks(self.scheme, time.time(), node=self.node, phase=self.phase)
+        metadata = {"namespace": namespace, "name": self.name, "annotations": {**self.own, **annotations}}
+        spec = {"schedulerName": self.scheduler, **({"nodeName": self.bound} if self.bound else {})}
+        manifest = vcuda_pod(ASKED[self.scheme.name], metadata={**metadata, "labels": labels}, **spec)
+        limits = {key: str(value) for key, value in ASKED[self.scheme.name].items()}
+        manifest["spec"]["containers"][0]["resources"] = {"limits": limits}
+        cluster.create(manifest)
+        if self.status == "Running":
+            return cluster.run_pod(namespace, self.name)
+        if self.status:
+            return cluster.finish_pod(namespace, self.name, self.status)
+        return cluster.rest.get(f"/api/v1/namespaces/{namespace}/pods/{self.name}")
+
+
+def is_allocated(found: Json, scheme: Scheme) -> bool:
+    """Whether a pod has any annotation or label of the scheme's allocations."""
+    metadata = found["metadata"]
+    return any(is_named(key, scheme.allocation_annotations) for key in metadata.get("annotations", {})) or any(
+        is_named(key, scheme.allocation_labels) for key in metadata.get("labels", {})
+    )
+
+
+def await_freed(cluster: Cluster, namespace: str, pod: Allocated) -> Json:
+    """The pod once nothing of its allocation is left."""
+    return cluster.wait_pod(namespace, pod.name, lambda found: not is_allocated(found, pod.scheme))
+
+
+def await_removal_event(cluster: Cluster, namespace: str, name: str) -> Json:
+    """The one Event that tells of a removal from the object of this name."""
+    selector = f"involvedObject.name={name},reason={REASON}"
+    [event] = cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", bool, fieldSelector=selector)
+    return event

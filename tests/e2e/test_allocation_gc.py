@@ -1,0 +1,207 @@
+"""Stale allocations go from pods, stale locks from nodes, and nothing that is alive is touched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from controller.allocation_gc import AllocationGc
+from controller.metrics import GarbageMetrics
+from controller.pod_watch import PodWatch
+from controller.removals import Found, Removing
+from tests.allocated import rfc3339
+from tests.builders import LABELS
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.controller_process import ControllerProcess, controlling
+from tests.e2e.installation import Installation
+from tests.e2e.predicating import NAME, REFUSAL, predicating_scheduler
+from tests.e2e.rest import Json
+from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
+from vcuda.errors import Conflict
+from vcuda.kube import Key, Kube, NodeWatch, Subject
+from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER
+from vcuda.stale import Removal
+
+TIMEOUT = 5
+NODE, OTHER = "gc-node", "gc-other"
+LOCK = "hami.io/mutex.lock"
+PASSES = 1000
+
+STALE = [
+    *(Allocated(f"{scheme.name}.unbound", scheme, NODE) for scheme in SCHEMES),
+    *(Allocated(f"{scheme.name}.node-gone", scheme, "no-such-node") for scheme in SCHEMES),
+    *(Allocated(f"{scheme.name}.other-node", scheme, OTHER, bound=NODE) for scheme in SCHEMES),
+    *(Allocated(f"{scheme.name}.finished", scheme, NODE, "done", bound=NODE, status="Succeeded") for scheme in SCHEMES),
+    *(Allocated(f"{scheme.name}.allocating", scheme, NODE, "allocating") for scheme in (HAMI, VGPU_MANAGER)),
+]
+"""One pod for every rule of every scheme; the rule is in its name."""
+
+ALIVE = [
+    *(Allocated(f"{scheme.name}.running", scheme, NODE, "done", bound=NODE, status="Running") for scheme in SCHEMES),
+    *(Allocated(f"{scheme.name}.starting", scheme, NODE, bound=NODE) for scheme in SCHEMES),
+    *(Allocated(f"{scheme.name}.confirmed", scheme, OTHER, "done", bound=NODE, status="Running") for scheme in SCHEMES),
+    Allocated("hami.binding", HAMI, NODE, "allocating", bound=NODE),
+]
+"""Bound where they were allocated, or confirmed by a device plugin."""
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[None]:
+    """The nodes that pods are bound to."""
+    for name in (NODE, OTHER):
+        cluster.create_node(name, capacity={"tencent.com/vcuda-core": "400"})
+    yield
+    for name in (NODE, OTHER):
+        cluster.delete_node(name)
+
+
+@pytest.fixture(scope="module")
+def collector(installation: Installation, nodes: None) -> Iterator[ControllerProcess]:
+    """A leader for which an allocation is stale after seconds."""
+    assert nodes is None
+    with controlling(installation, "--allocation-timeout", str(TIMEOUT)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[str, list[Json]]]:
+    """A namespace with all those pods, and the live ones among them as they were stored."""
+    assert collector.process.poll() is None
+    namespace = cluster.create_namespace()
+    alive = [pod.create(cluster, namespace) for pod in ALIVE]
+    for pod in STALE:
+        pod.create(cluster, namespace)
+    yield namespace, alive
+    cluster.delete_namespace(namespace)
+
+
+@pytest.mark.parametrize("pod", STALE, ids=lambda pod: pod.name)
+def test_every_rule_of_every_scheme_frees_its_pod_and_tells(
+    cluster: Cluster, collector: ControllerProcess, littered: tuple[str, list[Json]], pod: Allocated
+) -> None:
+    namespace, _ = littered
+    rule = pod.name.rpartition(".")[2]
+    await_freed(cluster, namespace, pod)
+    event = await_removal_event(cluster, namespace, pod.name)
+    assert event["metadata"]["name"].startswith(f"{pod.name}.{pod.scheme.name}-{rule}-")
+    assert event["involvedObject"]["kind"] == "Pod"
+    line = collector.await_log("stale allocation removed", lambda found: found["name"] == pod.name)
+    assert (line["scheme"], line["rule"]) == (pod.scheme.name, rule)
+    counted = collector.metric("vcuda_gc_annotations_total", scheme=pod.scheme.name, rule=rule)
+    assert counted is not None
+    assert counted >= 1
+
+
+def test_beside_them_no_live_pod_was_written_at_all(cluster: Cluster, littered: tuple[str, list[Json]]) -> None:
+    namespace, alive = littered
+    for pod in STALE:
+        await_freed(cluster, namespace, pod)
+    assert as_stored(cluster, namespace, alive) == [pod["metadata"] for pod in alive]
+
+
+def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
+    """The metadata of these pods now; the same resourceVersion says that nothing was written to them."""
+    stored = {found["metadata"]["name"]: found["metadata"] for found in cluster.pods(namespace)}
+    return [stored[pod["metadata"]["name"]] for pod in pods]
+
+
+@pytest.mark.usefixtures("collector", "scheduler")
+def test_a_pod_that_gpu_admission_would_refuse_for_ever_is_freed_and_scheduled_anew(
+    cluster: Cluster, control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    """Its scheduler wrote the annotations and never bound it; from then on it answers "had been predicated!"."""
+    pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=NAME)
+    with predicating_scheduler(control_plane, tmp_path):
+        pod.create(cluster, namespace)
+        refused = cluster.wait_pod(namespace, "stranded", is_refused)
+        assert is_allocated(refused, GPU_MANAGER)
+        assert "nodeName" not in refused["spec"]
+        bound = cluster.wait_pod(namespace, "stranded", lambda found: "nodeName" in found["spec"])
+    assert bound["metadata"]["annotations"] == {"a/b": "stays"}
+    event = await_removal_event(cluster, namespace, "stranded")
+    assert "the pod was never bound" in event["message"]
+
+
+def is_refused(pod: Json) -> bool:
+    """Whether the scheduler has written on the pod why it is not scheduled."""
+    return any(REFUSAL in condition.get("message", "") for condition in pod["status"].get("conditions", []))
+
+
+@pytest.mark.usefixtures("collector")
+def test_stale_locks_go_from_nodes_and_others_stay(
+    cluster: Cluster, namespace: str, create_node: Callable[..., str]
+) -> None:
+    Allocated("holder", HAMI, NODE, bound=NODE, status="Running").create(cluster, namespace)
+    taken = {
+        "gc-expired": f"{rfc3339(time.time() - 60)},{namespace},holder",
+        "gc-orphaned": f"{rfc3339(time.time() + 600)},{namespace},nobody",
+        "gc-held": f"{rfc3339(time.time() + 600)},{namespace},holder",
+    }
+    for name, value in taken.items():
+        create_node(name)
+        cluster.rest.merge_patch(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {LOCK: value}}})
+    for name, rule in (("gc-expired", "lock-expired"), ("gc-orphaned", "lock-holder-gone")):
+        cluster.await_object("/api/v1/nodes", name, lambda node: LOCK not in node["metadata"].get("annotations", {}))
+        event = await_removal_event(cluster, "default", name)
+        assert event["metadata"]["name"].startswith(f"{name}.hami-{rule}-")
+    held = cluster.rest.get("/api/v1/nodes/gc-held")
+    assert held["metadata"]["annotations"][LOCK] == taken["gc-held"]
+
+
+# In this process, against the API server
+
+
+@pytest.fixture
+def kube(cluster: Cluster) -> Iterator[Kube]:
+    """Our client, with the admin's rights."""
+    kube = Kube.connect(cluster.kubeconfig)
+    yield kube
+    kube.close()
+
+
+@pytest.mark.usefixtures("nodes")
+def test_the_annotations_of_live_pods_are_byte_identical_after_a_thousand_passes(
+    cluster: Cluster, kube: Kube, namespace: str
+) -> None:
+    """Everything counts as past its time, and each pass judges one of the pods as it is stored, too."""
+    before = [pod.create(cluster, namespace) for pod in ALIVE]
+    nodes = NodeWatch(kube, LABELS)
+    pods = PodWatch(kube, LABELS, lambda _: None)
+    gc = AllocationGc(kube, pods, nodes, Removing(kube, GarbageMetrics(CollectorRegistry())), timeout=0.0)
+    watches = (nodes.reflector, pods.reflector)
+    for watch in watches:
+        watch.start()
+    try:
+        assert all(watch.synced.wait(20) for watch in watches)
+        keys = [Key(namespace, pod.name) for pod in ALIVE]
+        for number in range(PASSES):
+            gc.look_at_all()
+            for key in keys:
+                gc.look(f"{key.namespace}/{key.name}")
+            assert gc._pods._free(keys[number % len(keys)]) is None
+    finally:
+        for watch in watches:
+            watch.stop()
+            watch.join(20)
+    assert as_stored(cluster, namespace, before) == [pod["metadata"] for pod in before]
+
+
+@pytest.mark.usefixtures("nodes")
+def test_the_api_server_lets_no_removal_in_for_another_version_than_the_one_judged(
+    cluster: Cluster, kube: Kube, namespace: str
+) -> None:
+    pod = Allocated("changed", NVIDIA_VCUDA, NODE, bound=NODE)
+    judged = pod.create(cluster, namespace)["metadata"]
+    path = f"/api/v1/namespaces/{namespace}/pods/changed"
+    changed = cluster.rest.merge_patch(path, {"metadata": {"labels": {"touched": "yes"}}})
+    subject = Subject("v1", "Pod", "changed", namespace, judged["uid"], judged["resourceVersion"])
+    removal = Removal("nvidia-vcuda", "unbound", "for the test", ("nvidia.com/predicate-time",))
+    with pytest.raises(Conflict):
+        Removing(kube, GarbageMetrics(CollectorRegistry())).remove(Found(subject, path, (removal,)))
+    assert cluster.rest.get(path) == changed
+    assert cluster.events(namespace) == []

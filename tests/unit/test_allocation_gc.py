@@ -1,0 +1,246 @@
+"""The loop that removes stale allocations from pods: what is stale in the store goes, once, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.allocation_gc import PERIOD, RETRY
+from controller.removals import TRIES
+from tests.allocated import NODE, allocated_pod
+from tests.api_double import Effect, Script, delivered, lost_reply, lost_request
+from tests.cleaner import NODES, POD, START, TIMEOUT, Cleaner, before, bind, marks_on, store
+from vcuda.errors import ApiError, Conflict, Unreachable
+from vcuda.schemes import GPU_MANAGER
+
+# Pods
+
+
+def test_a_pod_is_looked_at_when_its_allocation_can_first_be_stale_and_freed_then(cleaner: Cleaner) -> None:
+    store(cleaner, annotations={"own/one": "x"})
+    cleaner.api.forget_calls()
+    cleaner.now = START + TIMEOUT - 1
+    assert cleaner.serve() == []
+    assert cleaner.api.calls == []
+    cleaner.now = START + TIMEOUT
+    [line] = cleaner.serve()
+    assert marks_on(cleaner) == {"own/one": "x"}
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"]
+    assert (line["event"], line["log_level"]) == ("stale allocation removed", "info")
+    assert (line["kind"], line["namespace"], line["name"], line["uid"]) == ("Pod", "team-a", "train-0", "uid-1")
+    assert (line["scheme"], line["rule"]) == ("gpu-manager", "unbound")
+    assert cleaner.removed("unbound") == 1
+
+
+def test_the_event_is_on_the_pod_and_says_what_was_removed_and_why(cleaner: Cleaner) -> None:
+    store(cleaner)
+    cleaner.now = START + TIMEOUT
+    cleaner.serve()
+    [event] = cleaner.events()
+    about = event["involvedObject"]
+    assert (about["kind"], about["namespace"], about["name"], about["uid"]) == ("Pod", "team-a", "train-0", "uid-1")
+    assert (event["reason"], event["type"]) == ("StaleAllocationRemoved", "Normal")
+    assert event["message"].startswith("removed the allocation of gpu-manager: made at 2023-11-14T22:13:20Z, and the")
+    assert "tencent.com/predicate-gpu-idx-0" in event["message"]
+
+
+def test_what_was_removed_is_not_looked_at_again_while_the_watch_is_behind(cleaner: Cleaner) -> None:
+    store(cleaner)
+    cleaner.now = START + TIMEOUT
+    cleaner.serve()
+    cleaner.api.forget_calls()
+    for _ in range(3):
+        cleaner.gc.look_at_all()
+        cleaner.serve()
+    cleaner.watch()
+    cleaner.gc.look_at_all()
+    cleaner.serve()
+    assert set(cleaner.api.calls) == {"LIST"}
+    assert cleaner.removed("unbound") == 1
+
+
+def test_a_pod_that_was_bound_before_the_watch_has_seen_it_keeps_its_allocation(cleaner: Cleaner) -> None:
+    store(cleaner)
+    bind(cleaner)
+    kept = marks_on(cleaner)
+    cleaner.now = START + TIMEOUT
+    assert cleaner.serve() == []
+    assert marks_on(cleaner) == kept
+    assert "PATCH" not in cleaner.api.calls
+
+
+def test_a_pod_that_is_bound_between_the_look_and_the_patch_keeps_its_allocation(cleaner: Cleaner) -> None:
+    """The patch tests the version that was judged; what was judged anew is another pod."""
+    store(cleaner)
+    kept = marks_on(cleaner)
+    cleaner.api.deliver = before("PATCH", lambda: bind(cleaner))
+    cleaner.now = START + TIMEOUT
+    assert cleaner.serve() == []
+    assert marks_on(cleaner) == kept
+    assert (cleaner.removed("unbound"), cleaner.events()) == (0, [])
+
+
+@pytest.mark.parametrize("times", [1, TRIES - 1])
+def test_a_pod_that_somebody_else_writes_first_is_judged_anew_and_freed(cleaner: Cleaner, times: int) -> None:
+    store(cleaner)
+    label = {"labels": {"touched": "yes"}}
+
+    def touch() -> None:
+        pod = cleaner.api.objects[POD]
+        cleaner.api.store(POD, {**pod, "metadata": {**pod["metadata"], **label}})
+
+    cleaner.api.deliver = before("PATCH", touch, times)
+    cleaner.now = START + TIMEOUT
+    cleaner.serve()
+    assert marks_on(cleaner) == {}
+    assert cleaner.api.objects[POD]["metadata"]["labels"] == label["labels"]
+    assert (cleaner.removed("unbound"), len(cleaner.events())) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "tries"),
+    [
+        pytest.param(ApiError(403, "you may not"), 1, id="no right"),
+        pytest.param(Conflict(409, "the object has been modified"), TRIES, id="409"),
+        pytest.param(ApiError(422, "the test failed"), TRIES, id="422"),
+    ],
+)
+def test_a_patch_that_is_always_refused_is_given_up_and_tried_again_later(
+    cleaner: Cleaner, refusal: ApiError, tries: int
+) -> None:
+    store(cleaner)
+    kept = marks_on(cleaner)
+
+    def refuse(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "PATCH":
+            raise refusal
+        return effect()
+
+    cleaner.api.deliver = refuse
+    cleaner.now = START + TIMEOUT
+    [line] = cleaner.serve()
+    assert (line["event"], line["log_level"]) == ("stale allocations not looked at", "warning")
+    assert marks_on(cleaner) == kept
+    assert cleaner.api.calls.count("PATCH") == tries
+    cleaner.api.deliver = delivered
+    assert cleaner.serve() == []
+    cleaner.now += RETRY
+    cleaner.serve()
+    assert marks_on(cleaner) == {}
+
+
+@pytest.mark.parametrize("loss", [lost_request, lost_reply])
+def test_a_patch_whose_answer_is_lost_is_followed_by_another_look(cleaner: Cleaner, loss: Any) -> None:
+    """Whether it landed shows then; if it did, nothing is left to be done."""
+    store(cleaner)
+    cleaner.api.deliver = Script(loss, methods=("PATCH",))
+    cleaner.now = START + TIMEOUT
+    [line] = cleaner.serve()
+    assert line["log_level"] == "warning"
+    cleaner.now += RETRY
+    cleaner.serve()
+    assert marks_on(cleaner) == {}
+    assert cleaner.api.calls.count("PATCH") == (2 if loss is lost_request else 1)
+
+
+def test_an_event_that_cannot_be_written_is_only_logged(cleaner: Cleaner) -> None:
+    store(cleaner)
+    cleaner.api.deliver = Script(lost_request, methods=("POST",))
+    cleaner.now = START + TIMEOUT
+    lines = cleaner.serve()
+    assert [line["event"] for line in lines] == ["stale allocation removed", "event not written"]
+    cleaner.now += PERIOD
+    assert cleaner.serve() == []
+    assert cleaner.removed("unbound") == 1
+
+
+def test_a_pod_that_is_gone_is_no_fault(cleaner: Cleaner) -> None:
+    store(cleaner)
+    cleaner.api.remove(POD)
+    cleaner.now = START + TIMEOUT
+    assert cleaner.serve() == []
+
+
+def test_a_pod_that_goes_between_the_look_and_the_patch_is_no_fault_for_long(cleaner: Cleaner) -> None:
+    store(cleaner)
+    cleaner.api.deliver = before("PATCH", lambda: cleaner.api.remove(POD))
+    cleaner.now = START + TIMEOUT
+    cleaner.serve()
+    cleaner.now += RETRY
+    assert cleaner.serve() == []
+
+
+def test_a_pod_that_cannot_be_read_stops_nobody(cleaner: Cleaner) -> None:
+    store(cleaner)
+    stored = cleaner.api.objects[POD]
+    other = POD.replace("train-0", "train-1")
+    cleaner.api.store(other, {**stored, "metadata": {**stored["metadata"], "name": "train-1", "uid": "uid-2"}})
+    cleaner.watch()
+    cleaner.api.store(POD, {**stored, "spec": "?"})
+    cleaner.now = START + TIMEOUT
+    assert "stale allocations not looked at" in [line["event"] for line in cleaner.serve()]
+    assert marks_on(cleaner, other) == {}
+
+
+def test_a_pod_that_no_longer_asks_for_vcuda_is_left_alone(cleaner: Cleaner) -> None:
+    """It was deleted and made again under its name, as another."""
+    store(cleaner)
+    stored = cleaner.api.objects[POD]
+    cleaner.api.store(POD, {**stored, "spec": {"containers": [{"name": "main"}]}})
+    cleaner.now = START + TIMEOUT
+    assert cleaner.serve() == []
+    assert marks_on(cleaner)
+
+
+def test_a_pod_that_was_allocated_anew_is_looked_at_when_that_can_be_stale(cleaner: Cleaner) -> None:
+    store(cleaner)
+    cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START + 100, created=START))
+    cleaner.now = START + TIMEOUT
+    assert cleaner.serve() == []
+    cleaner.now = START + TIMEOUT + 100
+    [line] = cleaner.serve()
+    assert line["rule"] == "unbound"
+
+
+# Nodes that are gone
+
+
+def test_a_node_that_the_watch_does_not_know_is_only_gone_when_the_store_says_so(cleaner: Cleaner) -> None:
+    """Else its pods are looked at in time, like all others."""
+    store(cleaner)
+    cleaner.api.remove(f"{NODES}/{NODE}")
+    cleaner.watch()
+    cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
+    assert cleaner.serve() == []
+    assert marks_on(cleaner)
+    cleaner.now = START + TIMEOUT
+    [line] = cleaner.serve()
+    assert line["rule"] == "unbound"
+
+
+def test_when_a_node_goes_the_pods_that_were_allocated_there_are_freed_at_once(cleaner: Cleaner) -> None:
+    store(cleaner)
+    cleaner.api.remove(f"{NODES}/{NODE}")
+    cleaner.watch()
+    [line] = cleaner.serve()
+    assert (line["rule"], marks_on(cleaner)) == ("node-gone", {})
+
+
+def test_while_nobody_can_say_whether_a_node_exists_nothing_is_removed(cleaner: Cleaner) -> None:
+    store(cleaner)
+    kept = marks_on(cleaner)
+    cleaner.api.remove(f"{NODES}/{NODE}")
+    cleaner.watch()
+    calls: list[str] = []
+
+    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
+        calls.append(method)
+        if calls == ["GET", "GET"]:
+            raise Unreachable("timed out")
+        return effect()
+
+    cleaner.api.deliver = deliver
+    [line] = cleaner.serve()
+    assert line["log_level"] == "warning"
+    assert (calls, marks_on(cleaner)) == (["GET", "GET"], kept)

@@ -1,0 +1,72 @@
+"""What the leader says of its own health, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from controller.leader import Leader
+from tests.allocated import allocated_pod
+from tests.api_double import ApiDouble, Effect
+from tests.builders import LABELS
+from tests.cleaner import POD, START, marks_in
+from tests.waiting import PATIENT
+from vcuda.kube import QuotaPlace
+from vcuda.schemes import GPU_MANAGER
+
+
+@pytest.fixture
+def leader(api: ApiDouble) -> Iterator[Leader]:
+    """Return a leader of a cluster with one pod that has ended; not started yet."""
+    api.store(POD, allocated_pod(GPU_MANAGER, START, status="Failed"))
+    faults: list[str] = []
+    leader = Leader(
+        api.kube, QuotaPlace(), "vcuda-quota", LABELS, CollectorRegistry(), on_fault=lambda: faults.append("a loop")
+    )
+    yield leader
+    leader.stop()
+    for reflector in leader.reflectors().values():
+        reflector.join(PATIENT)
+    assert faults == []
+
+
+def test_a_leader_is_in_trouble_when_the_removal_of_stale_allocations_is_stuck(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader.start()
+    assert leader.trouble() is None
+    monkeypatch.setattr(leader.garbage, "stuck", lambda: True)
+    assert leader.trouble() == "the removal of stale allocations is stuck"
+
+
+def test_a_leader_is_in_trouble_when_a_watch_has_ended(leader: Leader) -> None:
+    leader.start()
+    leader.nodes.reflector.stop()
+    leader.nodes.reflector.join(PATIENT)
+    assert leader.trouble() == "a watch has ended"
+
+
+def test_a_stop_waits_for_the_removal_that_is_on_its_way(api: ApiDouble, leader: Leader) -> None:
+    """The patch has landed, and its Event is still to come."""
+    patched, goes_on = threading.Event(), threading.Event()
+
+    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
+        answer = effect()
+        if method == "PATCH":
+            patched.set()
+            assert goes_on.wait(PATIENT)
+        return answer
+
+    api.deliver = deliver
+    leader.start()
+    assert patched.wait(PATIENT)
+    stopping = threading.Thread(target=leader.stop)
+    stopping.start()
+    assert leader._stopping.wait(PATIENT)
+    goes_on.set()
+    stopping.join(PATIENT)
+    assert marks_in(api) == {}
+    assert any("/events/" in path for path in api.objects)

@@ -1,0 +1,317 @@
+"""Every rule of every scheme: what is stale on a pod, from when on, and what never is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonpatch
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.allocated import NODE, allocated_pod, marks, unix
+from tests.builders import LABELS, view
+from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
+from vcuda.stale import ABSURD, Removal, find_stale, first_stale, removal_patch
+from vcuda.stored_pods import StoredPod, read_stored
+
+START = 1_700_000_000.0
+TIMEOUT = 300.0
+LATE = START + TIMEOUT
+"""The first moment at which what was allocated at the start is stale."""
+
+EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+WITH_PHASE = pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
+
+
+def stored(scheme: Scheme, **fields: Any) -> StoredPod:
+    """Return a pod that was allocated at the start, as the watch keeps it."""
+    found = read_stored(view(allocated_pod(scheme, fields.pop("at", START), **fields)), LABELS)
+    assert found
+    return found
+
+
+def rules(pod: StoredPod, now: float, *nodes: str) -> list[str]:
+    """Return the rules by which something is stale on the pod, in a cluster of these nodes, or of gpu-1 alone."""
+    return [removal.rule for removal in find_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT)]
+
+
+def due(pod: StoredPod, *nodes: str, now: float = START) -> float | None:
+    return first_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT)
+
+
+# Never bound
+
+
+@EACH
+def test_an_allocation_is_stale_when_its_pod_was_not_bound_in_time(scheme: Scheme) -> None:
+    pod = stored(scheme)
+    assert rules(pod, LATE - 1) == []
+    assert rules(pod, LATE) == ["unbound"]
+    assert due(pod) == LATE
+
+
+@EACH
+def test_everything_the_scheme_has_written_goes_and_nothing_else(scheme: Scheme) -> None:
+    pod = stored(scheme, annotations={"a/b": "c"}, labels={"app": "train"})
+    annotations, labels = marks(scheme, START)
+    [removal] = find_stale(pod, (NODE,).__contains__, LATE, TIMEOUT)
+    why = "made at 2023-11-14T22:13:20Z, and the pod was never bound"
+    assert removal == Removal(scheme.name, "unbound", why, tuple(annotations), tuple(labels))
+
+
+@EACH
+@pytest.mark.parametrize(
+    "text",
+    ["", "soon", "-5", "1.7e18", "1_700", "17 ", "٣", "0x10", "9" * 21, "9" * 5000, str(2**64 - 1)],
+    ids=lambda text: text[:12] or "empty",
+)
+def test_a_time_that_cannot_be_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
+    """vgpu-manager writes the largest number of 64 bits where it means never."""
+    pod = stored(scheme, at=START + 50, created=START, annotations={})
+    assert pod.allocation
+    told = {**pod.allocation.annotations, **dict.fromkeys(scheme.predicate_times, text)}
+    odd = msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
+    assert due(odd) == LATE
+
+
+@EACH
+def test_a_missing_time_counts_as_the_pods_creation(scheme: Scheme) -> None:
+    pod = stored(scheme, at=START + 50, created=START)
+    assert pod.allocation
+    told = {key: value for key, value in pod.allocation.annotations.items() if key not in scheme.predicate_times}
+    without = msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
+    assert due(without) == LATE
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("at", "counts"),
+    [
+        pytest.param(START + 50, START + 50, id="after the creation"),
+        pytest.param(START - 5000, START, id="before it: copied with the manifest"),
+        pytest.param(1.0, START, id="in another unit"),
+        pytest.param(START + 3600, START + 3600, id="an hour ahead: a clock that is wrong, but the newest there is"),
+        pytest.param(START + ABSURD, START + ABSURD, id="just believable"),
+        pytest.param(START + ABSURD + 1, START, id="more than a day ahead"),
+    ],
+)
+def test_which_time_counts(scheme: Scheme, at: float, counts: float) -> None:
+    pod = stored(scheme, at=at, created=START)
+    assert due(pod) == counts + TIMEOUT
+    assert rules(pod, START) == []
+
+
+def test_the_newest_time_counts_where_there_are_two() -> None:
+    """HAMi writes one when it chooses the node and one when it binds, and the first anew at each attempt."""
+    for newer in HAMI.predicate_times:
+        pod = stored(HAMI, annotations={})
+        assert pod.allocation
+        told = {**pod.allocation.annotations, newer: unix(HAMI, START + 70)}
+        again = msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
+        assert due(again) == LATE + 70
+
+
+@EACH
+@pytest.mark.parametrize("created", [None, "", "yesterday", "2023-11-14T22:13:20"])
+def test_without_any_time_it_is_never_stale_by_time(scheme: Scheme, created: str | None) -> None:
+    pod = msgspec.structs.replace(stored(scheme), created=created or "")
+    assert pod.allocation
+    told = {key: value for key, value in pod.allocation.annotations.items() if key not in scheme.predicate_times}
+    timeless = msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
+    assert due(timeless) is None
+    assert rules(timeless, START + 10 * ABSURD) == []
+
+
+@WITH_PHASE
+def test_a_bind_that_began_and_never_came_about_is_told_as_such(scheme: Scheme) -> None:
+    pod = stored(scheme, phase="allocating")
+    assert rules(pod, LATE - 1) == []
+    [removal] = find_stale(pod, (NODE,).__contains__, LATE, TIMEOUT)
+    assert (removal.rule, removal.why) == (
+        "allocating",
+        "its binding began at 2023-11-14T22:13:20Z and never came about",
+    )
+    assert due(pod) == LATE
+
+
+@EACH
+def test_a_mark_that_all_is_done_does_not_keep_an_allocation_whose_pod_is_not_bound(scheme: Scheme) -> None:
+    """It was copied with its manifest: a device plugin only serves bound pods."""
+    assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
+
+
+# Nodes that are gone
+
+
+@EACH
+def test_an_allocation_on_a_node_that_does_not_exist_is_stale_at_once(scheme: Scheme) -> None:
+    pod = stored(scheme)
+    [removal] = find_stale(pod, ("other",).__contains__, START, TIMEOUT)
+    assert (removal.rule, removal.why) == ("node-gone", "its node gpu-1 does not exist")
+    since = due(pod, "other")
+    assert since is not None
+    assert since <= START
+
+
+@EACH
+def test_an_allocation_that_names_no_node_waits_for_its_time(scheme: Scheme) -> None:
+    assert due(stored(scheme, node=None), "other") == LATE
+
+
+# Bound
+
+
+@EACH
+@pytest.mark.parametrize("status", ["Pending", "Running", "Unknown", ""])
+@pytest.mark.parametrize("phase", [None, "allocating", "done"])
+@pytest.mark.parametrize("nodes", [(NODE,), ("other",)], ids=["its node is there", "its node is gone"])
+def test_on_a_pod_that_is_bound_where_it_was_allocated_nothing_is_ever_stale(
+    scheme: Scheme, status: str, phase: str | None, nodes: tuple[str, ...]
+) -> None:
+    """A node may be gone for a moment, and register again, while all of its pods run on."""
+    pod = stored(scheme, status=status, phase=phase, bound=NODE)
+    assert rules(pod, START + 10 * ABSURD, *nodes) == []
+    assert due(pod, *nodes) is None
+
+
+@EACH
+def test_a_bound_pod_whose_allocation_names_no_node_is_left_alone(scheme: Scheme) -> None:
+    """gpu-manager itself writes no node where the scheduler has written nothing."""
+    pod = stored(scheme, node=None, bound=NODE)
+    assert due(pod) is None
+
+
+@EACH
+@pytest.mark.parametrize("status", ["Pending", "Running"])
+@pytest.mark.parametrize("nodes", [(NODE, "gpu-2"), ("gpu-2",)], ids=["that node is there", "that node is gone"])
+def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
+    scheme: Scheme, status: str, nodes: tuple[str, ...]
+) -> None:
+    """Not before: kubelet and the device plugin may be at work on it, between allocation and status."""
+    pod = stored(scheme, status=status, bound="gpu-2")
+    assert rules(pod, LATE - 1, *nodes) == []
+    [removal] = find_stale(pod, nodes.__contains__, LATE, TIMEOUT)
+    assert (removal.rule, removal.why) == ("other-node", "made for gpu-1, bound to gpu-2")
+    assert due(pod, *nodes) == LATE
+
+
+@EACH
+def test_what_a_device_plugin_has_confirmed_is_true_of_the_pods_own_node(scheme: Scheme) -> None:
+    """Schedulers count it there, whatever node the other annotation names: to remove it would give its cards twice."""
+    pod = stored(scheme, phase="done", bound="gpu-2")
+    assert due(pod) is None
+
+
+# Ended
+
+
+@EACH
+@pytest.mark.parametrize("status", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("bound", [None, NODE, "gpu-2"])
+@pytest.mark.parametrize("phase", [None, "done"])
+def test_an_allocation_on_a_pod_that_has_ended_is_stale_at_once(
+    scheme: Scheme, status: str, bound: str | None, phase: str | None
+) -> None:
+    [removal] = find_stale(
+        stored(scheme, status=status, bound=bound, phase=phase), (NODE,).__contains__, START, TIMEOUT
+    )
+    assert (removal.rule, removal.why) == ("finished", "the pod has ended")
+
+
+@EACH
+def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) -> None:
+    """While it runs it holds its cards; a finalizer may keep one that was never bound for ever."""
+    gone = {"deletionTimestamp": "2023-11-14T22:13:21Z"}
+    assert rules(stored(scheme, bound=NODE, status="Running", **gone), LATE) == []
+    assert rules(stored(scheme, **gone), LATE) == ["unbound"]
+
+
+# Several schemes on one pod
+
+
+def test_the_allocations_of_two_schemes_are_judged_each_by_its_own() -> None:
+    foreign, _ = marks(HAMI, START + 100, node="gpu-9")
+    pod = stored(GPU_MANAGER, annotations=foreign)
+    nodes = (NODE, "gpu-9")
+    assert due(pod, *nodes) == LATE
+    assert [(r.scheme, r.rule) for r in find_stale(pod, nodes.__contains__, LATE, TIMEOUT)] == [
+        ("gpu-manager", "unbound")
+    ]
+    assert [r.scheme for r in find_stale(pod, nodes.__contains__, LATE + 100, TIMEOUT)] == ["gpu-manager", "hami"]
+    gone = find_stale(pod, (NODE,).__contains__, START, TIMEOUT)
+    assert [(r.scheme, r.rule) for r in gone] == [("hami", "node-gone")]
+    assert set(gone[0].annotations) == set(foreign)
+
+
+def test_a_name_that_two_schemes_share_is_removed_once() -> None:
+    """A pod may carry both vendors' records under nvidia.com/; a JSON Patch that removes a key twice fails."""
+    other, _ = marks(VGPU_MANAGER, START)
+    manifest = allocated_pod(NVIDIA_VCUDA, START, annotations=other)
+    pod = read_stored(view(manifest), LABELS)
+    assert pod
+    removals = find_stale(pod, (NODE,).__contains__, LATE, TIMEOUT)
+    keys = [key for removal in removals for key in removal.annotations]
+    assert sorted(keys) == sorted(manifest["metadata"]["annotations"])
+
+
+# Properties
+
+TIMES = st.one_of(st.integers(0, 700).map(lambda s: START + s), st.just(START + 2 * ABSURD))
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> StoredPod:
+    """Any pod with an allocation, or two, in any state."""
+    scheme, other = draw(st.sampled_from(SCHEMES)), draw(st.sampled_from(SCHEMES))
+    extra, extra_labels = marks(other, draw(TIMES), node=draw(st.sampled_from([NODE, "gpu-2", "", None])))
+    both = draw(st.booleans())
+    return stored(
+        scheme,
+        at=draw(TIMES),
+        created=START,
+        node=draw(st.sampled_from([NODE, "gpu-2", "gpu-9", "", None])),
+        phase=draw(st.sampled_from([None, "allocating", "done"])),
+        status=draw(st.sampled_from(["Pending", "Running", "Unknown", "Succeeded", "Failed"])),
+        bound=draw(st.sampled_from([None, NODE, "gpu-2"])),
+        annotations=extra if both else {},
+        labels=extra_labels if both else {},
+    )
+
+
+@given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
+def test_a_pod_is_due_exactly_when_something_on_it_is_stale(pod: StoredPod, now: float, nodes: set[str]) -> None:
+    """Who looks only when it is due misses nothing, and never looks in vain."""
+    since = first_stale(pod, nodes.__contains__, now, TIMEOUT)
+    assert bool(find_stale(pod, nodes.__contains__, now, TIMEOUT)) is (since is not None and since <= now)
+
+
+@given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
+def test_what_lives_where_it_was_allocated_is_never_touched(pod: StoredPod, now: float, nodes: set[str]) -> None:
+    assert pod.allocation
+    removed = find_stale(pod, nodes.__contains__, now, 0.0)
+    by_name = {scheme.name: scheme for scheme in pod.allocation.schemes}
+    if pod.live and pod.node:
+        for removal in removed:
+            named = pod.allocation.get(by_name[removal.scheme].predicate_node)
+            assert named not in (None, pod.node)
+
+
+@given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s))
+def test_the_patch_takes_away_what_was_found_and_only_from_that_version(pod: StoredPod, now: float) -> None:
+    assert pod.allocation
+    removals = find_stale(pod, (NODE,).__contains__, now, TIMEOUT)
+    metadata: dict[str, Any] = {
+        "resourceVersion": "7",
+        "annotations": {**pod.allocation.annotations, "own/~1": "x"},
+        "labels": {**pod.allocation.labels, "app": "train"},
+    }
+    patch = msgspec.json.decode(removal_patch("7", removals))
+    after = jsonpatch.apply_patch({"metadata": metadata}, patch)["metadata"]
+    gone = {key for removal in removals for key in (*removal.annotations, *removal.labels)}
+    assert after["annotations"].keys() == metadata["annotations"].keys() - gone
+    assert after["labels"].keys() == metadata["labels"].keys() - gone
+    assert after["annotations"]["own/~1"] == "x"
+    with pytest.raises(jsonpatch.JsonPatchTestFailed):
+        jsonpatch.apply_patch({"metadata": {**metadata, "resourceVersion": "8"}}, patch)
