@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test e2e chaos bench scale lint format clean
+.PHONY: help demo test e2e chaos bench scale screenshots lint format clean
 
 help:  ## Show the targets
-	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'
@@ -31,6 +31,9 @@ bench: $(VENV)/installed  ## Measure admission beside a webhook that does nothin
 
 scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,000 stored pods
 	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m tests.bench.scale
+
+screenshots: $(VENV)/installed  ## Take the pictures of the usage page under docs/, with Debian's chromium
+	$(BIN)/python -m tests.screenshots
 
 lint: $(VENV)/installed  ## Check style, types and layers
 	$(BIN)/ruff check

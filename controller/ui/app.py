@@ -1,0 +1,196 @@
+"""The page's addresses, and the headers that every answer carries.
+
+Only the leader has figures. A replica that stands by answers 503 with a page that says who leads, and that loads itself
+again: behind a Service the next connection may reach the leader. It is not redirected, since the leader's own address
+is of no use to a browser outside of the cluster's network. Styles and scripts are the same on all replicas, so each
+serves them. ``/leading`` answers 200 on the leader and 503 elsewhere, for load balancers that can tell them apart.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import flask
+from werkzeug.exceptions import HTTPException
+
+from controller.ui.assets import Asset, read_assets
+from controller.ui.feed import Feed, TooMany
+from controller.ui.order import POD_SORTS, Order, ordered, ordered_pods, read_order, sorts_of
+from controller.ui.picture import MOST_LISTED, PARTS, Picture, render_part, with_pods
+from controller.ui.views import Views
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+MOST_ROWS = 500
+"""Rows of one page; a search finds the others."""
+
+SMALLEST_ZIPPED = 1024
+"""Bytes from which on an answer is compressed."""
+
+ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml")
+
+COME_AGAIN = {"Retry-After": "2", "Refresh": "2"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a replica can say: as leader it has a feed; else ``reason`` says why it has none yet."""
+
+    feed: Feed | None
+    reason: str
+
+
+def create_app(standing: Callable[[], Standing], views: Views) -> flask.Flask:
+    """Return the WSGI application; ``standing`` is asked at each request."""
+    app = flask.Flask(__name__, static_folder=None, template_folder=None)
+    assets = read_assets()
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+
+    def led(view: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
+        def answer(**values: str) -> flask.Response:
+            now = standing()
+            return view(now.feed, views, **values) if now.feed else _standby(views, now.reason)
+
+        return answer
+
+    app.add_url_rule("/", "overview", led(_overview))
+    app.add_url_rule("/namespaces/<name>", "namespace", led(_namespace))
+    app.add_url_rule("/updates", "updates", led(_updates))
+    app.add_url_rule("/leading", "leading", led(lambda *_: _text("leading")))
+    app.add_url_rule("/static/<name>", "static", lambda name: _asset(assets, name))
+    app.register_error_handler(HTTPException, lambda error: _error(views, error))
+    app.after_request(_finish)
+    return app
+
+
+def _overview(feed: Feed, views: Views) -> flask.Response:
+    picture = feed.picture()
+    order = read_order(flask.request.args, sorts_of(picture.columns))
+    rows = ordered((line.row for line in picture.lines.values()), order)
+    return _page(
+        views.render(
+            "overview.html",
+            picture=picture,
+            parts=_parts(picture, views),
+            order=order,
+            rows=[picture.lines[row.namespace].html for row in rows[:MOST_ROWS]],
+            found=len(rows),
+            most=MOST_ROWS,
+            root="",
+        )
+    )
+
+
+def _parts(picture: Picture, views: Views) -> dict[str, str]:
+    return {part: render_part(part, picture, views, root="") for part in PARTS}
+
+
+def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
+    picture = feed.picture()
+    use = picture.uses.get(name)
+    pods = with_pods(feed.source, name)
+    if use is None and not pods:
+        flask.abort(HTTPStatus.NOT_FOUND, f"No namespace {name} has a GPU quota, or pods that hold GPUs.")
+    order = read_order(flask.request.args, POD_SORTS)
+    if "sort" not in flask.request.args:
+        order = Order(order.search, "cards", descending=True)
+    found = ordered_pods(pods, order)
+    return _page(
+        views.render(
+            "namespace.html",
+            picture=picture,
+            name=name,
+            use=use,
+            line=picture.lines.get(name),
+            free={model.model: model.free for model in picture.cluster},
+            order=order,
+            pods=found[:MOST_ROWS],
+            found=len(found),
+            all_pods=len(pods),
+            refusals_known=picture.refusals is not None,
+            refused_here=[each for each in picture.refusals or () if each.namespace == name][:MOST_LISTED],
+            root="../",
+        )
+    )
+
+
+def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # every view is called the same way
+    headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+    if flask.request.method == "HEAD":
+        return flask.Response(headers=headers)
+    since = flask.request.headers.get("Last-Event-ID") or flask.request.args.get("since", "")
+    try:
+        listener = feed.listen(since, flask.request.args.get("namespace", ""))
+    except TooMany:
+        return _text("as many browsers listen as may be", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "30"})
+    return flask.Response(listener, headers=headers)
+
+
+def _asset(assets: Mapping[str, Asset], name: str) -> flask.Response:
+    asset = assets.get(name)
+    if asset is None:
+        flask.abort(HTTPStatus.NOT_FOUND)
+    response = flask.Response(asset.body, content_type=asset.content_type)
+    response.set_etag(asset.tag, weak=True)  # the same whether its bytes are compressed or not
+    response.make_conditional(flask.request)
+    return response
+
+
+def _standby(views: Views, reason: str) -> flask.Response:
+    page = views.render("standby.html", reason=reason, root=_root())
+    return _page(page, HTTPStatus.SERVICE_UNAVAILABLE, COME_AGAIN)
+
+
+def _error(views: Views, error: HTTPException) -> flask.Response:
+    status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
+    said = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
+    page = views.render(
+        "error.html", status=status, said=said or f"{status.description or status.phrase}.", root=_root()
+    )
+    return _page(page, status)
+
+
+def _root() -> str:
+    """Return the way from the address that was asked for to the overview, so that any prefix may stand before it."""
+    return "../" * (flask.request.path.count("/") - 1)
+
+
+def _page(html: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> flask.Response:
+    return flask.Response(html, status.value, headers, content_type="text/html; charset=utf-8")
+
+
+def _text(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> flask.Response:
+    return flask.Response(f"{text}\n", status.value, headers, content_type="text/plain; charset=utf-8")
+
+
+def _finish(response: flask.Response) -> flask.Response:
+    """Add the headers of every answer, and compress what is worth it."""
+    response.headers.update(HEADERS)
+    is_static = flask.request.endpoint == "static"
+    response.headers["Cache-Control"] = "no-cache" if is_static else "no-store"
+    if response.mimetype in ZIPPED and response.status_code == HTTPStatus.OK and flask.request.method == "GET":
+        response.vary.add("Accept-Encoding")
+        if flask.request.accept_encodings.quality("gzip") > 0:
+            _zip(response)
+    return response
+
+
+def _zip(response: flask.Response) -> None:
+    body = response.get_data()
+    if len(body) < SMALLEST_ZIPPED:
+        return
+    response.set_data(gzip.compress(body, compresslevel=5, mtime=0))
+    response.headers["Content-Encoding"] = "gzip"

@@ -1,0 +1,129 @@
+"""What the leading controller has to show, as the page wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from controller.leader import Leader
+from controller.ui.capacity import CapacityWatch
+from controller.ui.event_watch import merged, refusal_watch, removal_watch
+from controller.ui.figures import rounded
+from controller.ui.page import UsagePage
+from controller.ui.source import ModelCards, PodRow, Refusal, Source
+from vcuda.charge import CORES_PER_CARD
+from vcuda.kube import Kube, Reflector
+from vcuda.placement import NodeLabels, Nodes
+from vcuda.quota import Limit, NamespaceQuota
+from vcuda.stored_pods import StoredPod, charges_of
+from vcuda.usage import NamespaceUse
+
+NO_LIMIT = Limit(0)
+
+
+@contextmanager
+def showing(page: UsagePage, kube: Kube, labels: NodeLabels, leader: Leader) -> Iterator[None]:
+    """Show the leader on the page, and follow what only the page shows; at the end the page stands by again."""
+    source = LeaderSource(kube, labels, leader)
+    source.start()
+    page.show(source.source(), lambda: leader.synced)
+    try:
+        yield
+    finally:
+        page.close()
+        source.stop()
+
+
+class LeaderSource:
+    """The leader's figures, and what only the page wants to know of the cluster.
+
+    Its own watches are nobody's readiness: without a right that they lack the page says less, and the leader does all
+    of its work. ``fragmented`` returns the cards that are free only as shares, by model, where somebody counts them.
+    """
+
+    def __init__(
+        self, kube: Kube, labels: NodeLabels, leader: Leader, fragmented: Callable[[], Mapping[str, float]] = dict
+    ) -> None:
+        self._leader = leader
+        self._fragmented = fragmented
+        self._refusals = refusal_watch(kube)
+        self._removals = removal_watch(kube)
+        self._capacity = CapacityWatch(kube, labels)
+
+    def start(self) -> None:
+        """Start watching."""
+        for reflector in self._reflectors():
+            reflector.start()
+
+    def stop(self) -> None:
+        """End the watches."""
+        for reflector in self._reflectors():
+            reflector.stop()
+
+    def source(self) -> Source:
+        """Return it as the page's source."""
+        return Source(
+            uses=self._leader.publisher.reports,
+            pods=self._pods,
+            cluster=self._cluster,
+            refusals=self._refused,
+            removals=self._removals.newest,
+        )
+
+    def _reflectors(self) -> Iterable[Reflector[Any]]:
+        return (self._refusals.reflector, self._removals.reflector, self._capacity.reflector)
+
+    def _pods(self, namespace: str) -> Sequence[PodRow]:
+        quota = self._leader.quota.current()
+        limits = quota.for_namespace(namespace) if quota else None
+        return pod_rows(self._leader.settler.pods.pods(namespace), limits, self._leader.nodes.current())
+
+    def _cluster(self) -> Sequence[ModelCards]:
+        uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
+        unlimited = (pod for namespace in pods.namespaces() if namespace not in uses for pod in pods.pods(namespace))
+        models = cluster_cards(self._capacity.totals(), uses, unlimited, self._leader.nodes.current())
+        fragmented = self._fragmented()
+        return [msgspec.structs.replace(model, fragmented=fragmented.get(model.model)) for model in models]
+
+    def _refused(self) -> Sequence[Refusal] | None:
+        refusals = self._refusals.newest()
+        return None if refusals is None else merged(refusals)
+
+
+def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nodes) -> Sequence[PodRow]:
+    """Return the pods that hold cards, each with what it is charged under its namespace's limits."""
+    limits = quota.limits if quota else {}
+    rows = []
+    for pod in pods:
+        if pod.live:
+            model = pod.model_on(nodes)
+            memory = pod.charge.memory_under(limits.get(model or "", NO_LIMIT))
+            rows.append(PodRow(pod.name, model, pod.charge.cores, memory, pod.node, pod.created))
+    return rows
+
+
+def cluster_cards(
+    cards: Mapping[str, float | None],
+    uses: Mapping[str, NamespaceUse],
+    unlimited: Iterable[StoredPod],
+    nodes: Nodes,
+) -> Sequence[ModelCards]:
+    """Return each model in the whole cluster: every one that a node has, a limit names, or a pod holds.
+
+    ``unlimited`` are the pods of namespaces that have no report; those that have one say what they use themselves.
+    """
+    used: dict[str, float] = {}
+    promised: dict[str, float] = {}
+    for use in uses.values():
+        for model in use.models:
+            used[model.model] = used.get(model.model, 0.0) + model.used
+            promised[model.model] = promised.get(model.model, 0.0) + model.limit
+    for name, charge in charges_of(unlimited, nodes):
+        used[name] = used.get(name, 0.0) + charge.cores / CORES_PER_CARD
+    return [
+        ModelCards(name, cards.get(name), rounded([used.get(name, 0.0)]), rounded([promised.get(name, 0.0)]))
+        for name in sorted({*cards, *used, *promised}, key=lambda name: (name.casefold(), name))
+    ]

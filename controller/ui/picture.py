@@ -1,0 +1,160 @@
+"""What the page shows at one moment, and what differs from one moment to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from controller.ui.figures import Row, rounded, row_of
+from controller.ui.source import Certificate, Finding, ModelCards, PodRow, Refusal, Removal, Source
+from controller.ui.views import Views
+from vcuda.usage import NamespaceUse
+
+PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
+"""The parts of the overview that are replaced whole, each with a template of its own."""
+
+MOST_LISTED = 50
+"""Entries of a list on the page: the newest."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A namespace's row, and as HTML."""
+
+    row: Row
+    html: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Everything but the pods, which are looked up for the one namespace that is looked at."""
+
+    version: str
+    uses: Mapping[str, NamespaceUse]
+    columns: tuple[str, ...]
+    lines: Mapping[str, Line]
+    cluster: Sequence[ModelCards]
+    refusals: Sequence[Refusal] | None
+    removals: Sequence[Removal] | None
+    certificates: Sequence[Certificate] | None
+    findings: Sequence[Finding] | None
+
+    @property
+    def by_model(self) -> Mapping[str, ModelCards]:
+        """The models of the cluster by name."""
+        return {each.model: each for each in self.cluster}
+
+    @property
+    def total(self) -> ModelCards:
+        """The whole cluster over all models that the nodes say the number of."""
+        known = [model for model in self.cluster if model.cards is not None]
+        return ModelCards(
+            "",
+            rounded(model.cards or 0 for model in known) if known else None,
+            rounded(model.used for model in known or self.cluster),
+            rounded(model.promised for model in self.cluster),
+        )
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What a browser has to replace: rows and parts as HTML, by name; ``touched`` namespaces have other pods.
+
+    ``version`` is that of the picture afterwards. ``refused`` names those that were refused since.
+    """
+
+    version: str
+    rows: dict[str, str]
+    parts: dict[str, str]
+    touched: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def take(source: Source, views: Views, before: Picture | None, version: str) -> Picture:
+    """Ask every source once. Rows that are as they were before are not rendered again."""
+    uses = source.uses()
+    cluster = tuple(source.cluster())
+    columns = _columns(uses, cluster)
+    return Picture(
+        version,
+        uses,
+        columns,
+        {name: _line(use, columns, views, before) for name, use in uses.items()},
+        cluster,
+        source.refusals(),
+        source.removals(),
+        source.certificates(),
+        source.findings(),
+    )
+
+
+def _columns(uses: Mapping[str, NamespaceUse], cluster: Sequence[ModelCards]) -> tuple[str, ...]:
+    """Return every model that some namespace may use, or that some node has."""
+    models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
+    return tuple(sorted(models, key=lambda model: (model.casefold(), model)))
+
+
+def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
+    row = row_of(use)
+    known = before.lines.get(use.namespace) if before and before.columns == columns else None
+    if known and known.row == row:
+        return known
+    return Line(row, views.row(row, columns))
+
+
+def same(before: Picture, after: Picture) -> bool:
+    """Return whether two pictures show the same."""
+    return (before.columns, before.uses) == (after.columns, after.uses) and not _other_parts(before, after)
+
+
+def has_other_rows(before: Picture, after: Picture) -> bool:
+    """Return whether a column or a namespace has come or gone: then the whole table is another."""
+    return before.columns != after.columns or before.lines.keys() != after.lines.keys()
+
+
+def change_of(before: Picture, after: Picture, views: Views) -> Change:
+    """Return what to replace, where neither a column nor a namespace has come or gone."""
+    lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
+    touched = [name for name, use in after.uses.items() if before.uses[name] != use]
+    refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
+    return Change(
+        after.version,
+        {name: line.html for name, line in lines.items()},
+        {part: render_part(part, after, views, root="") for part in _other_parts(before, after)},
+        tuple(touched),
+        tuple(sorted(refused)),
+    )
+
+
+def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
+    """Return one part as HTML; ``root`` is the way from the page's address to the overview's."""
+    return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MOST_LISTED, root=root)
+
+
+def _other_parts(before: Picture, after: Picture) -> list[str]:
+    return [part for part in PARTS if _shown(part, before) != _shown(part, after)]
+
+
+def _shown(part: str, picture: Picture) -> object:
+    """Return what a part is made of. Ages are not in it: the browser lets them grow by itself."""
+    match part:
+        case "summary":
+            return picture.cluster, len(picture.lines), full(picture)
+        case "free":
+            return picture.cluster
+    return getattr(picture, part)
+
+
+def full(picture: Picture) -> list[str]:
+    """Return the namespaces that have used up a model."""
+    return sorted(
+        name
+        for name, line in picture.lines.items()
+        if any(amount.used and amount.fullness >= 1 for amount in line.row.amounts.values())
+    )
+
+
+def with_pods(source: Source, namespace: str) -> Sequence[PodRow]:
+    """Return a namespace's pods as they are now."""
+    return tuple(source.pods(namespace))

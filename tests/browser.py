@@ -1,0 +1,115 @@
+"""A headless Chromium, Debian's, driven by Playwright; and pages that remember everything that went wrong in them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+PROGRAM = shutil.which("chromium")
+
+WIDE = (1280, 900)
+NARROW = (390, 844)
+
+# Chromium also says so on the console; this is the event by which a page would hear of it itself.
+REMEMBER_VIOLATIONS = """
+window.violations = [];
+document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
+"""
+
+READABLE = 4.5
+"""The contrast of text and its ground, as WCAG 2 asks it of text of this size (success criterion 1.4.3)."""
+
+CONTRASTS = """
+() => {
+  const parse = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b]
+    .map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = parse(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const found = {};
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest(".unseen, .skip, noscript")) continue;
+    const color = getComputedStyle(element).color;
+    const [one, other] = [light(parse(color)), light(ground(element))].sort((a, b) => b - a);
+    found[`${element.className}: ${element.textContent.trim()}`] = (one + 0.05) / (other + 0.05);
+  }
+  return found;
+}
+"""
+"""Returns the contrast of every text that can be seen to what is behind it, by the text."""
+
+
+@contextmanager
+def browsing() -> Iterator[Browser]:
+    """A browser; the test is skipped, saying so, where there is none."""
+    if PROGRAM is None:
+        pytest.skip("no chromium on PATH: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Tab:
+    """One page in a context of its own, which holds every console message, error and address that it asked for."""
+
+    def __init__(self, browser: Browser, size: tuple[int, int] = WIDE, **context: Any) -> None:
+        width, height = size
+        self.context = browser.new_context(viewport={"width": width, "height": height}, **context)
+        self.page: Page = self.context.new_page()
+        self.troubles: list[str] = []
+        self.asked: list[str] = []
+        self.page.add_init_script(REMEMBER_VIOLATIONS)
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.troubles.append(f"dialog: {dialog.message}"))
+        self.page.on("request", self._request)
+
+    def open(self, url: str) -> Page:
+        """Go there, and wait until the page is live."""
+        self.page.goto(url)
+        self.page.wait_for_selector("#state[data-state=live]")
+        return self.page
+
+    def close(self) -> None:
+        """Close it; anything that went wrong in it is an error."""
+        violations = self.page.evaluate("window.violations") if self.context.browser else []
+        self.context.close()
+        if self.troubles or violations:
+            raise AssertionError(f"in the browser: {self.troubles}, violations of the policy: {violations}")
+
+    def _console(self, message: ConsoleMessage) -> None:
+        self.troubles.append(f"console {message.type}: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        self.asked.append(request.url)
+
+
+@contextmanager
+def tab(browser: Browser, size: tuple[int, int] = WIDE, **context: Any) -> Iterator[Tab]:
+    """A tab that nothing may go wrong in; ``context`` is what Playwright takes, such as color_scheme."""
+    opened = Tab(browser, size, **context)
+    try:
+        yield opened
+    except BaseException:
+        print("in the browser:", opened.troubles)
+        opened.context.close()
+        raise
+    opened.close()

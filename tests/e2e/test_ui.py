@@ -1,0 +1,166 @@
+"""The usage page of a real controller beside a real control plane, in a browser: what happens there shows here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.browser import Tab, browsing, tab
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster
+from tests.e2e.controller_process import ControllerProcess, candidate, controlling, limited_team
+from tests.e2e.installation import Installation, installed
+from tests.e2e.rest import Json
+from tests.e2e.rights import account_of, named_quota
+from tests.integration.reviews import card_pod, gpu_pod
+
+ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
+FLAGS = ("--ui-address", "127.0.0.1:0")
+SOON = 20000
+"""Milliseconds within which something shows on a busy machine; else it takes a second or two."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """The API as the controller's ServiceAccount, with what the manifest gives it."""
+    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
+        yield account
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """The webhook on the quota ConfigMap that the manifest names."""
+    with installed(cluster, tmp_path_factory.mktemp("ui"), quota=named_quota(cluster)) as installation:
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def leader(own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
+    """A controller that leads and serves the page, with the rights of the manifest."""
+    with controlling(own, *FLAGS, kubeconfig=account.kubeconfig) as running:
+        yield running
+
+
+@pytest.fixture
+def team(own: Installation, leader: ControllerProcess) -> Iterator[str]:
+    """A namespace with a quota of two models."""
+    assert leader.process.poll() is None
+    with limited_team(own, ENTRY) as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def opened(browser: Browser, team: str, leader: ControllerProcess) -> Iterator[Tab]:
+    """A tab on the leader's page, which shows the namespace."""
+    with tab(browser) as fresh:
+        fresh.open(url_of(leader))
+        expect(row_of(fresh.page, team)).to_be_visible(timeout=SOON)
+        yield fresh
+
+
+def url_of(process: ControllerProcess) -> str:
+    """Where its page is."""
+    return f"http://127.0.0.1:{process.await_log('serving the usage page')['port']}/"
+
+
+def row_of(page: Page, namespace: str) -> Locator:
+    """The namespace's row of the table."""
+    return page.locator(f'#rows > tr[data-ns="{namespace}"]')
+
+
+def deployment(namespace: str, name: str, cards: int) -> Json:
+    """One that wants one pod of so many cards."""
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": card_pod("", namespace, cards)["spec"]}
+    spec = {"selector": {"matchLabels": labels}, "replicas": 1, "template": template}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": spec,
+    }
+
+
+def test_a_pod_that_is_created_shows_live_and_so_does_its_end(cluster: Cluster, opened: Tab, team: str) -> None:
+    page = opened.page
+    expect(row_of(page, team)).to_contain_text("0 of 4")
+    page.evaluate("window.untouched = true")
+    share = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
+    for pod in (gpu_pod("half", team, share), card_pod("two", team, cards=2)):
+        cluster.create({**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}})
+    began = time.monotonic()
+    cell = row_of(page, team).locator('td[data-m="M40"]')
+    expect(cell).to_contain_text("2.5 of 4", timeout=SOON)
+    print(f"two pods showed {time.monotonic() - began:.1f} s after they were stored")
+    expect(cell).not_to_contain_text("pending", timeout=SOON)
+    expect(cell).to_contain_text("22 GiB of 40 GiB")
+    cluster.delete_pod(team, "two")
+    expect(cell).to_contain_text("0.5 of 4", timeout=SOON)
+    assert page.evaluate("window.untouched")
+
+
+def test_the_page_of_a_namespace_has_its_pods_with_charge_and_age(
+    cluster: Cluster, opened: Tab, team: str, create_node: Callable[..., str]
+) -> None:
+    page = opened.page
+    row_of(page, team).get_by_role("link").click()
+    page.wait_for_selector("#state[data-state=live]")
+    expect(page.get_by_text("No pod here holds a card.")).to_be_visible()
+    node = create_node("ui-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "800", "tencent.com/vcuda-memory": "100"})
+    pod = card_pod("train", team)
+    cluster.create({**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}})
+    row = page.get_by_role("row", name="train")
+    expect(row).to_contain_text("M40", timeout=SOON)
+    expect(row).to_contain_text("10 GiB")
+    expect(row).to_contain_text(node, timeout=SOON)
+    expect(row.locator("time")).to_be_visible()
+    page.get_by_role("link", name="All namespaces").click()
+    free = page.get_by_role("row", name="Free in the cluster").locator('td[data-m="M40"]')
+    expect(free).to_contain_text("of 8", timeout=SOON)
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_a_refused_deployment_shows_with_the_reason(cluster: Cluster, opened: Tab, team: str) -> None:
+    page = opened.page
+    cluster.create(deployment(team, "greedy", cards=5))
+    refusals = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").filter(has_text=team)
+    expect(refusals).to_have_count(1, timeout=SOON)
+    expect(refusals).to_contain_text("ReplicaSet greedy-")
+    expect(refusals).to_contain_text(f"exceeded GPU quota: M40 in namespace {team}, requested: 5 cards")
+    refusals.get_by_role("link", name=team).click()
+    expect(page.get_by_text("requested: 5 cards")).to_be_visible()
+
+
+def test_a_refused_pod_that_nobody_owns_leaves_no_trace_and_the_page_says_so(
+    cluster: Cluster, opened: Tab, team: str
+) -> None:
+    assert cluster.try_create(card_pod("greedy", team, cards=5)).status == HTTPStatus.FORBIDDEN
+    assert cluster.events(team) == []
+    expect(opened.page.get_by_text("leaves no trace when it is refused")).to_be_visible()
+
+
+def test_who_stands_by_says_who_leads(browser: Browser, own: Installation, leader: ControllerProcess) -> None:
+    with candidate(own, *FLAGS, "--identity", "second") as waiting:
+        holder = leader.await_log("leading")["identity"]
+        standing = browser.new_page()
+        answer = standing.goto(url_of(waiting))
+        assert answer is not None
+        assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
+        expect(standing.get_by_text(f"{holder} leads")).to_be_visible(timeout=SOON)
+        standing.close()
+
+
+def test_without_the_flag_there_is_no_page(own: Installation) -> None:
+    """It would have been logged before the status server was."""
+    with candidate(own) as plain:
+        assert plain.logs("serving the usage page") == []

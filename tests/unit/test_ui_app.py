@@ -1,0 +1,336 @@
+"""The page's answers: what is in them, that nothing in them is anybody's markup, and the headers on each."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from http import HTTPStatus
+
+import pytest
+from flask.testing import FlaskClient
+
+from controller.ui.app import HEADERS, MOST_ROWS, Standing, create_app
+from controller.ui.feed import Feed
+from controller.ui.source import Certificate, Finding, ModelCards, PodRow, Refusal, Removal
+from controller.ui.views import Views
+from tests.usage_samples import NOW, Sample, ago, company, crowd, model_use, namespace_use
+
+VIEWS = Views(lambda: NOW)
+HOSTILE = """<script>alert('x')</script>"><img src=x onerror="alert(1)">'`{{7*7}}&amp;"""
+MUST_CLOSE = frozenset(
+    {"script", "a", "p", "div", "span", "table", "tr", "td", "th", "ul", "li", "svg", "section", "b"}
+)
+
+
+class Markup(HTMLParser):
+    """The elements, attributes and text of a page; an element that is closed in the wrong place is an error."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in MUST_CLOSE:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in MUST_CLOSE:
+            assert self._open.pop() == tag, self.getpos()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of every element of this kind."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def client_of(sample: Sample) -> FlaskClient:
+    """A client of the leader's page."""
+    feed = Feed(sample.source(), VIEWS)
+    return create_app(lambda: Standing(feed, ""), VIEWS).test_client()
+
+
+def standby(reason: str = "This controller stands by: other leads.") -> FlaskClient:
+    """A client of a page that has nothing to show."""
+    return create_app(lambda: Standing(None, reason), VIEWS).test_client()
+
+
+def html_of(client: FlaskClient, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == HTTPStatus.OK
+    return answer.get_data(as_text=True)
+
+
+def hostile() -> Sample:
+    """Everything that has a name or a text has a hostile one."""
+    use = namespace_use(HOSTILE, model_use(HOSTILE, 8, 3, 1, (5, 9)), mode="warn", unpinned=(HOSTILE,))
+    sample = Sample(cluster=(ModelCards(HOSTILE, 9, 3, 8, 1),))
+    sample.report(use)
+    sample.pods[HOSTILE] = (PodRow(HOSTILE, HOSTILE, 100, 1, HOSTILE, HOSTILE),)
+    sample.refusals = (Refusal(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2),)
+    sample.removals = (Removal(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
+    sample.certificates = (Certificate(HOSTILE, HOSTILE, HOSTILE),)
+    sample.findings = (Finding(HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
+    return sample
+
+
+HOSTILE_PATH = "/namespaces/" + "".join(f"%{byte:02x}" for byte in HOSTILE.replace("/", "").encode())
+
+PAGES: dict[str, Callable[[], tuple[FlaskClient, str]]] = {
+    "overview": lambda: (client_of(company()), "/"),
+    "sorted": lambda: (client_of(company()), "/?sort=model.T4&order=desc&q=a"),
+    "empty": lambda: (client_of(Sample()), "/"),
+    "not known": lambda: (client_of(Sample(refusals=None)), "/"),
+    "namespace": lambda: (client_of(company()), "/namespaces/notebooks"),
+    "blocked": lambda: (client_of(company()), "/namespaces/interns"),
+    "nothing found": lambda: (client_of(company()), "/?q=nobody"),
+    "missing": lambda: (client_of(company()), "/namespaces/nobody"),
+    "no such page": lambda: (client_of(company()), "/a/b/c"),
+    "standby": lambda: (standby(), "/"),
+    "hostile": lambda: (client_of(hostile()), "/"),
+    "hostile search": lambda: (client_of(company()), f"/?q={HOSTILE_PATH[12:]}&sort={HOSTILE_PATH[12:]}"),
+    "hostile address": lambda: (client_of(company()), HOSTILE_PATH),
+    "hostile holder": lambda: (standby(HOSTILE), "/namespaces/x"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_has_inline_script_or_style_or_reaches_elsewhere(page: str) -> None:
+    """The policy forbids it; and a name that got through the escaping would show here."""
+    client, path = PAGES[page]()
+    markup = Markup(client.get(path).get_data(as_text=True))
+    assert all(set(script) == {"src", "defer"} for script in markup.all("script"))
+    assert not markup.all("style")
+    assert not markup.all("img") or {each["src"] for each in markup.all("img")} <= {
+        f"{'../' * (path.partition('?')[0].count('/') - 1)}static/icon.svg"
+    }
+    for tag, attributes in markup.elements:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], (tag, attributes)
+        for name in ("src", "href"):
+            value = attributes.get(name) or ""
+            assert not value.startswith(("/", "javascript:", "data:")), (tag, attributes)
+            assert "//" not in value, (tag, attributes)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_answer_carries_the_policy(page: str) -> None:
+    client, path = PAGES[page]()
+    for answer in (client.get(path), client.head(path), client.get("/static/page.css"), client.get("/nothing")):
+        assert HEADERS.items() <= dict(answer.headers).items()
+    policy = HEADERS["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_hostile_names_are_text() -> None:
+    sample = hostile()
+    markup = Markup(html_of(client_of(sample), "/"))
+    # namespace twice (row, refusal), finding's, the model in three places, and the texts
+    assert markup.text.count(HOSTILE) >= 10
+    assert {"data-ns": HOSTILE, "role": "row"} in markup.all("tr")
+    assert sum(cell.get("data-m") == HOSTILE for cell in markup.all("td")) == 2
+    assert not [image for image in markup.all("img") if image["src"] == "x"]
+
+
+def test_hostile_names_are_text_on_a_namespace_s_page() -> None:
+    sample = hostile()
+    name = HOSTILE.replace("/", "")
+    sample.uses = {name: namespace_use(name, model_use(HOSTILE, 8, 3))}
+    sample.pods[name] = sample.pods[HOSTILE]
+    markup = Markup(html_of(client_of(sample), HOSTILE_PATH))
+    assert {"data-ns": HOSTILE, "role": "row"} in markup.all("tr")
+    assert markup.all("body") == [
+        {"data-root": "../", "data-version": markup.all("body")[0]["data-version"], "data-namespace": name}
+    ]
+    assert name in markup.text
+
+
+def test_a_hostile_change_is_text_too() -> None:
+    """What a listener gets is put into the page as it is."""
+    sample = hostile()
+    feed = Feed(sample.source(), VIEWS, spacing=0)
+    stream = iter(feed.listen(feed.picture().version, ""))
+    next(stream)
+    sample.report(namespace_use(HOSTILE, model_use(HOSTILE, 8, 4)))
+    sample.refusals = (*(sample.refusals or ()), Refusal("b", HOSTILE, "c", HOSTILE, ago(seconds=1)))
+    feed.picture()
+    change = json.loads(next(stream).decode().splitlines()[2].removeprefix("data: "))
+    for html in (*change["rows"].values(), *change["parts"].values()):
+        markup = Markup(html)
+        assert {tag for tag, _ in markup.elements}.isdisjoint({"script", "img"})
+        assert not [1 for _, attributes in markup.elements for name in attributes if name.startswith("on")]
+
+
+def test_the_table_is_a_table_with_headers_for_rows_and_columns() -> None:
+    markup = Markup(html_of(client_of(company()), "/?sort=model.T4&order=desc"))
+    columns = [header for header in markup.all("th") if header["scope"] == "col"]
+    assert [header["aria-sort"] for header in columns] == ["none", "none", "none", "none", "descending", "none"]
+    assert sum(header["scope"] == "row" for header in markup.all("th")) == 15
+    assert len(markup.all("caption")) == 1
+    assert markup.all("label")[0]["for"] == markup.all("input")[0]["id"]
+    assert markup.elements[[tag for tag, _ in markup.elements].index("a")] == ("a", {"class": "skip", "href": "#main"})
+    assert "main" in [each.get("id") for each in markup.all("main")]
+
+
+def test_a_cell_says_what_is_used_pending_and_limited() -> None:
+    html = html_of(client_of(company()), "/")
+    assert 'class="h9" data-m="A100-80G"><b>15</b> of 16<small>1 pending</small>' in html
+    assert "<b>18</b> of 16 <em>over</em>" in html
+    assert "<small>1200 GiB of 1920 GiB</small>" in html
+    assert 'data-m="A100-80G">blocked' in html
+    assert "<b>14.5</b> of 64" in html
+
+
+def test_the_rows_come_in_the_order_of_the_address() -> None:
+    client = client_of(company())
+
+    def rows(query: str) -> list[str | None]:
+        return [row["data-ns"] for row in Markup(html_of(client, f"/{query}")).all("tr") if "data-ns" in row]
+
+    assert rows("?q=s&sort=total&order=desc")[:2] == ["asr-batch", "maps-vision"]
+    assert rows("?sort=model.V100&order=desc")[0] == "maps-vision"
+    assert rows("?q=speech") == ["speech-research"]
+    assert rows("?sort=nothing&order=desc") == sorted(company().uses)
+
+
+def test_a_namespace_s_page_has_its_pods_with_charge_and_age() -> None:
+    html = html_of(client_of(company()), "/namespaces/notebooks")
+    markup = Markup(html)
+    assert [row.get("data-ns") for row in markup.all("tr") if "data-ns" in row][:2] == ["sweep-4xq2m", "sweep-9kd7c"]
+    assert f'<time datetime="{ago(hours=19)}"' in html
+    assert ">19 h</time>" in html
+    assert ">0.25</td>" in html
+    assert ">8 GiB</td>" in html
+    assert "not placed yet" in html
+
+
+def test_a_namespace_without_a_quota_that_has_pods_has_a_page() -> None:
+    sample = Sample(pods={"free": (PodRow("p", "M40", 100, 0, "n", ago(hours=1)),)})
+    assert "This namespace has no GPU quota" in html_of(client_of(sample), "/namespaces/free")
+
+
+def test_a_namespace_that_is_not_known_is_not_found() -> None:
+    answer = client_of(company()).get("/namespaces/nobody")
+    assert answer.status_code == HTTPStatus.NOT_FOUND
+    assert "No namespace nobody has a GPU quota" in answer.get_data(as_text=True)
+
+
+def test_the_refusals_of_a_namespace_stand_on_its_page_alone() -> None:
+    client = client_of(company())
+    assert "whisper-eval" in html_of(client, "/namespaces/speech-research")
+    assert "whisper-eval" not in html_of(client, "/namespaces/notebooks")
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        (Sample(), "No namespace has a GPU quota yet"),
+        (Sample(), "No node has a GPU model yet"),
+        (Sample(), "Nobody was refused of late"),
+        (Sample(), "only its creator is told"),
+        (Sample(refusals=None), "Refusals are not known yet"),
+        (Sample(removals=()), "Nothing stale was removed"),
+        (Sample(certificates=()), "No certificate was found"),
+        (Sample(findings=()), "Every pod keeps to its quota"),
+        (Sample(cluster=(ModelCards("M40", None, 3, 4),)), "do not say how many cards"),
+    ],
+)
+def test_what_is_empty_says_so(sample: Sample, said: str) -> None:
+    assert said in html_of(client_of(sample), "/")
+
+
+def test_parts_that_nothing_is_plugged_into_are_not_there() -> None:
+    html = html_of(client_of(Sample()), "/")
+    assert [part in html for part in ("Garbage removed", "Certificates", "Beyond their quota")] == [False] * 3
+
+
+@pytest.mark.parametrize("path", ["/", "/namespaces/x", "/updates", "/leading"])
+def test_who_stands_by_says_who_leads_and_has_the_browser_come_again(path: str) -> None:
+    answer = standby("This controller stands by: pod-7 leads.").get(path)
+    assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    assert (answer.headers["Retry-After"], answer.headers["Refresh"]) == ("2", "2")
+    assert "pod-7 leads" in answer.get_data(as_text=True)
+
+
+def test_who_stands_by_serves_the_styles_of_the_leader_s_page() -> None:
+    """Behind a Service each connection may reach another replica."""
+    assert standby().get("/static/page.css").status_code == HTTPStatus.OK
+    assert client_of(Sample()).get("/leading").status_code == HTTPStatus.OK
+
+
+@pytest.mark.parametrize("path", ["/", "/namespaces/notebooks", "/updates", "/static/page.js"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_there_is_nothing_but_reading(path: str, method: str) -> None:
+    assert client_of(company()).open(path, method=method).status_code == HTTPStatus.METHOD_NOT_ALLOWED
+
+
+def test_a_head_of_the_updates_takes_no_listener_s_place() -> None:
+    feed = Feed(company().source(), VIEWS, most=0)
+    client = create_app(lambda: Standing(feed, ""), VIEWS).test_client()
+    assert client.head("/updates").status_code == HTTPStatus.OK
+    refused = client.get("/updates")
+    assert (refused.status_code, refused.headers["Retry-After"]) == (HTTPStatus.SERVICE_UNAVAILABLE, "30")
+
+
+@pytest.mark.parametrize("path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/", "/templates/base.html"])
+def test_only_the_static_files_are_served_as_files(path: str) -> None:
+    assert client_of(company()).get(path).status_code == HTTPStatus.NOT_FOUND
+
+
+def test_answers_are_compressed_for_who_can_read_that() -> None:
+    client = client_of(company())
+    plain, zipped = client.get("/"), client.get("/", headers={"Accept-Encoding": "gzip"})
+    assert zipped.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(zipped.data) == plain.data
+    assert "Content-Encoding" not in client.get("/", headers={"Accept-Encoding": "gzip;q=0"}).headers
+    assert plain.headers["Vary"] == "Accept-Encoding"
+
+
+def test_a_style_that_is_known_is_not_sent_again() -> None:
+    client = client_of(company())
+    first = client.get("/static/page.css", headers={"Accept-Encoding": "gzip"})
+    again = client.get("/static/page.css", headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, first.headers["Cache-Control"]) == (HTTPStatus.NOT_MODIFIED, "no-cache")
+    assert client.get("/").headers["Cache-Control"] == "no-store"
+
+
+def test_a_crowd_is_cut_to_a_page_and_says_so() -> None:
+    client = client_of(crowd(MOST_ROWS + 20, models=1))
+    html = html_of(client, "/")
+    assert html.count('role="row" data-ns=') == MOST_ROWS
+    assert f"{MOST_ROWS} of {MOST_ROWS + 20} namespaces" in html
+    assert 'data-complete="no"' in html
+    assert html_of(client, "/?q=0519").count('role="row" data-ns=') == 1
+
+
+def test_five_hundred_namespaces_of_eight_models_are_a_page_of_a_sane_size() -> None:
+    """The time is printed, and asserted nowhere: it is the machine's."""
+    sample = crowd()
+    feed = Feed(sample.source(), VIEWS, spacing=0)
+    client = create_app(lambda: Standing(feed, ""), VIEWS).test_client()
+    times = []
+    for query in ("/", "/?sort=model.MODEL-3&order=desc"):
+        began = time.perf_counter()
+        answer = client.get(query, headers={"Accept-Encoding": "gzip"})
+        times.append(time.perf_counter() - began)
+    size = len(gzip.decompress(answer.data))
+    print(
+        f"500 namespaces by 8 models: {size / 1024:.0f} KiB, {len(answer.data) / 1024:.0f} KiB compressed; "
+        f"first {times[0] * 1000:.0f} ms, then {times[1] * 1000:.0f} ms"
+    )
+    assert size < 700 * 1024
+    assert len(answer.data) < 70 * 1024

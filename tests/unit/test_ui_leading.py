@@ -1,0 +1,66 @@
+"""What the leader has, as the page shows it; and what a replica says that does not lead."""
+
+from __future__ import annotations
+
+from controller.ui.leading import cluster_cards, pod_rows
+from controller.ui.page import UsagePage, standby_reason
+from controller.ui.source import ModelCards, PodRow
+from tests.builders import MODEL, nodes
+from tests.usage_samples import Sample, model_use, namespace_use
+from vcuda.charge import Charge
+from vcuda.quota import Limit, NamespaceQuota
+from vcuda.stored_pods import StoredPod
+
+AT = nodes(**{"gpu-1": {MODEL: "P100"}})
+
+
+def pod(name: str, charge: Charge, model: str | None = "M40", node: str = "", live: bool = True) -> StoredPod:
+    return StoredPod(f"uid-{name}", "team-a", name, model, node, live, charge, "2026-01-01T00:00:00Z")
+
+
+def test_a_pod_is_shown_with_its_charge_under_the_namespace_s_limit() -> None:
+    """Memory of whole cards is their share of the limit, as the quota counts it."""
+    quota = NamespaceQuota({"M40": Limit(400, 4000)})
+    pods = [pod("whole", Charge(100, 0, 100)), pod("share", Charge(50, 300)), pod("ended", Charge(100), live=False)]
+    assert pod_rows(pods, quota, AT) == [
+        PodRow("whole", "M40", 100, 1000, "", "2026-01-01T00:00:00Z"),
+        PodRow("share", "M40", 50, 300, "", "2026-01-01T00:00:00Z"),
+    ]
+
+
+def test_a_pod_that_is_held_to_none_has_its_node_s_model_or_none() -> None:
+    rows = pod_rows([pod("a", Charge(100), None, "gpu-1"), pod("b", Charge(100), None, "gone")], None, AT)
+    assert [row.model for row in rows] == ["P100", None]
+
+
+def test_the_cluster_counts_limited_namespaces_by_their_reports_and_the_rest_by_their_pods() -> None:
+    uses = {"team-a": namespace_use("team-a", model_use("M40", 8, 3.5, 1), model_use("P100", 2))}
+    free = [pod("x", Charge(50)), pod("y", Charge(25), None, "gpu-1"), pod("z", Charge(100), live=False)]
+    assert cluster_cards({"M40": 16, "A100": 4, "P100": None}, uses, free, AT) == [
+        ModelCards("A100", 4, 0, 0),
+        ModelCards("M40", 16, 4, 8),
+        ModelCards("P100", None, 0.25, 2),
+    ]
+
+
+def test_more_in_use_than_there_are_leaves_nothing_free_and_nothing_negative() -> None:
+    assert ModelCards("M40", 4, 5, 8).free == 0
+    assert ModelCards("M40", None, 5, 8).free is None
+
+
+def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
+    ready = [False]
+    page = UsagePage(lambda: "pod-7")
+    assert page.standing().reason == "This controller stands by: pod-7 leads."
+    page.show(Sample().source(), lambda: ready[0])
+    assert page.standing().feed is None
+    assert "is reading the cluster" in page.standing().reason
+    ready[0] = True
+    feed = page.standing().feed
+    assert feed is not None
+    page.close()
+    assert page.standing().feed is None
+
+
+def test_nobody_may_lead() -> None:
+    assert "nobody leads" in standby_reason("")

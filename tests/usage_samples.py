@@ -1,0 +1,174 @@
+"""A cluster to look at: what the usage page shows of a middling company's week, and of the largest that it is for."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from controller.ui.source import Certificate, Finding, ModelCards, PodRow, Refusal, Removal, Source
+from vcuda.usage import ModelUse, NamespaceUse, PodUse
+
+NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
+
+
+def ago(**span: float) -> str:
+    """An RFC 3339 time so long before NOW."""
+    return (NOW - datetime.timedelta(**span)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def model_use(
+    model: str, limit: float, used: float = 0, pending: float = 0, memory: tuple[int, int] | None = None
+) -> ModelUse:
+    """What a namespace has of one model; ``memory`` is used and limit, in MiB."""
+    memory_used, memory_limit = memory or (None, None)
+    return ModelUse(model, limit, used, pending, max(limit - used, 0), memory_limit, memory_used)
+
+
+def namespace_use(
+    namespace: str, *models: ModelUse, mode: str = "enforce", unpinned: tuple[str, ...] = ()
+) -> NamespaceUse:
+    """A namespace's report."""
+    return NamespaceUse(namespace, mode, models, unpinned)
+
+
+@dataclass
+class Sample:
+    """A source that can be changed between two looks."""
+
+    uses: dict[str, NamespaceUse] = field(default_factory=dict)
+    pods: dict[str, Sequence[PodRow]] = field(default_factory=dict)
+    cluster: Sequence[ModelCards] = ()
+    refusals: Sequence[Refusal] | None = ()
+    removals: Sequence[Removal] | None = None
+    certificates: Sequence[Certificate] | None = None
+    findings: Sequence[Finding] | None = None
+
+    def report(self, *uses: NamespaceUse) -> None:
+        """Let these namespaces have these reports; a new mapping, as the controller's is."""
+        self.uses = {**self.uses, **{use.namespace: use for use in uses}}
+
+    def source(self) -> Source:
+        """What the page asks."""
+        return Source(
+            uses=lambda: self.uses,
+            pods=lambda namespace: self.pods.get(namespace, ()),
+            cluster=lambda: self.cluster,
+            refusals=lambda: self.refusals,
+            removals=lambda: self.removals,
+            certificates=lambda: self.certificates,
+            findings=lambda: self.findings,
+        )
+
+
+def company() -> Sample:
+    """Fourteen namespaces, four models, and something in every part of the page."""
+    sample = Sample()
+    sample.report(
+        namespace_use("ads-ranking", model_use("A100-80G", 16, 15, 1), model_use("T4", 24, 9.5)),
+        namespace_use("asr-batch", model_use("T4", 16, 16), model_use("M40", 8, 6)),
+        namespace_use("chat-serving", model_use("A100-80G", 24, 18.5, 0.5, (1_228_800, 1_966_080))),
+        namespace_use("ci", model_use("T4", 4, 0.6), model_use("M40", 4, 1.25)),
+        namespace_use("fraud", model_use("V100", 12, 5), model_use("T4", 8, 3.2)),
+        namespace_use("genomics", model_use("V100", 32, 28), model_use("A100-80G", 8, 2)),
+        namespace_use("interns", model_use("M40", 6, 0), model_use("T4", 2, 0.4), model_use("A100-80G", 0)),
+        namespace_use("maps-vision", model_use("V100", 16, 18), model_use("T4", 12, 4), mode="warn"),
+        namespace_use("notebooks", model_use("T4", 20, 13.45, 0.25), model_use("M40", 12, 8.1), unpinned=("lab-7",)),
+        namespace_use("recsys", model_use("A100-80G", 12, 6), model_use("V100", 24, 17)),
+        namespace_use("robotics", model_use("V100", 4, 0), model_use("M40", 4, 0)),
+        namespace_use("search-index", model_use("T4", 10, 7.5), model_use("V100", 8, 3)),
+        namespace_use("speech-research", model_use("A100-80G", 8, 8), model_use("M40", 10, 2)),
+        namespace_use("video-upscale", model_use("T4", 30, 21), model_use("M40", 6, 5.5), mode="audit"),
+    )
+    sample.cluster = (
+        ModelCards("A100-80G", 64, 49.5, 68, 1.5),
+        ModelCards("M40", 40, 22.85, 50, 3.15),
+        ModelCards("T4", 160, 75.65, 126, 6.35),
+        ModelCards("V100", 96, 71, 96),
+    )
+    sample.pods["notebooks"] = (
+        PodRow("jupyter-anna-0", "T4", 50, 8192, "gpu-t4-03", ago(days=2)),
+        PodRow("jupyter-bo-0", "T4", 25, 4096, "gpu-t4-03", ago(hours=5)),
+        PodRow("jupyter-chen-0", "M40", 10, 2048, "gpu-m40-1", ago(minutes=42)),
+        PodRow("lab-7", None, 100, 0, "", ago(days=9)),
+        PodRow("sweep-4xq2m", "T4", 400, 0, "gpu-t4-08", ago(hours=19)),
+        PodRow("sweep-9kd7c", "T4", 400, 0, "gpu-t4-11", ago(hours=19)),
+        PodRow("sweep-zz81p", "T4", 25, 4096, "", ago(seconds=8)),
+    )
+    sample.refusals = (
+        Refusal(
+            "asr-batch",
+            "Job",
+            "transcode-0304",
+            "exceeded GPU quota: T4 in namespace asr-batch, requested: 2 cards, used: 16 (0 pending), limited: 16, "
+            "2 more needed",
+            ago(seconds=50),
+            3,
+        ),
+        Refusal(
+            "speech-research",
+            "ReplicaSet",
+            "whisper-eval-6d9f8b7c4",
+            "exceeded GPU quota: A100-80G in namespace speech-research, requested: 1 card, used: 8 (0 pending), "
+            "limited: 8, 1 more needed",
+            ago(minutes=11),
+            9,
+        ),
+        Refusal(
+            "fraud",
+            "ReplicaSet",
+            "scorer-58c4d9",
+            "malformed GPU request: spec.containers[0].resources.limits[tencent.com/vcuda-core]: 150 is more than one "
+            "card but not whole cards; write 100 or 200",
+            ago(minutes=34),
+        ),
+    )
+    sample.removals = (
+        Removal(
+            "ci",
+            "unit-tests-8f2",
+            "Pod",
+            "removed the allocation of gpu-manager: node gpu-t4-02 does not exist (tencent.com/predicate-node)",
+            ago(minutes=7),
+        ),
+        Removal(
+            "",
+            "gpu-m40-1",
+            "Node",
+            "removed the allocation of hami: its lock is 9 minutes old (hami.io/mutex.lock)",
+            ago(minutes=48),
+        ),
+    )
+    sample.certificates = (
+        Certificate("serving certificate of the webhook", "2026-05-29T00:00:00Z"),
+        Certificate("its CA", "2035-12-30T00:00:00Z"),
+    )
+    return sample
+
+
+def crowd(namespaces: int = 500, models: int = 8) -> Sample:
+    """As many namespaces as the page is for, each with every model; the figures are the same each time."""
+    figures = random.Random(6)  # noqa: S311  # figures, no secrets
+    names = [f"MODEL-{number}" for number in range(models)]
+    sample = Sample()
+    sample.report(*(_crowded(f"team-{number:04}", names, figures) for number in range(namespaces)))
+    used: Mapping[str, float] = {
+        name: sum(use.used for report in sample.uses.values() for use in report.models if use.model == name)
+        for name in names
+    }
+    sample.cluster = tuple(ModelCards(name, 4096, round(used[name], 2), 8.0 * namespaces) for name in names)
+    return sample
+
+
+def _crowded(namespace: str, models: Sequence[str], figures: random.Random) -> NamespaceUse:
+    pods = tuple(PodUse(f"{namespace}-train-{number}", 50, 8192) for number in range(10))
+    return NamespaceUse(
+        namespace,
+        "enforce",
+        tuple(
+            ModelUse(model, 8, used, 0.5, 8 - used, 65536, int(used * 8192), pods)
+            for model in models
+            for used in [figures.randint(0, 800) / 100]
+        ),
+    )
