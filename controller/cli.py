@@ -10,6 +10,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import click
@@ -24,7 +25,7 @@ from controller.leader import Leader
 from controller.node.cli import node
 from controller.settler import Times
 from controller.status_server import serve_status
-from controller.ui.leading import following
+from controller.ui.leading import showing
 from controller.ui.page import UsagePage
 from vcuda import __version__
 from vcuda.errors import BadInput
@@ -185,23 +186,23 @@ def run(
     terms = Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     elector = Elector(kube, (system_namespace, "vcuda-controller"), own_name, terms=terms, wait=stop.wait)
-    on_lead = _serve_page(ui_address, kube, labels, elector, leader)
-    sys.exit(_lead(elector, leader, _address(status_address, "--status-address"), registry, on_lead))
+    leading = _serve_page(ui_address, kube, labels, elector, leader)
+    sys.exit(_lead(elector, leader, _address(status_address, "--status-address"), registry, leading))
 
 
 def _serve_page(
     address: str | None, kube: Kube, labels: NodeLabels, elector: Elector, leader: Leader
-) -> Callable[[], None]:
-    """Serve the usage page, where that is asked for; return what has it show the leader."""
+) -> Callable[[], AbstractContextManager[None]]:
+    """Serve the usage page, where that is asked for; return what has it show the leader for as long as it leads."""
     if address is None:
-        return lambda: None
+        return nullcontext
     page = UsagePage(lambda: elector.holder)
     try:
         server = page.serve(_address(address, "--ui-address"))
     except OSError as error:
         raise click.BadParameter(f"{address}: {error.strerror or error}.", param_hint="--ui-address") from error
     structlog.get_logger().info("serving the usage page", port=server.server_address[1])
-    return lambda: page.show(following(kube, labels, leader), lambda: leader.synced)
+    return lambda: showing(page, kube, labels, leader)
 
 
 def _lead(
@@ -209,7 +210,7 @@ def _lead(
     leader: Leader,
     address: tuple[str, int],
     registry: CollectorRegistry,
-    on_lead: Callable[[], None],
+    leading: Callable[[], AbstractContextManager[None]],
 ) -> int:
     """Wait for the lease, act while it is held, and end with it."""
     started = threading.Event()
@@ -224,9 +225,9 @@ def _lead(
         return 0
     leader.start()
     started.set()
-    on_lead()
-    if not elector.hold():
-        _end()
+    with leading():
+        if not elector.hold():
+            _end()
     leader.stop()
     elector.release()
     return 0
@@ -238,8 +239,9 @@ def _listening(address: str | None, certificate: Path | None, advertised: str | 
         return None
     if certificate is None:
         raise click.UsageError("--extender-address wants --extender-cert-dir too: kube-scheduler calls it over TLS.")
+    here = _address(address, "--extender-address")
     there = _address(advertised, "--extender-advertise") if advertised else None
-    return Listening.on(_address(address, "--extender-address"), certificate, there)
+    return Listening.on(here, certificate, there)
 
 
 def _times(storable: int, full_pass: int) -> Times:

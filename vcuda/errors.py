@@ -9,6 +9,10 @@
     * Conflict          409: another writer was first, or the name is taken
     * Gone              410: the resourceVersion or continue token is too old
   * Unreachable         the API server did not answer, or answered that it cannot (5xx, 429)
+  * UnreadableLedger    a stored ledger is damaged
+  * UnreadableJournal   the stored journal of placements is damaged
+  * Deposed             another process leads
+  * NotPlaced           where a pod goes was not decided; it may be tried again
 """
 
 from __future__ import annotations
@@ -78,3 +82,15 @@ class Unreachable(VcudaError):
 
 class UnreadableLedger(VcudaError):
     """A stored ledger is damaged. Counting from nothing could admit too much, so a person has to look."""
+
+
+class UnreadableJournal(VcudaError):
+    """The journal of placements is damaged: which cards are promised is not known, so none may be given."""
+
+
+class Deposed(VcudaError):
+    """Another process has taken the journal of placements: it leads, and this one must end."""
+
+
+class NotPlaced(VcudaError):
+    """Where a pod goes was not decided, and the message says why; it may be tried again."""

@@ -8,6 +8,7 @@ import msgspec
 
 from vcuda.affinity import Labels, Term, limited_values, oversized, terms_of
 from vcuda.charge import Charge, Shortage, Usage, cards, fits
+from vcuda.free_cards import Figures, FreeCards, by_model
 from vcuda.objects import Pod
 from vcuda.quota import NamespaceQuota
 from vcuda.schemes import Scheme
@@ -21,11 +22,15 @@ class NodeLabels(msgspec.Struct, frozen=True):
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """The cluster's nodes as placement reads them: their labels by name, and their names by GPU model."""
+    """The cluster's nodes as placement reads them: their labels by name, and their names by GPU model.
+
+    ``free`` is how much of their cards is free, as far as that is published.
+    """
 
     keys: NodeLabels = NodeLabels()
     labels: Mapping[str, Labels] = {}
     by_model: Mapping[str, tuple[str, ...]] = {}
+    free: Figures = {}
 
     @classmethod
     def of(cls, labels: Mapping[str, Labels], keys: NodeLabels) -> Nodes:
@@ -44,12 +49,14 @@ class Nodes(msgspec.Struct, frozen=True):
 class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The models a pod may use, in the order of the quota document, and why it may not use the others.
 
-    ``present`` are those for which a node exists now that the pod's own constraints allow.
+    ``present`` are those for which a node exists now that the pod's own constraints allow. ``free`` is how much of
+    their cards is free in the namespace's pools; empty where that is not published.
     """
 
     models: tuple[str, ...]
     present: frozenset[str]
     excluded: Mapping[str, str]
+    free: Mapping[str, FreeCards] = {}
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
         """Return the refusal of a pod that may use none of its namespace's models."""
@@ -86,7 +93,8 @@ def find_candidates(pod: Pod, schemes: Iterable[Scheme], quota: NamespaceQuota, 
         if reason:
             excluded[model] = reason
     models = tuple(model for model in quota.limits if model not in excluded)
-    return Candidates(models, frozenset(_present(terms, models, quota.pools, nodes)), excluded)
+    present = frozenset(_present(terms, models, quota.pools, nodes))
+    return Candidates(models, present, excluded, by_model(nodes.free, quota.pools))
 
 
 def choose(
@@ -94,12 +102,13 @@ def choose(
 ) -> Choice | tuple[Shortage, ...]:
     """Return the best candidate with room, or how much each is short of, in the order of the quota document.
 
-    Best is: a node for it exists now, then most free cores under the limit, then first in the quota document.
+    Best is: a node for it exists now, then most free cards where that is published, then most free cores under the
+    limit, then first in the quota document.
     """
-    order = _ranked(candidates, quota, usage)
+    order = _ranked(candidates, quota, asked, usage)
     roomy = [model for model in order if fits(quota.limits[model], _used(usage, model), asked)]
     if roomy:
-        return Choice(roomy[0], _reason(candidates, quota, usage, roomy))
+        return Choice(roomy[0], _reason(candidates, quota, asked, usage, roomy))
     return tuple(Shortage(model, asked, usage.get(model, Usage()), quota.limits[model]) for model in candidates.models)
 
 
@@ -110,21 +119,31 @@ def choose_regardless(
     choice = choose(candidates, quota, asked, usage)
     if isinstance(choice, Choice):
         return choice
-    return Choice(_ranked(candidates, quota, usage)[0], "over quota on every model, and this quota only warns")
+    return Choice(_ranked(candidates, quota, asked, usage)[0], "over quota on every model, and this quota only warns")
 
 
-def _ranked(candidates: Candidates, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> list[str]:
-    return sorted(
-        candidates.models,
-        key=lambda model: (model not in candidates.present, _used(usage, model).cores - quota.limits[model].cores),
-    )
+def _ranked(candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]) -> list[str]:
+    def rank(model: str) -> tuple[bool, int, int]:
+        headroom = quota.limits[model].cores - _used(usage, model).cores
+        return model not in candidates.present, -_free(candidates, asked, usage, model), -headroom
+
+    return sorted(candidates.models, key=rank)
+
+
+def _free(candidates: Candidates, asked: Charge, usage: Mapping[str, Usage], model: str) -> int:
+    """Return the free cores that the pod could choose from, less those of pods that were admitted a moment ago."""
+    if not candidates.free:
+        return 0
+    return candidates.free.get(model, FreeCards()).room_for(asked.cores) - usage.get(model, Usage()).pending.cores
 
 
 def _used(usage: Mapping[str, Usage], model: str) -> Charge:
     return usage.get(model, Usage()).used
 
 
-def _reason(candidates: Candidates, quota: NamespaceQuota, usage: Mapping[str, Usage], roomy: list[str]) -> str:
+def _reason(
+    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage], roomy: list[str]
+) -> str:
     """Say why the first of the models with room is taken."""
     best = roomy[0]
     free = f"{cards(quota.limits[best].cores - _used(usage, best).cores)} of {cards(quota.limits[best].cores)} free"
@@ -134,6 +153,8 @@ def _reason(candidates: Candidates, quota: NamespaceQuota, usage: Mapping[str, U
         return f"the only model with room, {free}"
     if best in candidates.present and not candidates.present.issuperset(roomy):
         return f"a node of it can take the pod now, {free}"
+    if _free(candidates, asked, usage, best) > _free(candidates, asked, usage, roomy[1]):
+        return f"most cards are free, {free}"
     return f"most room, {free}"
 
 

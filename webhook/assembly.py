@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch
+from vcuda.kube import CardsWatch, Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch
 from vcuda.patches import Hints
 from vcuda.placement import Nodes
 from vcuda.quota import SYSTEM_NAMESPACES
+from vcuda.tls import ServingCertificate
 from webhook.cluster_facts import ClusterFacts
 from webhook.cluster_ledgers import ClusterLedgers
 from webhook.facts import Facts, FixedFacts
@@ -19,7 +20,6 @@ from webhook.ledgers import MemoryLedgers
 from webhook.manifests import read_nodes, read_quota
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.service import Gate, Service
-from webhook.tls import ServingCertificate
 
 MakeService = Callable[[ServingCertificate], Service]
 
@@ -47,7 +47,7 @@ class Cluster(msgspec.Struct, frozen=True):
         kube = Kube.connect(self.kubeconfig, pool_size=self.threads + 2)
         quota = QuotaWatch(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
         nodes = NodeWatch(kube, self.hints.labels)
-        facts = ClusterFacts(quota, nodes, self.hints)
+        facts = ClusterFacts(quota, nodes, CardsWatch(kube, self.system_namespace), self.hints)
         metrics = _metrics(certificate)
         store = LedgerStore(kube, self.system_namespace, nodes.current)
         ledgers = ClusterLedgers(store, LedgerMetrics(metrics.registry))

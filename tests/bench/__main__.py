@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from tests.bench import creates, mutate, stale
+from tests.bench import creates, extender, mutate, stale, sweep
 
 if __name__ == "__main__":
     stale.main()
     print()
+    sweep.main()
+    print()
     mutate.main()
+    print()
+    extender.main()
     print()
     creates.main()

@@ -49,7 +49,7 @@ def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(cluster: 
     own.quota.limit_anew(**good)
 
 
-@pytest.mark.parametrize("resource", ["configmaps", "nodes"])
+@pytest.mark.parametrize("resource", ["configmaps", "nodes", "cards"])
 def test_with_the_rights_of_the_manifest_no_list_and_no_watch_fails(own: Installation, resource: str) -> None:
     incidents = {
         kind: own.replica.metric("vcuda_watch_incidents_total", resource=resource, kind=kind)
@@ -66,6 +66,7 @@ def test_with_the_rights_of_the_manifest_no_list_and_no_watch_fails(own: Install
         ("update", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
         ("delete", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, False),
         ("list", "configmaps", SYSTEM_NAMESPACE, False),
+        ("watch", "configmaps/gpu-cards", SYSTEM_NAMESPACE, True),
         ("get", "secrets", SYSTEM_NAMESPACE, False),
         ("watch", "configmaps/gpuquota", "kube-system", True),
         ("watch", "configmaps", "kube-system", False),

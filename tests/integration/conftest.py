@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.api_double import ApiDouble
 from tests.integration.scripted import Script, serving, write_kubeconfig
 from vcuda.kube import Kube
+
+
+@pytest.fixture
+def api() -> ApiDouble:
+    """An API server that holds nothing yet, in this process."""
+    return ApiDouble()
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from certs.files import serving_files, write_files
 from certs.names import DEVELOPMENT
 from tests.integration.tls_echo import Echo, echo, echoing
 from vcuda.errors import BadInput
-from webhook.tls import ServingCertificate, watch
+from vcuda.tls import ServingCertificate, watch
 
 NOW = datetime.now(UTC)
 AUTHORITY = make_authority(NOW)
@@ -332,7 +332,7 @@ def test_files_that_change_while_they_are_read_are_left_to_the_next_poll(
         (directory / "tls.crt").write_bytes(second.certificate_pem())
         return second.key
 
-    monkeypatch.setattr("webhook.tls.load_pem_private_key", finish_writing)
+    monkeypatch.setattr("vcuda.tls.load_pem_private_key", finish_writing)
     assert logged(serving, polls=1) == []
     assert (serving.current() is start, serving.reload_failures) == (True, 0)
     serving.poll()

@@ -8,6 +8,7 @@ import pytest
 
 from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, term, vcuda_pod, view
 from vcuda.charge import Charge, Shortage, Usage
+from vcuda.free_cards import FreeCards, by_model, read_figures, write_figures
 from vcuda.placement import Candidates, Choice, Pin, choose, choose_regardless, read_pin
 from vcuda.quota import Limit, NamespaceQuota
 
@@ -57,6 +58,54 @@ def test_the_choice_goes_by_present_nodes_then_room_then_order(
 ) -> None:
     candidates = Candidates(("M40", "P100", "A100"), frozenset(present.split()), {})
     assert choose(candidates, QUOTA, Charge(100), cards(**usage)) == Choice(model, reason)
+
+
+@pytest.mark.parametrize(
+    ("free", "asked", "model"),
+    [
+        pytest.param({"M40": FreeCards(8, 2, 300), "P100": FreeCards(8, 3, 300)}, 100, "P100", id="whole cards"),
+        pytest.param({"M40": FreeCards(8, 2, 300), "P100": FreeCards(8, 3, 300)}, 50, "M40", id="a share, first"),
+        pytest.param({"M40": FreeCards(8, 0, 100), "P100": FreeCards(8, 0, 200)}, 50, "P100", id="a share, free cores"),
+        pytest.param({"A100": FreeCards(8, 1, 100)}, 100, "A100", id="none of the others"),
+        pytest.param({}, 100, "M40", id="not published"),
+    ],
+)
+def test_where_it_is_published_the_model_with_the_most_free_cards_is_chosen(
+    free: dict[str, FreeCards], asked: int, model: str
+) -> None:
+    present = frozenset(("M40", "P100", "A100"))
+    candidates = Candidates(("M40", "P100", "A100"), present, {}, free)
+    chosen = choose(candidates, QUOTA, Charge(asked), {})
+    assert isinstance(chosen, Choice)
+    assert chosen.model == model
+    assert chosen.reason.startswith("most room" if model == "M40" else "most cards are free")
+
+
+def test_what_was_admitted_a_moment_ago_counts_as_no_longer_free() -> None:
+    """The figures are some seconds old: a burst of pods must not all go to one model."""
+    free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
+    candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, free)
+    pending = {"M40": Usage(Charge(200), Charge(200))}
+    chosen = choose(candidates, QUOTA, Charge(100), pending)
+    assert isinstance(chosen, Choice)
+    assert chosen.model == "P100"
+
+
+def test_free_cards_of_other_pools_are_not_the_pods() -> None:
+    figures = {
+        ("M40", "lab"): FreeCards(8, 8, 800),
+        ("M40", "public"): FreeCards(8, 1, 100),
+        ("P100", ""): FreeCards(1),
+    }
+    assert by_model(figures, ["public"]) == {"M40": FreeCards(8, 1, 100)}
+    assert by_model(figures, []) == {"M40": FreeCards(16, 9, 900), "P100": FreeCards(1)}
+
+
+def test_figures_are_read_as_they_were_published() -> None:
+    figures = {("M40", "lab"): FreeCards(8, 7, 760, 60), ("P100", ""): FreeCards(1)}
+    assert read_figures(write_figures(figures)) == figures
+    with pytest.raises(ValueError, match="Expected"):
+        read_figures("{}")
 
 
 def test_the_only_candidate_is_taken_as_such() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from tests.builders import LABELS, MODEL, ONE_CARD, Manifest, container, held_to, nodes, pod, sidecar, view
+from vcuda.cards import Share
 from vcuda.charge import Charge
 from vcuda.placement import Nodes
+from vcuda.records import Holding
 from vcuda.stored_pods import StoredPod, charges_of, read_stored
 
 CARD = Charge(100, 0, 100)
@@ -38,6 +40,13 @@ def test_what_is_kept_of_a_pod() -> None:
         charge=CARD,
         created="2026-01-01T00:00:00Z",
     )
+
+
+def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> None:
+    manifest = stored({"tencent.com/vcuda-core": 200}, nodeName="gpu-1")
+    manifest["metadata"] |= {"resourceVersion": "7", "annotations": {"tencent.com/predicate-gpu-idx-0": "1,3"}}
+    found = kept(manifest)
+    assert (found.holding, found.version) == (Holding("gpu-1", (Share(1, 100, 0), Share(3, 100, 0))), "7")
 
 
 @pytest.mark.parametrize("limits", [{}, {"cpu": "1"}, {"nvidia.com/gpu": 0}])

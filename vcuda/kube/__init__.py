@@ -5,6 +5,7 @@ they cost seventy times the decoding, and they drop the fields that they do not 
 """
 
 from vcuda.kube.backoff import Backoff
+from vcuda.kube.cards_watch import CardsWatch
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params
 from vcuda.kube.events import Event, Subject, post_event
 from vcuda.kube.ledger_store import LedgerStore, NamedLedger, Stored, ledger_name
@@ -18,6 +19,7 @@ __all__ = [
     "JSON_PATCH",
     "MERGE_PATCH",
     "Backoff",
+    "CardsWatch",
     "Counts",
     "Event",
     "Heard",

@@ -1,0 +1,176 @@
+"""What is taken of every node's cards, kept up with each event: what is stored, and what is on its way there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from vcuda.allocate import Known
+from vcuda.cards import Cards, Reason, Share, read_cards
+from vcuda.ledger import is_older
+from vcuda.objects import Node
+from vcuda.records import Holding
+from vcuda.stored_pods import StoredPod
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """A placement of ours that the watch has not shown yet.
+
+    It is written by a patch that only lands while the pod has resourceVersion ``base``; ``landed`` is the version that
+    this made, and None while it may land still. The shares are the pod's until its own version tells what came of it.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    base: str
+    holding: Holding
+    landed: str | None = None
+
+    def is_settled_by(self, version: str) -> bool:
+        """Return whether a pod seen at this version shows the placement, or shows that it can never land."""
+        if self.landed is not None:
+            return not is_older(version, self.landed)
+        return is_older(self.base, version)
+
+
+class _Account(msgspec.Struct):
+    """What counts for one pod: what it was last seen with, and what is promised to it."""
+
+    seen: Holding | None = None
+    promises: tuple[Promise, ...] = ()
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Return all that the pod may have. A placement that has landed has replaced the one that was seen."""
+        promised = tuple(promise.holding for promise in self.promises)
+        if self.seen is None or any(promise.landed for promise in self.promises):
+            return promised
+        return (self.seen, *promised)
+
+
+class Book:
+    """The cards of all nodes. Fed by the watches, each in its own thread, and by the placer with its promises.
+
+    While it is not known whether a promise was kept, both what was seen and what was promised count: the book may only
+    ever count too much.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unused: dict[str, Cards | Reason] = {}
+        self._cards: dict[str, Cards | Reason] = {}
+        self._accounts: dict[str, _Account] = {}
+        self._on_node: dict[str, dict[str, tuple[Share, ...]]] = {}
+
+    def node_changed(self, old: Node | None, new: Node | None) -> None:
+        """Take over a node that came, went or changed."""
+        node = new or old
+        if node is None or (old and new and old.capacity == new.capacity):
+            return
+        name = node.metadata.name
+        with self._lock:
+            if new is None:
+                self._unused.pop(name, None)
+                self._cards.pop(name, None)
+            else:
+                self._unused[name] = read_cards(new.capacity)
+                self._recount(name)
+
+    def pod_changed(self, old: StoredPod | None, new: StoredPod | None) -> None:
+        """Take over a pod that came, went or changed."""
+        with self._lock:
+            if new is not None:
+                account = self._accounts.get(new.uid, _Account())
+                left = tuple(promise for promise in account.promises if not promise.is_settled_by(new.version))
+                self._set(new.uid, _Account(new.holding, left))
+            elif old is not None:
+                self._set(old.uid, _Account())
+
+    def promise(self, promise: Promise) -> None:
+        """Count a placement that is about to be written."""
+        with self._lock:
+            account = self._accounts.get(promise.uid, _Account())
+            self._set(promise.uid, _Account(account.seen, (*account.promises, promise)))
+
+    def withdraw(self, promise: Promise) -> None:
+        """Count a placement no more that was not written, and never will be."""
+        with self._lock:
+            account = self._accounts.get(promise.uid, _Account())
+            self._set(promise.uid, _Account(account.seen, tuple(p for p in account.promises if p is not promise)))
+
+    def keep(self, promise: Promise, version: str) -> None:
+        """Count a placement as written: it made ``version`` of the pod, and whatever else was promised to it is void.
+
+        The watch may have shown that version before the answer to the patch was here; then there is nothing to do.
+        """
+        with self._lock:
+            account = self._accounts.get(promise.uid, _Account())
+            if promise in account.promises:
+                kept = msgspec.structs.replace(promise, landed=version)
+                self._set(promise.uid, _Account(account.seen, (kept,)))
+
+    def forget(self, uid: str) -> None:
+        """Count nothing more for a pod that is proven not to exist."""
+        with self._lock:
+            self._set(uid, _Account())
+
+    def promises(self) -> tuple[Promise, ...]:
+        """Return the placements that the watch has not shown yet."""
+        with self._lock:
+            return tuple(promise for account in self._accounts.values() for promise in account.promises)
+
+    def without(self, uid: str) -> Known:
+        """Return the cards of all nodes as they would be without this pod: what it may be placed anew on."""
+        with self._lock:
+            known = dict(self._cards)
+            for node in {holding.node for holding in self._accounts.get(uid, _Account()).holdings()}:
+                cards = known.get(node)
+                if isinstance(cards, Cards):
+                    known[node] = cards.returned(self._on_node[node][uid])
+            return known
+
+    def without_all(self, node: str, uids: Iterable[str]) -> Cards | Reason | None:
+        """Return the cards of one node as they would be without these pods; None where the node is not known."""
+        with self._lock:
+            cards = self._cards.get(node)
+            held = self._on_node.get(node, {})
+            if isinstance(cards, Cards):
+                return cards.returned(share for uid in set(uids) for share in held.get(uid, ()))
+            return cards
+
+    def cards(self) -> Mapping[str, Cards | Reason]:
+        """Return the cards of every node as they are."""
+        with self._lock:
+            return dict(self._cards)
+
+    def _set(self, uid: str, account: _Account) -> None:
+        """Replace a pod's account; the caller holds the lock."""
+        before = self._accounts.get(uid, _Account()).holdings()
+        if account.seen is None and not account.promises:
+            self._accounts.pop(uid, None)
+        else:
+            self._accounts[uid] = account
+        after = account.holdings()
+        if before != after:
+            for node in {holding.node for holding in (*before, *after)}:
+                self._move(node, uid, tuple(share for each in after if each.node == node for share in each.shares))
+
+    def _move(self, node: str, uid: str, shares: tuple[Share, ...]) -> None:
+        held = self._on_node.setdefault(node, {})
+        before = held.pop(uid, ())
+        if shares:
+            held[uid] = shares
+        elif not held:
+            del self._on_node[node]
+        cards = self._cards.get(node)
+        if isinstance(cards, Cards):
+            self._cards[node] = cards.returned(before).taken(shares)
+
+    def _recount(self, node: str) -> None:
+        cards = self._unused[node]
+        if isinstance(cards, Cards):
+            held = self._on_node.get(node, {})
+            cards = cards.taken(share for shares in held.values() for share in shares)
+        self._cards[node] = cards

@@ -1,0 +1,144 @@
+"""The placements that may be on their way to the API server, written down before they are sent.
+
+Two leaders must never give one share to two pods. The patch of a placement is guarded by the pod's own version, which
+says nothing of other pods; and a lease is only as good as two clocks: a process that was stopped between its look at
+the lease and its patch would send it all the same. So before each patch the placement is written to this one
+ConfigMap, by compare-and-swap, and whoever takes the lease takes the ConfigMap too before it lists the pods:
+
+* A patch of an earlier leader that was sent had been written down before the ConfigMap was taken, so either it is in
+  the list of pods that follows, or it stands in what was taken and is counted until the pod's version has moved on.
+* One that had not been written down is never sent: its compare-and-swap fails now, and its process ends.
+
+Hence every leader decides with all that any other has given or may still give; no clock has a part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
+
+import msgspec
+
+from controller.extender.book import Promise
+from vcuda.errors import Conflict, Deposed, NotFound, Unreachable, UnreadableJournal
+from vcuda.kube import Kube
+from vcuda.objects import UNDECODABLE, ConfigMap
+
+NAME = "gpu-placements"
+KEY = "journal"
+TIMEOUT = 3.0
+"""Seconds for one call."""
+
+TRIES = 5
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What is written: by whom, and which placements may be on their way. ``format`` tells later releases."""
+
+    holder: str
+    promises: tuple[Promise, ...] = ()
+    format: int = 1
+
+
+_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_PAGE = msgspec.json.Decoder(Page)
+
+
+class Journal:
+    """The one ConfigMap, in the system's own namespace. ``holder`` names this process and must be its own."""
+
+    def __init__(self, kube: Kube, namespace: str, holder: str) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._holder = holder
+        self._version: str | None = None
+
+    def take(self) -> tuple[Promise, ...]:
+        """Become its only writer; return what those before may have sent.
+
+        Raises:
+            UnreadableJournal: it is damaged; a person has to look.
+            Unreachable: no answer, or others took it again and again.
+
+        """
+        for _ in range(TRIES):
+            try:
+                version, page = self._read()
+                self._version = self._put(Page(self._holder, page.promises), version)
+            except NotFound:
+                if self._created():
+                    return ()
+            except Conflict:
+                continue
+            else:
+                return page.promises
+        raise Unreachable(f"{self._namespace}/{NAME}: others write it again and again")
+
+    def write(self, promises: Iterable[Promise]) -> None:
+        """Write down what may be sent from now on.
+
+        Raises:
+            Deposed: another process has taken the journal.
+            Unreachable: no answer; nothing may be sent.
+
+        """
+        page = Page(self._holder, tuple(promises))
+        for _ in range(TRIES):
+            version, self._version = self._version or self._reread(), None
+            try:
+                self._version = self._put(page, version)
+            except (Conflict, NotFound):
+                continue  # our own last write may have landed unheard; reading again tells
+            else:
+                return
+        raise Unreachable(f"{self._namespace}/{NAME}: others write it again and again")
+
+    def _reread(self) -> str:
+        """Return its version, if it is still ours."""
+        try:
+            version, page = self._read()
+        except NotFound as error:
+            raise Deposed("the journal of placements was deleted") from error
+        if page.holder != self._holder:
+            raise Deposed(f"{page.holder} has taken the journal of placements")
+        return version
+
+    def _read(self) -> tuple[str, Page]:
+        config_map = _CONFIG_MAP.decode(self._kube.get(self._path, timeout=TIMEOUT))
+        try:
+            return config_map.metadata.resource_version, _PAGE.decode((config_map.data or {})[KEY])
+        except (KeyError, *UNDECODABLE) as error:
+            advice = "delete it, and restart the controllers"
+            raise UnreadableJournal(f"ConfigMap {self._namespace}/{NAME} cannot be read ({error}); {advice}") from error
+
+    def _put(self, page: Page, version: str) -> str:
+        return self._stored(lambda body: self._kube.put(self._path, body, timeout=TIMEOUT), page, version)
+
+    def _created(self) -> bool:
+        """Create it, empty; False where another process did so first."""
+        try:
+            self._version = self._stored(
+                lambda body: self._kube.post(self._collection, body, timeout=TIMEOUT), Page(self._holder), None
+            )
+        except Conflict:
+            return False
+        return True
+
+    def _stored(self, send: Callable[[bytes], bytes], page: Page, version: str | None) -> str:
+        metadata = {
+            "name": NAME,
+            "namespace": self._namespace,
+            "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"},
+            **({"resourceVersion": version} if version is not None else {}),
+        }
+        data = {KEY: msgspec.json.encode(page).decode()}
+        body = msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+        return _CONFIG_MAP.decode(send(body)).metadata.resource_version
+
+    @property
+    def _collection(self) -> str:
+        return f"/api/v1/namespaces/{quote(self._namespace)}/configmaps"
+
+    @property
+    def _path(self) -> str:
+        return f"{self._collection}/{NAME}"

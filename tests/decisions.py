@@ -1,0 +1,52 @@
+"""The decisions recorded from gpu-admission (master of 2020-11-26) on 24 random clusters, in ``tests/data``.
+
+Each step of a scenario holds the pods stored before, the pod asked about, the nodes that passed and the annotations
+that were written. The nodes of a scenario stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.builders import Manifest, view
+from vcuda.allocate import Known
+from vcuda.cards import Reason, read_cards
+from vcuda.objects import Pod
+from vcuda.records import read_holding
+
+FILE = Path(__file__).parent / "data" / "gpu-admission-decisions.json"
+
+
+class Step(NamedTuple):
+    """One decision. ``place`` is the scenario and the step, as in ``1003/7``; ``written`` leaves the time out."""
+
+    place: str
+    nodes: tuple[Manifest, ...]
+    stored: tuple[Pod, ...]
+    pod: Pod
+    passed: tuple[str, ...]
+    written: Mapping[str, str]
+
+    def known(self) -> Known:
+        """Return the nodes with the cards that the stored pods leave."""
+        known = {node["metadata"]["name"]: read_cards(node["status"]["capacity"]) for node in self.nodes}
+        for holding in filter(None, map(read_holding, self.stored)):
+            cards = known[holding.node]
+            assert not isinstance(cards, Reason)
+            known[holding.node] = cards.taken(holding.shares)
+        return known
+
+
+def steps() -> Iterator[Step]:
+    """Yield every recorded decision, in order."""
+    recorded: dict[str, Any] = json.loads(FILE.read_text())
+    for scenario in recorded["scenarios"]:
+        nodes = tuple(scenario["nodes"])
+        number = nodes[0]["metadata"]["name"].removeprefix("vec").partition("-")[0]
+        for index, step in enumerate(scenario["steps"]):
+            stored = tuple(map(view, step["pods"]))
+            passed, written = tuple(step["passed"] or ()), step["annotations"] or {}
+            yield Step(f"{number}/{index}", nodes, stored, view(step["pod"]), passed, written)

@@ -1,0 +1,241 @@
+"""The extender under a real kube-scheduler: every pod that fits is bound, on cards that are never given twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.builders import MODEL, POOL, container, pod
+from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken
+from tests.e2e.cluster import Cluster
+from tests.e2e.component import Component
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.controller_process import ControllerProcess, candidate, controlling, drop_lease
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
+from tests.e2e.ports import free_ports
+from tests.e2e.rest import Json
+from tests.e2e.rights import account_of, may
+from tests.e2e.second_scheduler import COMPONENT, LAST_MINOR_WITH_POLICY, NAME, config_file, policy_file, scheduling
+
+NODES, CARDS, CARD_MEMORY = 5, 8, 64
+PODS = 200
+PATIENCE = 150.0
+"""Seconds: what failed by an error is tried again by the scheduler after up to 90."""
+
+pytestmark = [pytest.mark.usefixtures("scheduler"), pytest.mark.timeout(400)]
+
+
+class Site(NamedTuple):
+    """Where the extender is to listen, and the flags with which a controller serves it."""
+
+    url: str
+    flags: tuple[str | Path, ...]
+    ca: Path
+
+
+@pytest.fixture
+def site(installation: Installation) -> Site:
+    [port] = free_ports(1)
+    flags = ("--extender-address", f"127.0.0.1:{port}", "--extender-cert-dir", installation.ca.parent)
+    return Site(f"https://127.0.0.1:{port}", (*flags, "--lease-seconds", "6"), installation.ca)
+
+
+@pytest.fixture
+def gpu_nodes(create_node: Callable[..., str]) -> list[str]:
+    """Nodes of eight cards of 16 GiB."""
+    capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
+    return [create_node(f"cards-{number}", capacity=capacity) for number in range(NODES)]
+
+
+@pytest.fixture
+def extended(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
+    """A scheduler that asks the extender."""
+    config = config_file(control_plane, site.url, site.ca, tmp_path)
+    with scheduling(control_plane, f"--config={config}") as scheduler:
+        yield scheduler
+
+
+def mixed(number: int, rng: random.Random) -> Json:
+    """A pod of one to three containers: shares, whole cards, and some that want none."""
+    shapes = [(5, 2), (10, 4), (25, 16), (30, 8), (50, 40), (75, 30), (90, 60), (100, 0), (200, 0), (300, 0), (0, 0)]
+    weights = [4, 4, 4, 4, 3, 3, 2, 4, 2, 1, 1]
+    asked = rng.choices(shapes, weights, k=rng.choice((1, 1, 1, 2, 3)))
+    containers = [
+        container({CORES: str(cores), **({MEMORY: str(blocks)} if blocks else {})} if cores else None, name=f"c{index}")
+        for index, (cores, blocks) in enumerate(asked)
+    ]
+    return pod(*containers, metadata={"name": f"mixed-{number}"}, schedulerName=NAME)
+
+
+def create_all(cluster: Cluster, namespace: str, pods: list[Json]) -> None:
+    """Create the pods at once."""
+
+    def create(manifest: Json) -> None:
+        cluster.create({**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}})
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(create, pods))
+
+
+def bound(stored: Json) -> bool:
+    return bool(stored["spec"].get("nodeName"))
+
+
+def why_not(stored: Json) -> str:
+    """What the pod says of why it is not scheduled; empty where it says nothing yet."""
+    conditions = stored["status"].get("conditions", [])
+    return next((each["message"] for each in conditions if each["type"] == "PodScheduled" and "message" in each), "")
+
+
+def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
+    """What is said by each pod that is not bound, and could be or does not say why not."""
+    used = taken(stored, CARD_MEMORY)
+    return {
+        each["metadata"]["name"]: why_not(each)
+        for each in stored
+        if not bound(each)
+        and ("available" not in why_not(each) or fits_somewhere(each, used, nodes, CARDS, CARD_MEMORY))
+    }
+
+
+def check_cards(stored: list[Json], nodes: list[str]) -> None:
+    """Assert that no card has more on it than it has."""
+    assert over(taken(stored, CARD_MEMORY), nodes, CARDS, CARD_MEMORY) == []
+
+
+def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> list[Json]:
+    """The pods once all of them are bound or say why not; no card is over-allotted at any time on the way."""
+    left: dict[str, str] = {}
+
+    def settled(stored: list[Json]) -> bool:
+        nonlocal left
+        check_cards(stored, nodes)
+        left = unsettled(stored, nodes)
+        return len(stored) == count and not left
+
+    try:
+        return cluster.await_collection(f"/api/v1/namespaces/{namespace}/pods", settled, PATIENCE)
+    except TimeoutError as error:
+        raise TimeoutError(f"not settled after {PATIENCE:g} s: {left}") from error
+
+
+def wake(cluster: Cluster, node: str) -> None:
+    """Have the scheduler try all pods again, as it does when a node changes."""
+    cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"e2e.vcuda.io/changed": "true"}}})
+
+
+@pytest.mark.usefixtures("extended")
+def test_200_mixed_pods_at_once_are_bound_where_they_fit_and_the_rest_say_why(
+    cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
+) -> None:
+    rng = random.Random(7)  # noqa: S311  # the same pods each time, nothing secret
+    with controlling(installation, *site.flags) as leader:
+        leader.await_log("serving extender")
+        create_all(cluster, namespace, [mixed(number, rng) for number in range(PODS)])
+        stored = settle(cluster, namespace, gpu_nodes, PODS)
+        print_figures(stored, leader)
+    assert any(bound(each) for each in stored)
+    assert any("whole vcuda cards needed" in why_not(each) or "Insufficient" in why_not(each) for each in stored)
+
+
+@pytest.mark.usefixtures("extended")
+def test_when_the_leader_is_killed_half_way_the_next_one_goes_on_and_no_card_is_given_twice(
+    cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
+) -> None:
+    rng = random.Random(8)  # noqa: S311  # the same pods each time, nothing secret
+    with ExitStack() as stack:
+        first = stack.enter_context(controlling(installation, *site.flags, "--identity", "first"))
+        first.await_log("serving extender")
+        second = stack.enter_context(candidate(installation, *site.flags, "--identity", "second"))
+        create_all(cluster, namespace, [mixed(number, rng) for number in range(PODS)])
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        cluster.await_collection(pods, lambda stored: sum(map(bound, stored)) >= 25, PATIENCE)
+        first.kill()
+        before = sum(map(bound, cluster.pods(namespace)))
+        second.await_log("serving extender")
+        wake(cluster, gpu_nodes[0])
+        stored = settle(cluster, namespace, gpu_nodes, PODS)
+        print(f"{before} pods were bound at the kill")
+        print_figures(stored, second)
+        assert before < sum(map(bound, stored))
+    drop_lease(cluster)
+
+
+def print_figures(stored: list[Json], leader: ControllerProcess) -> None:
+    used = taken(stored, CARD_MEMORY)
+    cores = sum(cores for cores, _ in used.values())
+    placed = leader.metric("vcuda_extender_placements_total", outcome="placed")
+    print(f"{sum(map(bound, stored))} of {len(stored)} bound, {cores} of {NODES * CARDS * 100} cores, {placed} placed")
+
+
+@pytest.fixture
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """The API as the controller's ServiceAccount, with what the manifests give it where it is an extender too."""
+    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as controller:
+        cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
+        yield controller
+        cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
+
+
+@pytest.mark.usefixtures("extended")
+def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publishes(
+    cluster: Cluster, installation: Installation, site: Site, account: Cluster, create_node: Callable[..., str]
+) -> None:
+    """The webhook, with its own rights or the admin's, then knows which cards are free."""
+    node = create_node("rights-0", {MODEL: "M40", POOL: "public"}, {CORES: "200", MEMORY: "128"})
+    quota = ("--quota-configmap", "kube-system/gpuquota", "--extender-advertise", "10.1.2.3:10443")
+    with (
+        installation.free_team() as namespace,
+        controlling(installation, *site.flags, *quota, kubeconfig=account.kubeconfig) as leader,
+    ):
+        leader.await_log("serving extender")
+        leader.await_log("the Service leads here")
+        share = pod(container({CORES: "30", MEMORY: "8"}), metadata={"name": "train"}, schedulerName=NAME)
+        create_all(cluster, namespace, [share])
+        assert cluster.wait_pod(namespace, "train", bound, PATIENCE)["spec"]["nodeName"] == node
+        published = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
+        cluster.await_object(
+            published, "gpu-cards", lambda found: '"fragmented_cores": 70' in found["data"]["cards.json"]
+        )
+        assert leader.metric("vcuda_fragmented_cores", model="M40", pool="public") == 70
+        subsets = cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/endpoints/vcuda-extender")["subsets"]
+        assert subsets[0]["addresses"] == [{"ip": "10.1.2.3"}]
+        assert [line for line in leader.output().splitlines() if "system:serviceaccount" in line] == []
+        assert not may(account, "patch", "endpoints/another", SYSTEM_NAMESPACE)
+
+
+@pytest.fixture
+def by_policy(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
+    """A scheduler that asks the extender by the legacy Policy, and sends it whole nodes."""
+    if control_plane.minor > LAST_MINOR_WITH_POLICY:
+        pytest.skip(f"Kubernetes 1.{control_plane.minor} has no scheduler Policy")
+    policy = policy_file(site.url, site.ca, tmp_path)
+    policy.write_text(policy.read_text().replace('"nodeCacheCapable": true', '"nodeCacheCapable": false'))
+    flags = (f"--policy-config-file={policy}", f"--kubeconfig={control_plane.kubeconfig}", "--leader-elect=false")
+    with scheduling(control_plane, *flags, f"--scheduler-name={NAME}", "--port=0") as scheduler:
+        yield scheduler
+
+
+@pytest.mark.usefixtures("by_policy")
+def test_with_the_legacy_policy_and_whole_nodes_too_pods_are_placed(
+    cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
+) -> None:
+    with controlling(installation, *site.flags) as leader:
+        leader.await_log("serving extender")
+        share = container({CORES: "60", MEMORY: "8"})
+        create_all(
+            cluster,
+            namespace,
+            [pod(share, metadata={"name": f"p{number}"}, schedulerName=NAME) for number in range(4)],
+        )
+        stored = cluster.await_collection(
+            f"/api/v1/namespaces/{namespace}/pods", lambda found: len(found) == 4 and all(map(bound, found)), PATIENCE
+        )
+    check_cards(stored, gpu_nodes)
+    assert len(taken(stored, CARD_MEMORY)) == 4

@@ -1,0 +1,115 @@
+"""A placer beside the API server double: nodes, pods as the watch shows them, and what is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from controller.extender.book import Book
+from controller.extender.journal import NAME, Journal
+from controller.extender.metrics import ExtenderMetrics
+from controller.extender.placer import Placer
+from tests.api_double import ApiDouble
+from tests.builders import LABELS, Manifest, vcuda_pod
+from vcuda.cards import Share
+from vcuda.extender import Candidates
+from vcuda.objects import Node, NodeStatus, ObjectMeta, Pod
+from vcuda.records import read_holding
+from vcuda.stored_pods import StoredPod, read_stored
+
+SYSTEM = "vcuda-quota"
+JOURNAL = f"/api/v1/namespaces/{SYSTEM}/configmaps/{NAME}"
+CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+CARD_BLOCKS = 64
+"""Blocks of 256 MiB of each card: 16 GiB."""
+
+
+def limits(cores: int) -> Mapping[str, int]:
+    """So many cores, with memory in the same measure of a card."""
+    return {CORES: cores, MEMORY: cores * CARD_BLOCKS // 100}
+
+
+def gpu_node(name: str, cards: int) -> Node:
+    """A node of so many cards, as the watch keeps it."""
+    return Node(ObjectMeta(name=name), NodeStatus({CORES: str(cards * 100), MEMORY: str(cards * CARD_BLOCKS)}))
+
+
+def seen(stored: Mapping[str, Any]) -> StoredPod:
+    """A stored pod as the watch keeps it."""
+    found = read_stored(msgspec.convert(stored, Pod), LABELS)
+    assert found is not None
+    return found
+
+
+class Leader:
+    """One process that leads, its journal taken; nothing of it knows what others do but by the API server."""
+
+    def __init__(self, api: ApiDouble, holder: str = "us", cards: Mapping[str, int] | None = None) -> None:
+        self.api = api
+        self.book = Book()
+        self.lost = 0
+        self.now = 0
+        self.journal = Journal(api.kube, SYSTEM, holder)
+        metrics = ExtenderMetrics(CollectorRegistry())
+        self.placer = Placer(api.kube, self.book, self.journal, metrics, self._lose, now=self._tick)
+        for name, count in (cards or {"n1": 2}).items():
+            self.book.node_changed(None, gpu_node(name, count))
+
+    def leads(self) -> Leader:
+        """Take the journal, then list the pods."""
+        for promise in self.journal.take():
+            self.book.promise(promise)
+        self.lists()
+        return self
+
+    def lists(self) -> None:
+        """Let the watch show all stored pods as they are."""
+        for path, stored in self.api.objects.items():
+            if "/pods/" in path:
+                self.book.pod_changed(None, seen(stored))
+
+    def filter(self, pod: Mapping[str, Any], names: Iterable[str] = ("n1",)) -> dict[str, Any]:
+        """What the scheduler is answered that asks about these nodes, with the pod as it knows it."""
+        answer: dict[str, Any] = json.loads(self.placer.filter(Candidates(msgspec.convert(pod, Pod), tuple(names))))
+        return answer
+
+    def _tick(self) -> int:
+        self.now += 1
+        return self.now
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+
+def pod_path(name: str) -> str:
+    """Where a pod is stored."""
+    return f"/api/v1/namespaces/team-a/pods/{name}"
+
+
+def store_pod(api: ApiDouble, name: str, cores: int, **fields: Any) -> Manifest:
+    """Store a pod; return it with its version, as the scheduler knows it."""
+    manifest = vcuda_pod(limits(cores), metadata={"name": name, "namespace": "team-a", "uid": f"uid-{name}"}, **fields)
+    api.store(pod_path(name), manifest)
+    return as_stored(api, name)
+
+
+def as_stored(api: ApiDouble, name: str) -> Manifest:
+    """The pod as it is now."""
+    found: Manifest = json.loads(json.dumps(api.objects[pod_path(name)]))
+    return found
+
+
+def shares(api: ApiDouble, name: str) -> tuple[Share, ...]:
+    """The shares that the annotations of a stored pod give it."""
+    holding = read_holding(msgspec.convert(api.objects[pod_path(name)], Pod))
+    return holding.shares if holding else ()
+
+
+def journaled(api: ApiDouble) -> list[str]:
+    """The names of the pods whose placements stand in the journal."""
+    page = json.loads(api.objects[JOURNAL]["data"]["journal"])
+    return [promise["name"] for promise in page["promises"]]

@@ -1,0 +1,79 @@
+"""What `vcuda-controller run` makes of the extender's flags, and what becomes of an extender that cannot begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
+
+from controller.cli import main
+from controller.extender.service import Extender, Listening
+from controller.pod_watch import PodWatch
+from tests.api_double import ApiDouble, Script, lost_request
+from tests.builders import LABELS
+from tests.e2e.installation import make_certificates
+from tests.extended import JOURNAL, SYSTEM
+from vcuda.kube import NodeWatch
+
+ADDRESS = ("--extender-address", "127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (ADDRESS, "--extender-address wants --extender-cert-dir too"),
+        ((*ADDRESS, "--extender-cert-dir", "nowhere"), "nowhere/tls.crt cannot be read"),
+        (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
+        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", "me"), "'me' is not HOST:PORT"),
+    ],
+)
+def test_flags_that_cannot_be_used_are_told_before_anything_starts(flags: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(main, ["run", *flags])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+class Beginning:
+    """An extender that is about to take the journal, and how often that was its fault."""
+
+    def __init__(self, api: ApiDouble, certificates: Path) -> None:
+        make_certificates(certificates)
+        self.faults = 0
+        pods, nodes = PodWatch(api.kube, LABELS, lambda _: None), NodeWatch(api.kube, LABELS)
+        listening = Listening.on(("127.0.0.1", 0), certificates, None)
+        self.extender = Extender(
+            api.kube, SYSTEM, listening, pods, nodes, registry=CollectorRegistry(), on_fault=self._fault
+        )
+
+    def _fault(self) -> None:
+        self.faults += 1
+
+
+@pytest.fixture
+def beginning(api: ApiDouble, tmp_path: Path) -> Beginning:
+    return Beginning(api, tmp_path)
+
+
+def test_a_damaged_journal_ends_the_extender_alone(api: ApiDouble, beginning: Beginning) -> None:
+    api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": "{"}})
+    beginning.extender.take()
+    beginning.extender.serve()
+    assert (beginning.faults, beginning.extender.serving) == (0, True)
+    beginning.extender.stop()
+
+
+def test_a_journal_that_cannot_be_taken_is_a_fault_after_three_tries(api: ApiDouble, beginning: Beginning) -> None:
+    api.deliver = Script(lost_request, lost_request, lost_request, methods=("GET",))
+    beginning.extender.take()
+    assert beginning.faults == 1
+
+
+def test_it_is_ready_once_it_listens(api: ApiDouble, beginning: Beginning) -> None:
+    api.deliver = Script(lost_request, lost_request, methods=("GET",))
+    beginning.extender.take()
+    assert (beginning.faults, beginning.extender.serving) == (0, False)
+    beginning.extender.serve()
+    assert beginning.extender.serving
+    beginning.extender.stop()

@@ -1,0 +1,125 @@
+"""Which node, and which of its cards, a pod gets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcuda.allocate import Allotment, Order, Placement, allot, least_free, packed
+from vcuda.cards import Cards, Reason, Share
+from vcuda.demands import Demand, Wish
+from vcuda.schemes import GPU_MANAGER, NVIDIA_VCUDA
+
+GIB = 1024
+
+
+def node(*used: int, memory: int = 0) -> Cards:
+    """A node whose cards of 16 GiB have so many cores in use, with so much memory where there are any."""
+    cards = Cards.unused(GPU_MANAGER, len(used), len(used) * 64)
+    return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
+
+
+def cards_of(found: Allotment | Reason) -> list[list[int]]:
+    assert isinstance(found, Allotment), found
+    return [[share.card for share in shares] for shares in found.shares.values()]
+
+
+def wish(*demands: tuple[int, int]) -> Wish:
+    return Wish(GPU_MANAGER, tuple(Demand(number, cores, memory) for number, (cores, memory) in enumerate(demands)))
+
+
+@pytest.mark.parametrize(
+    ("cards", "demands", "wanted"),
+    [
+        pytest.param(node(0, 50, 20), [(30, GIB)], [[1]], id="the card with the fewest free cores"),
+        pytest.param(node(0, 80, 20), [(30, GIB)], [[2]], id="that it fits on"),
+        pytest.param(node(50, 20, memory=15 * GIB), [(30, 2 * GIB)], [], id="in memory too"),
+        pytest.param(node(20, 20), [(30, GIB)], [[0]], id="the lowest number among equals"),
+        pytest.param(node(0, 10, 0, 0), [(200, 0)], [[0, 2]], id="whole cards that nobody has anything of"),
+        pytest.param(node(0, 0), [(60, GIB), (60, GIB), (40, GIB)], [[0], [1], [0]], id="containers one by one"),
+        pytest.param(node(0, 0), [(60, GIB), (100, 0)], [[0], [1]], id="a share and a whole card"),
+        pytest.param(node(0), [(60, GIB), (100, 0)], [], id="all containers or none"),
+    ],
+)
+def test_the_cards_of_a_node(cards: Cards, demands: list[tuple[int, int]], wanted: list[list[int]]) -> None:
+    found = allot(cards, wish(*demands).demands)
+    assert cards_of(found) == wanted if wanted else isinstance(found, Reason)
+
+
+@pytest.mark.parametrize(
+    ("cards", "demand", "reason"),
+    [
+        (node(10, 80), (30, GIB), None),
+        (node(80, 80), (30, GIB), Reason("no card with 30 cores and 1024 MiB free", final=False)),
+        (node(0), (30, 17 * GIB), Reason("17408 MiB needed, a card has 16384", final=True)),
+        (node(0, 10, 0), (300, 0), Reason("3 whole vcuda cards needed, 2 free", final=False)),
+        (node(0), (200, 0), Reason("2 whole vcuda cards needed, 1 free", final=True)),
+    ],
+)
+def test_the_reason_is_short_and_says_whether_it_can_pass(
+    cards: Cards, demand: tuple[int, int], reason: Reason | None
+) -> None:
+    found = allot(cards, wish(demand).demands)
+    assert found == reason if reason else isinstance(found, Allotment)
+
+
+def test_cores_without_cores_used_but_with_memory_used_are_no_whole_card() -> None:
+    cards = node(0).taken([Share(0, 0, 256)])
+    assert isinstance(allot(cards, wish((100, 0)).demands), Reason)
+
+
+def chosen(order: Order, asked: Wish, **nodes: Cards | Reason) -> str:
+    choice = order(asked, nodes, nodes)
+    assert isinstance(choice, Placement), choice
+    return choice.node
+
+
+@pytest.mark.parametrize("order", [least_free, packed])
+def test_nodes_are_tried_from_the_least_free_and_equals_by_name(order: Order) -> None:
+    assert chosen(order, wish((100, 0)), a=node(0, 0), b=node(0, 50), c=node(0, 50)) == "b"
+
+
+def test_a_share_prefers_a_card_that_is_shared_already_even_on_a_freer_node() -> None:
+    nodes = {"full": node(100, 0), "open": node(0, 0, 20)}
+    assert chosen(least_free, wish((30, GIB)), **nodes) == "full"
+    assert chosen(packed, wish((30, GIB)), **nodes) == "open"
+
+
+def test_where_a_card_must_be_broken_up_it_is_as_few_as_can_be() -> None:
+    nodes = {"two": node(100, 0, 0), "one": node(0, 0, 45)}
+    assert chosen(packed, wish((60, GIB), (50, GIB)), **nodes) == "one"
+
+
+def test_a_node_that_is_named_twice_is_one_node() -> None:
+    assert chosen(lambda asked, names, nodes: packed(asked, [*names, *names], nodes), wish((100, 0)), a=node(0)) == "a"
+
+
+def test_every_node_that_fails_has_its_reason() -> None:
+    lacking = Reason("no vcuda cards")
+    nodes: dict[str, Cards | Reason] = {
+        "cpu": lacking,
+        "full": node(100),
+        "other": Cards.unused(NVIDIA_VCUDA, 1, 16000),
+    }
+    assert packed(wish((100, 0)), [*nodes, "new"], nodes) == {
+        "cpu": lacking,
+        "full": Reason("1 whole vcuda cards needed, 0 free", final=False),
+        "other": Reason("no tencent.com/vcuda-core"),
+        "new": Reason("node not seen yet", final=False),
+    }
+
+
+DEMANDS = st.sampled_from([(5, 256), (30, 4096), (50, 8192), (75, 16384), (100, 0), (200, 0), (300, 0)])
+
+
+@given(st.lists(st.lists(DEMANDS, min_size=1, max_size=3), max_size=30), st.sampled_from([least_free, packed]))
+def test_no_card_is_ever_allotted_over_its_cores_or_its_memory(pods: list[list[tuple[int, int]]], order: Order) -> None:
+    nodes = {"a": node(0), "b": node(0, 0, 0), "c": node(0, 0)}
+    for demands in pods:
+        choice = order(wish(*demands), nodes, nodes)
+        if isinstance(choice, Placement):
+            nodes[choice.node] = nodes[choice.node].taken(choice.allotment.all_shares())
+    for cards in nodes.values():
+        assert all(cores <= 100 for cores in cards.used_cores)
+        assert all(memory <= cards.card_memory for memory in cards.used_memory)

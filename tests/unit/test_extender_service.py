@@ -1,0 +1,129 @@
+"""What only the leader does: it takes the journal, and the Service leads to it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller.extender.cards_publisher import CardsPublisher
+from controller.extender.endpoints import Advertiser
+from controller.extender.journal import Journal
+from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
+from tests.builders import MODEL, POOL, nodes
+from tests.extended import JOURNAL, SYSTEM
+from vcuda.cards import Cards, Reason, Share
+from vcuda.errors import Conflict, Deposed, Unreachable, UnreadableJournal, VcudaError
+from vcuda.fragments import figures_of
+from vcuda.free_cards import FreeCards, read_figures
+from vcuda.schemes import GPU_MANAGER
+
+CARDS = f"/api/v1/namespaces/{SYSTEM}/configmaps/gpu-cards"
+ENDPOINTS = f"/api/v1/namespaces/{SYSTEM}/endpoints/vcuda-extender"
+
+
+def test_the_first_journal_is_empty_and_ours(api: ApiDouble) -> None:
+    assert Journal(api.kube, SYSTEM, "us").take() == ()
+    assert json.loads(api.objects[JOURNAL]["data"]["journal"]) == {"holder": "us", "promises": [], "format": 1}
+
+
+def test_two_that_take_it_at_once_do_so_one_after_the_other(api: ApiDouble) -> None:
+    """Whoever is first loses it to the second, by compare-and-swap, and is told at its next write."""
+    ours, theirs = Journal(api.kube, SYSTEM, "us"), Journal(api.kube, SYSTEM, "them")
+
+    def between(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method in ("POST", "PUT"):
+            api.deliver = delivered
+            theirs.take()
+        return effect()
+
+    api.deliver = between
+    ours.take()
+    ours.write(())
+    with pytest.raises(Deposed, match="us has taken"):
+        theirs.write(())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"holder": 3}', '{"holder": "x", "promises": [{}]}'])
+def test_a_damaged_journal_is_an_error_that_says_what_to_do(api: ApiDouble, text: str) -> None:
+    api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": text}})
+    with pytest.raises(UnreadableJournal, match="delete it, and restart the controllers"):
+        Journal(api.kube, SYSTEM, "us").take()
+
+
+def test_a_journal_that_others_always_write_first_is_not_ours(api: ApiDouble) -> None:
+    Journal(api.kube, SYSTEM, "them").take()
+
+    def conflict(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "PUT":
+            raise Conflict(409, "the object has been modified")
+        return effect()
+
+    api.deliver = conflict
+    with pytest.raises(Unreachable, match="again and again"):
+        Journal(api.kube, SYSTEM, "us").take()
+
+
+def address(api: ApiDouble) -> tuple[str, int]:
+    [subset] = api.objects[ENDPOINTS]["subsets"]
+    [there], [port] = subset["addresses"], subset["ports"]
+    return there["ip"], port["port"]
+
+
+def test_the_service_leads_to_whoever_holds_it_last(api: ApiDouble) -> None:
+    first, second = (Advertiser(api.kube, SYSTEM, ip, 10443) for ip in ("10.0.0.1", "10.0.0.2"))
+    first.hold()
+    assert address(api) == ("10.0.0.1", 10443)
+    second.hold()
+    assert address(api) == ("10.0.0.2", 10443)
+
+
+def test_what_an_earlier_leader_wrote_late_is_put_right_and_nothing_is_written_in_vain(api: ApiDouble) -> None:
+    first, second = (Advertiser(api.kube, SYSTEM, ip, 10443) for ip in ("10.0.0.1", "10.0.0.2"))
+    second.hold()
+    first.hold()
+    second.hold()
+    assert address(api)[0] == "10.0.0.2"
+    api.forget_calls()
+    second.hold()
+    assert api.calls == ["GET"]
+
+
+def test_endpoints_that_cannot_be_read_are_an_error(api: ApiDouble) -> None:
+    api.deliver = Script(lost_request, methods=("GET",))
+    with pytest.raises(VcudaError):
+        Advertiser(api.kube, SYSTEM, "10.0.0.1", 10443).hold()
+
+
+def test_free_cards_are_published_when_they_change_and_made_anew_where_they_were_deleted(api: ApiDouble) -> None:
+    figures = {("M40", "public"): FreeCards(8, 8, 800)}
+    publisher = CardsPublisher(api.kube, SYSTEM, lambda: figures)
+    publisher.publish()
+    api.forget_calls()
+    publisher.publish()
+    assert api.calls == []
+    figures["M40", "public"] = FreeCards(8, 7, 730, 30)
+    publisher.publish()
+    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
+    api.remove(CARDS)
+    figures["M40", "public"] = FreeCards(8, 8, 800)
+    publisher.publish()
+    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
+
+
+def test_fragments_are_counted_by_model_and_pool() -> None:
+    """A card in use has free cores that no pod for whole cards can have."""
+    two = Cards.unused(GPU_MANAGER, 2, 128)
+    known: dict[str, Cards | Reason] = {
+        "a": two.taken([Share(0, 30, 256)]),
+        "b": two,
+        "c": two.taken([Share(0, 100, 0), Share(1, 10, 256)]),
+        "cpu": Reason("no vcuda cards"),
+        "unlabelled": two,
+    }
+    public = {MODEL: "M40", POOL: "public"}
+    labelled = nodes(a=public, b=public, c={MODEL: "P100"}, cpu=public, unlabelled={})
+    assert figures_of(known, labelled) == {
+        ("M40", "public"): FreeCards(cards=4, whole=3, free_cores=370, fragmented_cores=70),
+        ("P100", ""): FreeCards(cards=2, whole=0, free_cores=90, fragmented_cores=90),
+    }

@@ -1,0 +1,58 @@
+"""Every decision recorded from gpu-admission, taken again: the same nodes or none, and the same cards on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.decisions import Step, steps
+from vcuda.allocate import Order, Placement, least_free, packed
+from vcuda.demands import Wish, read_wish
+from vcuda.records import annotations_for
+
+Answer = tuple[tuple[str, ...], Mapping[str, str]]
+"""The nodes that pass, and the annotations written, but for the time."""
+
+EVERY = tuple(steps())
+
+ELSEWHERE = {
+    "1003/3": "10 cores go beside shares on n0; gpu-admission breaks up the one whole card of n4",
+    "1003/7": "10 and 30 cores of one pod go on one card of n3; on n2 their memory breaks up two",
+    "1005/6": "50 cores go beside a share on n2; gpu-admission breaks up the last whole card of n3",
+    "1005/7": "80 cores go beside a share on n2; gpu-admission breaks up the last whole card of n1",
+    "1005/10": "30 cores go beside a share on n2; gpu-admission breaks up the last whole card of n3",
+    "1007/6": "20 cores go beside a share on n2; gpu-admission breaks up the last whole card of n0",
+}
+"""Where a share goes to another node than gpu-admission's, so that one whole card more stays whole."""
+
+
+def answer(step: Step, order: Order) -> Answer:
+    wish = read_wish(step.pod)
+    if wish is None:
+        return tuple(node["metadata"]["name"] for node in step.nodes), {}
+    assert isinstance(wish, Wish)
+    known = step.known()
+    choice = order(wish, known, known)
+    if not isinstance(choice, Placement):
+        return (), {}
+    written = annotations_for(wish.scheme, choice.node, choice.allotment.shares, 0)
+    return (choice.node,), {key: value for key, value in written.items() if not key.endswith("/predicate-time")}
+
+
+def breaks(step: Step, order: Order) -> int:
+    """The whole cards that the decision breaks up."""
+    wish, known = read_wish(step.pod), step.known()
+    assert isinstance(wish, Wish)
+    choice = order(wish, known, known)
+    assert isinstance(choice, Placement)
+    return choice.allotment.breaks
+
+
+def test_from_the_least_free_node_on_every_recorded_decision_is_taken_again() -> None:
+    assert len(EVERY) == 279
+    assert [step.place for step in EVERY if answer(step, least_free) != (step.passed, step.written)] == []
+
+
+def test_packed_every_recorded_decision_is_taken_again_but_those_listed_with_their_reason() -> None:
+    others = [step for step in EVERY if answer(step, packed) != (step.passed, step.written)]
+    assert [step.place for step in others] == [*ELSEWHERE]
+    assert all(breaks(step, packed) < breaks(step, least_free) for step in others)

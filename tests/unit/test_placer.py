@@ -1,0 +1,330 @@
+"""Placements: decided, promised, written, and only then answered; whatever fails, no share is given twice."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.extended import JOURNAL, Leader, as_stored, gpu_node, journaled, pod_path, seen, shares, store_pod
+from vcuda.cards import Share
+from vcuda.errors import ApiError
+from vcuda.extender import Preemption, Victims
+from vcuda.objects import Pod
+
+
+@pytest.fixture
+def leader(api: ApiDouble) -> Leader:
+    return Leader(api).leads()
+
+
+def test_a_pod_is_placed_and_annotated_before_the_answer(api: ApiDouble, leader: Leader) -> None:
+    pod = store_pod(api, "train", 30)
+    answer = leader.filter(pod)
+    assert (answer["NodeNames"], answer["Error"]) == (["n1"], "")
+    assert as_stored(api, "train")["metadata"]["annotations"] == {
+        "tencent.com/predicate-time": "1",
+        "tencent.com/predicate-node": "n1",
+        "tencent.com/predicate-gpu-idx-0": "0",
+        "tencent.com/gpu-assigned": "false",
+    }
+
+
+def test_it_is_written_down_before_it_is_sent(api: ApiDouble, leader: Leader) -> None:
+    pod = store_pod(api, "train", 30)
+    api.forget_calls()
+    leader.filter(pod)
+    assert api.calls == ["PUT", "PATCH"]
+    assert journaled(api) == ["train"]
+
+
+def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble, leader: Leader) -> None:
+    """The watch shows nothing in between."""
+    pods = [store_pod(api, f"pod-{number}", 60) for number in range(3)]
+    answers = [leader.filter(pod) for pod in pods]
+    assert [answer["NodeNames"] for answer in answers] == [["n1"], ["n1"], []]
+    assert answers[2]["FailedNodes"] == {"n1": "no card with 60 cores and 9728 MiB free"}
+    assert [shares(api, f"pod-{number}") for number in range(3)] == [(Share(0, 60, 9728),), (Share(1, 60, 9728),), ()]
+
+
+def test_a_pod_that_needs_no_card_passes_and_nothing_is_written(api: ApiDouble, leader: Leader) -> None:
+    api.forget_calls()
+    assert leader.filter({"metadata": {"name": "web"}, "spec": {}}, ["n1", "cpu"])["NodeNames"] == ["n1", "cpu"]
+    assert api.calls == []
+
+
+def test_a_pod_that_no_node_can_serve_is_told_why_on_each(api: ApiDouble, leader: Leader) -> None:
+    pod = store_pod(api, "train", 150)
+    answer = leader.filter(pod, ["n1", "n2"])
+    assert answer["FailedNodes"] == dict.fromkeys(["n1", "n2"], "cores over 100 must be whole cards, 100 each")
+
+
+def test_a_pod_that_was_placed_and_not_bound_is_placed_anew_on_its_node(api: ApiDouble) -> None:
+    """gpu-admission refuses it for ever. Its own share is not in its way, nor is a fuller node."""
+    leader = Leader(api, cards={"n1": 1, "n2": 2}).leads()
+    first = store_pod(api, "train", 100)
+    assert leader.filter(first, ["n2"])["NodeNames"] == ["n2"]
+    again = as_stored(api, "train")
+    assert leader.filter(again, ["n1", "n2"])["NodeNames"] == ["n2"]
+    assert shares(api, "train") == (Share(0, 100, 16384),)
+
+
+def test_where_its_node_is_no_choice_any_more_it_goes_to_another_and_frees_the_first(api: ApiDouble) -> None:
+    leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
+    leader.filter(store_pod(api, "train", 100), ["n2"])
+    leader.book.pod_changed(None, seen(as_stored(api, "train")))
+    assert leader.filter(as_stored(api, "train"), ["n1"])["NodeNames"] == ["n1"]
+    assert leader.filter(store_pod(api, "next", 100), ["n1", "n2"])["NodeNames"] == ["n2"]
+
+
+def test_annotations_copied_from_another_pod_give_way_to_the_placement(api: ApiDouble, leader: Leader) -> None:
+    copied = {"tencent.com/predicate-gpu-idx-3": "7", "nvidia.com/predicate-node": "n9", "mine": "kept"}
+    leader.filter(store_pod(api, "train", 100, annotations=copied))
+    written = as_stored(api, "train")["metadata"]["annotations"]
+    assert {"tencent.com/predicate-gpu-idx-3", "nvidia.com/predicate-node"}.isdisjoint(written)
+    assert written["mine"] == "kept"
+
+
+def test_a_pod_that_changed_meanwhile_is_read_and_placed_at_its_new_version(api: ApiDouble, leader: Leader) -> None:
+    old = store_pod(api, "train", 30)
+    store_pod(api, "train", 30, labels={"new": "label"})
+    assert leader.filter(old)["NodeNames"] == ["n1"]
+    assert shares(api, "train") == (Share(0, 30, 4864),)
+    assert len(leader.book.promises()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"nodeName": "n7"}, "the pod is bound to n7 already"),
+        ({"metadata": "uid-other"}, "the pod is gone, and another has its name"),
+        (None, "the pod is gone"),
+    ],
+    ids=["bound", "made anew", "deleted"],
+)
+def test_a_pod_that_is_no_longer_to_be_placed_is_not(
+    api: ApiDouble, leader: Leader, change: dict[str, str] | None, error: str
+) -> None:
+    old = store_pod(api, "train", 30)
+    if change is None:
+        api.remove(pod_path("train"))
+    elif "metadata" in change:
+        api.store(pod_path("train"), {**old, "metadata": {**old["metadata"], "uid": "uid-other"}})
+    else:
+        api.store(pod_path("train"), {**old, "spec": {**old["spec"], **change}})
+    answer = leader.filter(old)
+    assert error in answer["Error"] or "not found" in answer["Error"]
+    assert (answer["NodeNames"], leader.book.promises()) == ([], ())
+
+
+def test_a_pod_that_others_change_all_the_time_is_left_to_the_next_call(api: ApiDouble, leader: Leader) -> None:
+    pod = store_pod(api, "train", 30)
+
+    def busy(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "PATCH":
+            store_pod(api, "train", 30)
+        return effect()
+
+    api.deliver = busy
+    assert leader.filter(pod)["Error"] == "the pod changes too often"
+    assert leader.book.promises() == ()
+
+
+def test_a_patch_whose_answer_was_lost_is_found_to_have_landed(api: ApiDouble, leader: Leader) -> None:
+    pod = store_pod(api, "train", 100)
+    api.deliver = Script(lost_reply, methods=("PATCH",))
+    assert leader.filter(pod)["NodeNames"] == ["n1"]
+    assert shares(api, "train")
+
+
+def test_while_a_patch_may_land_still_its_shares_are_nobody_elses(api: ApiDouble, leader: Leader) -> None:
+    """It lands long after its sender gave it up; the pod that came between has the other card."""
+    pod, late = store_pod(api, "late", 100), Late()
+    api.deliver = Script(late, methods=("PATCH",))
+    assert "not known" in leader.filter(pod)["Error"]
+    for name in ("next", "last"):
+        leader.filter(store_pod(api, name, 100))
+    assert journaled(api) == ["late", "next"]
+    late.land()
+    assert [shares(api, name) for name in ("late", "next", "last")] == [
+        (Share(0, 100, 16384),),
+        (Share(1, 100, 16384),),
+        (),
+    ]
+
+
+def test_a_patch_that_can_never_land_any_more_gives_its_shares_back(api: ApiDouble, leader: Leader) -> None:
+    pod = store_pod(api, "late", 100)
+    api.deliver = Script(lost_request, methods=("PATCH",))
+    leader.filter(pod)
+    leader.book.pod_changed(None, seen(store_pod(api, "late", 100)))
+    assert leader.book.promises() == ()
+
+
+def test_while_it_is_not_known_which_of_two_places_a_pod_has_it_has_both(api: ApiDouble) -> None:
+    leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
+    leader.filter(store_pod(api, "moves", 100), ["n1"])
+    leader.book.pod_changed(None, seen(as_stored(api, "moves")))
+    api.deliver = Script(Late(), methods=("PATCH",))
+    assert "not known" in leader.filter(as_stored(api, "moves"), ["n2"])["Error"]
+    answer = leader.filter(store_pod(api, "next", 100), ["n1", "n2"])
+    assert answer["FailedNodes"] == dict.fromkeys(["n1", "n2"], "1 whole vcuda cards needed, 0 free")
+
+
+def test_the_next_call_for_the_pod_places_it_while_both_patches_count(api: ApiDouble, leader: Leader) -> None:
+    """Only one of the two can land: the pod has one card in the end, and the watch tells which."""
+    pod, late = store_pod(api, "late", 100), Late()
+    api.deliver = Script(late, methods=("PATCH",))
+    leader.filter(pod)
+    assert leader.filter(pod)["NodeNames"] == ["n1"]
+    late.land()
+    leader.book.pod_changed(None, seen(as_stored(api, "late")))
+    assert leader.book.promises() == ()
+    assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
+
+
+def test_a_patch_that_is_refused_gives_its_shares_back(api: ApiDouble, leader: Leader) -> None:
+    def forbidden(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "PATCH":
+            raise ApiError(403, "pods is forbidden")
+        return effect()
+
+    pod, api.deliver = store_pod(api, "train", 100), forbidden
+    assert "pods is forbidden" in leader.filter(pod)["Error"]
+    assert leader.book.promises() == ()
+
+
+@pytest.mark.parametrize("delivery", [lost_request, lost_reply])
+def test_what_could_not_be_written_down_is_not_sent(api: ApiDouble, leader: Leader, delivery: Delivery) -> None:
+    pod = store_pod(api, "train", 100)
+    api.deliver = Script(delivery, methods=("PUT",))
+    assert "timed out" in leader.filter(pod)["Error"]
+    assert (shares(api, "train"), leader.book.promises()) == ((), ())
+    api.deliver = delivered
+    assert leader.filter(pod)["NodeNames"] == ["n1"]
+    assert leader.lost == 0
+
+
+def test_a_pod_that_came_and_went_while_nobody_watched_is_forgotten_at_the_second_look(
+    api: ApiDouble, leader: Leader
+) -> None:
+    for name in ("gone", "stays"):
+        leader.filter(store_pod(api, name, 100))
+    api.remove(pod_path("gone"))
+    names = []
+    for _ in range(2):
+        leader.placer.look_for_the_gone()
+        names.append([promise.name for promise in leader.book.promises()])
+    assert names == [["gone", "stays"], ["stays"]]
+    assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
+
+
+def test_what_cannot_be_looked_for_now_is_looked_for_later(api: ApiDouble, leader: Leader) -> None:
+    leader.filter(store_pod(api, "train", 100))
+    leader.placer.look_for_the_gone()
+    api.remove(pod_path("train"))
+    api.deliver = Script(lost_request, methods=("GET",))
+    leader.placer.look_for_the_gone()
+    assert len(leader.book.promises()) == 1
+    leader.placer.look_for_the_gone()
+    assert leader.book.promises() == ()
+
+
+def test_what_the_watch_shows_late_gives_nothing_back_that_was_given_since(api: ApiDouble, leader: Leader) -> None:
+    """The watch shows the pod as it was before the placement; the placement still counts."""
+    before = store_pod(api, "train", 100)
+    leader.filter(before, ["n1"])
+    leader.book.pod_changed(None, seen(before))
+    leader.filter(store_pod(api, "next", 100))
+    assert shares(api, "next") == (Share(1, 100, 16384),)
+    leader.book.pod_changed(seen(before), seen(as_stored(api, "train")))
+    assert [promise.name for promise in leader.book.promises()] == ["next"]
+
+
+def test_a_pod_that_ended_or_went_gives_its_cards_back(api: ApiDouble, leader: Leader) -> None:
+    for name in ("ends", "goes"):
+        leader.filter(store_pod(api, name, 100))
+        leader.book.pod_changed(None, seen(as_stored(api, name)))
+    assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == []
+    ended = {**as_stored(api, "ends"), "status": {"phase": "Succeeded"}}
+    api.store(pod_path("ends"), ended)
+    leader.book.pod_changed(None, seen(as_stored(api, "ends")))
+    leader.book.pod_changed(seen(as_stored(api, "goes")), None)
+    assert leader.filter(store_pod(api, "big", 200))["NodeNames"] == ["n1"]
+
+
+def test_a_node_that_changes_or_comes_back_has_the_shares_that_are_stored(api: ApiDouble, leader: Leader) -> None:
+    leader.filter(store_pod(api, "train", 100))
+    leader.book.node_changed(gpu_node("n1", 2), None)
+    assert leader.filter(store_pod(api, "next", 100))["FailedNodes"] == {"n1": "node not seen yet"}
+    leader.book.node_changed(None, gpu_node("n1", 1))
+    assert leader.filter(as_stored(api, "next"))["FailedNodes"] == {"n1": "1 whole vcuda cards needed, 0 free"}
+    leader.book.node_changed(gpu_node("n1", 1), gpu_node("n1", 2))
+    assert leader.filter(as_stored(api, "next"))["NodeNames"] == ["n1"]
+
+
+def test_a_deposed_leader_gives_nothing_and_ends(api: ApiDouble, leader: Leader) -> None:
+    pod = store_pod(api, "train", 100)
+    Leader(api, "them").leads()
+    assert leader.filter(pod)["Error"] == "them has taken the journal of placements"
+    assert (leader.lost, shares(api, "train")) == (1, ())
+
+
+def test_a_new_leader_counts_what_the_last_one_may_have_sent(api: ApiDouble, leader: Leader) -> None:
+    """The old one's patch is on its way when the new one lists the pods; it lands when that has placed others."""
+    pod, late = store_pod(api, "late", 100), Late()
+    api.deliver = Script(late, methods=("PATCH",))
+    leader.filter(pod)
+    them = Leader(api, "them").leads()
+    for name in ("next", "last"):
+        them.filter(store_pod(api, name, 100))
+    late.land()
+    assert [len(shares(api, name)) for name in ("late", "next", "last")] == [1, 1, 0]
+    assert shares(api, "late") != shares(api, "next")
+
+
+def test_a_new_leader_lists_what_landed_and_drops_what_cannot(api: ApiDouble, leader: Leader) -> None:
+    leader.filter(store_pod(api, "landed", 100))
+    api.deliver = Script(lost_request, methods=("PATCH",))
+    leader.filter(store_pod(api, "never", 100))
+    store_pod(api, "never", 100, labels={"changed": "since"})
+    them = Leader(api, "them").leads()
+    assert them.book.promises() == ()
+    assert them.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
+
+
+def test_our_own_last_write_of_the_journal_may_land_unheard(api: ApiDouble, leader: Leader) -> None:
+    pod, late = store_pod(api, "train", 100), Late()
+    api.deliver = Script(late, methods=("PUT",))
+    assert leader.filter(pod)["Error"]
+    late.land()
+    assert leader.filter(pod)["NodeNames"] == ["n1"]
+
+
+def test_a_journal_that_was_deleted_ends_its_holder(api: ApiDouble, leader: Leader) -> None:
+    leader.filter(store_pod(api, "train", 30))
+    api.remove(JOURNAL)
+    assert "was deleted" in leader.filter(store_pod(api, "next", 30))["Error"]
+    assert leader.lost == 1
+
+
+def test_victims_that_make_no_room_on_any_one_card_are_spared(api: ApiDouble) -> None:
+    """The scheduler counts by sums: two halves on two cards are no whole card."""
+    leader = Leader(api, cards={"n1": 2, "n2": 1}).leads()
+    for name, node, cores in (("a", "n1", 60), ("b", "n1", 60), ("c", "n1", 30), ("d", "n2", 30)):
+        leader.filter(store_pod(api, name, cores), [node])
+    wanted = msgspec.convert(store_pod(api, "big", 100), Pod)
+    plans = {
+        "b goes, c stays": Victims(("uid-b",), 0),
+        "c goes, a and b stay": Victims(("uid-c",), 0),
+        "a and c go": Victims(("uid-a", "uid-c"), 1),
+    }
+    kept = {why for why, plan in plans.items() if leader.placer.preempt(Preemption(wanted, {"n1": plan}))}
+    assert kept == {"b goes, c stays", "a and c go"}
+    both = {"n1": plans["c goes, a and b stay"], "n2": Victims(("uid-d",), 0), "unknown": Victims((), 0)}
+    assert leader.placer.preempt(Preemption(wanted, both)) == {"n2": both["n2"]}
+
+
+def test_another_pods_preemption_is_none_of_ours(leader: Leader) -> None:
+    victims = {"n1": Victims(("uid-a",), 0)}
+    assert leader.placer.preempt(Preemption(Pod(), victims)) == victims
