@@ -15,6 +15,7 @@ from controller.ui.figures import rounded
 from controller.ui.page import UsagePage
 from controller.ui.source import ModelCards, PodRow, Refusal, Source
 from vcuda.charge import CORES_PER_CARD
+from vcuda.free_cards import Figures, by_model
 from vcuda.kube import Kube, Reflector
 from vcuda.placement import NodeLabels, Nodes
 from vcuda.quota import Limit, NamespaceQuota
@@ -27,7 +28,8 @@ NO_LIMIT = Limit(0)
 @contextmanager
 def showing(page: UsagePage, kube: Kube, labels: NodeLabels, leader: Leader) -> Iterator[None]:
     """Show the leader on the page, and follow what only the page shows; at the end the page stands by again."""
-    source = LeaderSource(kube, labels, leader)
+    extender = leader.extender
+    source = LeaderSource(kube, labels, leader, lambda: fragmented(extender.figures()) if extender else {})
     source.start()
     page.show(source.source(), lambda: leader.synced)
     try:
@@ -91,6 +93,11 @@ class LeaderSource:
     def _refused(self) -> Sequence[Refusal] | None:
         refusals = self._refusals.newest()
         return None if refusals is None else merged(refusals)
+
+
+def fragmented(figures: Figures) -> Mapping[str, float]:
+    """Return the cards of each model that are free only as shares of cards in use."""
+    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in by_model(figures, ()).items()}
 
 
 def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nodes) -> Sequence[PodRow]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from controller.ui.leading import cluster_cards, pod_rows
+from controller.ui.leading import cluster_cards, fragmented, pod_rows
 from controller.ui.page import UsagePage, standby_reason
 from controller.ui.source import ModelCards, PodRow
 from tests.builders import MODEL, nodes
 from tests.usage_samples import Sample, model_use, namespace_use
 from vcuda.charge import Charge
+from vcuda.free_cards import FreeCards
 from vcuda.quota import Limit, NamespaceQuota
 from vcuda.stored_pods import StoredPod
 
@@ -41,6 +42,15 @@ def test_the_cluster_counts_limited_namespaces_by_their_reports_and_the_rest_by_
         ModelCards("M40", 16, 4, 8),
         ModelCards("P100", None, 0.25, 2),
     ]
+
+
+def test_fragments_are_summed_by_model_in_cards() -> None:
+    figures = {
+        ("M40", "a"): FreeCards(4, 1, 250, 150),
+        ("M40", "b"): FreeCards(2, 1, 125, 25),
+        ("P100", ""): FreeCards(1),
+    }
+    assert fragmented(figures) == {"M40": 1.75, "P100": 0.0}
 
 
 def test_more_in_use_than_there_are_leaves_nothing_free_and_nothing_negative() -> None:
