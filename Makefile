@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test e2e chaos bench scale screenshots lint format clean
+.PHONY: help demo test fuzz e2e chaos bench scale screenshots reference lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -20,6 +20,9 @@ demo: $(VENV)/installed  ## Run the webhook on this machine and send the example
 test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
 	$(BIN)/pytest
 
+fuzz: $(VENV)/installed  ## Send the webhook what no caller should, for ten minutes; the tests above take a slice of it
+	FUZZ_SECONDS=600 $(BIN)/pytest tests/integration/test_fuzz_*.py -s
+
 e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once if need be
 	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest tests/e2e -m "not chaos"
 
@@ -34,6 +37,9 @@ scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,00
 
 screenshots: $(VENV)/installed  ## Take the pictures of the usage page under docs/, with Debian's chromium
 	$(BIN)/python -m tests.screenshots
+
+reference: $(VENV)/installed  ## Write docs/reference.md from the code
+	$(BIN)/python -m tests.reference
 
 lint: $(VENV)/installed  ## Check style, types and layers
 	$(BIN)/ruff check

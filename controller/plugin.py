@@ -37,11 +37,24 @@ OUTPUTS = click.Choice(["table", "json", "yaml"])
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The cluster and the namespace that are asked about, and how the answer is to be written."""
+    """Where the cluster is, the namespace that is asked about, and how the answer is to be written."""
 
-    kube: Kube
-    namespace: str
+    kubeconfig: Path | None
+    context: str | None
+    named: str | None
     output: str
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that was named, or the context's."""
+        return self.named or _namespace_of(self.kubeconfig, self.context)
+
+    def connect(self) -> Kube:
+        """Return a handle on the cluster; end with `BAD_INPUT` where the kubeconfig cannot be read."""
+        try:
+            return Kube.connect(self.kubeconfig, self.context)
+        except BadInput as error:
+            _fail(str(error), BAD_INPUT)
 
 
 @click.group(
@@ -75,15 +88,11 @@ def main(
 
     Exit status: 0 shown, 1 the cluster did not answer or the namespace has no quota, 2 bad input.
     """
-    try:
-        kube = Kube.connect(kubeconfig, context_name)
-    except BadInput as error:
-        _fail(str(error), BAD_INPUT)
-    target = Target(kube, namespace or _namespace_of(kubeconfig, context_name), output)
-    context.obj = target
+    context.obj = target = Target(kubeconfig, context_name, namespace, output)
     if context.invoked_subcommand is None:
+        kube = target.connect()
         try:
-            uses = list(_all(target.kube) if all_namespaces else _one(target))
+            uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace))
         except VcudaError as error:
             _fail(str(error), FAILED)
         _show(uses, output)
@@ -107,6 +116,7 @@ def explain(target: Target, *, filename: str, namespace: str | None, output: str
 
     Exit status: 0 all would be admitted, 1 some would be refused or the cluster did not answer, 2 bad input.
     """
+    kube = target.connect()
     home, form = namespace or target.namespace, output or target.output
     try:
         with click.open_file(filename, encoding="utf-8") as file:
@@ -114,7 +124,7 @@ def explain(target: Target, *, filename: str, namespace: str | None, output: str
     except (OSError, UnicodeDecodeError, BadInput) as error:
         _fail(str(error), BAD_INPUT)
     try:
-        verdicts = [_explain(target.kube, f"{w.kind}/{w.name}", w.namespace, w.pod) for w in workloads]
+        verdicts = [_explain(kube, f"{w.kind}/{w.name}", w.namespace, w.pod) for w in workloads]
     except VcudaError as error:
         _fail(str(error), FAILED)
     _show_verdicts(verdicts, form)
@@ -159,12 +169,11 @@ def _show_verdicts(verdicts: list[Verdict], output: str) -> None:
             click.echo(f"Warning: {verdict.object}: {warning}", err=True)
 
 
-def _one(target: Target) -> Iterator[NamespaceUse]:
-    path = f"/api/v1/namespaces/{quote(target.namespace)}/configmaps/{NAME}"
+def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
     try:
-        yield _read(target.kube.get(path))
+        yield _read(kube.get(f"/api/v1/namespaces/{quote(namespace)}/configmaps/{NAME}"))
     except NotFound:
-        _fail(f"namespace {target.namespace} has no GPU quota, or its usage has not been published yet", FAILED)
+        _fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
 
 
 def _all(kube: Kube) -> Iterator[NamespaceUse]:

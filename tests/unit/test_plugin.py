@@ -179,6 +179,13 @@ def test_a_kubeconfig_that_is_not_there() -> None:
 
 
 @pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("arguments", [["--help"], ["explain", "--help"]])
+def test_help_needs_no_cluster(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout.partition(" ")[0]) == (0, "Usage:")
+
+
+@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("arguments", [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"]])
 def test_bad_arguments(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2

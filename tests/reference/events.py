@@ -1,0 +1,69 @@
+"""Every Event that we post: reason and type as the source has them, on which object and when as is told here."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+from tests.reference.markdown import code, table
+from tests.reference.sources import calls, constant, imports_of
+
+
+class Posted(NamedTuple):
+    """An Event as the source posts it."""
+
+    reason: str
+    type: str
+
+
+class Told(NamedTuple):
+    """What there is to know of an Event besides."""
+
+    on: str
+    when: str
+    todo: str
+
+
+TOLD = {
+    Posted("MalformedQuota", "Warning"): Told(
+        "the quota ConfigMap",
+        "A document that is malformed got in. The message names every fault and says that the last good one stays in"
+        " force. One Event for each version, from whichever replica or controller is first.",
+        "Correct the document; `vcuda-webhook check --quota FILE POD.yaml` tries it beforehand.",
+    ),
+    Posted("NotCounted", "Warning"): Told(
+        "a pod",
+        "A vcuda pod in a limited namespace is held to no model and runs on no node that has one, so no quota counts"
+        " it: it was created before the namespace was limited. Not where the quota only audits.",
+        "Create the pod anew.",
+    ),
+    Posted("StaleAllocationRemoved", "Normal"): Told(
+        "a pod or a node",
+        "Annotations or labels that a vendor's scheduler had left behind were removed. The message names the scheme,"
+        " why, and each of them; the rules are under [label values](#label-values).",
+        "Nothing. Very many of them mean that a scheduler or a device plugin does not come to its end: see its log.",
+    ),
+}
+
+
+def posted() -> set[Posted]:
+    """Every kind of Event in the source: the calls of the class that `vcuda.kube.post_event` takes."""
+    found = set()
+    for module, call in calls("Event"):
+        if not imports_of(module).get("Event", "").startswith("vcuda.kube"):
+            continue
+        fields = dict(zip(("subject", "id", "reason", "message", "component", "type"), call.args, strict=False))
+        fields |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        kind = constant(module, fields.get("type", ast.Constant("Normal")))
+        found.add(Posted(constant(module, fields["reason"]), kind))
+    return found
+
+
+def section() -> str:
+    """A table of the Events."""
+    rows = [
+        (code(event.reason), event.type, told.on, told.when, told.todo)
+        for event in sorted(posted())
+        if (told := TOLD[event])
+    ]
+    return table(("reason", "type", "on", "when", "what to do"), rows)

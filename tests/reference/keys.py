@@ -1,0 +1,164 @@
+"""Every annotation and label that we set or read: those of the schemes as their table has them, ours as told here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.reference.markdown import code, listed, table
+from tests.reference.sources import ROOT, strings
+from vcuda.records import RECORDS
+from vcuda.schemes import SCHEMES, Scheme
+
+_KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
+_NO_KEY = re.compile(r".*/v[0-9]+(?:(?:alpha|beta)[0-9]+)?")
+
+
+class Told(NamedTuple):
+    """What an annotation or label is for."""
+
+    on: str
+    by: str
+    what: str
+
+
+OURS = {
+    "quota.vcuda.io/enforced": Told(
+        "label of a namespace",
+        "set and removed by the controller",
+        "`true`: pods of this namespace are sent to the webhook. It follows the quota document; an edit by hand is put"
+        " right.",
+    ),
+    "quota.vcuda.io/config": Told(
+        "label of the quota ConfigMap",
+        "set by you, read by the API server",
+        "`true`: edits of it are checked by `/quota`, and refused where they are malformed.",
+    ),
+    "quota.vcuda.io/model": Told(
+        "annotation of a pod",
+        "set by the webhook",
+        "The model that the pod was given, for people. Nothing is decided from it.",
+    ),
+    "quota.vcuda.io/retried-at": Told(
+        "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController or Job",
+        "set by the controller",
+        "When it was last made to try again, because quota has become free.",
+    ),
+    "quota.vcuda.io/ledger-of": Told(
+        "label of a ledger (ConfigMap `gpu-ledger-NAMESPACE`)",
+        "set by the webhook and the controller",
+        "The namespace that it is of.",
+    ),
+    "quota.vcuda.io/usage": Told(
+        "label of ConfigMap `gpu-quota-usage`",
+        "set by the controller, read by `kubectl gpuquota -A`",
+        "`true`: this is a report. Without it a ConfigMap of this name is somebody else's and left alone.",
+    ),
+    "quota.vcuda.io/ca-trusted-since": Told(
+        "annotation of the CA's Secret",
+        "set and read by `vcuda-certs rotate`",
+        "Since when every caBundle has the next CA, and which.",
+    ),
+    "quota.vcuda.io/ca-served-since": Told(
+        "annotation of the CA's Secret",
+        "set and read by `vcuda-certs rotate`",
+        "Since when every endpoint serves a leaf of the current CA, and which.",
+    ),
+    "app.kubernetes.io/part-of": Told(
+        "label of every object of the manifests",
+        "read by `vcuda-certs`",
+        "`vcuda-quota`: a webhook configuration with it has its caBundles looked after (`--selector`).",
+    ),
+    "app.kubernetes.io/managed-by": Told(
+        "label of what we create",
+        "set by all parts, read by `vcuda-certs`",
+        "`vcuda-quota`; `vcuda-certs` on Secrets, without which it writes over none that holds anything.",
+    ),
+    "gaia.tencent.com/gpu-model": Told(
+        "label of a node", "read by all parts", "The GPU model of the node; `--model-label` names another."
+    ),
+    "gaia.tencent.com/gpu-pool": Told(
+        "label of a node", "read by all parts", "The pool of the node; `--pool-label` names another."
+    ),
+    "kubernetes.io/config.mirror": Told(
+        "annotation of a mirror pod",
+        "read by the webhook and the node agent",
+        "A static pod is not charged: it runs already. Only where a kubelet asks; anyone can write the annotation.",
+    ),
+    "kubernetes.io/config.hash": Told(
+        "annotation of a mirror pod",
+        "read by the node agent",
+        "Holds the uid under which a static pod's directories are named.",
+    ),
+    "cert-manager.io/": Told(
+        "annotations of the serving Secret or of a webhook configuration",
+        "read by `vcuda-certs`",
+        "Any that begins so: cert-manager looks after it, so it is left alone.",
+    ),
+    "service.beta.openshift.io/": Told(
+        "annotations of the serving Secret or of a webhook configuration",
+        "read by `vcuda-certs`",
+        "Any that begins so: OpenShift's service CA looks after it, so it is left alone.",
+    ),
+    "hami.io/node-nvidia-register": Told(
+        "annotation of a node", "read by the usage page", "The cards of the node, as HAMi's device plugin has them."
+    ),
+}
+
+_NEITHER = {"kubernetes.io/tls": "the type of a Secret"}
+"""Texts of the same form that are something else."""
+
+
+def in_the_source() -> set[str]:
+    """Every text of the product that is an annotation's or a label's key, those made from parts aside."""
+    return {
+        key
+        for _, text in strings()
+        for key in re.split("[=,]", text)
+        if _KEY.fullmatch(key) and not _NO_KEY.fullmatch(key) and key not in _NEITHER
+    }
+
+
+def in_the_manifests() -> set[str]:
+    """Every key of our own domain that the manifests name."""
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "manifests").rglob("*.yaml"))
+    return {key for text in texts for key in re.findall(r"quota\.vcuda\.io/[a-z]+(?:-[a-z]+)*", text)}
+
+
+def of_schemes() -> set[str]:
+    """Every key of the schemes: resources, annotations and labels."""
+    return {key for scheme in SCHEMES for key, *_ in _rows(scheme)} | {
+        name for scheme in SCHEMES for name in scheme.resources
+    }
+
+
+def section() -> str:
+    """Our own keys, then those of each scheme."""
+    ours = table(("key", "on", "who", "what"), [(code(key), told.on, told.by, told.what) for key, told in OURS.items()])
+    schemes = "\n\n".join(_section(scheme) for scheme in SCHEMES)
+    return f"### Ours, and those of Kubernetes\n\n{ours}\n\n{schemes}"
+
+
+def _section(scheme: Scheme) -> str:
+    unit = "" if scheme.memory_unit == 1 else f"; {code(scheme.memory)} counts blocks of {scheme.memory_unit} MiB"
+    asked = f"Asked for by {listed(scheme.resources)}{unit}."
+    rows = [(code(key), on, what) for key, on, what in dict.fromkeys(_rows(scheme))]
+    return f"### {scheme.name}\n\n{asked}\n\n{table(('key', 'on', 'what we do with it'), rows)}"
+
+
+def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
+    """Each key with where it stands and what we do with it; one that ends in ``-`` stands for all that begin so."""
+    pod, written = "annotation of a pod", "; set by the extender" if scheme.name in RECORDS else ""
+    stale = f"removed at creation, and later where it is stale{written}"
+    named = (
+        (scheme.core_limit, pod, "read; refused where it is not an integer from the requested cores to 100"),
+        (scheme.wanted_models, pod, "read: only models with one of these substrings; set to the model that was chosen"),
+        (scheme.unwanted_models, pod, "read: no model with one of these substrings"),
+        *((key, pod, stale) for key in scheme.allocation_annotations),
+        *((key, "label of a pod", stale) for key in scheme.allocation_labels),
+        (scheme.node_lock, "annotation of a node", "removed where it is stale"),
+    )
+    for key, on, what in named:
+        if key:
+            yield key, on, what

@@ -1,0 +1,29 @@
+"""Tables and text in Markdown, as GitHub shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; a line break in a cell becomes a space."""
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def code(text: str) -> str:
+    """Return the text as code, as it is; nothing for an empty one."""
+    if not text:
+        return ""
+    fence = "``" if "`" in text else "`"
+    padding = " " if "`" in text else ""
+    return f"{fence}{padding}{text}{padding}{fence}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return words as code, one after the other."""
+    return ", ".join(map(code, words))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,115 @@
+"""Every metric, as the registries of our processes hold them: the processes are put together, and not started."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
+
+from certs.authority import make_authority, make_leaf
+from certs.files import serving_files, write_files
+from certs.names import DEVELOPMENT
+from controller.extender.service import Listening
+from controller.leader import Leader
+from controller.node.metrics import SweepMetrics
+from tests.reference.markdown import code, listed, table
+from tests.reference.sources import strings
+from vcuda.kube import Kube, QuotaPlace
+from vcuda.patches import Hints
+from vcuda.placement import NodeLabels
+from vcuda.tls import ServingCertificate
+from webhook.assembly import Cluster
+from webhook.cluster_facts import ClusterFacts
+from webhook.server import _export
+
+_NAME = re.compile(r"vcuda_[a-z0-9_]+")
+_NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{name: none, user: {}}],
+  clusters: [{name: none, cluster: {server: "http://127.0.0.1:9"}}],
+  contexts: [{name: none, context: {cluster: none, user: none}}]}"""
+
+
+class Family(NamedTuple):
+    """One metric. ``name`` is that of its samples; a histogram's have ``_bucket`` and the like behind it."""
+
+    name: str
+    type: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def families() -> dict[str, tuple[Family, ...]]:
+    """The metrics of each part."""
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        now = datetime.now(UTC)
+        authority = make_authority(now)
+        write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+        certificate = ServingCertificate(directory)
+        kubeconfig = directory / "kubeconfig"
+        kubeconfig.write_text(_NOWHERE)
+        leader = _of(_leader(kubeconfig, None))
+        extender = _of(_leader(kubeconfig, Listening(("127.0.0.1", 0), certificate)))
+        return {
+            "vcuda-webhook serve, at /metrics of its TLS port": _of(_webhook(kubeconfig, certificate)),
+            "vcuda-controller run, at /metrics of --status-address": leader,
+            "The same with --extender-address": tuple(each for each in extender if each not in leader),
+            "vcuda-controller node, at /metrics of --status-address": _of(_node()),
+        }
+
+
+def in_the_source() -> set[str]:
+    """Every text of the product that is the name of a metric."""
+    return {text for _, text in strings() if _NAME.fullmatch(text)}
+
+
+def sections() -> str:
+    """A table for each part."""
+    return "\n\n".join(f"### {part}\n\n{_table(found)}" for part, found in families().items())
+
+
+def _table(found: tuple[Family, ...]) -> str:
+    rows = [(code(each.name), each.type, listed(each.labels), each.help) for each in found]
+    return table(("metric", "type", "labels", "what"), rows)
+
+
+def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegistry:
+    cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints(), 1)
+    with mock.patch.object(ClusterFacts, "start"):  # there is no cluster to watch
+        metrics = cluster.make_service(certificate).metrics
+    _export(metrics, mock.Mock(nr_conns=0, shed=0, overdue=0))
+    return metrics.registry
+
+
+def _leader(kubeconfig: Path, listening: Listening | None) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    kube = Kube.connect(kubeconfig)
+    Leader(kube, QuotaPlace(), "vcuda-quota", NodeLabels(), registry, on_fault=lambda: None, listening=listening)
+    return registry
+
+
+def _node() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    SweepMetrics(registry)
+    return registry
+
+
+def _of(registry: CollectorRegistry) -> tuple[Family, ...]:
+    collectors = dict.fromkeys(registry._collector_to_names)  # prometheus-client tells it in no other way
+    return tuple(sorted(family for collector in collectors for family in _families_of(collector)))
+
+
+def _families_of(collector: Collector) -> Iterator[Family]:
+    """The names of labels are in an attribute of its own of whatever holds samples, and nowhere else."""
+    holder: Any
+    for metric in collector.collect():
+        holder = collector if isinstance(collector, MetricWrapperBase) else metric
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        yield Family(name, metric.type, tuple(holder._labelnames), metric.documentation)

@@ -1,0 +1,194 @@
+"""What is told besides: by the extender, in Events, and by `kubectl gpuquota`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import msgspec
+import structlog
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
+
+from controller import plugin
+from controller.metrics import GarbageMetrics
+from controller.publisher import KEY, NAME
+from controller.removals import Found, Removing
+from controller.unpinned import MESSAGE
+from tests.allocated import allocated_pod
+from tests.api_double import ApiDouble
+from tests.builders import LABELS, Manifest, vcuda_pod
+from tests.reference.told import Chapter, Told
+from vcuda.allocate import UNSEEN, allot, least_free
+from vcuda.cards import Cards, Reason, read_cards
+from vcuda.demands import Demand, Wish, read_wish
+from vcuda.kube import Heard, Kube, QuotaPlace, QuotaWatch, Subject
+from vcuda.objects import Node, ObjectMeta, Pod
+from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
+from vcuda.stale import Removal, find_stale
+from vcuda.stale_locks import find_stale_lock, read_locks
+from vcuda.stored_pods import read_stored
+
+ALLOCATED = 1_700_000_000.0
+TIMEOUT = 300.0
+
+
+def chapters() -> tuple[Chapter, ...]:
+    """Every other message."""
+    stale = "Nothing: it is done. Each has its rule, which is a label of `vcuda_gc_annotations_total` too."
+    return (
+        Chapter(
+            "Not placed by the extender",
+            "With `--extender-address`: for each node in the pod's event `FailedScheduling`.",
+            tuple(_unplaced()),
+        ),
+        Chapter("The Event MalformedQuota", "On the quota ConfigMap.", tuple(_malformed())),
+        Chapter("The Event NotCounted", "On the pod.", (Told(MESSAGE.format("team-a"), "Create the pod anew."),)),
+        Chapter(
+            "The Event StaleAllocationRemoved",
+            stale,
+            tuple(Told(message, f"Rule `{rule}`.") for rule, message in _removed()),
+        ),
+        Chapter("kubectl gpuquota", "Behind `Error:`, or as the reason of `explain`.", tuple(_plugin())),
+    )
+
+
+def removal_rules() -> dict[str, str]:
+    """Each rule by which something stale is removed, with an example of why."""
+    return {removal.rule: f"such as: {removal.why}" for removal in (*_of_pods(), *_of_nodes())}
+
+
+def _unplaced() -> Iterator[Told]:
+    cards = Cards.unused(GPU_MANAGER, 2, 64)
+    half = Wish(GPU_MANAGER, (Demand(0, 50, 1),))
+    wait = "Wait until pods there end; the scheduler tries again by itself."
+    pod = "Correct the pod: no node can take it as it is."
+    node = "The node reports something else than gpu-manager's device plugin does: look at its capacity."
+    yield Told(_why(allot(cards, [Demand(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
+    yield Told(_why(allot(cards, [Demand(0, 50, 60000)])), pod)
+    yield Told(_why(allot(cards, [Demand(number, 60, 256) for number in range(3)])), wait)
+    yield Told(UNSEEN.text, "Nothing: the node has just come.")
+    others = least_free(half, ["one"], {"one": Cards.unused(NVIDIA_VCUDA, 1, 64)})
+    yield Told(_why(others), "Nothing: the node has cards of another scheme.")
+    core, memory, other = GPU_MANAGER.cores, GPU_MANAGER.memory, NVIDIA_VCUDA.cores
+    yield Told(_why(read_cards({})), "Nothing: the node has no cards.")
+    for capacity in ({core: "100", other: "100"}, {core: "50", memory: "1"}, {core: "100"}):
+        yield Told(_why(read_cards(capacity)), node)
+    for spec in (
+        {"initContainers": [_asking({core: 100})]},
+        {"containers": [_asking({core: 100}), _asking({other: 100})]},
+        {"containers": [_asking({core: 150})]},
+    ):
+        yield Told(_why(read_wish(msgspec.convert({"spec": spec}, Pod))), pod)
+
+
+def _asking(limits: Mapping[str, int]) -> Manifest:
+    return {"name": "main", "resources": {"limits": limits}}
+
+
+def _why(found: object) -> str:
+    """The reason, of a node where there are several."""
+    reason = next(iter(found.values())) if isinstance(found, Mapping) else found
+    if not isinstance(reason, Reason):
+        raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # a case that does not show what it is for
+    return reason.text
+
+
+def _malformed() -> Iterator[Told]:
+    todo = "Correct the document."
+    for known in ((), ("team-a: {quota: {M40: 8}}",)):
+        api, place = ApiDouble(), QuotaPlace()
+        watch = QuotaWatch(api.kube, place, frozenset())
+        with structlog.testing.capture_logs():
+            for text in (*known, "team-a: {quota: {M40: -8}}"):
+                _store_quota(api, place, {place.key: text})
+                watch.reflector._relist()
+        yield Told(_event(api), todo)
+    api, place = ApiDouble(), QuotaPlace()
+    with structlog.testing.capture_logs():
+        _store_quota(api, place, {"quota": "{}"})
+        QuotaWatch(api.kube, place, frozenset()).reflector._relist()
+    yield Told(_event(api), "Put the document under that key.")
+
+
+def _store_quota(api: ApiDouble, place: QuotaPlace, data: Mapping[str, str]) -> None:
+    path = f"/api/v1/namespaces/{place.namespace}/configmaps/{place.name}"
+    api.store(path, {"metadata": {"name": place.name, "namespace": place.namespace}, "data": dict(data)})
+
+
+def _event(api: ApiDouble) -> str:
+    """The message of the one Event that was posted."""
+    [message] = [str(found["message"]) for path, found in api.objects.items() if "/events/" in path]
+    return message
+
+
+def _removed() -> Iterator[tuple[str, str]]:
+    """Each rule with the message of its Event."""
+    for removal in (*_of_pods(), *_of_nodes()):
+        api = ApiDouble()
+        path = "/api/v1/namespaces/team-a/pods/train-0"
+        keys = dict.fromkeys(removal.annotations, "")
+        version = ObjectMeta(resource_version="101")
+        api.store(path, {"metadata": {"name": "train-0", "namespace": "team-a", "annotations": keys}})
+        subject = Subject("v1", "Pod", "train-0", "team-a", "uid-1", version.resource_version)
+        with structlog.testing.capture_logs():
+            Removing(api.kube, GarbageMetrics(CollectorRegistry())).remove(Found(subject, path, (removal,)))
+        yield removal.rule, _event(api)
+
+
+def _of_pods() -> Iterator[Removal]:
+    allocated = functools.partial(allocated_pod, GPU_MANAGER, ALLOCATED)
+    binding = allocated_pod(HAMI, ALLOCATED, phase="allocating")
+    cases: list[tuple[dict[str, Any], bool]] = [
+        (allocated(status="Succeeded"), True),
+        (allocated(), False),
+        (allocated(bound="gpu-2"), True),
+        (binding, True),
+        (allocated(), True),
+    ]
+    for manifest, exists in cases:
+        stored = read_stored(msgspec.convert(manifest, Pod), LABELS)
+        if stored is None:
+            raise AssertionError("a pod without vcuda")
+        yield from find_stale(stored, {"gpu-1": exists}.__getitem__, ALLOCATED + 2 * TIMEOUT, TIMEOUT)
+
+
+def _of_nodes() -> Iterator[Removal]:
+    value = "2023-11-14T22:13:20Z,team-a,train-0"
+    node = msgspec.convert({"metadata": {"name": "gpu-1", "annotations": {"hami.io/mutex.lock": value}}}, Node)
+    for lock in read_locks(node):
+        for now in (ALLOCATED + 2 * TIMEOUT, ALLOCATED):
+            removal = find_stale_lock(lock, ALLOCATED + TIMEOUT, now, lambda *_: False)
+            yield from filter(None, [removal])
+
+
+class _Cluster(ApiDouble):
+    """A cluster that would admit every pod, and pins none."""
+
+    def post_heard(self, _path: str, body: bytes, _params: object = None) -> Heard:
+        """Answer a dry run."""
+        return Heard(body, ())
+
+
+def _plugin() -> Iterator[Told]:
+    path = f"/api/v1/namespaces/team-a/configmaps/{NAME}"
+    none = "It is not limited; or the controller is down, or has not come to it yet."
+    yield Told(_said(_Cluster()), none)
+    damaged = _Cluster()
+    damaged.store(path, {"metadata": {"name": NAME, "namespace": "team-a"}, "data": {KEY: "{"}})
+    yield Told(_said(damaged), "Somebody has edited it: delete it, and the controller publishes it anew.")
+    pod = json.dumps({**vcuda_pod(), "metadata": {"name": "train-0"}})
+    table = _said(_Cluster(), "explain", "-f", "-", stdin=pod)
+    yield Told(
+        table.splitlines()[-1].split(maxsplit=3)[-1], "The namespace is not limited, or the pod asks for no GPU."
+    )
+
+
+def _said(cluster: _Cluster, *arguments: str, stdin: str = "") -> str:
+    """What `kubectl gpuquota -n team-a` says."""
+    with mock.patch.object(Kube, "connect", return_value=cluster.kube):
+        said = CliRunner().invoke(plugin.main, ["-n", "team-a", *arguments], input=stdin)
+    return said.output.strip().removeprefix("Error: ")

@@ -1,0 +1,88 @@
+"""The values of the metrics' labels: as the source has them, each with what it means."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from tests.reference.markdown import code, table
+from tests.reference.others import removal_rules
+from tests.reference.sources import calls, imports_of
+from vcuda.kube.reflector import Counts
+from vcuda.schemes import SCHEMES
+from vcuda.vm_directories import EXPECTED, WHY
+
+OUTCOMES = {
+    "ignored": "not a pod that asks for GPUs, or no creation; at `/quota` another ConfigMap",
+    "unlimited": "the namespace has no quota",
+    "mirror": "a static pod, shown by its kubelet: it runs already",
+    "pinned": "`/mutate`: held to a model",
+    "charged": "`/validate`: within the quota, and charged",
+    "over-quota-allowed": "`/validate`: charged over a quota that does not enforce",
+    "unpinned": "held to no one model that is allowed, and let pass by a quota that does not enforce",
+    "over-quota": "refused: too little is free",
+    "not-allowed": "refused: none of the models that the pod may use is the namespace's",
+    "not-pinned": "refused: not held to one model that is allowed",
+    "malformed": "refused: the request means nothing",
+    "busy": "put off by a second: the ledger is full, contended, or it is not known whether a write landed",
+    "unreadable-ledger": "refused: the ledger is damaged",
+    "bad-request": "refused: the webhook is registered wrongly",
+    "quota-accepted": "`/quota`: the document is good",
+    "quota-refused": "`/quota`: it is malformed",
+    "quota-deleted": "`/quota`: the ConfigMap goes",
+}
+INCIDENTS = {
+    "lists": "complete lists",
+    "watches": "watches begun",
+    "events": "events",
+    "failures": "lists and watches that failed",
+    "undecodable": "objects that could not be read, and were left out",
+    "callback_errors": "events that could not be acted on",
+}
+
+
+def in_the_source() -> set[str]:
+    """Every outcome of an answer in the source: the first argument of Answer, and the second of refused."""
+    found = set()
+    for name, position in (("Answer", 0), ("refused", 1)):
+        for module, call in calls(name):
+            if imports_of(module).get(name, f"{module}.{name}") in _ANSWERS and len(call.args) > position:
+                found |= set(_texts(call.args[position]))
+    return found
+
+
+_ANSWERS = ("vcuda.review.Answer", "webhook.subject.refused")
+
+
+def incidents() -> set[str]:
+    """What a watch counts."""
+    return {field.name for field in dataclasses.fields(Counts)}
+
+
+def section() -> str:
+    """A table for each label."""
+    reasons = {reason.value: f"{why}{'' if reason in EXPECTED else '; look at it'}" for reason, why in WHY.items()}
+    schemes = {scheme.name: f"`{scheme.cores}` and the like; several stand with commas" for scheme in SCHEMES}
+    return "\n\n".join(
+        [
+            _table("outcome", "vcuda_admissions_total, and the webhook's log", OUTCOMES),
+            _table("scheme", "vcuda_admissions_total and vcuda_gc_annotations_total", schemes),
+            _table("kind", "vcuda_watch_incidents_total", INCIDENTS),
+            _table("rule", "vcuda_gc_annotations_total", removal_rules()),
+            _table("reason", "vcuda_vm_directories_kept", reasons),
+        ]
+    )
+
+
+def _table(label: str, where: str, meanings: Mapping[str, str]) -> str:
+    rows = [(code(value), meaning) for value, meaning in meanings.items()]
+    return f"### {label}\n\nOf {where}.\n\n{table((label, 'what it means'), rows)}"
+
+
+def _texts(node: ast.expr) -> Iterator[str]:
+    """The texts that an expression may be: one, or either of two."""
+    choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+    for choice in choices:
+        if isinstance(choice, ast.Constant) and isinstance(choice.value, str):
+            yield choice.value

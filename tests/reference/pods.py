@@ -1,0 +1,283 @@
+"""What owners of pods are told: refusals and warnings, each by the code that says it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from tests import builders
+from tests.builders import MODEL, POOL, held_to, required, requirement, term, vcuda_pod
+from tests.integration.reviews import review_of
+from tests.reference.told import Chapter, Told
+from vcuda.charge import Charge, Shortage, Usage, exceeded
+from vcuda.errors import BadReview, UnreadableLedger
+from vcuda.free_cards import FreeCards
+from vcuda.kube import NamedLedger
+from vcuda.ledger import MOST_PENDING, Granted, Ledger, Pending, Refused
+from vcuda.objects import ConfigMap, ObjectMeta
+from vcuda.placement import Candidates, Choice, Nodes, choose
+from vcuda.quota import Limit, Mode, NamespaceQuota
+from vcuda.requests import read_request
+from vcuda.review import Answer, GroupVersionKind
+from webhook import cluster_ledgers
+from webhook.facts import Facts
+from webhook.holds import Holds
+from webhook.ledgers import Busy, Demand, Ledgers, MemoryLedgers
+from webhook.metrics import Metrics
+from webhook.mutate import mutate
+from webhook.service import Gate, NotReady, Service
+from webhook.subject import malformed_sentence
+from webhook.validate import validate
+
+TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
+SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
+WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
+CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
+NODES = builders.nodes(
+    one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
+)
+
+LIMITED = (
+    'kubectl prints them behind `admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`); for'
+    " the pods of a ReplicaSet, Job and so on they stand in its events (`kubectl describe`)."
+)
+
+
+def chapters() -> tuple[Chapter, ...]:
+    """Every message about a pod, by the way in which it reaches its owner."""
+    return (
+        Chapter("Refused by quota: 403", LIMITED, tuple(_refused())),
+        Chapter(
+            "Malformed requests: 422",
+            f"{LIMITED} Each begins with `malformed GPU request:` and the path of the field, and says what to write;"
+            " several stand together. No API server stores some of these quantities: the offline check tells them.",
+            tuple(_malformed()),
+        ),
+        Chapter(
+            "Not decided: 429, 500 and 503",
+            "Nothing is admitted because something failed. Controllers try again by themselves, kubectl on 429.",
+            tuple(_undecided()),
+        ),
+        Chapter("Warnings", "kubectl prints them behind `Warning:`; the pod is admitted.", tuple(_warnings())),
+        Chapter("Wrongly registered", "They tell whoever has registered the webhook: 400.", tuple(_registered())),
+    )
+
+
+def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> Answer:
+    """What /mutate says to a pod."""
+    facts = builders.facts(quota, nodes)
+    return mutate(builders.review(vcuda_pod(limits, **fields)), facts, MemoryLedgers(), Holds())
+
+
+def _charge(limits: Mapping[str, Any], quota: NamespaceQuota, ledgers: Ledgers | None = None, **fields: Any) -> Answer:
+    """What /validate says to a pod, held to M40 unless told otherwise."""
+    manifest = vcuda_pod(limits, **{"metadata": {"uid": "one"}, "affinity": held_to("M40"), **fields})
+    deadline = time.monotonic() + 1
+    return validate(
+        builders.review(manifest), builders.facts(quota, NODES), ledgers or MemoryLedgers(), Holds(), deadline
+    )
+
+
+def _refused() -> list[Told]:
+    used = Usage(Charge(700, 0, 700), Charge(100, 0, 100))
+    short = Shortage("M40", Charge(200, 0, 200), used, Limit(800))
+    memory = Shortage("M40", Charge(30, 4096), Usage(Charge(30, 6144)), Limit(800, 8192))
+    model = {"nvidia.com/gpu": 1}
+    return [
+        Told(
+            exceeded("team-a", short),
+            "Wait until a pod ends: controllers are made to try again at once. Or ask for less, or for more quota."
+            " Where a pod may use several models there is one such sentence for each.",
+        ),
+        Told(
+            exceeded("team-a", memory),
+            "The same, for memory: `kubectl gpuquota` shows what is used. `pending` is what was admitted a moment ago,"
+            " or never came to be stored; the latter is given back after two minutes.",
+        ),
+        Told(_answer({"tencent.com/vcuda-core": 900}, TEAM).message, "It is over the limit by itself: ask for less."),
+        Told(
+            _answer(CARD, NamespaceQuota({})).message,
+            "The namespace is limited and has no model: ask whoever keeps the quota for an entry.",
+        ),
+        Told(
+            _answer(model, TEAM, annotations={"nvidia.com/use-gputype": "A100"}).message,
+            "Correct the annotation, or ask for quota of that model.",
+        ),
+        Told(
+            _answer(CARD, TEAM, nodeSelector={MODEL: "A100"}).message,
+            "Correct the node selection, or ask for quota of that model.",
+        ),
+        Told(
+            _answer(CARD, TEAM, nodeName="two").message,
+            "The node is in a pool that is not the namespace's: leave it out, or ask for the pool.",
+        ),
+        Told(
+            _charge(CARD, TEAM, affinity=required(term(requirement(MODEL, "In", "M40", "P100")))).message,
+            "`/mutate` was not asked, or its patch was undone: see that a webhook is ready, then create the pod again."
+            " Or hold it to one model yourself.",
+        ),
+        Told(_charge(CARD, TEAM).message, "The same, for the pool."),
+    ]
+
+
+def _malformed() -> list[Told]:
+    share = {"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 8}
+    whole = {"tencent.com/vcuda-core": 200}
+    limit = "tencent.com/vcuda-core-limit"
+    many = [term(requirement(MODEL, "In", "M40"))] * 101
+    long = [term(requirement(MODEL, "In", *map(str, range(1001))))]
+    faulty: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"tencent.com/vcuda-core": 150}, {}),
+        ({"tencent.com/vcuda-core": 30}, {}),
+        ({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30}, {}),
+        ({"tencent.com/vcuda-memory": 8}, {}),
+        ({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150}, {}),
+        ({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 120}, {}),
+        ({"tencent.com/vcuda-core": "-1"}, {}),
+        ({"tencent.com/vcuda-core": "1.5"}, {}),
+        ({"tencent.com/vcuda-core": "many"}, {}),
+        ({"tencent.com/vcuda-core": "1E20"}, {}),
+        ({**share, "nvidia.com/gpu": 1}, {}),
+        (share, {"annotations": {limit: "20"}}),
+        (whole, {"annotations": {limit: "50"}}),
+    ]
+    told = [Told(_answer(limits, TEAM, **fields).message) for limits, fields in faulty]
+    secured = builders.container(share, securityContext={"privileged": True})
+    privileged = read_request(builders.view(builders.pod(secured))).faults[0]
+    told.append(Told(malformed_sentence([privileged])))
+    return [*told, *(Told(_answer(CARD, TEAM, affinity=required(*terms)).message) for terms in (many, long))]
+
+
+class _Busy(MemoryLedgers):
+    """Ledgers that cannot be written now."""
+
+    def __init__(self, answer: Busy) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def charge(self, _demand: Demand) -> Busy:
+        """Decide nothing."""
+        return self._answer
+
+
+class _Full(MemoryLedgers):
+    """Ledgers with as many pending charges as there may be."""
+
+    def charge(self, demand: Demand) -> Granted | Refused | Busy:
+        """Decide by such a ledger."""
+        pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
+        return demand.decide(Ledger(pending=pending))
+
+
+def _undecided() -> list[Told]:
+    again = "Nothing: it is tried again in a second. If it lasts, see [a busy ledger](operations.md#a-busy-ledger)."
+    down = "The operator has to look: [the webhook is down](operations.md#the-webhook-is-down)."
+    busy = [_Full(), _Busy(cluster_ledgers.TOO_MANY), _Busy(cluster_ledgers.UNSURE)]
+    unread = (
+        "Nothing, if the webhook has just started. Else it cannot read the quota ConfigMap or the nodes: see its log."
+    )
+    stopping = Gate()
+    stopping.close()
+    return [
+        *(Told(_charge(CARD, SMALL, ledgers).message, again) for ledgers in busy),
+        Told(_damaged(), "The operator has to look: [a damaged ledger](operations.md#a-damaged-ledger)."),
+        Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
+        Told(_not_ready(Gate()), unread),
+        Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
+    ]
+
+
+class _Unread:
+    """No quota has been read yet."""
+
+    def current(self) -> Facts | None:
+        """Return nothing."""
+        return None
+
+
+def _service(gate: Gate) -> Service:
+    return Service(_Unread(), MemoryLedgers(), Metrics(), gate, structlog.get_logger())
+
+
+def _not_ready(gate: Gate) -> str:
+    body = json.dumps(review_of(vcuda_pod())).encode()
+    try:
+        _service(gate).answer("/validate", body, 5)
+    except NotReady as error:
+        return str(error)
+    raise AssertionError("a pod was decided without a quota")
+
+
+def _bad(body: bytes) -> str:
+    """What is told of a body that is no review."""
+    try:
+        _service(Gate()).answer("/validate", body, 5)
+    except BadReview as error:
+        return str(error)
+    raise AssertionError("a body that is no review was answered")
+
+
+def _damaged() -> str:
+    metadata = ObjectMeta(name="gpu-ledger-team-a", namespace="vcuda-quota")
+    try:
+        NamedLedger("team-a", ConfigMap(metadata, {"ledger": '{"pending": '})).read()
+    except UnreadableLedger as error:
+        return str(error)
+    raise AssertionError("a damaged ledger was read")
+
+
+def _warnings() -> list[Told]:
+    ledgers = MemoryLedgers()
+    warned = _charge({"tencent.com/vcuda-core": 200}, WARNS, ledgers).warnings
+    bent = _charge({"tencent.com/vcuda-core": 150}, WARNS).warnings
+    nearly = _charge(CARD, SMALL).warnings
+    secured = builders.container({"nvidia.com/gpu": 1}, securityContext={"privileged": True})
+    [privileged] = read_request(builders.view(builders.pod(secured))).warnings
+    told = [
+        Told(warned[0], "Use less before the mode becomes `enforce`."),
+        Told(bent[0], "Correct the pod before the mode becomes `enforce`."),
+        Told(nearly[0], "From 90 % of a limit on: the next pod may be refused."),
+        Told(privileged, "Only for `nvidia.com/gpu` alone; see that it is meant."),
+    ]
+    return [
+        *told,
+        *(Told(forecast, "The answer to a dry run, as of `kubectl gpuquota explain`.") for forecast in _forecasts()),
+    ]
+
+
+def _forecasts() -> list[str]:
+    """What a dry run is told of each model that a pod could get, and why."""
+    two = NamespaceQuota({"M40": Limit(800), "P100": Limit(100)})
+    absent = NamespaceQuota({"A100": Limit(800), "P100": Limit(100)})
+    warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)
+    asked = [(CARD, SMALL), (BIG, two), (CARD, two), (CARD, absent), (BIG, warns)]
+    told = [_dry_run(limits, quota) for limits, quota in asked]
+    free = Candidates(("M40", "P100"), frozenset(), {}, {"P100": FreeCards(cards=1, whole=1, free_cores=100)})
+    choice = choose(free, two, Charge(100), {})
+    return [*told, *([choice.forecast] if isinstance(choice, Choice) else [])]
+
+
+def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
+    request = builders.review(vcuda_pod(limits), dry_run=True)
+    return str(mutate(request, builders.facts(quota, NODES), MemoryLedgers(), Holds()).warnings[-1])
+
+
+def _registered() -> list[Told]:
+    facts = builders.facts(SMALL)
+    kind = builders.review(vcuda_pod(), kind=GroupVersionKind("apps", "v1", "Deployment"))
+    unread = builders.review("no pod")
+    rules = "Register it as the manifests do."
+    nobody = "No API server sends this."
+    versions = {"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview"}
+    return [
+        Told(mutate(kind, facts, MemoryLedgers(), Holds()).message, rules),
+        Told(_charge(CARD, SMALL, metadata={}).message, rules),
+        Told(_bad(json.dumps(versions).encode()), rules),
+        Told(mutate(unread, facts, MemoryLedgers(), Holds()).message, nobody),
+        Told(_bad(b"pod"), nobody),
+        Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
+    ]

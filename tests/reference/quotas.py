@@ -1,0 +1,154 @@
+"""What whoever edits the quota document is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from tests import builders
+from tests.builders import MODEL, POOL
+from tests.reference.sources import sentences
+from tests.reference.told import Chapter, Told
+from vcuda import quota_syntax
+from vcuda.charge import Charge, Usage
+from vcuda.errors import QuotaFault, Unreachable
+from vcuda.kube import QuotaPlace
+from vcuda.quota import Limit, NamespaceQuota
+from vcuda.quota_document import MAX_NAMESPACES, parse_quota
+from vcuda.quota_syntax import MAX_DEPTH
+from vcuda.quota_text import MAX_ENTRIES, MAX_TEXT
+from vcuda.review import Answer, GroupVersionKind
+from webhook.ledgers import Ledgers, MemoryLedgers
+from webhook.quota_edit import MOST_FAULTS, MOST_WARNINGS, check_edit
+
+NODES = builders.nodes(one={MODEL: "M40", POOL: "public"})
+
+VALUES = (
+    "Team-A: {quota: {M40: 1}}",
+    "a: {quota: [M40]}",
+    "[a]",
+    "a: 8",
+    "a: {M40: 8}",
+    "a: {qouta: {M40: 8}}",
+    "a: {quota: {M40: {memory: 1Gi}}}",
+    "a: {quota: {M40: {cards: 1, GB: 1}}}",
+    "a: {quota: {'Tesla M40': 1}}",
+    "a: {quota: {M40: '8'}}",
+    "a: {quota: {M40: 160Gi}}",
+    "a: {quota: {M40: all}}",
+    "a: {quota: {M40: }}",
+    "a: {quota: {M40: [1]}}",
+    "a: {quota: {M40: -1}}",
+    "a: {quota: {M40: 2.555}}",
+    "a: {quota: {M40: {cards: 1, memory: all}}}",
+    "a: {quota: {M40: {cards: 1, memory: 1000000E}}}",
+    "a: {quota: {M40: {cards: 1, memory: 0}}}",
+    "a: {quota: {M40: {cards: 1, memory: 160}}}",
+    "a: {quota: {M40: {cards: 1, memory: 160k}}}",
+    "a: {pool: public}",
+    "a: {pool: [public, public]}",
+    "a: {pool: [7]}",
+    "a: {pool: [{}]}",
+    "a: {mode: wran}",
+    "a: {mode: 7}",
+    "a: {mode: soft}",
+    "a: {quota: {M40: 8, M40: 2}}",
+    "a: {quota: {<<: 8}}",
+    "a: &a {quota: {M40: 1}}\nb: {<<: *a, <<: *a}",
+)
+"""Documents that can be read, and mean nothing."""
+
+LARGE = (
+    "#" * (MAX_TEXT + 1),
+    "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
+    json.dumps({"a": [1] * MAX_ENTRIES}),
+    json.dumps({f"n{number}": {} for number in range(MAX_NAMESPACES + 1)}),
+)
+"""Documents that are too large."""
+
+
+def chapters() -> tuple[Chapter, ...]:
+    """Every message about the quota document."""
+    printed = (
+        'kubectl prints them behind `admission webhook "config.quota.vcuda.io" denied the request: the quota document'
+        " is malformed:`; `vcuda-webhook` prints them line by line, and the Event `MalformedQuota` has them too. Each"
+        " says what to write instead; in front stands the path."
+    )
+    spots = f"The same; in front stands a line and a column, as in `{_fault('a: {quota: ]}')}`."
+    return (
+        Chapter("Faults of the quota document", printed, tuple(Told(_fault(text)) for text in (*VALUES, *LARGE))),
+        Chapter("Faults of its JSON or YAML", spots, tuple(Told(sentence) for sentence in dict.fromkeys(_of_syntax()))),
+        Chapter("Edits of the quota ConfigMap", "As above.", tuple(_edits())),
+        Chapter("Warnings at its edit", "kubectl prints them behind `Warning:`; the edit is made.", tuple(_warnings())),
+    )
+
+
+def _of_syntax() -> Iterator[str]:
+    """Every sentence of the module: which of them a text gets depends on the libraries that read it."""
+    theirs = {part for part, _ in (*quota_syntax._JSON_PROBLEMS, *quota_syntax._YAML_PROBLEMS)}
+    for sentence in sentences(quota_syntax.__name__):
+        if sentence.text not in theirs and "{}" not in sentence.text:
+            yield sentence.text
+
+
+def _fault(text: str) -> str:
+    try:
+        parse_quota(text)
+    except QuotaFault as fault:
+        return str(fault)
+    raise AssertionError(f"{text[:80]!r} has no fault")
+
+
+def _edited(
+    data: object, operation: str = "UPDATE", ledgers: Ledgers | None = None, limits: Mapping[str, Limit] | None = None
+) -> Answer:
+    """The answer to an edit, of a quota of eight M40 unless told otherwise."""
+    place = QuotaPlace()
+    kind = GroupVersionKind(version="v1", kind="ConfigMap")
+    raw = msgspec.Raw(msgspec.json.encode({"data": data}))
+    request = builders.review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
+    facts = builders.facts(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
+    return check_edit(request, place, facts, ledgers or MemoryLedgers())
+
+
+def _document(text: str) -> dict[str, str]:
+    return {QuotaPlace().key: text}
+
+
+def _edits() -> Iterator[Told]:
+    many = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
+    yield Told(_edited({}).message, "Put the document there; without it every quota would be lifted.")
+    yield Told(_edited(5).message, "`data` maps names to texts.")
+    long = _edited(_document(f"a: {{quota: {{{many}}}}}")).message
+    yield Told(f"…{long[long.rindex(';') :]}", "Correct those that are named; the others come then.")
+
+
+class _Used(MemoryLedgers):
+    """Ledgers in which three cards are used."""
+
+    def headroom(self, _namespace: str) -> Mapping[str, Usage]:
+        """Return them."""
+        return {"M40": Usage(Charge(300, 0, 300))}
+
+
+class _Silent(MemoryLedgers):
+    """Ledgers that cannot be read."""
+
+    def headroom(self, _namespace: str) -> Mapping[str, Usage]:
+        """Fail."""
+        raise Unreachable("the API server does not answer")
+
+
+def _warnings() -> Iterator[Told]:
+    many = "".join(f"team-a{number}: {{quota: {{A100: 1}}}}\n" for number in range(MOST_WARNINGS + 5))
+    slip = "See that it is no slip of the pen; it may come before the nodes do."
+    yield Told(_edited(_document("team-a: {quota: {M4O: 8}}")).warnings[0], slip)
+    yield Told(_edited(_document("team-a: {quota: {M40: 8}, pool: [pubic]}")).warnings[0], slip)
+    lowered = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Used()).warnings[0]
+    yield Told(lowered, "Agree with the owners which pods go.")
+    silent = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Silent()).warnings[0]
+    yield Told(silent, "Compare by `kubectl gpuquota`.")
+    yield Told(_edited(_document(many)).warnings[-1], "Look at those that are named first.")
+    yield Told(_edited({}, "DELETE").warnings[0], "Nothing, if that is meant; pods that run stay.")

@@ -1,0 +1,112 @@
+"""What the product's own source says, read from its syntax: nothing is imported, nothing runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("vcuda", "webhook", "controller", "certs")
+
+_WORDS = re.compile(r"[\w)}`'.,;:] [\w({`'<*]")
+_LOGS = frozenset({"debug", "info", "warning", "error", "exception"})
+_NEVER_SHOWN = frozenset({"compile", "re", "replace", "startswith", "partition", "NewType"})
+
+
+class Sentence(NamedTuple):
+    """A text of several words in a module, with ``{}`` where something is filled in."""
+
+    module: str
+    line: int
+    text: str
+
+    def said_in(self, told: str) -> bool:
+        """Return whether a text holds it, filled in."""
+        return re.search(".*".join(map(re.escape, self.text.split("{}"))), told, re.DOTALL) is not None
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the product by its dotted name."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def calls(of: str) -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a function or class by this bare name, with the module that makes it."""
+    for module, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == of:
+                yield module, node
+
+
+def imports_of(module: str) -> dict[str, str]:
+    """The names that a module imports by ``from``, and from where."""
+    found = [node for node in ast.walk(modules()[module]) if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in found for alias in node.names}
+
+
+def constant(module: str, node: ast.expr) -> str:
+    """The text of a literal, or of a name that its module sets once; LookupError for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    named = node.id if isinstance(node, ast.Name) else ""
+    for each in modules()[module].body:
+        names = [ast.unparse(target) for target in each.targets] if isinstance(each, ast.Assign) else []
+        if named in names and isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant):
+            return str(each.value.value)
+    raise LookupError(f"{module}:{node.lineno}: {ast.unparse(node)} is no text that can be read here")
+
+
+def strings() -> Iterator[tuple[str, str]]:
+    """Every literal text of the product, docstrings aside, with its module."""
+    for module, tree in modules().items():
+        documented = {id(node) for node in _docstrings(tree)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+                yield module, node.value
+
+
+def sentences(*names: str) -> Iterator[Sentence]:
+    """Every text of several words in these modules that is no docstring, no log line and no pattern."""
+    for name in names:
+        tree = modules()[name]
+        skipped = {id(node) for node in (*_docstrings(tree), *_unshown(tree))}
+        for node in ast.walk(tree):
+            if id(node) not in skipped and _WORDS.search(text := _template(node)):
+                yield Sentence(name, getattr(node, "lineno", 0), text)
+
+
+def _template(node: ast.AST) -> str:
+    """A text with ``{}`` where something is filled in; nothing for what is no text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    values = node.values if isinstance(node, ast.JoinedStr) else []
+    return "".join(str(value.value) if isinstance(value, ast.Constant) else "{}" for value in values)
+
+
+def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
+    """What nobody is shown: the arguments of log lines and of patterns, and the parts of a text that is taken whole."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield from (part for part in ast.walk(node) if isinstance(part, ast.Constant))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            logs = node.func.attr in _LOGS and "log" in ast.unparse(node.func.value)
+            if logs or node.func.attr in _NEVER_SHOWN:
+                yield from (part for argument in node.args for part in ast.walk(argument))
+
+
+def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Every text that stands alone as a statement: of modules, classes, functions and constants."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -1,0 +1,124 @@
+"""docs/reference.md says what the code says, all of it; and the other documents name nothing that is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.reference import events, flags, keys, metrics, outcomes, page
+from tests.reference.sources import ROOT, Sentence, sentences
+from vcuda.schemes import SCHEME_OF_RESOURCE
+
+DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/operations.md", "docs/reference.md")
+
+OF_USERS = (
+    *("vcuda.requests", "vcuda.placement", "vcuda.charge", "vcuda.affinity", "vcuda.quantities", "vcuda.review"),
+    *("vcuda.quota_document", "vcuda.quota_values", "vcuda.quota_text"),
+    *("vcuda.cards", "vcuda.allocate", "vcuda.demands", "vcuda.stale", "vcuda.stale_locks"),
+    *("vcuda.kube.ledger_store", "vcuda.kube.quota_watch"),
+    *("webhook.subject", "webhook.validate", "webhook.mutate", "webhook.quota_edit", "webhook.service"),
+    *("webhook.ledgers", "webhook.cluster_ledgers"),
+    *("controller.removals", "controller.unpinned"),
+)
+"""Modules whose sentences, log lines aside, all reach users."""
+
+LEAVES = tuple(flags.leaves())
+
+
+@pytest.fixture(scope="module")
+def said() -> tuple[str, ...]:
+    """Every message of the page."""
+    return tuple(told.message for chapter in page.chapters() for told in chapter.messages)
+
+
+@pytest.fixture(scope="module")
+def rendered() -> str:
+    """The page as the code has it."""
+    return page.render()
+
+
+def test_the_page_is_what_the_code_says(rendered: str) -> None:
+    assert page.PATH.read_text(encoding="utf-8") == rendered, "docs/reference.md is old: run `make reference`"
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=[leaf.name for leaf in LEAVES])
+def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags.Leaf, rendered: str) -> None:
+    """The help, as a person reads it, is the witness: not what the page is made from."""
+    section = rendered.partition(f"### {leaf.name}\n")[2].partition("\n### ")[0]
+    shown = CliRunner().invoke(leaf.command, ["--help"])
+    options = shown.output.partition("\nOptions:\n")[2]
+    named = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", options, re.MULTILINE)) - {"--help", "--version"}
+    variables = set(re.findall(r"env\s+var:\s+(\w+)", options))
+    assert named
+    assert {flag for flag in named if not re.search(rf"{flag}[ `]", section)} == set()
+    assert {variable for variable in variables if f"`{variable}`" not in section} == set()
+
+
+def test_every_metric_of_the_source_is_in_a_registry_that_the_page_is_made_from() -> None:
+    found = {family.name for families in metrics.families().values() for family in families}
+    assert {name for name in metrics.in_the_source() if not {name, f"{name}_total"} & found} == set()
+
+
+def test_every_event_that_is_posted_is_told_and_no_other() -> None:
+    assert events.posted() == events.TOLD.keys()
+
+
+def test_every_annotation_and_label_is_told_and_no_other() -> None:
+    there = keys.in_the_source() | keys.in_the_manifests()
+    assert there - keys.OURS.keys() - keys.of_schemes() - SCHEME_OF_RESOURCE.keys() == set()
+    assert keys.OURS.keys() - there == set()
+
+
+def test_every_outcome_of_an_answer_is_told_and_no_other() -> None:
+    assert outcomes.in_the_source() == outcomes.OUTCOMES.keys()
+    assert outcomes.incidents() == outcomes.INCIDENTS.keys()
+
+
+@pytest.mark.parametrize("module", OF_USERS)
+def test_every_sentence_that_reaches_users_is_shown(module: str, said: tuple[str, ...]) -> None:
+    assert [sentence for sentence in sentences(module) if not is_said(sentence, said)] == []
+
+
+def is_said(sentence: Sentence, said: tuple[str, ...]) -> bool:
+    return any(map(sentence.said_in, said))
+
+
+# What the documents name
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    ours = {option for leaf in LEAVES for each in leaf.command.params for option in each.opts}
+    theirs = {"--help", "--request-timeout", "--from", "--all", "--all-namespaces", "--ignore-not-found"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - ours - theirs == set()
+    families = {family.name for found in metrics.families().values() for family in found}
+    suffixed = {f"{family}{suffix}" for family in families for suffix in ("", "_bucket", "_sum", "_count")}
+    assert set(re.findall(r"\bvcuda_[a-z_]+", text)) - suffixed == set()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_of_a_document_leads_somewhere(name: str) -> None:
+    document = ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        if not path.startswith("http"):
+            there = document.parent / path if path else document
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_file_that_a_document_names_is_there(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"\b(?:manifests|docs|tests)/[\w./-]*\w", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def anchors(document: Path) -> set[str]:
+    """The headings of a document, as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
