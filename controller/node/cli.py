@@ -1,0 +1,220 @@
+"""The command ``vcuda-controller node``."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.node.agent import Agent, Pace, Wakes
+from controller.node.kubelet_pods import Kubelet, KubeletPods, NoKubelet
+from controller.node.metrics import SweepMetrics
+from controller.node.outcome import Outcome
+from controller.node.pod_sources import FixedPods, ListedPods, Listing, PodSource, WatchedPods, Witness
+from controller.node.pods_file import read_complete_pods, read_pods
+from controller.node.report import Teller, as_json, as_table
+from controller.node.sweep import Sweep
+from controller.node.trash import no_hands, real_hands
+from controller.node.usage import sees_host
+from controller.status_server import serve_status
+from vcuda.errors import BadInput
+from vcuda.kube import Kube
+from vcuda.logs import configure
+from vcuda.sightings import Patience, Stamped, Watched
+from vcuda.vm_directories import VM_DIRECTORIES, Reason
+
+FAILED = 1
+BAD_INPUT = 2
+
+_TWICE = 2
+_option = functools.partial(click.option, show_envvar=True, show_default=True)
+_directory = click.Path(path_type=Path)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The flags, as they are described by ``--help``; times in seconds, ``disk_pressure`` in percent."""
+
+    scheme: str
+    node: str
+    root: Path | None
+    kubelet_pods: Path | None
+    pod_uid: str | None
+    host_pid: bool
+    grace: float
+    trash_retention: float
+    disk_pressure: float
+    dry_run: bool
+    kubeconfig: Path | None
+    period: float
+    status_address: str
+    log_level: str
+    once: bool
+    pods: str | None
+    complete: bool
+    output: str
+
+    @property
+    def directory(self) -> Path:
+        """The root."""
+        return self.root or Path(VM_DIRECTORIES[self.scheme].root)
+
+    def kubelet(self) -> Kubelet:
+        """Return what is known of kubelet's pods."""
+        return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else NoKubelet()
+
+    def sweep(self, pods: PodSource, grace: Patience, retention: Patience) -> Sweep:
+        """Return a sweep by these settings."""
+        return Sweep(
+            self.directory,
+            VM_DIRECTORIES[self.scheme],
+            pods,
+            self.kubelet(),
+            grace,
+            retention,
+            no_hands if self.dry_run else real_hands,
+            self.disk_pressure / 100,
+            self.host_pid,
+        )
+
+
+@click.command(context_settings={"auto_envvar_prefix": "VCUDA"})
+@_option("--scheme", required=True, type=click.Choice(list(VM_DIRECTORIES)), help="Whose directories.")
+@_option("--node", required=True, metavar="NAME", help="Name of this node.")
+@_option("--root", type=_directory, help="Directory that holds them.  [default: where the scheme has it]")
+@_option("--kubelet-pods", type=_directory, help="/var/lib/kubelet/pods: what kubelet keeps stays.")
+@_option("--pod-uid", help="Uid of the pod that this runs in: a list of pods without it is not this node's.")
+@_option("--host-pid", is_flag=True, help="The pod has hostPID: what any process holds open stays.")
+@_option("--grace", default=300.0, type=click.FloatRange(0), metavar="SECONDS", help="Nothing younger goes.")
+@_option("--trash-retention", default=3600.0, type=click.FloatRange(0), metavar="SECONDS", help="Stay in .trash.")
+@_option("--disk-pressure", default=85.0, type=click.FloatRange(0, 100), metavar="PERCENT", help="Above, no stay.")
+@_option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+@_option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the pod's service account.")
+@_option("--period", default=60.0, type=click.FloatRange(0.1), metavar="SECONDS", help="Time between sweeps.")
+@_option("--status-address", default="0.0.0.0:8080", metavar="HOST:PORT", help="/healthz, /readyz and /metrics.")
+@_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
+@_option("--once", is_flag=True, help="Sweep once, print a line for each directory, and end.")
+@_option("--pods", metavar="FILE|-", help="With --once: the pods, by kubectl get pods -A -o json; no cluster is asked.")
+@_option("--complete", is_flag=True, help="With --pods: the file holds all pods, though it has none of the node.")
+@_option("-o", "--output", default="table", type=click.Choice(["table", "json"]), help="With --once.")
+def node(**flags: object) -> None:
+    """Remove the directories that vendors keep on a node for pods that are gone.
+
+    A directory goes only if its name is of the scheme's form, its pod is neither in the API nor kept by kubelet, in
+    two sweeps in a row and for the grace period, and nothing listens in it, holds it open or has it mounted. It is
+    moved to .trash beside it, and deleted after its stay there. While the API server is not heard, nothing goes.
+
+    The agent writes to one directory of the host, the root, and reads /var/lib/kubelet/pods. Mount these two and
+    nothing else, the second read-only, both with mountPropagation HostToContainer. With hostPID it sees who holds
+    files open; to look into every process it needs the capability SYS_PTRACE, and --host-pid to insist on it.
+
+    With --once there is no second sweep: age is told by the directory's time of change alone, as of the time of the
+    pods file. A file that was copied, or is piped from one, seems newer than it is: list the pods anew.
+
+    \b
+    Examples:
+      vcuda-controller node --scheme gpu-manager --node $NODE --pod-uid $UID --kubelet-pods /var/lib/kubelet/pods
+          in a DaemonSet
+      kubectl get pods -A -o json | vcuda-controller node --once --scheme hami --node gpu-7 --pods - --dry-run
+          by hand: what would go?
+
+    Exit status: 0 stopped, or swept once; 1 the API server or the root cannot be read; 2 bad input.
+    """
+    settings = msgspec.convert(flags, Settings)
+    try:
+        _check(settings)
+        sys.exit(_once(settings) if settings.once else _stay(settings))
+    except BadInput as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(BAD_INPUT)
+
+
+def _check(settings: Settings) -> None:
+    if settings.host_pid and not sees_host():
+        raise BadInput("--host-pid is given, but the host's processes are not in /proc: set hostPID: true.")
+    if settings.pods is not None and not settings.once:
+        raise BadInput("--pods is for --once: an agent that stays watches the API server.")
+    if not settings.once and settings.pod_uid is None and settings.kubelet_pods is None:
+        raise BadInput("Give --pod-uid or --kubelet-pods: else nothing proves that the pods listed are this node's.")
+
+
+def _once(settings: Settings) -> int:
+    if not settings.directory.is_dir():
+        raise BadInput(f"{settings.directory} is no directory.")
+    pods, as_of = _pods_of(settings)
+    sweep = settings.sweep(pods, Stamped(settings.grace, as_of), Stamped(settings.trash_retention))
+    outcomes: list[Outcome] = []
+    try:
+        blocked = sweep.run(outcomes.append)
+    except OSError as error:
+        click.echo(f"Error: {settings.directory}: {error.strerror}", err=True)
+        return FAILED
+    click.echo(as_table(outcomes) if settings.output == "table" else as_json(outcomes))
+    if blocked is None:
+        return 0
+    click.echo(f"Warning: nothing was removed: {blocked}", err=True)
+    return FAILED if blocked.reason is Reason.PODS_UNKNOWN else 0
+
+
+def _pods_of(settings: Settings) -> tuple[PodSource, float]:
+    """Return the pods, and when they were listed, in Unix seconds."""
+    began = time.time()
+    if settings.pods is None:
+        kube = Kube.connect(settings.kubeconfig)
+        return ListedPods(Listing(kube, settings.node, Witness(settings.pod_uid))), began
+    text, written = _read(settings.pods)
+    found = read_complete_pods(text) if settings.complete else read_pods(text, settings.node)
+    if found.warning:
+        click.echo(f"Warning: {found.warning}", err=True)
+    return FixedPods(found.uids), min(began, written)
+
+
+def _read(name: str) -> tuple[bytes, float]:
+    """Return the text of a file, or of standard input, and when it was written."""
+    if name == "-":
+        return sys.stdin.buffer.read(), time.time()
+    try:
+        with Path(name).open("rb") as file:
+            return file.read(), Path(name).stat().st_mtime
+    except OSError as error:
+        raise BadInput(f"{name}: {error.strerror}.") from error
+
+
+def _stay(settings: Settings) -> int:
+    address = _address(settings.status_address)
+    kube, witness = Kube.connect(settings.kubeconfig), Witness(settings.pod_uid)
+    configure(settings.log_level)
+    wakes = Wakes()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: wakes.stop())
+    pods = WatchedPods(kube, settings.node, witness, settings.kubelet(), on_gone=wakes.wake)
+    sweep = settings.sweep(pods, Watched(settings.grace, _TWICE), Watched(settings.trash_retention, 1))
+    registry = CollectorRegistry()
+    log = structlog.get_logger()
+    agent = Agent(sweep.run, Teller(SweepMetrics(registry), log), wakes, Pace(settings.period))
+    port = serve_status(
+        address,
+        registry,
+        healthy=lambda: agent.unhealthy() or (None if pods.reflector.alive else "the watch has ended"),
+        ready=lambda: None if pods.reflector.synced.is_set() else "the first list is not complete",
+    )
+    log.info("serving status", port=port)
+    pods.reflector.start()
+    agent.loop()
+    pods.reflector.stop()
+    pods.reflector.join(settings.period)
+    log.info("stopped")
+    return 0
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdigit():
+        raise BadInput(f"--status-address: {text!r} is not HOST:PORT.")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,248 @@
+"""One pass over the directories of a root: what is each, may it go, and away with what may."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from msgspec import structs
+
+from controller.node.kubelet_pods import Kubelet
+from controller.node.outcome import Outcome, Report, Verdict
+from controller.node.pod_sources import PodSource
+from controller.node.refused import Refused, keep_after
+from controller.node.removal import OutOfTime, Removal
+from controller.node.trash import Hands, OpenHands
+from controller.node.tree import Entry, Place, entries, identity_of, opened, opened_root
+from controller.node.usage import InUse, check_unused, survey
+from vcuda.errors import VcudaError
+from vcuda.sightings import MOST_TRACKED, Now, Patience
+from vcuda.vm_directories import TRASH, Facts, Form, Keep, Kind, Reason, Trashed, absent, standing
+
+# Reasons of which a single directory is not to blame: it is tried again with the next pass.
+_GENERAL = frozenset({Reason.POD, Reason.KUBELET, Reason.PODS_UNKNOWN, Reason.KUBELET_UNKNOWN})
+
+
+def now() -> Now:
+    """Return the time by both clocks."""
+    return Now(time.time(), time.monotonic())
+
+
+def never() -> bool:
+    """Return False: there is all the time in the world."""
+    return False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Everything that a pass goes by, but for the state of the disk.
+
+    ``grace`` holds what is in the root, ``retention`` what is in the trash; above ``disk_pressure`` (a share of 1) of
+    the file system's blocks or inodes the latter does not count. ``open_hands`` acts, or only says what it would do.
+    ``sees_all``: /proc shows every process of the host, so one that cannot be looked into may be the one that matters.
+    """
+
+    root: Path
+    form: Form
+    pods: PodSource
+    kubelet: Kubelet
+    grace: Patience
+    retention: Patience
+    open_hands: OpenHands
+    disk_pressure: float = 0.85
+    sees_all: bool = False
+    clock: Callable[[], Now] = now
+
+    def run(self, report: Report, give_up: Callable[[], bool] = never) -> Keep | None:
+        """Make one pass. Return why nothing could go, or None where the pass was whole.
+
+        OSError where the root cannot be read; one that does not exist holds nothing.
+        OutOfTime once ``give_up`` answers true; what was done until then stands, and a later pass does the rest.
+        """
+        facts = self._facts()
+        with ExitStack() as stack:
+            try:
+                root = stack.enter_context(opened_root(self.root))
+            except FileNotFoundError:
+                return facts.unknown
+            hands = self._hands(root, facts, stack)
+            if isinstance(hands, Keep):
+                self._only_report(root, structs.replace(facts, unknown=hands), report)
+                return hands
+            a_pass = Pass(self, root, facts, hands, report, give_up)
+            a_pass.over_root()
+            a_pass.over_trash()
+        return None
+
+    def _hands(self, root: Place, facts: Facts, stack: ExitStack) -> Hands | Keep:
+        """Open the trash; or say why nothing may, or can, be moved there."""
+        try:
+            return facts.unknown or stack.enter_context(self.open_hands(root))
+        except (OSError, Refused) as error:
+            keep = keep_after(error)
+            return Keep(keep.reason, f"{TRASH}: {keep.detail}")
+
+    def _only_report(self, root: Place, facts: Facts, report: Report) -> None:
+        for entry in _but_trash(root):
+            report(Outcome(entry.name, Verdict.KEPT, standing(self.form, entry.name, entry.kind, facts)))
+
+    def _facts(self) -> Facts:
+        pods: frozenset[str] = frozenset()
+        try:
+            pods = self.pods.known()
+            return Facts(pods, self.kubelet.uids())
+        except Refused as refused:
+            return Facts(pods, None, refused.keep)
+        except VcudaError as error:
+            return Facts(pods, None, Keep(Reason.PODS_UNKNOWN, str(error)))
+
+
+def _but_trash(root: Place) -> Iterator[Entry]:
+    return (entry for entry in entries(root.fd) if entry.name != TRASH)
+
+
+@dataclass
+class Pass:
+    """One pass under way."""
+
+    sweep: Sweep
+    root: Place
+    facts: Facts
+    hands: Hands
+    report: Report
+    give_up: Callable[[], bool]
+
+    @cached_property
+    def in_use(self) -> InUse:
+        """What processes hold; looked at once a pass, and only where something may go."""
+        return survey(self.root.fd, self.root.mount)
+
+    def over_root(self) -> None:
+        """Report everything in the root, and move to the trash what may go."""
+        self.sweep.grace.begin(self.sweep.clock())
+        gone: list[Entry] = []
+        for entry in _but_trash(self.root):
+            keep = standing(self.sweep.form, entry.name, entry.kind, self.facts)
+            if keep is None and len(gone) < MOST_TRACKED:
+                gone.append(entry)
+            else:
+                self._keep(entry.name, keep or Keep(Reason.TOO_MANY))
+        for entry in [entry for entry in gone if self._may_go(entry)]:
+            self._move(entry)
+
+    def _may_go(self, entry: Entry) -> bool:
+        """Ask for each before anything is done, so that a sweep that ends early has seen them all."""
+        try:
+            stamp = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            return False  # somebody else has removed it
+        keep = self.sweep.grace.hold(entry.name, entry.inode, stamp)
+        if keep is not None:
+            self._keep(entry.name, keep)
+        return keep is None
+
+    def _move(self, entry: Entry) -> None:
+        if self.give_up():
+            raise OutOfTime
+        try:
+            self.report(Outcome(entry.name, self._take(entry)))
+        except (VcudaError, OSError) as error:
+            self._put_off(self.sweep.grace, entry.name, entry.name, error)
+
+    def _take(self, entry: Entry) -> Verdict:
+        """Check once more, at the last moment, everything that may have changed, and move the directory."""
+        uid = self.sweep.form.uid(entry.name) or ""
+        if uid in self.sweep.pods.confirmed():
+            raise Refused(Reason.POD)
+        self.sweep.kubelet.check_gone(uid)
+        with opened(self.root, entry.name) as fd:
+            if identity_of(fd).inode != entry.inode:
+                raise Refused(Reason.CHANGED)
+            self._check_unused(fd, {entry.name, uid})
+            return self.hands.take(entry.name, fd, int(self.sweep.clock().wall))
+
+    def over_trash(self) -> None:
+        """Report everything in the trash, and delete what has been there long enough: what came first goes first."""
+        trash = self.hands.place
+        if trash is None:
+            return
+        self.sweep.retention.begin(self.sweep.clock())
+        found: list[tuple[Trashed, Entry]] = []
+        for entry in islice(entries(trash.fd), MOST_TRACKED):
+            trashed = self.sweep.form.read_trashed(entry.name)
+            if trashed is None or not (trashed.moving or entry.kind is Kind.DIRECTORY):
+                self._keep(f"{TRASH}/{entry.name}", Keep(Reason.FOREIGN))
+            else:
+                found.append((trashed, entry))
+        found.sort(key=lambda each: each[0].time)
+        for trashed, entry in [each for each in found if self._may_be_deleted(*each)]:
+            self._delete(trash, trashed, entry)
+
+    def _may_be_deleted(self, trashed: Trashed, entry: Entry) -> bool:
+        """Give back what is in the trash by mistake; then as in the root."""
+        path = f"{TRASH}/{entry.name}"
+        keep = Keep(Reason.INTERRUPTED) if trashed.moving else absent(trashed.uid, self.facts)
+        if keep is not None:
+            self._give_back(path, trashed, entry, keep)
+            return False
+        keep = self.sweep.retention.hold(entry.name, entry.inode, trashed.time)
+        if keep is None or (keep.reason is Reason.YOUNG and self._pressed()):
+            return True
+        self._keep(path, Keep(Reason.RETAINED) if keep.reason is Reason.YOUNG else keep)
+        return False
+
+    def _give_back(self, path: str, trashed: Trashed, entry: Entry, keep: Keep) -> None:
+        """Move back what should not have come here, or was on its way here when something went wrong."""
+        try:
+            self.report(Outcome(path, self.hands.give_back(entry.name, trashed.name)))
+        except FileExistsError:
+            self._keep(path, keep)
+        except OSError as error:
+            self._keep(path, keep_after(error))
+
+    def _delete(self, trash: Place, trashed: Trashed, entry: Entry) -> None:
+        if self.give_up():
+            raise OutOfTime
+        path = f"{TRASH}/{entry.name}"
+        removal = Removal(trash, self.give_up)
+        try:
+            with opened(trash, entry.name) as fd:
+                self._check_unused(fd, {entry.name, trashed.name, trashed.uid})
+            verdict = self.hands.delete(entry.name, removal)
+            self.report(Outcome(path, verdict, freed=removal.freed))
+        except OutOfTime:
+            self.report(Outcome(path, Verdict.KEPT, Keep(Reason.TOO_MANY), removal.freed))
+            raise
+        except (VcudaError, OSError) as error:
+            self._put_off(self.sweep.retention, entry.name, path, error, removal.freed)
+
+    def _check_unused(self, fd: int, names: set[str]) -> None:
+        mounted = names & self.in_use.mounted
+        if mounted:
+            raise Refused(Reason.MOUNT, min(mounted))
+        check_unused(fd, self.root.mount, self.in_use)
+        if self.sweep.sees_all and self.in_use.unseen:
+            raise Refused(Reason.UNSEEN, f"process {self.in_use.unseen[0]}")
+
+    def _pressed(self) -> bool:
+        """Return whether the file system is fuller than it should be, as df(1) counts."""
+        found = os.fstatvfs(self.root.fd)
+        used = found.f_blocks - found.f_bfree
+        blocks = used / max(1, used + found.f_bavail)
+        inodes = (found.f_files - found.f_ffree) / max(1, found.f_files)
+        return max(blocks, inodes) > self.sweep.disk_pressure
+
+    def _put_off(self, patience: Patience, name: str, path: str, error: VcudaError | OSError, freed: int = 0) -> None:
+        keep = keep_after(error)
+        if keep.reason not in _GENERAL:
+            patience.put_off(name, keep)
+        self.report(Outcome(path, Verdict.KEPT, keep, freed))
+
+    def _keep(self, path: str, keep: Keep) -> None:
+        self.report(Outcome(path, Verdict.KEPT, keep))

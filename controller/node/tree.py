@@ -1,0 +1,198 @@
+"""Directories by descriptor: nothing is reached by a path, through a link, or across a mount.
+
+A path can be exchanged between two calls, a descriptor cannot. ``st_dev`` does not tell a bind mount of the same file
+system, so each directory's mount id is compared as well: ``/proc/self/fdinfo`` has it (proc_pid_fdinfo(5)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from controller.node.refused import Refused
+from vcuda.vm_directories import Kind, Reason
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEPT_OPEN = 64  # levels of a walk; what lies above is closed, and found again by ".."
+_MOST_PARKED = 10_000  # entries a closed level may still have to visit: they are held in memory
+_PARKED = -1
+
+
+class Identity(NamedTuple):
+    """What stays the same about a file while it exists, whatever it is called."""
+
+    device: int
+    inode: int
+
+
+class Mount(NamedTuple):
+    """Where in the tree of mounts a directory lies: its file system's device, and the number of the mount."""
+
+    device: int
+    number: int
+
+
+class Entry(NamedTuple):
+    """One name in a directory."""
+
+    name: str
+    kind: Kind
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An open directory that holds others, and the mount that all of them must belong to."""
+
+    fd: int
+    mount: Mount
+
+
+@contextlib.contextmanager
+def opened_root(path: Path) -> Iterator[Place]:
+    """Open the directory at ``path``; its last part must be no link. OSError where that fails."""
+    fd = os.open(path, _FLAGS)
+    try:
+        yield Place(fd, mount_of(fd))
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened(place: Place, name: str) -> Iterator[int]:
+    """Open a directory in a place; OSError where it is none, Refused where it is a mount point."""
+    fd = open_directory(name, place.fd, place.mount)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_directory(name: str, parent: int, mount: Mount) -> int:
+    """Return a descriptor of a directory in ``parent``, for the caller to close."""
+    fd = os.open(name, _FLAGS, dir_fd=parent)
+    try:
+        same = mount_of(fd) == mount
+    except BaseException:
+        os.close(fd)
+        raise
+    if same:
+        return fd
+    os.close(fd)
+    raise Refused(Reason.MOUNT, name)
+
+
+def mount_of(fd: int) -> Mount:
+    """Return the mount that an open directory was reached by."""
+    info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(info, 4096)
+    finally:
+        os.close(info)
+    return Mount(os.fstat(fd).st_dev, int(text.partition(b"mnt_id:")[2].split(None, 1)[0]))
+
+
+def identity_of(fd: int) -> Identity:
+    """Return the identity of an open file."""
+    found = os.fstat(fd)
+    return Identity(found.st_dev, found.st_ino)
+
+
+def identity_at(name: str, parent: int) -> Identity:
+    """Return the identity of what a name stands for now: of a link itself, not of its target."""
+    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    return Identity(found.st_dev, found.st_ino)
+
+
+def entries(fd: int) -> Generator[Entry]:
+    """Yield what an open directory holds, in no order, a few at a time."""
+    with os.scandir(fd) as listing:
+        for entry in listing:
+            yield Entry(entry.name, _kind(entry), entry.inode())
+
+
+def _kind(entry: os.DirEntry[str]) -> Kind:
+    """Tell what it is, mostly without a further call: a directory's listing says so."""
+    if entry.is_dir(follow_symlinks=False):
+        return Kind.DIRECTORY
+    if entry.is_file(follow_symlinks=False):
+        return Kind.FILE
+    if entry.is_symlink():
+        return Kind.LINK
+    return Kind.SOCKET if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) else Kind.OTHER
+
+
+@dataclass(slots=True)
+class _Level:
+    """A directory on the way from the top of a walk to where it is; ``rest`` is what it has still to visit."""
+
+    fd: int
+    identity: Identity
+    listing: Generator[Entry]
+    rest: Iterator[Entry]
+
+    @classmethod
+    def of(cls, fd: int) -> _Level:
+        listing = entries(fd)
+        return cls(fd, identity_of(fd), listing, listing)
+
+    def park(self) -> None:
+        """Close it for as long as the walk is far below."""
+        held = list(islice(self.rest, _MOST_PARKED + 1))
+        if len(held) > _MOST_PARKED:
+            raise Refused(Reason.ERROR, f"over {_MOST_PARKED} entries above {_KEPT_OPEN} levels of directories")
+        self.rest = iter(held)
+        self.listing.close()
+        os.close(self.fd)
+        self.fd = _PARKED
+
+    def resume(self, child: int) -> None:
+        """Be open again, found from a directory in it."""
+        if self.fd != _PARKED:
+            return
+        self.fd = os.open("..", _FLAGS, dir_fd=child)
+        if identity_of(self.fd) != self.identity:
+            raise Refused(Reason.CHANGED, "a directory in it was moved away")
+
+    def close(self) -> None:
+        self.listing.close()
+        if self.fd != _PARKED:
+            os.close(self.fd)
+
+
+def walk(top: int, mount: Mount) -> Iterator[tuple[int, Entry]]:
+    """Yield (descriptor of its directory, entry) for all that lies below ``top``, however wide or deep.
+
+    Few descriptors and little memory, whatever the tree. Refused where a mount point lies in it, or where it changes
+    while it is read. A link is yielded, and not followed.
+    """
+    levels = [_Level.of(os.dup(top))]
+    try:
+        while levels:
+            entry = next(levels[-1].rest, None)
+            if entry is None:
+                _ascend(levels)
+                continue
+            yield levels[-1].fd, entry
+            if entry.kind is Kind.DIRECTORY:
+                levels.append(_Level.of(open_directory(entry.name, levels[-1].fd, mount)))
+                if len(levels) > _KEPT_OPEN and levels[-_KEPT_OPEN - 1].fd != _PARKED:
+                    levels[-_KEPT_OPEN - 1].park()
+    finally:
+        for level in levels:
+            level.close()
+
+
+def _ascend(levels: list[_Level]) -> None:
+    done = levels.pop()
+    try:
+        if levels:
+            levels[-1].resume(done.fd)
+    finally:
+        done.close()

@@ -1,0 +1,354 @@
+"""The node agent by a real API server: what of a pod keeps its directory, and that nothing goes while none knows.
+
+There is no kubelet: the tests play its part, in its directory and in the API.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from controller.node.pod_sources import list_uids
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.controller_process import PROGRAM
+from tests.e2e.node_process import NodeProcess, aged, flags_of, sweeping
+from tests.e2e.rights import MANIFESTS, may
+from tests.integration.node.disk import Disk, snapshot, uid
+from tests.integration.reviews import card_pod
+from vcuda.errors import Gone
+from vcuda.kube import Kube, Params
+from vcuda.vm_directories import TRASH
+
+STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
+SYSTEM = "vcuda-quota-node"
+ACCOUNT = "vcuda-node"
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    """The node's disk; what lies outside the root has to be the same afterwards."""
+    with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
+        disk = Disk(Path(base))
+        disk.furnish()
+        (disk.base / "pods").mkdir()
+        with disk.untouched():
+            yield disk
+
+
+@pytest.fixture
+def node(create_node: Callable[..., str]) -> str:
+    """The node that the agent is on."""
+    return create_node("gpu-7")
+
+
+class Pods:
+    """Pods of one node and their directories."""
+
+    def __init__(self, cluster: Cluster, namespace: str, node: str, disk: Disk) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.node = node
+        self.disk = disk
+        self.kubelet = disk.base / "pods"
+
+    def start(self, name: str, **metadata: object) -> str:
+        """Create a pod on the node, with its directory; return its uid."""
+        pod = card_pod(name, self.namespace)
+        pod = {**pod, "metadata": {**pod["metadata"], **metadata}, "spec": {**pod["spec"], "nodeName": self.node}}
+        made = str(self.cluster.create(pod)["metadata"]["uid"])
+        self.make(made)
+        return made
+
+    def make(self, name: str) -> str:
+        """Make a directory that looks old."""
+        aged(self.disk.make(name))
+        return name
+
+    def delete(self, name: str) -> None:
+        """Delete a pod: it is gone on return."""
+        self.cluster.delete_pod(self.namespace, name)
+
+
+@pytest.fixture
+def pods(cluster: Cluster, namespace: str, node: str, disk: Disk) -> Pods:
+    """The pods of the node: none yet."""
+    return Pods(cluster, namespace, node, disk)
+
+
+@pytest.fixture
+def own(pods: Pods) -> str:
+    """The uid of the agent's own pod."""
+    return pods.start("vcuda-node")
+
+
+@pytest.fixture
+def agent(cluster: Cluster, disk: Disk, node: str, own: str) -> Iterator[NodeProcess]:
+    """The agent, synced."""
+    with sweeping(cluster, disk, node, "--pod-uid", own) as process:
+        process.await_sweeps(1)
+        yield process
+
+
+def test_a_directory_stays_as_long_as_its_pod_is_in_the_api_whatever_its_phase(
+    cluster: Cluster, pods: Pods, agent: NodeProcess, disk: Disk
+) -> None:
+    pending, running, done, failed = (pods.start(name) for name in ("pending", "running", "done", "failed"))
+    cluster.run_pod(pods.namespace, "running")
+    cluster.finish_pod(pods.namespace, "done", "Succeeded")
+    cluster.finish_pod(pods.namespace, "failed", "Failed")
+    terminating = pods.start("terminating")
+    cluster.rest.send(
+        "DELETE", f"/api/v1/namespaces/{pods.namespace}/pods/terminating", {"gracePeriodSeconds": 600}
+    ).ok()
+    gone = pods.make(uid(1))
+    alive = {name: snapshot(disk.root / name) for name in (pending, running, done, failed, terminating)}
+
+    agent.await_moved(gone)
+    agent.await_sweeps(5)
+    assert {name: snapshot(disk.root / name) for name in alive} == alive
+    for name, its in (("done", done), ("terminating", terminating), ("running", running)):
+        pods.delete(name)
+        agent.await_moved(its)
+    assert {pending, failed} <= disk.names()
+
+
+def test_a_pod_that_is_made_again_under_its_name_has_another_directory(
+    pods: Pods, agent: NodeProcess, disk: Disk
+) -> None:
+    first = pods.start("train-0")
+    pods.delete("train-0")
+    second = pods.start("train-0")
+    assert first != second
+    agent.await_moved(first)
+    agent.await_sweeps(5)
+    assert second in disk.names()
+
+
+def test_pods_of_other_nodes_keep_nothing_here(
+    pods: Pods, agent: NodeProcess, disk: Disk, create_node: Callable[..., str]
+) -> None:
+    """Their directories are on their nodes; one of such a uid here is a leftover of something else."""
+    elsewhere = Pods(pods.cluster, pods.namespace, create_node("gpu-8"), disk).start("elsewhere")
+    agent.await_moved(elsewhere)
+
+
+def test_a_static_pods_directories_stay_under_both_its_uids(
+    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
+) -> None:
+    """Its mirror in the API has a uid of its own, and may be made anew while the static pod runs on."""
+    annotations = {"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}
+    mirror = pods.start("static-gpu-7", annotations=annotations)
+    pods.make(STATIC)
+    (pods.kubelet / own).mkdir()
+    with sweeping(cluster, disk, node, "--pod-uid", own, "--kubelet-pods", pods.kubelet) as agent:
+        agent.await_moved(pods.make(uid(1)))
+        assert {mirror, STATIC} <= disk.names()
+        pods.delete("static-gpu-7")
+        again = pods.start("static-gpu-7", annotations=annotations)
+        agent.await_moved(pods.make(uid(2)))
+        agent.await_sweeps(5)
+        assert {mirror, again, STATIC} <= disk.names()
+        (pods.kubelet / STATIC).mkdir()
+        pods.delete("static-gpu-7")
+        agent.await_moved(pods.make(uid(3)))
+        agent.await_sweeps(5)
+        assert {mirror, again, STATIC} <= disk.names()
+        (pods.kubelet / STATIC).rmdir()
+        for name in (mirror, again, STATIC):
+            agent.await_moved(name)
+
+
+def test_what_kubelet_keeps_stays_when_its_pod_has_left_the_api(
+    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
+) -> None:
+    kept = pods.start("kept")
+    for each in (own, kept):
+        (pods.kubelet / each).mkdir()
+    with sweeping(cluster, disk, node, "--pod-uid", own, "--kubelet-pods", pods.kubelet) as agent:
+        pods.delete("kept")
+        agent.await_moved(pods.make(uid(1)))
+        agent.await_sweeps(5)
+        assert kept in disk.names()
+        (pods.kubelet / kept).rmdir()
+        agent.await_moved(kept)
+
+
+def test_a_pod_that_ends_brings_a_sweep_before_the_period_is_over(
+    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
+) -> None:
+    pods.start("train-0")
+    with sweeping(cluster, disk, node, "--pod-uid", own, "--period", "3600") as agent:
+        agent.await_metric("vcuda_vm_sweeps_total", 1, result="complete")
+        before = agent.metric("vcuda_vm_sweeps_total", result="complete")
+        pods.delete("train-0")
+        agent.await_metric("vcuda_vm_sweeps_total", before + 1, result="complete")
+
+
+def test_while_the_api_server_is_away_nothing_goes_and_an_agent_that_starts_then_waits_for_it(
+    control_plane: ControlPlane, pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str
+) -> None:
+    """Both one that has a view, which is still fresh, and one whose cache is empty."""
+    alive, gone = pods.start("alive"), pods.make(uid(1))
+    with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
+        agent.await_sweeps(1)
+        control_plane.apiserver.kill()
+        try:
+            with sweeping(cluster, disk, node, "--pod-uid", own) as fresh:
+                fresh.await_sweeps(3, "blocked")
+                agent.await_metric("vcuda_vm_directories_kept", 1, reason="pods-unknown")
+                agent.await_sweeps(8)
+                assert fresh.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
+                assert {agent.get("/healthz").status, fresh.get("/healthz").status} == {HTTPStatus.OK}
+                assert disk.names() == {own, alive, gone}
+        finally:
+            control_plane.apiserver.start()
+        agent.await_moved(gone)
+    assert disk.names() == {own, alive}
+
+
+def test_an_agent_that_is_killed_and_started_again_takes_nothing_for_gone_that_is_not(
+    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
+) -> None:
+    alive, gone = pods.start("alive"), pods.make(uid(1))
+    flags = ("--pod-uid", own, "--trash-retention", "1")
+    before = snapshot(disk.root / alive)
+    for _ in range(3):
+        process = NodeProcess(*flags_of(cluster, disk, node, *flags))
+        process.await_sweeps(1)
+        process.kill()
+    with sweeping(cluster, disk, node, *flags) as agent:
+        agent.await_moved(gone)
+        agent.await_log("deleted", lambda line: line["directory"].startswith(f"{TRASH}/{gone}."))
+    assert (disk.names(), disk.trash()) == ({own, alive}, set())
+    assert snapshot(disk.root / alive) == before
+
+
+@pytest.mark.parametrize("mistake", ["another node", "a node that is not", "another pod"])
+def test_a_list_that_cannot_be_this_nodes_is_not_believed(
+    pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str, mistake: str, create_node: Callable[..., str]
+) -> None:
+    gone = pods.make(uid(1))
+    other = create_node("gpu-8")
+    Pods(cluster, pods.namespace, other, disk).start("other")
+    names = {"another node": (other, own), "a node that is not": ("gpu-9", own), "another pod": (node, uid(9))}
+    listed, pod = names[mistake]
+    with sweeping(cluster, disk, listed, "--pod-uid", pod) as agent:
+        agent.await_sweeps(8, "blocked")
+    assert gone in disk.names()
+
+
+def compact(control_plane: ControlPlane, cluster: Cluster, node: str) -> None:
+    """Make a change, and let etcd forget all versions before it."""
+    cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"changed": "true"}}})
+    version = int(cluster.rest.get("/api/v1/namespaces")["metadata"]["resourceVersion"])
+    flags = control_plane.apiserver.command
+    endpoint = next(flag.partition("=")[2] for flag in flags if flag.startswith("--etcd-servers="))
+    body = json.dumps({"revision": version, "physical": True}).encode()
+    with urllib.request.urlopen(f"{endpoint}/v3/kv/compaction", body) as answer:  # noqa: S310  # our own etcd
+        assert answer.status == HTTPStatus.OK
+
+
+def test_a_list_that_is_cut_short_by_an_expired_token_is_no_list(
+    control_plane: ControlPlane, cluster: Cluster, node: str, pods: Pods, own: str
+) -> None:
+    """Between two of its pages etcd forgets the version that it is of: a real 410."""
+    uids = {own, *(pods.start(f"train-{number}") for number in range(3))}
+    asked: list[Params | None] = []
+
+    class Interrupted(Kube):
+        """Lets that happen after the first page."""
+
+        def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
+            asked.append(params)
+            page = Kube.get(self, path, params, timeout)
+            if len(asked) == 1:
+                compact(control_plane, cluster, node)
+            return page
+
+    with closing(Interrupted.connect(cluster.kubeconfig)) as kube:
+        with pytest.raises(Gone):
+            list_uids(kube, node, page_size=1)
+        assert len(asked) == 2
+        assert list_uids(kube, node, page_size=1) == uids
+
+
+def test_it_serves_health_and_metrics_and_stops_when_it_is_told_to(agent: NodeProcess, pods: Pods) -> None:
+    agent.await_moved(pods.make(uid(1)))
+    agent.await_sweeps(1)
+    assert {agent.get(path).status for path in ("/healthz", "/readyz", "/metrics")} == {HTTPStatus.OK}
+    assert agent.metric("vcuda_vm_directories_present") == 1
+    assert agent.metric("vcuda_vm_directories_removed_total") == 1
+    assert agent.metric("vcuda_vm_directories_kept", reason="pod") == 1
+    assert agent.metric("vcuda_vm_last_complete_sweep_timestamp_seconds") > 0
+    assert agent.terminate() == 0
+    assert agent.logs("stopped")
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """The API as the agent's ServiceAccount, with what the manifest gives it."""
+    path = str(MANIFESTS / "node-rbac.yaml")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}}
+    cluster.apply(namespace)
+    cluster.kubectl("apply", "-f", path)
+    with closing(Cluster(cluster.control_plane, cluster.service_account_token(SYSTEM, ACCOUNT))) as account:
+        yield account
+    cluster.kubectl("delete", "-f", path)
+
+
+def test_with_the_rights_of_the_manifest_it_does_all_its_work(
+    account: Cluster, disk: Disk, node: str, own: str, pods: Pods
+) -> None:
+    with sweeping(account, disk, node, "--pod-uid", own) as agent:
+        agent.await_moved(pods.make(uid(1)))
+    assert "forbidden" not in agent.output()
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "allowed"),
+    [
+        ("list", "pods", True),
+        ("watch", "pods", True),
+        ("get", "pods", False),
+        ("patch", "pods", False),
+        ("delete", "pods", False),
+        ("create", "pods", False),
+        ("get", "pods/log", False),
+        ("list", "nodes", False),
+        ("list", "secrets", False),
+        ("list", "configmaps", False),
+        ("create", "events", False),
+    ],
+)
+def test_the_manifest_gives_what_is_needed_and_no_more(
+    account: Cluster, verb: str, resource: str, *, allowed: bool
+) -> None:
+    assert may(account, verb, resource, "default") == allowed
+
+
+def test_once_asks_the_api_server_where_it_is_given_no_file(
+    cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods
+) -> None:
+    pods.make(uid(1))
+    flags = ("--scheme", "gpu-manager", "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig)
+    command = [str(part) for part in (PROGRAM, "node", "--once", *flags)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stderr == ""
+    assert disk.names() == {own}
+
+
+def test_once_takes_what_kubectl_prints(cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods) -> None:
+    pods.make(uid(1))
+    printed = cluster.kubectl("get", "pods", "--all-namespaces", "-o", "json").stdout
+    flags = ("--scheme", "gpu-manager", "--root", disk.root, "--node", node, "--pods", "-")
+    command = [str(part) for part in (PROGRAM, "node", "--once", *flags)]
+    subprocess.run(command, check=True, capture_output=True, text=True, input=printed)
+    assert disk.names() == {own}

@@ -1,0 +1,193 @@
+"""A node's disk for tests: a root with directories of pods, a tree beside it that nothing may touch, and an agent."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from controller.node.kubelet_pods import Kubelet, NoKubelet
+from controller.node.outcome import Outcome, Verdict
+from controller.node.removal import OutOfTime
+from controller.node.sweep import Sweep
+from controller.node.trash import OpenHands, real_hands
+from vcuda.errors import VcudaError
+from vcuda.sightings import Now, Watched
+from vcuda.vm_directories import TRASH, VM_DIRECTORIES, Keep, Reason
+
+GRACE, RETENTION = 300.0, 3600.0
+HOUR = 3600.0
+
+Snapshot = dict[str, tuple[object, ...]]
+
+
+def uid(number: int) -> str:
+    """The uid of the pod with this number."""
+    return f"00000000-0000-4000-8000-{number:012x}"
+
+
+def snapshot(path: Path) -> Snapshot:
+    """Everything about a tree that a wrong step could change: modes, owners, times, links, and all that is in files."""
+    found: Snapshot = {}
+    for directory, names, files in os.walk(path):
+        for name in (".", *names, *files):
+            at = Path(directory, name)
+            about = at.lstat()
+            held: object = None
+            if stat.S_ISLNK(about.st_mode):
+                held = at.readlink()
+            elif stat.S_ISREG(about.st_mode):
+                held = at.read_bytes()
+            facts = (about.st_ino, about.st_mode, about.st_uid, about.st_gid, about.st_nlink, about.st_mtime_ns)
+            found[str(at.relative_to(path))] = (*facts, held)
+    return found
+
+
+@dataclass
+class Clocks:
+    """Both clocks of a machine; the wall clock may be set."""
+
+    wall: float = field(default_factory=time.time)
+    steady: float = 1000.0
+
+    def __call__(self) -> Now:
+        return Now(self.wall, self.steady)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.wall += seconds
+        self.steady += seconds
+
+
+@dataclass
+class Pods:
+    """The API as the agent sees it: ``uids`` by its watch, ``live`` when it asks anew (the same unless given)."""
+
+    uids: set[str] = field(default_factory=set)
+    live: set[str] | None = None
+    error: VcudaError | None = None
+    live_error: VcudaError | None = None
+    meanwhile: Callable[[], object] = lambda: None  # what happens on the node while the list is made
+
+    def known(self) -> frozenset[str]:
+        """What the watch knows."""
+        if self.error:
+            raise self.error
+        return frozenset(self.uids)
+
+    def confirmed(self) -> frozenset[str]:
+        """What a list says."""
+        self.meanwhile()
+        if self.live_error:
+            raise self.live_error
+        return frozenset(self.uids if self.live is None else self.live)
+
+
+@dataclass
+class Disk:
+    """``root`` holds the directories; ``guarded`` lies beside it, and `untouched` sees to it."""
+
+    base: Path
+    scheme: str = "gpu-manager"
+    pods: Pods = field(default_factory=Pods)
+    clocks: Clocks = field(default_factory=Clocks)
+
+    def furnish(self) -> None:
+        """Make the root, and the tree beside it."""
+        self.root.mkdir()
+        (self.guarded / "etc").mkdir(parents=True)
+        (self.guarded / "etc" / "passwd").write_text("root:x:0:0\n")
+        (self.guarded / "link").symlink_to("etc")
+
+    @property
+    def root(self) -> Path:
+        """Where the scheme keeps its directories."""
+        return self.base / "vm"
+
+    @property
+    def guarded(self) -> Path:
+        """A tree outside the root."""
+        return self.base / "guarded"
+
+    def make(self, name: str, age: float = HOUR) -> Path:
+        """A directory as gpu-manager makes it, last changed ``age`` seconds ago."""
+        path = self.root / name
+        (path / "main").mkdir(parents=True)
+        (path / "main" / "vcuda.config").write_bytes(bytes(5000))
+        (path / "pids.config").write_text("7\n")
+        self.age(path, age)
+        return path
+
+    def age(self, path: Path, seconds: float) -> None:
+        """Let a directory have been changed so long ago."""
+        stamp = self.clocks.wall - seconds
+        os.utime(path, (stamp, stamp), follow_symlinks=False)
+
+    def names(self) -> set[str]:
+        """What is in the root, but for the trash."""
+        return {path.name for path in self.root.iterdir()} - {TRASH}
+
+    def trash(self) -> set[str]:
+        """What is in the trash."""
+        trash = self.root / TRASH
+        return {path.name for path in trash.iterdir()} if trash.exists() else set()
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """`with` this: nothing outside the root may differ afterwards."""
+        before = snapshot(self.guarded)
+        yield
+        assert snapshot(self.guarded) == before
+
+
+class Agent:
+    """What sweeps a disk again and again, as the real one does; a new one remembers nothing."""
+
+    def __init__(
+        self, disk: Disk, kubelet: Kubelet | None = None, hands: OpenHands = real_hands, **more: object
+    ) -> None:
+        self.disk = disk
+        self._sweep = Sweep(
+            disk.root,
+            VM_DIRECTORIES[disk.scheme],
+            disk.pods,
+            kubelet or NoKubelet(),
+            Watched(GRACE, 2),
+            Watched(RETENTION, 1),
+            hands,
+            clock=disk.clocks,
+            **{"disk_pressure": 1.0, **more},  # type: ignore[arg-type]  # the flags of a test, by name
+        )
+        self.blocked: Keep | None = None
+
+    def sweep(self, give_up: Callable[[], bool] = lambda: False) -> dict[str, Outcome]:
+        """One pass: what it said, by path."""
+        said: list[Outcome] = []
+        with suppress(OutOfTime):
+            self.blocked = self._sweep.run(said.append, give_up)
+        return {outcome.path: outcome for outcome in said}
+
+    def sweep_after_grace(self) -> dict[str, Outcome]:
+        """Two passes with more than the grace in between, the first of which moves nothing that is new to the agent."""
+        self.sweep()
+        self.disk.clocks.advance(2 * GRACE)
+        return self.sweep()
+
+    def reason(self, name: str) -> Reason | None:
+        """Why a directory is kept after the grace period; None where it is moved."""
+        outcome = self.sweep_after_grace()[name]
+        assert (outcome.verdict is Verdict.KEPT) == (outcome.keep is not None)
+        assert (name in self.disk.names()) == (outcome.keep is not None)
+        return outcome.keep.reason if outcome.keep else None
+
+
+def need_root() -> None:
+    """Skip a test that only root can set up."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")

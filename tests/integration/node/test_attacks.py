@@ -1,0 +1,449 @@
+"""What somebody could put into a root to have something else deleted, and what must not be disturbed.
+
+The fixture `disk` compares a tree outside the root before and after each test.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from controller.node import renaming, trash
+from controller.node.outcome import Verdict
+from controller.node.tree import opened_root
+from controller.node.usage import InUse, survey
+from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, need_root, snapshot, uid
+from vcuda.vm_directories import TRASH, Keep, Reason
+
+DEEP = 3000
+LONG = 250
+
+
+@contextmanager
+def bind_mount(source: Path, target: Path) -> Iterator[None]:
+    """Mount a tree a second time; skipped where that is not allowed."""
+    done = subprocess.run(("mount", "--bind", source, target), capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mount --bind needs CAP_SYS_ADMIN: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", target), check=True)
+
+
+def sweep_through(disk: Disk, agent: Agent) -> None:
+    """Sweep until all that may go is deleted."""
+    agent.sweep_after_grace()
+    disk.clocks.advance(RETENTION)
+    agent.sweep()
+    disk.clocks.advance(RETENTION)
+    agent.sweep()
+
+
+def a_link(disk: Disk) -> None:
+    (disk.root / uid(1)).symlink_to(disk.guarded / "etc")
+
+
+def a_dangling_link(disk: Disk) -> None:
+    (disk.root / uid(1)).symlink_to("nowhere")
+
+
+def a_fifo(disk: Disk) -> None:
+    os.mkfifo(disk.root / uid(1))
+
+
+def a_file(disk: Disk) -> None:
+    (disk.root / uid(1)).write_text("")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (a_link, Reason.LINK),
+        (a_dangling_link, Reason.LINK),
+        (a_fifo, Reason.NOT_A_DIRECTORY),
+        (a_file, Reason.NOT_A_DIRECTORY),
+    ],
+)
+def test_what_has_the_name_of_a_pod_but_is_no_directory_stays(
+    disk: Disk, agent: Agent, make: Callable[[Disk], None], reason: Reason
+) -> None:
+    make(disk)
+    before = snapshot(disk.root)
+    keep = agent.sweep_after_grace()[uid(1)].keep
+    assert keep is not None
+    assert keep.reason is reason
+    del (after := snapshot(disk.root))[TRASH]
+    assert {**after, ".": None} == {**before, ".": None}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"{uid(1)}..", f"..{uid(1)}", "...", f"{uid(1)} ", "\udcff\udcfe", "\x1b[2J", "a" * 255, f".trash{uid(1)}"],
+)
+def test_foreign_names_stay(disk: Disk, agent: Agent, name: str) -> None:
+    path = disk.make(name)
+    before = snapshot(path)
+    assert agent.reason(name) is Reason.FOREIGN
+    assert snapshot(path) == before
+
+
+def test_links_inside_are_deleted_and_not_followed(disk: Disk, agent: Agent) -> None:
+    path = disk.make(uid(1))
+    (path / "etc").symlink_to(disk.guarded / "etc")
+    (path / "main" / "up").symlink_to("../../../guarded")
+    (path / "itself").symlink_to(".")
+    sweep_through(disk, agent)
+    assert (disk.names(), disk.trash()) == (set(), set())
+
+
+def test_a_fifo_and_a_socket_without_a_listener_inside_are_deleted(disk: Disk, agent: Agent) -> None:
+    path = disk.make(uid(1))
+    os.mkfifo(path / "fifo")
+    with closing(socket.socket(socket.AF_UNIX)) as left:
+        left.bind(str(path / "vcuda.sock"))
+    sweep_through(disk, agent)
+    assert (disk.names(), disk.trash()) == (set(), set())
+
+
+def test_files_that_have_another_name_outside_lose_only_the_one_inside(disk: Disk, agent: Agent) -> None:
+    outside = disk.base / "outside"
+    outside.write_bytes(bytes(1_000_000))
+    os.link(outside, disk.make(uid(1)) / "inside")
+    agent.sweep_after_grace()
+    [trashed] = disk.trash()
+    disk.clocks.advance(RETENTION)
+    freed = agent.sweep()[f"{TRASH}/{trashed}"].freed
+    assert (disk.trash(), outside.stat().st_size) == (set(), 1_000_000)
+    assert freed < 1_000_000, "what has another name gives nothing back"
+
+
+def listening(path: Path, stack: ExitStack) -> None:
+    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
+    server.bind(str(path / "vcuda.sock"))
+    server.listen()
+
+
+def listening_with_a_full_queue(path: Path, stack: ExitStack) -> None:
+    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
+    server.bind(str(path / "vcuda.sock"))
+    server.listen(0)
+    for _ in range(2):
+        client = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)))
+        client.connect_ex(str(path / "vcuda.sock"))
+
+
+def receiving_datagrams(path: Path, stack: ExitStack) -> None:
+    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)))
+    server.bind(str(path / "log.sock"))
+
+
+@pytest.mark.parametrize("serve", [listening, listening_with_a_full_queue, receiving_datagrams])
+def test_a_directory_with_a_socket_that_somebody_listens_on_stays_until_nobody_does(
+    disk: Disk, agent: Agent, serve: Callable[[Path, ExitStack], None]
+) -> None:
+    path = disk.make(uid(1))
+    with ExitStack() as stack:
+        serve(path, stack)
+        disk.age(path, 3600)
+        assert agent.reason(uid(1)) is Reason.LISTENING
+        disk.clocks.advance(59)
+        assert agent.sweep()[uid(1)].keep is not None
+    disk.clocks.advance(3600)
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+
+
+HOLD = """
+import ctypes, mmap, os, sys
+path, how = sys.argv[1:]
+os.chdir(path if how == "cwd" else "/")
+held = os.open(path if how == "directory" else path + "/main/vcuda.config", os.O_RDONLY)
+if how == "map":  # not by the module mmap, which keeps a descriptor of its own
+    libc = ctypes.CDLL(None)
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, held, 0)
+if how in ("map", "cwd"):
+    os.close(held)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(path: Path, how: str) -> Iterator[None]:
+    """Another process holds something in the directory."""
+    process = subprocess.Popen(
+        (sys.executable, "-c", HOLD, path, how), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+        process.communicate()
+
+
+@pytest.mark.parametrize("how", ["file", "map", "directory", "cwd"])
+def test_what_another_process_holds_open_or_mapped_stays_until_it_lets_go(disk: Disk, agent: Agent, how: str) -> None:
+    path = disk.make(uid(1))
+    disk.make(uid(2))
+    with held(path, how):
+        assert agent.reason(uid(1)) is Reason.OPEN
+        assert disk.names() == {uid(1)}
+    disk.clocks.advance(3600)
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+
+
+def test_what_is_taken_into_use_in_the_trash_is_not_deleted(disk: Disk, agent: Agent) -> None:
+    """Whoever has it mounted can still open files in it."""
+    disk.make(uid(1))
+    agent.sweep_after_grace()
+    [trashed] = disk.trash()
+    disk.clocks.advance(RETENTION)
+    with held(disk.root / TRASH / trashed, "map"):
+        agent.sweep()
+        disk.clocks.advance(RETENTION)
+        outcome = agent.sweep()[f"{TRASH}/{trashed}"]
+        assert outcome.keep == Keep(Reason.OPEN, "vcuda.config")
+    disk.clocks.advance(3600)
+    agent.sweep()
+    assert disk.trash() == set()
+
+
+@pytest.mark.parametrize(("sees_all", "reason"), [(True, Reason.UNSEEN), (False, None)])
+def test_with_host_pid_a_process_that_cannot_be_looked_into_keeps_what_it_might_hold(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, reason: Reason | None, *, sees_all: bool
+) -> None:
+    disk.make(uid(1))
+    monkeypatch.setattr("controller.node.sweep.survey", lambda *_: InUse(unseen=["7"]))
+    assert Agent(disk, sees_all=sees_all).reason(uid(1)) is reason
+
+
+def test_a_mount_point_inside_keeps_the_directory(disk: Disk, agent: Agent) -> None:
+    """A bind mount of the same file system, which has the same st_dev."""
+    need_root()
+    path = disk.make(uid(1))
+    (path / "main" / "mnt").mkdir()
+    with bind_mount(disk.guarded, path / "main" / "mnt"):
+        assert agent.reason(uid(1)) is Reason.MOUNT
+    disk.clocks.advance(3600)
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+
+
+def test_a_file_that_is_a_mount_point_keeps_the_directory(disk: Disk, agent: Agent) -> None:
+    need_root()
+    path = disk.make(uid(1))
+    with bind_mount(disk.guarded / "etc" / "passwd", path / "pids.config"):
+        assert agent.reason(uid(1)) is Reason.MOUNT
+
+
+def test_a_directory_that_is_itself_a_mount_point_stays(disk: Disk, agent: Agent) -> None:
+    need_root()
+    path = disk.make(uid(1))
+    with bind_mount(disk.guarded, path):
+        assert agent.reason(uid(1)) is Reason.MOUNT
+
+
+def test_a_directory_that_is_mounted_elsewhere_stays(disk: Disk, agent: Agent) -> None:
+    """As into a container that outlived its pod."""
+    need_root()
+    path = disk.make(uid(1))
+    (disk.base / "container").mkdir()
+    with bind_mount(path, disk.base / "container"):
+        assert agent.reason(uid(1)) is Reason.MOUNT
+
+
+@contextmanager
+def mounted_in_a_container(source: Path, target: Path) -> Iterator[None]:
+    """Another process has the directory mounted, in a mount namespace of its own."""
+    script = 'mount --bind "$0" "$1" && echo mounted && read line'
+    command = ("unshare", "--mount", "sh", "-c", script, source, target)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    with process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "mounted\n":
+            pytest.skip(f"unshare --mount needs CAP_SYS_ADMIN: {process.communicate()[1].strip()}")
+        yield
+        process.communicate()
+
+
+def test_a_directory_that_a_container_has_mounted_stays(disk: Disk, agent: Agent) -> None:
+    """Nothing in it need be open: the container may open it at any time."""
+    need_root()
+    path = disk.make(uid(1))
+    (disk.base / "container").mkdir()
+    with mounted_in_a_container(path, disk.base / "container"):
+        assert agent.reason(uid(1)) is Reason.MOUNT
+    disk.clocks.advance(3600)
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+
+
+@pytest.mark.parametrize("where", ["shallow", "deep"])
+def test_a_mount_that_appears_after_the_mounts_were_read_is_not_crossed(
+    disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    need_root()
+    path = disk.make(uid(1))
+    at = path / "main" / "mnt" / ("x/y/z" if where == "deep" else "")
+    at.mkdir(parents=True)
+    monkeypatch.setattr("controller.node.usage._read_mounts", lambda *_: None)
+    with bind_mount(disk.guarded, at):
+        assert agent.reason(uid(1)) is Reason.MOUNT
+
+
+@pytest.mark.parametrize("where", ["shallow", "deep"])
+def test_a_mount_that_appears_in_the_trash_is_not_crossed(disk: Disk, agent: Agent, where: str) -> None:
+    need_root()
+    path = disk.make(uid(1))
+    (path / "main" / "mnt" / "x/y/z").mkdir(parents=True)
+    agent.sweep_after_grace()
+    [trashed] = disk.trash()
+    at = disk.root / TRASH / trashed / "main" / "mnt" / ("x/y/z" if where == "deep" else "")
+    with bind_mount(disk.guarded, at):
+        disk.clocks.advance(RETENTION)
+        agent.sweep()
+        assert disk.trash() == {trashed}
+    disk.clocks.advance(RETENTION)
+    agent.sweep()
+    assert disk.trash() == set()
+
+
+@pytest.mark.parametrize("with_what", ["a link", "another directory"])
+def test_a_directory_that_is_exchanged_between_check_and_rename_goes_back(
+    disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, with_what: str
+) -> None:
+    path = disk.make(uid(1))
+    plain = renaming.rename
+
+    def exchange_first(name: str, parent: int, new_name: str, new_parent: int) -> None:
+        monkeypatch.setattr(trash, "rename", plain)
+        path.rename(disk.base / "checked")
+        if with_what == "a link":
+            path.symlink_to(disk.guarded / "etc")
+        else:
+            disk.make(uid(1), age=0)
+        plain(name, parent, new_name, new_parent)
+
+    agent.sweep()
+    disk.clocks.advance(GRACE)
+    monkeypatch.setattr(trash, "rename", exchange_first)
+    outcome = agent.sweep()[uid(1)]
+    assert outcome.keep == Keep(Reason.CHANGED)
+    assert (path.is_symlink(), disk.trash()) == (with_what == "a link", set())
+    assert (disk.base / "checked" / "main" / "vcuda.config").exists()
+
+
+def test_a_directory_that_is_exchanged_after_it_was_listed_stays(disk: Disk, agent: Agent) -> None:
+    path = disk.make(uid(1))
+
+    def exchange() -> None:
+        path.rename(disk.base / "listed")
+        disk.make(uid(1), age=0)
+
+    agent.sweep()
+    disk.clocks.advance(GRACE)
+    disk.pods.meanwhile = exchange
+    assert agent.sweep()[uid(1)].keep == Keep(Reason.CHANGED)
+
+
+def test_what_cannot_go_back_at_once_goes_back_later(disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was exchanged, and its name is taken again: it stays in the trash as it is, and is never deleted there."""
+    path = disk.make(uid(1))
+    plain = renaming.rename
+
+    def exchange_around(name: str, parent: int, new_name: str, new_parent: int) -> None:
+        monkeypatch.setattr(trash, "rename", plain)
+        path.rename(disk.base / "checked")
+        path.mkdir()
+        (path / "theirs").touch()
+        plain(name, parent, new_name, new_parent)
+        path.mkdir()
+
+    agent.sweep()
+    disk.clocks.advance(GRACE)
+    monkeypatch.setattr(trash, "rename", exchange_around)
+    said = agent.sweep()
+    assert {outcome.keep and outcome.keep.reason for outcome in said.values()} == {Reason.ERROR, Reason.INTERRUPTED}
+    [moving] = disk.trash()
+    disk.pods.uids = {uid(1)}
+    disk.clocks.advance(10 * RETENTION)
+    agent.sweep()
+    assert [each.name for each in (disk.root / TRASH / moving).iterdir()] == ["theirs"]
+    path.rmdir()
+    agent.sweep()
+    assert [each.name for each in path.iterdir()] == ["theirs"]
+
+
+def test_a_directory_of_the_trash_that_is_a_link_is_not_used(disk: Disk, agent: Agent) -> None:
+    disk.make(uid(1))
+    (disk.root / TRASH).symlink_to(disk.guarded)
+    assert agent.reason(uid(1)) is Reason.ERROR
+    assert agent.blocked is not None
+
+
+@pytest.mark.parametrize("name", ["link", "file", "fifo", f"{uid(1)}.1700000000", f"{uid(1)}"])
+def test_foreign_things_in_the_trash_stay(disk: Disk, name: str) -> None:
+    (disk.root / TRASH).mkdir()
+    (disk.root / TRASH / name).symlink_to(disk.guarded)
+    agent = Agent(disk, disk_pressure=0.0)
+    assert agent.sweep_after_grace()[f"{TRASH}/{name}"].keep == Keep(Reason.FOREIGN)
+    assert disk.trash() == {name}
+
+
+def test_a_path_of_many_thousand_bytes_and_levels(disk: Disk, agent: Agent) -> None:
+    """By path it could not be reached: PATH_MAX is 4,096 bytes."""
+    at = os.open(disk.make(uid(1)), os.O_RDONLY)
+    for level in range(DEEP):
+        name = f"{level:0{LONG}}"
+        os.mkdir(name, dir_fd=at)
+        below = os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(os.open("bottom", os.O_CREAT, dir_fd=at))
+    os.close(at)
+    sweep_through(disk, agent)
+    assert (disk.names(), disk.trash()) == (set(), set())
+
+
+def test_what_is_open_at_the_bottom_of_a_deep_tree_is_found(disk: Disk, agent: Agent) -> None:
+    path = disk.make(uid(1))
+    deep = path.joinpath(*["d"] * 200)
+    deep.mkdir(parents=True)
+    (deep / "main").mkdir()
+    (deep / "main" / "vcuda.config").write_bytes(b"x")
+    for number in range(5):
+        (deep.parent / f"beside-{number}").mkdir()
+    with held(deep, "map"):
+        assert agent.reason(uid(1)) is Reason.OPEN
+
+
+def test_names_of_every_kind_of_byte_inside(disk: Disk, agent: Agent) -> None:
+    path = disk.make(uid(1))
+    for name in ("\udcff\udcfe", "new\nline", "\x1b[2J", "-rf", "~0", " ", "a" * 255):
+        (path / name / "~0").mkdir(parents=True)
+        (path / name / "~1").touch()
+    sweep_through(disk, agent)
+    assert disk.trash() == set()
+
+
+def test_a_zombie_process_is_no_hindrance(disk: Disk) -> None:
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    try:
+        with opened_root(disk.root) as root:
+            assert str(child) not in survey(root.fd, root.mount).unseen
+    finally:
+        os.waitpid(child, 0)
+
+
+def test_our_own_descriptors_do_not_count(disk: Disk, agent: Agent) -> None:
+    with (disk.make(uid(1)) / "pids.config").open("rb") as ours, mmap.mmap(ours.fileno(), 0, prot=mmap.PROT_READ):
+        assert agent.reason(uid(1)) is None

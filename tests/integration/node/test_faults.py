@@ -1,0 +1,349 @@
+"""Calls that fail, and a process that is killed, at every point of a sweep: nothing is lost, and nothing stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.node import removal, trash
+from controller.node.outcome import Verdict
+from controller.node.trash import no_hands
+from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Pods, need_root, snapshot, uid
+from vcuda.vm_directories import TRASH, Keep, Reason
+
+STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (trash, "rename"), (removal, "rename")]
+"""Every call that changes anything on a disk."""
+
+
+class Killed(BaseException):
+    """Nothing after this happens, as after SIGKILL: nothing in the code catches it, and what cleans up only closes."""
+
+
+class Steps:
+    """Counts the calls that change something; ``before`` is called with the number and the arguments of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken = 0
+        self.before: Callable[[int, tuple[Any, ...]], None] = lambda *_: None
+        for module, name in STEPS:
+            monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
+
+    def _counted(self, call: Callable[..., None]) -> Callable[..., None]:
+        def counted(*arguments: Any, **named: Any) -> None:
+            number, self.taken = self.taken, self.taken + 1
+            self.before(number, arguments)
+            call(*arguments, **named)
+
+        return counted
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    """The steps of all sweeps of the test; they end with it, before the disk is cleared away."""
+    with monkeypatch.context() as patched:
+        yield Steps(patched)
+
+
+def until_rest(disk: Disk, agent: Agent) -> None:
+    """Sweep until all that may go is gone: each failure makes it wait for longer."""
+    for _ in range(4):
+        agent.sweep()
+        disk.clocks.advance(HOUR)
+    agent.sweep()
+
+
+def nested(disk: Disk, number: int) -> Path:
+    """A directory with more than one level."""
+    path = disk.make(uid(number))
+    (path / "main" / "cache" / "deep").mkdir(parents=True)
+    (path / "main" / "cache" / "deep" / "file").touch()
+    (path / "link").symlink_to(disk.guarded)
+    disk.age(path, HOUR)
+    return path
+
+
+def whole_life(disk: Disk) -> None:
+    """A live directory and a gone one, from the first sweep until the latter is deleted."""
+    until_rest(disk, Agent(disk))
+
+
+def test_killed_before_any_step_of_its_life_the_next_agent_brings_everything_to_its_end(
+    disk: Disk, steps: Steps
+) -> None:
+    nested(disk, 1)
+    alive = snapshot(nested(disk, 2))
+    disk.pods.uids = {uid(2)}
+    steps.taken = 0
+    whole_life(disk)
+    total = steps.taken
+    assert total > 8
+    for point in range(total):
+        nested(disk, 1)
+        (disk.root / TRASH).rmdir()
+        steps.taken = 0
+
+        def kill(number: int, _arguments: tuple[Any, ...], point: int = point) -> None:
+            if number == point:
+                raise Killed
+
+        steps.before = kill
+        with pytest.raises(Killed):
+            whole_life(disk)
+        steps.before = lambda *_: None
+        whole_life(disk)
+        assert (disk.names(), disk.trash()) == ({uid(2)}, set()), point
+        assert snapshot(disk.root / uid(2)) == alive, point
+
+
+def test_killed_at_any_step_of_a_move_the_directory_is_whole_should_its_pod_return(disk: Disk, steps: Steps) -> None:
+    """As after etcd was restored from a backup."""
+    before = snapshot(nested(disk, 1))
+    for point in range(4):
+        steps.taken = 0
+
+        def kill(number: int, _arguments: tuple[Any, ...], point: int = point) -> None:
+            if number == point:
+                raise Killed
+
+        steps.before = kill
+        agent = Agent(disk)
+        with contextlib.suppress(Killed):
+            agent.sweep_after_grace()
+        steps.before = lambda *_: None
+        disk.pods.uids = {uid(1)}
+        Agent(disk).sweep()
+        assert snapshot(disk.root / uid(1)) == before, point
+        disk.pods.uids = set()
+
+
+FAULTS = [errno.EBUSY, errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EIO]
+
+
+@pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
+def test_a_directory_that_cannot_be_moved_leaves_the_rest_to_go_on_and_is_tried_again(
+    disk: Disk, agent: Agent, steps: Steps, number: int
+) -> None:
+    for each in (1, 2, 3):
+        nested(disk, each)
+
+    def fail(_taken: int, arguments: tuple[Any, ...]) -> None:
+        if arguments[0] == uid(2):
+            raise OSError(number, os.strerror(number))
+
+    steps.before = fail
+    said = agent.sweep_after_grace()
+    assert said[uid(2)].keep == Keep(Reason.ERROR, os.strerror(number))
+    assert disk.names() == {uid(2)}
+    taken = steps.taken
+    assert agent.sweep()[uid(2)].keep == said[uid(2)].keep
+    assert steps.taken == taken + 1, "only the trash was looked for: it waits before it tries again"
+    steps.before = lambda *_: None
+    disk.clocks.advance(60)
+    assert agent.sweep()[uid(2)].verdict is Verdict.MOVED
+
+
+@pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("victim", ["link", "vcuda.config", "file", "main", "cache"])
+def test_a_file_that_cannot_be_deleted_leaves_the_rest_to_go_on_and_is_tried_again(
+    disk: Disk, agent: Agent, steps: Steps, number: int, victim: str
+) -> None:
+    nested(disk, 1)
+    (disk.root / uid(2)).mkdir()
+    agent.sweep_after_grace()
+
+    def fail(_taken: int, arguments: tuple[Any, ...]) -> None:
+        if arguments[0] == victim:
+            raise OSError(number, os.strerror(number))
+
+    steps.before = fail
+    agent.sweep()
+    disk.clocks.advance(RETENTION)
+    said = agent.sweep()
+    [trashed] = disk.trash()
+    assert said[f"{TRASH}/{trashed}"].keep == Keep(Reason.ERROR, os.strerror(number))
+    left = {path.name for path in (disk.root / TRASH / trashed).rglob("*")}
+    assert not left & ({"pids.config", "link", "vcuda.config"} - {victim}), "what could be deleted was"
+    steps.before = lambda *_: None
+    disk.clocks.advance(HOUR)
+    agent.sweep()
+    assert disk.trash() == set()
+
+
+@pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
+def test_without_a_trash_nothing_goes_and_everything_is_still_reported(
+    disk: Disk, agent: Agent, steps: Steps, number: int
+) -> None:
+    nested(disk, 1)
+    nested(disk, 2)
+    disk.pods.uids = {uid(2)}
+
+    def fail(_taken: int, _arguments: tuple[Any, ...]) -> None:
+        raise OSError(number, os.strerror(number))
+
+    steps.before = fail
+    said = agent.sweep_after_grace()
+    assert said[uid(1)].keep == Keep(Reason.ERROR, f"{TRASH}: {os.strerror(number)}")
+    assert said[uid(2)].keep == Keep(Reason.POD)
+    assert disk.names() == {uid(1), uid(2)}
+
+
+def test_a_file_system_that_knows_no_exclusive_rename(
+    disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS, or a kernel before 3.15."""
+    monkeypatch.setattr("controller.node.renaming._renameat2", lambda *_: errno.EINVAL)
+    nested(disk, 1)
+    nested(disk, 2)
+    agent.sweep_after_grace()
+    disk.pods.uids = {uid(1), uid(2)}
+    (disk.root / uid(1)).mkdir()
+    inode = (disk.root / uid(1)).stat().st_ino
+    agent.sweep()
+    assert len(disk.trash()) == 1, "the name of the other is taken"
+    assert disk.names() == {uid(1), uid(2)}
+    assert (disk.root / uid(1)).stat().st_ino == inode, "an empty directory is not replaced either"
+
+
+def test_two_directories_moved_in_the_same_second_under_one_name(disk: Disk, agent: Agent) -> None:
+    """The second is made, and gone, while the clock stands: it waits for another second."""
+    nested(disk, 1)
+    agent.sweep_after_grace()
+    wall = disk.clocks.wall
+    nested(disk, 1)
+    agent.sweep_after_grace()
+    nested(disk, 1)
+    agent.sweep()
+    disk.clocks.advance(2 * GRACE)
+    disk.clocks.wall = wall
+    disk.age(disk.root / uid(1), HOUR)
+    assert agent.sweep()[uid(1)].keep == Keep(Reason.ERROR, os.strerror(errno.EEXIST))
+    disk.clocks.advance(60)
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+
+
+@contextlib.contextmanager
+def tmpfs(path: Path, options: str) -> Iterator[None]:
+    """Mount a file system of its own; skipped where that is not allowed."""
+    command = ("mount", "-t", "tmpfs", "-o", options, "none", path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mount needs CAP_SYS_ADMIN: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", path), check=True)
+
+
+def test_a_read_only_file_system_keeps_everything_until_it_can_be_written(disk: Disk, agent: Agent) -> None:
+    need_root()
+    with tmpfs(disk.root, "size=1m"):
+        nested(disk, 1)
+        subprocess.run(("mount", "-o", "remount,ro", disk.root), check=True)
+        assert agent.reason(uid(1)) is Reason.ERROR
+        subprocess.run(("mount", "-o", "remount,rw", disk.root), check=True)
+        assert agent.reason(uid(1)) is None
+
+
+def test_a_full_file_system_is_emptied(disk: Disk) -> None:
+    need_root()
+    with tmpfs(disk.root, "size=256k"):
+        agent = Agent(disk, disk_pressure=0.85)
+        path = nested(disk, 1)
+        agent.sweep()
+        with pytest.raises(OSError, match="No space left"):
+            shutil.copyfile("/dev/zero", path / "fill")
+        agent.sweep_after_grace()
+        agent.sweep_after_grace()
+        assert (disk.names(), disk.trash()) == (set(), set())
+
+
+def test_a_file_system_without_free_inodes_is_emptied(disk: Disk) -> None:
+    need_root()
+    with tmpfs(disk.root, "nr_inodes=20"):
+        agent = Agent(disk, disk_pressure=0.45)
+        nested(disk, 1)
+        agent.sweep_after_grace()
+        assert (disk.names(), disk.trash()) == (set(), set())
+
+
+def test_when_time_runs_out_what_has_been_in_the_trash_longest_is_gone_first(disk: Disk, agent: Agent) -> None:
+    for number in (3, 1, 2):
+        nested(disk, number)
+        agent.sweep_after_grace()
+    disk.clocks.advance(RETENTION)
+    for left in ([1, 2], [2], []):
+        agent.sweep(give_up=partial(holds, disk, len(left)))
+        assert {name.partition(".")[0] for name in disk.trash()} == set(map(uid, left))
+
+
+def holds(disk: Disk, count: int) -> bool:
+    """Whether so much is left in the trash."""
+    return len(disk.trash()) == count
+
+
+def test_a_deletion_that_is_out_of_time_goes_on_with_the_next_sweep(disk: Disk, agent: Agent, steps: Steps) -> None:
+    nested(disk, 1)
+    agent.sweep_after_grace()
+    agent.sweep()
+    disk.clocks.advance(RETENTION)
+    [trashed] = disk.trash()
+    first = steps.taken
+    said = agent.sweep(give_up=lambda: steps.taken >= first + 4)
+    assert said[f"{TRASH}/{trashed}"].keep == Keep(Reason.TOO_MANY)
+    assert steps.taken == first + 4
+    agent.sweep()
+    assert disk.trash() == set()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.integration.node import test_faults
+test_faults.die_at(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+def die_at(base: Path, point: int) -> None:
+    """Sweep a disk in this process, and be killed by the kernel before one of the steps."""
+    disk = Disk(base, pods=Pods({uid(2)}))
+    steps = Steps(pytest.MonkeyPatch())
+
+    def kill(number: int, _arguments: tuple[Any, ...]) -> None:
+        if number == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    steps.before = kill
+    whole_life(disk)
+
+
+@pytest.mark.parametrize("point", [0, 1, 2, 4, 7])
+def test_sigkill(disk: Disk, point: int) -> None:
+    """The same by the kernel's hand, at some of the points."""
+    nested(disk, 1)
+    alive = snapshot(nested(disk, 2))
+    done = subprocess.run(
+        (sys.executable, "-c", KILLED, disk.base, str(point)), check=False, cwd=Path(__file__).parents[3]
+    )
+    assert done.returncode == -signal.SIGKILL
+    disk.pods.uids = {uid(2)}
+    whole_life(disk)
+    assert (disk.names(), disk.trash()) == ({uid(2)}, set())
+    assert snapshot(disk.root / uid(2)) == alive
+
+
+def test_a_dry_run_takes_no_step(disk: Disk, steps: Steps) -> None:
+    nested(disk, 1)
+    steps.taken = 0
+    until_rest(disk, Agent(disk, hands=no_hands))
+    assert steps.taken == 0

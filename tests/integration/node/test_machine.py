@@ -1,0 +1,149 @@
+"""Over any history, on a real disk: no directory of a pod that exists is ever removed; every other is, in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from controller.node.kubelet_pods import KubeletPods
+from controller.node.refused import Refused
+from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Snapshot, snapshot, uid
+from tests.integration.node.test_faults import Killed, Steps
+from vcuda.errors import Unreachable
+from vcuda.vm_directories import TRASH, Reason
+
+which_pod = st.integers(0, 2)
+
+
+class Node(RuleBasedStateMachine):
+    """Pods come and go, the agent is killed at any step, steps fail, views lag or are missing, clocks are set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = contextlib.ExitStack()
+        base = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="vm-directories-")))
+        self.disk = Disk(base)
+        self.disk.furnish()
+        (base / "pods").mkdir()
+        self.kubelet = KubeletPods(base / "pods")
+        self.stack.enter_context(self.disk.untouched())
+        self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
+        self.there: dict[str, Snapshot] = {}  # the directory of each pod that exists, as it was made
+        self.api: set[str] = set()
+        self.fresh = count()
+        self.agent = Agent(self.disk, self.kubelet)
+        self.confirm()
+
+    def confirm(self) -> None:
+        """Let the next list show what is stored; the watch may lag behind."""
+        self.disk.pods.live = self.api
+
+    @rule(kubelet=st.booleans())
+    def a_pod_starts(self, kubelet: bool) -> None:
+        name = uid(next(self.fresh))
+        self.api.add(name)
+        if kubelet:
+            (self.kubelet.path / name).mkdir()
+        self.there[name] = snapshot(self.disk.make(name, age=0))
+
+    @rule(which=which_pod, api=st.booleans(), kubelet=st.booleans())
+    def a_pod_ends(self, which: int, api: bool, kubelet: bool) -> None:
+        name = uid(which)
+        if api:
+            self.api.discard(name)
+        if kubelet and (self.kubelet.path / name).exists():
+            (self.kubelet.path / name).rmdir()
+        if name not in self.api and not (self.kubelet.path / name).exists():
+            self.there.pop(name, None)
+
+    @rule()
+    def the_watch_catches_up(self) -> None:
+        self.disk.pods.uids = set(self.api)
+
+    @rule(seconds=st.sampled_from([1.0, 60.0, GRACE, HOUR]))
+    def time_passes(self, seconds: float) -> None:
+        self.disk.clocks.advance(seconds)
+
+    @rule(seconds=st.sampled_from([-1e8, -HOUR, HOUR, 1e8]))
+    def the_wall_clock_is_set(self, seconds: float) -> None:
+        self.disk.clocks.wall += seconds
+
+    @rule(watch=st.booleans())
+    def it_sweeps_while_the_api_server_is_away(self, watch: bool) -> None:
+        away = Unreachable("connection refused")
+        self.disk.pods.live_error = away
+        self.disk.pods.error = Refused(Reason.PODS_UNKNOWN) if watch else None
+        before = self.disk.names(), self.disk.trash()
+        self.agent.sweep()
+        if watch:
+            assert (self.disk.names(), self.disk.trash()) == before
+        self.disk.pods.live_error = self.disk.pods.error = None
+
+    @rule(times=st.integers(1, 3))
+    def it_sweeps(self, times: int) -> None:
+        for _ in range(times):
+            self.agent.sweep()
+            self.disk.clocks.advance(60)
+
+    @rule(point=st.integers(0, 8))
+    def it_is_killed_in_a_sweep_and_started_again(self, point: int) -> None:
+        self.steps.before = self.at(point, Killed())
+        with contextlib.suppress(Killed):
+            self.agent.sweep()
+        self.steps.before = lambda *_: None
+        self.agent = Agent(self.disk, self.kubelet)
+        self.the_watch_catches_up()
+
+    @rule(point=st.integers(0, 8))
+    def a_step_of_a_sweep_fails(self, point: int) -> None:
+        self.steps.before = self.at(point, OSError(16, "Device or resource busy"))
+        self.agent.sweep()
+        self.steps.before = lambda *_: None
+
+    def at(self, point: int, error: BaseException) -> Callable[[int, tuple[Any, ...]], None]:
+        """Let the step of this number, from now on, end in an error."""
+        first = self.steps.taken
+
+        def stop(number: int, _arguments: tuple[Any, ...]) -> None:
+            if number == first + point:
+                raise error
+
+        return stop
+
+    @invariant()
+    def the_directories_of_pods_that_exist_are_whole(self) -> None:
+        for name, made in self.there.items():
+            found = self.disk.root / name
+            assert snapshot(found) == made
+
+    @precondition(lambda self: self.disk.trash())
+    @invariant()
+    def what_is_in_the_trash_is_no_pods(self) -> None:
+        names = {path.name.partition(".")[0] for path in (self.disk.root / TRASH).iterdir()}
+        assert not names & set(self.there)
+
+    def teardown(self) -> None:
+        """Let the cluster come to rest."""
+        try:
+            for _ in range(8):
+                self.the_watch_catches_up()
+                self.disk.clocks.advance(2 * RETENTION)
+                self.agent.sweep()
+            assert (self.disk.names(), self.disk.trash()) == (set(self.there), set())
+        finally:
+            self.stack.close()
+
+
+TestNode = Node.TestCase
+TestNode.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,262 @@
+"""``vcuda-controller node --once`` as people run it, as root and as a plain user who owns the directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.node.disk import HOUR, Disk, need_root, snapshot, uid
+from vcuda.vm_directories import TRASH
+
+PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
+NODE = "gpu-7"
+PLAIN = 65534
+STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
+MILLION = 1_000_000
+BOUNDED = 48 * 1024  # KiB
+
+Json = dict[str, Any]
+
+
+def pod(number: int, node: str = NODE, namespace: str = "team-a", **metadata: object) -> Json:
+    """A pod as kubectl prints it."""
+    about = {"name": f"train-{number}", "namespace": namespace, "uid": uid(number), **metadata}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"nodeName": node}}
+
+
+def listed(*pods: Json, **fields: object) -> str:
+    """What `kubectl get pods -A -o json` prints."""
+    every = [pod(90, namespace="kube-system"), *pods]
+    return json.dumps(
+        {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": every, **fields}
+    )
+
+
+class Once:
+    """Runs the command on a disk, as one user or another."""
+
+    def __init__(self, disk: Disk, user: int) -> None:
+        self.disk = disk
+        self.user = user
+
+    def __call__(
+        self, pods: str, *flags: str | Path, status: int = 0, stdin: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it with the pods in a file or on standard input."""
+        file = self.disk.base / "pods.json"
+        file.write_text(pods)
+        for path in (self.disk.root, *self.disk.root.rglob("*"), *self.disk.base.iterdir(), self.disk.base):
+            if path != self.disk.guarded:
+                os.chown(path, self.user, self.user, follow_symlinks=False)
+        ids = (f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups")
+        where = ("--root", self.disk.root, "--node", NODE, "--pods", "-" if stdin else file)
+        command = ("setpriv", *ids, "--", PROGRAM, "node", "--once", "--scheme", self.disk.scheme, *where, *flags)
+        done = subprocess.run(command, input=pods, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == status, done
+        return done
+
+    def verdicts(self, pods: str, *flags: str | Path) -> Mapping[str, tuple[str, str | None]]:
+        """The verdict and the reason for each directory."""
+        rows = json.loads(self(pods, *flags, "-o", "json").stdout)
+        return {row["directory"]: (row["verdict"], row["reason"]) for row in rows}
+
+
+@pytest.fixture(params=[0, PLAIN], ids=["as root", "as a plain user"])
+def once(disk: Disk, request: pytest.FixtureRequest) -> Once:
+    """The command, on a disk that its user owns."""
+    need_root()
+    disk.base.chmod(0o755)
+    return Once(disk, request.param)
+
+
+def test_the_verdict_on_each_directory_and_why(disk: Disk, once: Once) -> None:
+    for number in (1, 2, 3, 4):
+        disk.make(uid(number))
+    disk.make(uid(5), age=0)
+    disk.make("config")
+    disk.make(STATIC)
+    (disk.root / uid(6)).symlink_to(disk.guarded)
+    (disk.base / "kubelet" / uid(3)).mkdir(parents=True)
+    terminating = pod(2, deletionTimestamp="2026-01-01T00:00:00Z")
+    mirror = pod(91, annotations={"kubernetes.io/config.mirror": STATIC})
+    flags = ("--kubelet-pods", disk.base / "kubelet")
+    assert once.verdicts(listed(pod(1), terminating, mirror), *flags) == {
+        uid(1): ("kept", "pod"),
+        uid(2): ("kept", "pod"),
+        uid(3): ("kept", "kubelet"),
+        uid(4): ("moved", None),
+        uid(5): ("kept", "young"),
+        uid(6): ("kept", "link"),
+        "config": ("kept", "foreign-name"),
+        STATIC: ("kept", "pod"),
+        f"{TRASH}/{next(iter(disk.trash()))}": ("kept", "retained"),
+    }
+    assert disk.names() == {uid(1), uid(2), uid(3), uid(5), uid(6), "config", STATIC}
+
+
+def test_the_table(disk: Disk, once: Once) -> None:
+    disk.make(uid(1))
+    disk.make("\x1b[2J")
+    done = once(listed(pod(1)))
+    assert done.stdout.splitlines() == [
+        "DIRECTORY                             VERDICT  WHY",
+        f"{uid(1)}  kept     its pod exists",
+        r"\x1b[2J                               kept     not a name of this scheme",
+    ]
+    assert done.stderr == ""
+
+
+def test_a_dry_run_changes_nothing(disk: Disk, once: Once) -> None:
+    disk.make(uid(1))
+    before = snapshot(disk.root / uid(1))
+    assert once.verdicts(listed(), "--dry-run") == {uid(1): ("would move", None)}
+    after = snapshot(disk.root / uid(1))
+    assert {name: facts[0] for name, facts in after.items()} == {name: facts[0] for name, facts in before.items()}
+    assert not (disk.root / TRASH).exists()
+
+
+def test_what_is_in_the_trash_long_enough_is_deleted(disk: Disk, once: Once) -> None:
+    disk.make(uid(1))
+    once(listed())
+    assert len(disk.trash()) == 1
+    verdicts = once.verdicts(listed(), "--trash-retention", "0")
+    assert [verdict for verdict, _ in verdicts.values()] == ["deleted"]
+    assert disk.trash() == set()
+
+
+def test_a_pods_file_that_is_older_than_a_directory_says_nothing_of_it(disk: Disk, once: Once) -> None:
+    """Its pod may have been created since."""
+    disk.make(uid(1), age=2 * HOUR)
+    disk.make(uid(2), age=HOUR)
+    flags = ("--grace", "60", "--pods", disk.base / "old.json")
+    (disk.base / "old.json").write_text(listed())
+    then = time.time() - 1.5 * HOUR
+    os.utime(disk.base / "old.json", (then, then))
+    verdicts = once.verdicts(listed(), *flags)
+    assert (verdicts[uid(1)], verdicts[uid(2)]) == (("moved", None), ("kept", "young"))
+
+
+def test_pods_from_standard_input(disk: Disk, once: Once) -> None:
+    disk.make(uid(1))
+    disk.make(uid(2))
+    once(listed(pod(2)), stdin=True)
+    assert disk.names() == {uid(2)}
+
+
+def test_a_uid_counts_whatever_node_its_pod_is_on(disk: Disk, once: Once) -> None:
+    disk.make(uid(1))
+    assert once.verdicts(listed(pod(1, node="another"))) == {uid(1): ("kept", "pod")}
+
+
+@pytest.fixture
+def as_root(disk: Disk) -> Once:
+    """The command as root, for what does not depend on the user."""
+    need_root()
+    return Once(disk, 0)
+
+
+def test_a_file_without_a_pod_of_the_node_is_taken_if_somebody_vouches_for_it(disk: Disk, as_root: Once) -> None:
+    disk.make(uid(1))
+    empty = json.dumps({"kind": "PodList", "items": []})
+    assert "is on node" in as_root(empty, status=2).stderr
+    assert disk.names() == {uid(1)}
+    as_root(empty, "--complete")
+    assert disk.names() == set()
+
+
+def test_a_file_that_may_not_hold_all_pods_is_refused(disk: Disk, as_root: Once) -> None:
+    disk.make(uid(1))
+    done = as_root(listed()[:-20], status=2)
+    assert ("no list of pods" in done.stderr, done.stdout) == (True, "")
+    assert disk.names() == {uid(1)}
+
+
+def test_a_file_of_one_namespace_alone_is_warned_of(as_root: Once) -> None:
+    pods = json.dumps({"kind": "List", "items": [pod(1)]})
+    assert "namespace 'team-a'" in as_root(pods).stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        pytest.param(["--root", "none"], "no directory", id="no root"),
+        pytest.param(["--pods", "none"], "No such file", id="no pods file"),
+        pytest.param(["--scheme", "cuda"], "--scheme", id="an unknown scheme"),
+        pytest.param(["--grace", "-1"], "--grace", id="a negative time"),
+    ],
+)
+def test_bad_input(as_root: Once, flags: list[str], says: str) -> None:
+    done = as_root(listed(), *flags, status=2)
+    assert (says in done.stderr, done.stdout) == (True, "")
+
+
+def test_a_root_that_is_a_link_is_refused(disk: Disk, as_root: Once) -> None:
+    (disk.base / "link").symlink_to(disk.root)
+    assert "Not a directory" in as_root(listed(), "--root", disk.base / "link", status=1).stderr
+
+
+def test_kubelets_directory_that_cannot_be_read_keeps_everything(disk: Disk, as_root: Once) -> None:
+    disk.make(uid(1))
+    done = as_root(listed(), "--kubelet-pods", disk.base / "none")
+    assert "nothing was removed" in done.stderr
+    assert disk.names() == {uid(1)}
+
+
+def test_what_a_plain_user_may_not_touch_stays_and_the_rest_goes_on(disk: Disk) -> None:
+    need_root()
+    disk.base.chmod(0o755)
+    once = Once(disk, PLAIN)
+    for number in (1, 2):
+        disk.make(uid(number))
+    once(listed(pod(1), pod(2)))
+    (disk.root / uid(1)).chmod(0)
+    verdicts = once.verdicts(listed())
+    assert (verdicts[uid(1)], verdicts[uid(2)]) == (("kept", "error"), ("moved", None))
+
+
+@pytest.fixture
+def roomy() -> Iterator[Disk]:
+    """A disk in memory where there is one: a million files are made sooner."""
+    memory = Path("/dev/shm")  # noqa: S108  # a directory of our own is made in it
+    base = Path(tempfile.mkdtemp(prefix="vm-directories-", dir=memory if memory.is_dir() else None))
+    disk = Disk(base)
+    disk.furnish()
+    yield disk
+    shutil.rmtree(base)
+
+
+def peak(disk: Disk, *flags: str) -> int:
+    """Run it, and return the most memory that it had, in KiB."""
+    file = disk.base / "pods.json"
+    file.write_text(listed())
+    where = ("--root", disk.root, "--node", NODE, "--pods", file, "--scheme", disk.scheme)
+    command = (PROGRAM, "node", "--once", *where, *flags)
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_maxrss
+
+
+def test_a_million_files_are_checked_and_deleted_in_little_memory(roomy: Disk) -> None:
+    few = peak(roomy)
+    path = roomy.make(uid(1))
+    directory = os.open(path / "main", os.O_RDONLY)
+    for number in range(MILLION):
+        os.link("vcuda.config", str(number), src_dir_fd=directory, dst_dir_fd=directory)
+    os.close(directory)
+    roomy.age(path, HOUR)
+    many = peak(roomy, "--trash-retention", "0")
+    print(f"{few} KiB for none, {many} KiB for {MILLION:,} files")
+    assert (roomy.names(), roomy.trash()) == (set(), set())
+    assert many - few < BOUNDED

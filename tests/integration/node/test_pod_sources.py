@@ -1,0 +1,193 @@
+"""Lists of a node's pods that fail or are cut short: nothing is concluded from them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from controller.node.kubelet_pods import KubeletPods, NoKubelet
+from controller.node.pod_sources import Listing, WatchedPods, Witness, list_uids
+from controller.node.refused import Refused
+from tests.integration.scripted import Answer, Script, item, page, status
+from tests.processes import PATIENCE
+from vcuda.errors import Gone, Unreachable, VcudaError
+from vcuda.kube import Kube, OnEvent
+
+NODE = "gpu-7"
+STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
+
+
+def mirror(name: str, version: int) -> dict[str, object]:
+    """A mirror pod."""
+    pod = item(name, version)
+    metadata = pod["metadata"]
+    assert isinstance(metadata, dict)
+    return {"metadata": {**metadata, "annotations": {"kubernetes.io/config.mirror": STATIC}}}
+
+
+@contextmanager
+def watching(kube: Kube, own_uid: str | None = None) -> Iterator[WatchedPods]:
+    """The pods of a node, watched."""
+    pods = WatchedPods(kube, NODE, Witness(own_uid), NoKubelet(), on_gone=lambda: None)
+    pods.reflector.start()
+    try:
+        yield pods
+    finally:
+        pods.reflector.stop()
+        pods.reflector.join(PATIENCE)
+
+
+def test_the_list_is_of_the_nodes_pods_and_whole(kube: Kube, script: Script) -> None:
+    script.answers.extend([page(7, item("a", 1), token="t"), page(7, mirror("b", 2))])
+    assert list_uids(kube, NODE) == {"uid-a", "uid-b", STATIC}
+    assert {request.params["fieldSelector"] for request in script.seen} == {f"spec.nodeName={NODE}"}
+    assert "resourceVersion" not in script.seen[0].params
+
+
+@pytest.mark.parametrize(
+    ("second", "error"),
+    [
+        pytest.param(status(410, "The provided continue parameter is too old"), Gone, id="its token has expired"),
+        pytest.param(status(500, "etcdserver: leader changed"), Unreachable, id="an error"),
+        pytest.param(Answer({"kind": "Status"}), Unreachable, id="no list"),
+        pytest.param(page(7, {"metadata": {"name": "b"}}), Unreachable, id="a pod without a uid"),
+    ],
+)
+def test_a_list_whose_second_page_fails_is_no_list(
+    kube: Kube, script: Script, second: Answer, error: type[VcudaError]
+) -> None:
+    script.answers.extend([page(7, item("a", 1), token="t"), second])
+    with pytest.raises(error):
+        list_uids(kube, NODE)
+
+
+def test_a_list_serves_for_seconds_and_one_that_failed_for_none(kube: Kube, script: Script) -> None:
+    now = [0.0]
+    listing = Listing(kube, NODE, Witness("uid-a"), clock=lambda: now[0])
+    script.answers.extend([page(7, item("a", 1)), status(500, "down"), page(9, item("b", 1)), page(10, item("a", 2))])
+    assert listing.recent() == listing.recent() == {"uid-a"}
+    now[0] = 6.0
+    with pytest.raises(Unreachable):
+        listing.recent()
+    with pytest.raises(Refused):
+        listing.recent()
+    assert listing.recent() == {"uid-a"}
+
+
+def test_before_the_first_complete_list_nothing_is_known(kube: Kube, script: Script) -> None:
+    """Its first page came, and its second never does: what it held is no list of pods."""
+    whole = page(9, item("a", 1), item("b", 2))
+    script.answers.extend([page(7, item("a", 1), token="t"), status(410, "too old"), *[status(500, "no")] * 3, whole])
+    with watching(kube) as pods:
+        with pytest.raises(Refused, match="not complete"):
+            pods.known()
+        assert pods.reflector.synced.wait(PATIENCE)
+        assert pods.known() == {"uid-a", "uid-b"}
+
+
+def test_a_view_that_is_old_is_not_believed(kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    script.answers.append(page(7, item("a", 1)))
+    with watching(kube) as pods:
+        assert pods.reflector.synced.wait(PATIENCE)
+        assert pods.known() == {"uid-a"}
+        monkeypatch.setattr(pods.reflector, "last_event_age", lambda _now: 121.0)
+        with pytest.raises(Refused, match="not heard"):
+            pods.known()
+
+
+def test_a_view_without_the_agents_own_pod_is_not_believed(kube: Kube, script: Script) -> None:
+    script.answers.append(page(7, item("a", 1)))
+    with watching(kube, own_uid="uid-own") as pods:
+        assert pods.reflector.synced.wait(PATIENCE)
+        with pytest.raises(Refused, match="lacks"):
+            pods.known()
+
+
+class View:
+    """Stands for a reflector that is synced and heard; the test changes what it knows."""
+
+    def __init__(self, on_event: OnEvent[tuple[str, ...]]) -> None:
+        self.synced, self.alive = threading.Event(), True
+        self.synced.set()
+        self._pods: dict[str, tuple[str, ...]] = {}
+        self._on_event = on_event
+
+    def set(self, **pods: tuple[str, ...]) -> None:
+        """Know these pods: their uids by name."""
+        before, self._pods = self._pods, pods
+        for name in before.keys() | pods.keys():
+            self._on_event(before.get(name), pods.get(name))
+
+    def last_event_age(self, _now: float) -> float:
+        """It was heard just now."""
+        return 0.0
+
+    def snapshot(self) -> dict[str, tuple[str, ...]]:
+        """What it knows."""
+        return self._pods
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> KubeletPods:
+    """kubelet's directory, empty."""
+    return KubeletPods(tmp_path)
+
+
+@pytest.fixture
+def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
+    """The views of all pods that are watched from now on."""
+    made: list[View] = []
+
+    def make(*_: object, on_event: OnEvent[tuple[str, ...]], **__: object) -> View:
+        made.append(View(on_event))
+        return made[-1]
+
+    monkeypatch.setattr("controller.node.pod_sources.Reflector", make)
+    return made
+
+
+def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_mirror(
+    kube: Kube, views: list[View], kubelet: KubeletPods
+) -> None:
+    """What a device plugin made for the first mirror serves the static pod as long as it runs."""
+    gone: list[None] = []
+    pods = WatchedPods(kube, NODE, Witness(), kubelet, on_gone=lambda: gone.append(None))
+    [view] = views
+    view.set(own=("own",), first=("mirror-1", STATIC))
+    assert pods.known() == {"own", "mirror-1", STATIC}
+    view.set(own=("own",), again=("mirror-2", STATIC))
+    assert pods.known() == {"own", "mirror-1", "mirror-2", STATIC}
+    assert len(gone) == 1
+    view.set(own=("own",))
+    assert pods.known() == {"own"}
+    view.set(own=("own",), third=("mirror-3", STATIC))
+    assert pods.known() == {"own", "mirror-3", STATIC}
+
+
+def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_pod(
+    kube: Kube, views: list[View], kubelet: KubeletPods
+) -> None:
+    """No other mirror can be made, as when the namespace is gone; the static pod runs on."""
+    pods = WatchedPods(kube, NODE, Witness(), kubelet, on_gone=lambda: None)
+    [view] = views
+    view.set(own=("own",), mirror=("mirror-1", STATIC))
+    (kubelet.path / STATIC).mkdir()
+    view.set(own=("own",))
+    assert pods.known() == {"own", "mirror-1"}
+    (kubelet.path / STATIC).rmdir()
+    assert pods.known() == {"own"}
+
+
+def test_only_a_pod_that_has_gone_brings_a_sweep(kube: Kube, views: list[View], kubelet: KubeletPods) -> None:
+    gone: list[None] = []
+    WatchedPods(kube, NODE, Witness(), kubelet, on_gone=lambda: gone.append(None))
+    [view] = views
+    view.set(own=("own",), other=("a",))
+    view.set(own=("own",), other=("a",))
+    assert gone == []
+    view.set(own=("own",))
+    assert len(gone) == 1

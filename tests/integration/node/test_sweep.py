@@ -1,0 +1,245 @@
+"""What goes and what stays, on real directories: by the API, by kubelet, by age, and over restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.node.kubelet_pods import KubeletPods
+from controller.node.outcome import Verdict
+from controller.node.refused import Refused
+from controller.node.trash import no_hands
+from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, snapshot, uid
+from vcuda.errors import Unreachable
+from vcuda.vm_directories import TRASH, VM_DIRECTORIES, Keep, Reason
+
+STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
+
+
+@pytest.fixture
+def kubelet(disk: Disk) -> KubeletPods:
+    """kubelet's directory of pods, with one pod that has no other part in the tests."""
+    path = disk.base / "pods"
+    (path / uid(99)).mkdir(parents=True)
+    return KubeletPods(path)
+
+
+def test_a_directory_goes_once_its_pod_has_been_gone_for_the_grace_period(disk: Disk, agent: Agent) -> None:
+    disk.make(uid(1))
+    disk.pods.uids = {uid(1)}
+    assert agent.sweep()[uid(1)].keep == Keep(Reason.POD)
+    disk.pods.uids = {uid(2)}
+    assert agent.sweep()[uid(1)].keep == Keep(Reason.SEEN_ONCE)
+    assert agent.sweep()[uid(1)].keep == Keep(Reason.YOUNG)
+    disk.clocks.advance(GRACE)
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert disk.names() == set()
+    assert disk.trash() == {f"{uid(1)}.{int(disk.clocks.wall)}"}
+
+
+@pytest.mark.parametrize("scheme", VM_DIRECTORIES)
+def test_directories_of_every_scheme(disk: Disk, scheme: str) -> None:
+    disk.scheme = scheme
+    suffix = "" if VM_DIRECTORIES[scheme].uid(uid(1)) else "_main"
+    other = "" if suffix else "_main"
+    for number in (1, 2):
+        disk.make(uid(number) + suffix)
+        disk.make(uid(number) + other)
+    disk.pods.uids = {uid(1)}
+    said = Agent(disk).sweep_after_grace()
+    assert said[uid(1) + suffix].keep == Keep(Reason.POD)
+    assert said[uid(2) + suffix].verdict is Verdict.MOVED
+    assert disk.names() == {uid(1) + suffix, uid(1) + other, uid(2) + other}
+
+
+def test_what_is_in_the_trash_is_the_same_and_is_deleted_after_its_retention(disk: Disk, agent: Agent) -> None:
+    before = snapshot(disk.make(uid(1)))
+    agent.sweep_after_grace()
+    [trashed] = disk.trash()
+    assert snapshot(disk.root / TRASH / trashed) == before
+    disk.clocks.advance(RETENTION - 1)
+    assert agent.sweep()[f"{TRASH}/{trashed}"].keep == Keep(Reason.RETAINED)
+    disk.clocks.advance(1)
+    outcome = agent.sweep()[f"{TRASH}/{trashed}"]
+    assert outcome.verdict is Verdict.DELETED
+    assert outcome.freed >= 5000
+    assert disk.trash() == set()
+
+
+def test_on_a_full_disk_what_is_moved_is_deleted_at_once(disk: Disk) -> None:
+    disk.make(uid(1))
+    Agent(disk, disk_pressure=0.0).sweep_after_grace()
+    assert (disk.names(), disk.trash()) == (set(), set())
+
+
+def test_a_pod_that_was_made_again_under_its_name_keeps_its_own_directory_alone(disk: Disk, agent: Agent) -> None:
+    """Directories go by uid, and the new pod has another."""
+    disk.make(uid(1))
+    disk.make(uid(2))
+    disk.pods.uids = {uid(2)}
+    agent.sweep_after_grace()
+    assert disk.names() == {uid(2)}
+
+
+def test_what_kubelet_keeps_stays_though_the_api_has_it_no_more(disk: Disk, kubelet: KubeletPods) -> None:
+    disk.make(uid(1))
+    (kubelet.path / uid(1)).mkdir()
+    agent = Agent(disk, kubelet)
+    assert agent.reason(uid(1)) is Reason.KUBELET
+    (kubelet.path / uid(1)).rmdir()
+    assert agent.reason(uid(1)) is None
+
+
+def test_kubelet_is_asked_once_more_before_the_move(disk: Disk, kubelet: KubeletPods) -> None:
+    disk.make(uid(1))
+    disk.pods.meanwhile = lambda: (kubelet.path / uid(1)).mkdir(exist_ok=True)
+    assert Agent(disk, kubelet).reason(uid(1)) is Reason.KUBELET
+
+
+def test_the_api_server_is_asked_once_more_before_the_move(disk: Disk, agent: Agent) -> None:
+    disk.make(uid(1))
+    disk.pods.live = {uid(1)}
+    assert agent.reason(uid(1)) is Reason.POD
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file", "not this node's"])
+def test_nothing_goes_while_kubelets_directory_cannot_be_read(disk: Disk, kubelet: KubeletPods, kind: str) -> None:
+    disk.make(uid(1))
+    if kind == "a file":
+        (disk.base / "file").touch()
+    path = {"missing": disk.base / "none", "a file": disk.base / "file"}.get(kind, kubelet.path)
+    agent = Agent(disk, KubeletPods(path, own_uid=uid(7)))
+    assert agent.reason(uid(1)) is Reason.KUBELET_UNKNOWN
+    assert agent.blocked is not None
+
+
+def test_kubelets_directory_that_goes_away_before_the_move_keeps_what_it_might_have_held(
+    disk: Disk, kubelet: KubeletPods
+) -> None:
+    disk.make(uid(1))
+    disk.pods.meanwhile = lambda: kubelet.path.rename(disk.base / "gone") if kubelet.path.exists() else None
+    assert Agent(disk, kubelet).reason(uid(1)) is Reason.KUBELET_UNKNOWN
+
+
+def test_a_static_pods_directory_stays_for_its_mirror_pod_and_for_kubelet(disk: Disk, kubelet: KubeletPods) -> None:
+    disk.make(STATIC)
+    assert Agent(disk).reason(STATIC) is Reason.STATIC
+    disk.pods.uids = {STATIC}
+    assert Agent(disk, kubelet).reason(STATIC) is Reason.POD
+    disk.pods.uids = set()
+    (kubelet.path / STATIC).mkdir()
+    assert Agent(disk, kubelet).reason(STATIC) is Reason.KUBELET
+    (kubelet.path / STATIC).rmdir()
+    assert Agent(disk, kubelet).reason(STATIC) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Refused(Reason.PODS_UNKNOWN, "the first list is not complete"), Unreachable("no route to host")],
+    ids=["an empty cache", "no answer"],
+)
+def test_while_it_is_not_known_which_pods_exist_nothing_goes_not_even_from_the_trash(
+    disk: Disk, agent: Agent, error: Unreachable
+) -> None:
+    disk.make(uid(1))
+    agent.sweep_after_grace()
+    disk.make(uid(2))
+    disk.make("foreign")
+    disk.pods.error = error
+    disk.clocks.advance(10 * RETENTION)
+    assert agent.reason(uid(2)) is Reason.PODS_UNKNOWN
+    assert disk.names() == {uid(2), "foreign"}
+    assert len(disk.trash()) == 1
+
+
+def test_where_the_last_list_fails_nothing_goes_and_the_next_sweep_tries_again(disk: Disk, agent: Agent) -> None:
+    """As when a continue token expires between two pages."""
+    disk.make(uid(1))
+    disk.make(uid(2))
+    disk.pods.live_error = Unreachable("the continue token has expired (HTTP 410)")
+    assert agent.reason(uid(1)) is Reason.PODS_UNKNOWN
+    assert agent.reason(uid(2)) is Reason.PODS_UNKNOWN
+    disk.pods.live_error = None
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+
+
+@pytest.mark.parametrize("jump", [1e9, -1e9, HOUR, -HOUR])
+def test_a_clock_that_jumps_lets_nothing_go_early_and_nothing_stay_for_ever(
+    disk: Disk, agent: Agent, jump: float
+) -> None:
+    disk.make(uid(1), age=0)
+    agent.sweep()
+    disk.clocks.advance(60)
+    disk.clocks.wall += jump
+    assert agent.sweep()[uid(1)].keep == Keep(Reason.YOUNG)
+    disk.clocks.advance(2 * HOUR)
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    [trashed] = disk.trash()
+    disk.clocks.wall += jump
+    assert agent.sweep()[f"{TRASH}/{trashed}"].keep == Keep(Reason.RETAINED)
+    disk.clocks.advance(3 * RETENTION)
+    agent.sweep()
+    assert disk.trash() == set()
+
+
+def test_a_directory_that_is_made_anew_in_between_starts_anew(disk: Disk, agent: Agent) -> None:
+    path = disk.make(uid(1))
+    agent.sweep()
+    disk.clocks.advance(GRACE)
+    path.rename(disk.base / "kept so that the new one has another inode")
+    disk.make(uid(1))
+    assert agent.sweep()[uid(1)].keep == Keep(Reason.SEEN_ONCE)
+
+
+def test_a_pod_that_appears_again_gets_its_directory_back_from_the_trash(disk: Disk, agent: Agent) -> None:
+    """As after etcd was restored: the API had lost the pod for a while."""
+    before = snapshot(disk.make(uid(1)))
+    agent.sweep_after_grace()
+    disk.pods.uids = {uid(1)}
+    [outcome] = agent.sweep().values()
+    assert outcome.verdict is Verdict.RESTORED
+    assert snapshot(disk.root / uid(1)) == before
+
+
+def test_a_name_that_is_taken_is_not_overwritten_by_what_comes_back(disk: Disk, agent: Agent) -> None:
+    disk.make(uid(1))
+    agent.sweep_after_grace()
+    (disk.root / uid(1)).mkdir()
+    disk.pods.uids = {uid(1)}
+    said = agent.sweep()
+    assert {outcome.keep for outcome in said.values()} == {Keep(Reason.POD)}
+    assert list((disk.root / uid(1)).iterdir()) == []
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing(disk: Disk) -> None:
+    disk.make(uid(1))
+    Agent(disk).sweep_after_grace()
+    disk.make(uid(2))
+    disk.clocks.advance(RETENTION)
+    before = snapshot(disk.root)
+    agent = Agent(disk, hands=no_hands, disk_pressure=0.0)
+    verdicts = {outcome.verdict for outcome in agent.sweep_after_grace().values()}
+    assert verdicts == {Verdict.WOULD_MOVE, Verdict.WOULD_DELETE}
+    assert snapshot(disk.root) == before
+
+
+def test_a_dry_run_makes_no_trash(disk: Disk) -> None:
+    disk.make(uid(1))
+    assert Agent(disk, hands=no_hands).sweep_after_grace()[uid(1)].verdict is Verdict.WOULD_MOVE
+    assert set(disk.root.iterdir()) == {disk.root / uid(1)}
+
+
+def test_a_root_that_does_not_exist_yet_holds_nothing(disk: Disk, agent: Agent) -> None:
+    disk.root.rmdir()
+    assert agent.sweep() == {}
+    assert agent.blocked is None
+
+
+def test_a_sweep_that_is_out_of_time_leaves_the_rest_to_the_next(disk: Disk, agent: Agent) -> None:
+    for number in range(3):
+        disk.make(uid(number))
+    agent.sweep()
+    disk.clocks.advance(GRACE)
+    agent.sweep(give_up=lambda: len(disk.trash()) == 1)
+    assert len(disk.names()) == 2
+    agent.sweep()
+    assert disk.names() == set()

@@ -1,0 +1,117 @@
+"""Walks and surveys by themselves: what they cost, and what they notice."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from controller.node.refused import Refused
+from controller.node.tree import Place, opened_root, walk
+from controller.node.usage import survey
+from tests.integration.node.disk import uid
+from vcuda.vm_directories import Reason
+
+DEEP = 500
+MOUNTS = f"""\
+20 1 8:1 / / rw - ext4 /dev/sda1 rw
+21 20 0:30 / /var/lib/kubelet/pods/{uid(1)}/volumes/kubernetes.io~projected/token rw - tmpfs tmpfs rw
+22 20 8:1 /data /var/lib/kubelet/pods/{uid(2)}/volume-subpaths/data/main/0 rw - ext4 /dev/sda1 rw
+23 20 8:1 /var/lib/kubelet/pods/{uid(3)}/etc-hosts /etc/hosts rw - ext4 /dev/sda1 rw
+24 20 8:1 /etc/gpu-manager/vm/{uid(4)} /etc/vcuda rw - ext4 /dev/sda1 rw
+25 20 8:1 /etc/gpu-manager/vm/{uid(5)}//deleted /etc/vcuda rw - ext4 /dev/sda1 rw
+26 20 0:31 / /etc/gpu-manager/vm/{uid(6)}/main rw - tmpfs tmpfs rw
+"""
+
+
+def descend(path: Path, levels: int) -> None:
+    """Make so many directories in one another, each with another beside it."""
+    at = os.open(path, os.O_RDONLY)
+    for level in range(levels):
+        os.mkdir("beside", dir_fd=at)
+        os.mkdir(f"{level:0100}", dir_fd=at)
+        below = os.open(f"{level:0100}", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def names(root: Place) -> list[str]:
+    """Every name that a walk comes upon."""
+    return [entry.name for _, entry in walk(root.fd, root.mount)]
+
+
+def test_a_deep_walk_finds_everything_and_keeps_few_descriptors_open(tmp_path: Path) -> None:
+    descend(tmp_path, DEEP)
+    before = descriptors()
+    with opened_root(tmp_path) as root:
+        seen, most = 0, 0
+        for _ in walk(root.fd, root.mount):
+            seen += 1
+            most = max(most, descriptors() - before)
+    assert seen == 2 * DEEP
+    assert most < 200
+    assert descriptors() == before
+
+
+def test_a_walk_that_is_left_early_leaves_nothing_open(tmp_path: Path) -> None:
+    descend(tmp_path, DEEP)
+    before = descriptors()
+    with opened_root(tmp_path) as root:
+        steps = walk(root.fd, root.mount)
+        for _ in range(DEEP):
+            next(steps)
+        del steps
+    assert descriptors() == before
+
+
+def test_a_tree_that_is_moved_while_it_is_walked_is_noticed(tmp_path: Path) -> None:
+    """Else the walk would come up somewhere else, and go on there."""
+    (tmp_path / "tree").mkdir()
+    descend(tmp_path / "tree", 100)
+    (tmp_path / "elsewhere").mkdir()
+    below = "/".join(f"{level:0100}" for level in range(20))
+    with opened_root(tmp_path / "tree") as root:
+        steps = walk(root.fd, root.mount)
+        while next(steps)[1].name != f"{99:0100}":
+            pass
+        (tmp_path / "tree" / below).rename(tmp_path / "elsewhere" / "moved")
+        with pytest.raises(Refused) as refused:
+            list(steps)
+    assert refused.value.keep.reason is Reason.CHANGED
+
+
+def test_a_tree_both_deep_and_wide_is_refused_rather_than_held_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.node.tree._MOST_PARKED", 10)
+    descend(tmp_path, 100)
+    with opened_root(tmp_path) as root:
+        assert len(names(root)) == 200
+        for number in range(20):
+            (tmp_path / str(number)).mkdir()
+        with pytest.raises(Refused, match="over 10 entries"):
+            names(root)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc with one process, which is this one, and mounts of the test's own."""
+    process = tmp_path / "proc" / "self"
+    (process / "ns").mkdir(parents=True)
+    (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")
+    (process / "mountinfo").write_text(MOUNTS)
+    return tmp_path / "proc"
+
+
+def test_mounts_of_a_directory_count_and_kubelets_volumes_of_a_pod_do_not(tmp_path: Path, proc: Path) -> None:
+    """Whoever has kubelet's directory mounted keeps copies of its mounts, long after the pods' end."""
+    with opened_root(tmp_path) as root:
+        mounted = survey(root.fd, root.mount, proc).mounted
+    assert {number for number in range(1, 7) if uid(number) in mounted} == {3, 4, 5, 6}

@@ -1,0 +1,270 @@
+"""The loop of the node agent: when it sweeps, what it tells, and when it is healthy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.node.agent import MISSED, Agent, Pace, Wakes
+from controller.node.metrics import SweepMetrics
+from controller.node.outcome import Outcome, Report, Verdict, shown
+from controller.node.pod_sources import Witness
+from controller.node.refused import Refused
+from controller.node.removal import OutOfTime
+from controller.node.report import MOST_TOLD, Teller
+from vcuda.vm_directories import Keep, Reason
+
+UNKNOWN = Keep(Reason.PODS_UNKNOWN, "no list")
+
+
+@dataclass
+class Sweeps:
+    """What each sweep in turn says and comes to; the last one again and again."""
+
+    script: list[tuple[list[Outcome], Keep | BaseException | None]] = field(default_factory=lambda: [([], None)])
+
+    def __call__(self, report: Report, _give_up: Callable[[], bool]) -> Keep | None:
+        said, result = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        for outcome in said:
+            report(outcome)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """The agent's metrics."""
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    """What is logged."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The steady clock, in its one element."""
+    now = [1000.0]
+    monkeypatch.setattr("controller.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    return now
+
+
+def agent_of(registry: CollectorRegistry, sweeps: Sweeps, pace: Pace | None = None) -> Agent:
+    """An agent that makes these sweeps."""
+    return Agent(sweeps, Teller(SweepMetrics(registry), structlog.get_logger()), Wakes(), pace or Pace())
+
+
+def kept(path: str, reason: Reason, detail: str = "") -> Outcome:
+    """A directory that stays."""
+    return Outcome(path, Verdict.KEPT, Keep(reason, detail))
+
+
+def test_the_metrics_of_a_sweep(registry: CollectorRegistry) -> None:
+    said = [
+        kept("a", Reason.POD),
+        kept("b", Reason.POD),
+        kept("c", Reason.FOREIGN),
+        kept("d", Reason.LINK),
+        kept(".trash/e", Reason.RETAINED),
+        Outcome("f", Verdict.MOVED),
+        Outcome(".trash/g", Verdict.DELETED, freed=4096),
+        Outcome(".trash/h", Verdict.KEPT, Keep(Reason.ERROR), 512),
+    ]
+    agent_of(registry, Sweeps([(said, None)])).sweep()
+    value = registry.get_sample_value
+    assert value("vcuda_vm_directories_present") == 2
+    assert value("vcuda_vm_directories_kept", {"reason": "pod"}) == 2
+    assert value("vcuda_vm_directories_kept", {"reason": "link"}) == 1
+    assert value("vcuda_vm_directories_kept", {"reason": "young"}) == 0
+    assert value("vcuda_vm_trash_directories") == 2
+    assert value("vcuda_vm_directories_removed_total") == 1
+    assert value("vcuda_vm_directories_deleted_total") == 1
+    assert value("vcuda_vm_freed_bytes_total") == 4608
+    assert time.time() - (value("vcuda_vm_last_complete_sweep_timestamp_seconds") or 0) < 60
+
+
+@pytest.mark.parametrize(
+    ("result", "name"),
+    [
+        (None, "complete"),
+        (UNKNOWN, "blocked"),
+        (OutOfTime(), "unfinished"),
+        (PermissionError(13, "Permission denied"), "failed"),
+    ],
+)
+def test_how_a_sweep_ended(registry: CollectorRegistry, result: Keep | BaseException | None, name: str) -> None:
+    agent_of(registry, Sweeps([([kept("a", Reason.POD)], result)])).sweep()
+    value = registry.get_sample_value
+    counts = {
+        each: value("vcuda_vm_sweeps_total", {"result": each})
+        for each in ("complete", "blocked", "unfinished", "failed")
+    }
+    assert counts == {**dict.fromkeys(counts, 0.0), name: 1.0}
+    assert value("vcuda_vm_directories_present") == (1 if name in ("complete", "blocked") else 0)
+    assert (value("vcuda_vm_last_complete_sweep_timestamp_seconds") == 0) == (name != "complete")
+
+
+def test_what_stays_and_should_not_is_told_once_for_as_long_as_it_stays(
+    registry: CollectorRegistry, logs: list[Any]
+) -> None:
+    link, busy = kept("a", Reason.LINK), kept("a", Reason.ERROR, "Device or resource busy")
+    script: list[tuple[list[Outcome], Keep | BaseException | None]] = [
+        ([link, kept("b", Reason.POD), kept("c", Reason.YOUNG)], None),
+        ([link], None),
+        ([], UNKNOWN),
+        ([link], None),
+        ([busy], None),
+        ([], None),
+        ([link], None),
+    ]
+    agent = agent_of(registry, Sweeps([*script]))
+    told = []
+    for _ in script:
+        logs.clear()
+        agent.sweep()
+        told.append([line["reason"] for line in logs if line["event"] == "kept"])
+    assert told == [["link"], [], [], [], ["error"], [], ["link"]]
+
+
+def test_what_is_done_is_told_each_time(registry: CollectorRegistry, logs: list[Any]) -> None:
+    agent = agent_of(registry, Sweeps([([Outcome("a\x1b", Verdict.MOVED)], None)]))
+    agent.sweep()
+    agent.sweep()
+    assert [(line["event"], line["directory"]) for line in logs] == [("moved", r"a\x1b")] * 2
+
+
+def test_of_countless_foreign_names_only_some_are_told(registry: CollectorRegistry, logs: list[Any]) -> None:
+    agent = agent_of(registry, Sweeps([([kept(str(number), Reason.FOREIGN) for number in range(3000)], None)]))
+    agent.sweep()
+    agent.sweep()
+    assert len(logs) == MOST_TOLD
+    assert registry.get_sample_value("vcuda_vm_directories_kept", {"reason": "foreign-name"}) == 3000
+
+
+def test_that_nothing_is_removed_is_told_when_it_begins_and_when_it_ends(
+    registry: CollectorRegistry, logs: list[Any]
+) -> None:
+    agent = agent_of(registry, Sweeps([([], UNKNOWN), ([], UNKNOWN), ([], None), ([], None)]))
+    for _ in range(4):
+        agent.sweep()
+    assert [line["event"] for line in logs] == ["nothing is removed", "removing again"]
+
+
+@pytest.mark.parametrize(
+    ("result", "healthy"),
+    [
+        pytest.param(None, True, id="complete"),
+        pytest.param(UNKNOWN, True, id="blocked: a new agent would know no more"),
+        pytest.param(OutOfTime(), True, id="unfinished"),
+        pytest.param(PermissionError(13, "Permission denied"), False, id="failed"),
+    ],
+)
+def test_healthy_is_who_has_ended_a_sweep_within_five_periods(
+    registry: CollectorRegistry, clock: list[float], result: Keep | BaseException | None, *, healthy: bool
+) -> None:
+    agent = agent_of(registry, Sweeps([([], result)]))
+    clock[0] += MISSED * 60
+    assert agent.unhealthy() is None
+    clock[0] += 1
+    assert agent.unhealthy() is not None
+    agent.sweep()
+    assert (agent.unhealthy() is None) == healthy
+
+
+def test_a_fault_of_our_own_ends_the_agent(registry: CollectorRegistry) -> None:
+    with pytest.raises(ZeroDivisionError):
+        agent_of(registry, Sweeps([([], ZeroDivisionError())])).loop()
+
+
+def test_it_gives_up_a_sweep_when_it_is_stopped_and_after_a_period(
+    registry: CollectorRegistry, clock: list[float]
+) -> None:
+    wakes = Wakes()
+    seen = []
+
+    def sweep(_report: Report, give_up: Callable[[], bool]) -> None:
+        seen.append(give_up())
+        clock[0] += 61
+        seen.append(give_up())
+        wakes.stop()
+        seen.append(give_up())
+
+    Agent(sweep, Teller(SweepMetrics(registry), structlog.get_logger()), wakes, Pace(60)).loop()
+    assert seen == [False, True, True]
+
+
+def waited(wakes: Wakes, pace: Pace) -> float:
+    """How long it waits, in seconds."""
+    began = time.monotonic()
+    wakes.wait(pace)
+    return time.monotonic() - began
+
+
+def test_it_sweeps_every_period() -> None:
+    assert waited(Wakes(), Pace(0.2, 5)) >= 0.2
+
+
+def test_many_pods_that_end_bring_one_sweep_after_the_spacing() -> None:
+    wakes = Wakes()
+    for _ in range(1000):
+        wakes.wake()
+    assert waited(wakes, Pace(60, 0.2)) >= 0.2
+    assert waited(wakes, Pace(0.3, 0.1)) >= 0.3, "none of them is left over"
+
+
+def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
+    wakes = Wakes()
+    agent = Agent(Sweeps(), Teller(SweepMetrics(registry), structlog.get_logger()), wakes, Pace(3600, 3600))
+    loop = threading.Thread(target=agent.loop)
+    loop.start()
+    wakes.wake()
+    wakes.stop()
+    loop.join(20)
+    assert not loop.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("own_uid", "uids", "believed"),
+    [
+        ("own", {"own", "other"}, True),
+        ("own", {"other"}, False),
+        ("own", set(), False),
+        (None, {"other"}, True),
+        (None, set(), False),
+    ],
+)
+def test_a_list_of_pods_is_believed_if_the_agents_own_is_in_it(
+    own_uid: str | None, uids: set[str], *, believed: bool
+) -> None:
+    witness = Witness(own_uid)
+    if believed:
+        assert witness.believe(frozenset(uids)) == uids
+    else:
+        with pytest.raises(Refused):
+            witness.believe(frozenset(uids))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain-name_0", "plain-name_0"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\nb", r"a\nb"),
+        ("\udcff", r"\udcff"),
+        ("日本", "日本"),
+    ],
+)
+def test_names_are_shown_as_plain_text(text: str, expected: str) -> None:
+    assert shown(text) == expected

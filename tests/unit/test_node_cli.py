@@ -1,0 +1,55 @@
+"""What ``vcuda-controller node`` refuses before it does anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from controller.cli import main
+from vcuda.vm_directories import VM_DIRECTORIES
+
+STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
+
+
+@pytest.fixture
+def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kubeconfig that is none: to get so far as to read it is to have passed every check."""
+    monkeypatch.setattr("controller.node.cli.sees_host", lambda: False)
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text("")
+    return kubeconfig
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        pytest.param([], "--scheme", id="no scheme"),
+        pytest.param(STAY[:2], "--node", id="no node"),
+        pytest.param(STAY, "nothing proves that the pods listed are this node's", id="nothing that tells the node"),
+        pytest.param([*STAY, "--pod-uid", "u", "--pods", "-"], "--pods is for --once", id="a file for one that stays"),
+        pytest.param([*STAY, "--pod-uid", "u", "--host-pid"], "set hostPID: true", id="host PID that is not there"),
+        pytest.param([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "is not HOST:PORT", id="no address"),
+        pytest.param([*STAY, "--pod-uid", "u", "--disk-pressure", "101"], "--disk-pressure", id="over 100 %"),
+        pytest.param([*STAY, "--pod-uid", "u", "--period", "0"], "--period", id="no period"),
+        pytest.param([*STAY, "--pod-uid", "u"], "No usable kubeconfig", id="no cluster"),
+        pytest.param([*STAY, "--kubelet-pods", "/"], "No usable kubeconfig", id="no cluster, with kubelet's word"),
+    ],
+)
+def test_bad_input_is_exit_status_2(no_cluster: Path, flags: list[str], says: str) -> None:
+    result = CliRunner().invoke(main, ["node", "--kubeconfig", str(no_cluster), *flags])
+    assert (result.exit_code, says in result.output) == (2, True), result.output
+
+
+def test_help_names_every_scheme_the_rights_and_the_exit_statuses() -> None:
+    text = " ".join(CliRunner().invoke(main, ["node", "--help"]).output.split())
+    for scheme in VM_DIRECTORIES:
+        assert scheme in text
+    for part in ("Examples:", "Exit status:", "SYS_PTRACE", "VCUDA_NODE"):
+        assert part in text
+
+
+def test_a_flag_may_be_an_environment_variable(no_cluster: Path) -> None:
+    env = {"VCUDA_SCHEME": "hami", "VCUDA_NODE": "gpu-7", "VCUDA_POD_UID": "u", "VCUDA_KUBECONFIG": str(no_cluster)}
+    assert "No usable kubeconfig" in CliRunner().invoke(main, ["node"], env=env).output

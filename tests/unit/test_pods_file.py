@@ -1,0 +1,101 @@
+"""Pods from a file: what may not be all of them is refused, for a pod that is missed would lose its directory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.node.pods_file import read_complete_pods, read_pods
+from vcuda.errors import BadInput
+
+NODE = "gpu-7"
+STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
+
+Json = dict[str, Any]
+
+
+def pod(uid: str = "uid-1", node: str = NODE, namespace: str = "team-a", **metadata: object) -> Json:
+    """A pod as kubectl prints it."""
+    about = {"name": "train", "namespace": namespace, "uid": uid, **metadata}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"nodeName": node}}
+
+
+def listed(*pods: Json, kind: str = "List", **metadata: object) -> bytes:
+    """What kubectl prints, or the API server answers."""
+    return json.dumps({"apiVersion": "v1", "kind": kind, "metadata": metadata, "items": pods}).encode()
+
+
+def without_kind(found: Json) -> Json:
+    """A pod as it stands in a PodList."""
+    return {"metadata": found["metadata"], "spec": found["spec"], "status": {"phase": "Failed"}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(listed(pod("a"), pod("b", "another"), pod("c", "")), id="by kubectl"),
+        pytest.param(
+            listed(*map(without_kind, (pod("a"), pod("b"), pod("c"))), kind="PodList"), id="by the API server"
+        ),
+        pytest.param(listed(pod("a"), pod("b"), pod("c"), resourceVersion="7", selfLink=""), id="with a version"),
+    ],
+)
+def test_every_pod_counts_whatever_its_node_and_phase(text: bytes) -> None:
+    assert read_pods(text, NODE).uids == {"a", "b", "c"}
+
+
+def test_a_mirror_pod_stands_for_its_static_pod_too() -> None:
+    mirror = pod("a", annotations={"kubernetes.io/config.mirror": STATIC})
+    assert read_pods(listed(mirror), NODE).uids == {"a", STATIC}
+
+
+@pytest.mark.parametrize(
+    ("pods", "warns"),
+    [
+        pytest.param([pod("a"), pod("b", namespace="kube-system")], False, id="of two namespaces"),
+        pytest.param([pod("a"), pod("b")], True, id="of one namespace"),
+    ],
+)
+def test_a_list_of_one_namespace_is_warned_of(pods: list[Json], *, warns: bool) -> None:
+    assert bool(read_pods(listed(*pods), NODE).warning) == warns
+
+
+NO_LISTS = [
+    pytest.param(b"", id="empty"),
+    pytest.param(listed(pod())[:-20], id="cut short"),
+    pytest.param(listed(pod()) + b"}", id="with more behind it"),
+    pytest.param(b"[]", id="an array"),
+    pytest.param(json.dumps(pod()).encode(), id="one pod"),
+    pytest.param(b'{"kind": "List"}', id="no items"),
+    pytest.param(b'{"kind": "List", "items": null}', id="null items"),
+    pytest.param(listed({"kind": "Pod", "metadata": {}, "spec": {}}), id="a pod without a uid"),
+    pytest.param(listed(pod(), {**pod(), "kind": "Node"}), id="other objects in it"),
+    pytest.param(listed(kind="NodeList"), id="a list of others"),
+    pytest.param(listed(pod())[:-5] + b"\xff\xff\xff\xff\xff", id="not UTF-8"),
+    pytest.param(b"[" * 100_000, id="nested without end"),
+]
+
+
+@pytest.mark.parametrize("text", NO_LISTS)
+def test_what_is_no_whole_list_of_pods_is_refused(text: bytes) -> None:
+    with pytest.raises(BadInput, match="no list of pods"):
+        read_pods(text, NODE)
+    with pytest.raises(BadInput, match="no list of pods"):
+        read_complete_pods(text)
+
+
+@pytest.mark.parametrize("metadata", [{"continue": "token"}, {"remainingItemCount": 3}], ids=str)
+def test_one_page_of_a_list_is_refused_whoever_vouches_for_it(metadata: Json) -> None:
+    with pytest.raises(BadInput, match="more pods follow"):
+        read_pods(listed(pod(), **metadata), NODE)
+    with pytest.raises(BadInput, match="more pods follow"):
+        read_complete_pods(listed(pod(), **metadata))
+
+
+@pytest.mark.parametrize("text", [listed(), listed(pod(node="another"))], ids=["empty", "another node's"])
+def test_a_list_without_a_pod_of_the_node_is_refused_unless_somebody_vouches_for_it(text: bytes) -> None:
+    with pytest.raises(BadInput, match="No pod in it is on node 'gpu-7'"):
+        read_pods(text, NODE)
+    assert read_complete_pods(text).warning is None

@@ -1,0 +1,122 @@
+"""For how long something has to be seen, whatever the clocks do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from vcuda.sightings import Now, Patience, Stamped, Watched
+from vcuda.vm_directories import Keep, Reason
+
+GRACE = 300.0
+WALL = 1_700_000_000.0
+OLD = WALL - 86400
+YOUNG, ONCE = Keep(Reason.YOUNG), Keep(Reason.SEEN_ONCE)
+FAILED = Keep(Reason.ERROR, "Device or resource busy")
+
+
+def at(seconds: float, *, wall: float | None = None) -> Now:
+    """The moment so many seconds after the start; ``wall`` where the wall clock was set."""
+    return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
+
+
+def seen(patience: Patience, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
+    """What is said of one directory in a sweep at each of the moments."""
+    said = []
+    for moment in moments:
+        patience.begin(moment)
+        said.append(patience.hold("name", inode, stamp))
+    return said
+
+
+@pytest.fixture
+def watched() -> Watched:
+    """As the agent has it for the root."""
+    return Watched(GRACE, 2)
+
+
+@pytest.mark.parametrize(
+    ("moments", "last"),
+    [
+        pytest.param([at(0)], ONCE, id="seen once"),
+        pytest.param([at(0), at(1)], YOUNG, id="twice, at once"),
+        pytest.param([at(0), at(299)], YOUNG, id="not for long enough"),
+        pytest.param([at(0), at(300)], None, id="for long enough"),
+        pytest.param([at(0), at(60), at(120), at(300)], None, id="again and again"),
+        pytest.param([at(0), at(1, wall=WALL + 1e9)], YOUNG, id="the clock jumps forward"),
+        pytest.param([at(0), at(300, wall=OLD - 1e6)], None, id="the clock jumps back to before the stamp"),
+        pytest.param([at(0), at(300, wall=OLD + 10)], YOUNG, id="the clock jumps back to just after the stamp"),
+    ],
+)
+def test_it_has_to_be_seen_twice_and_for_the_whole_grace(
+    watched: Watched, moments: list[Now], last: Keep | None
+) -> None:
+    assert seen(watched, *moments)[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("stamp", "last"),
+    [
+        pytest.param(WALL + 1, YOUNG, id="touched lately"),
+        pytest.param(WALL, None, id="touched long ago"),
+        pytest.param(WALL + 1e9, None, id="touched in the future: made while the clock was ahead"),
+    ],
+)
+def test_what_was_touched_within_the_grace_stays(watched: Watched, stamp: float, last: Keep | None) -> None:
+    assert seen(watched, at(0), at(300), stamp=stamp)[-1] == last
+
+
+def test_one_that_was_not_asked_for_in_a_sweep_starts_anew(watched: Watched) -> None:
+    """It was gone, or its pod was there again."""
+    seen(watched, at(0), at(60))
+    watched.begin(at(120))
+    assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]
+
+
+def test_another_directory_of_the_same_name_starts_anew(watched: Watched) -> None:
+    seen(watched, at(0), at(60), inode=1)
+    assert seen(watched, at(400), at(460), at(700), inode=2) == [ONCE, YOUNG, None]
+
+
+def test_an_agent_that_was_started_again_starts_anew() -> None:
+    assert seen(Watched(GRACE, 2), at(0), at(300)) == [ONCE, None]
+    assert seen(Watched(GRACE, 2), at(360), at(420)) == [ONCE, YOUNG]
+
+
+def test_a_failure_waits_longer_each_time_up_to_an_hour_and_says_why(watched: Watched) -> None:
+    seen(watched, at(0))
+    moment, waits = 300.0, []
+    for _ in range(9):
+        assert seen(watched, at(moment)) == [None]
+        watched.put_off("name", FAILED)
+        retry = moment
+        while seen(watched, at(retry)) == [FAILED]:
+            retry += 1
+        waits.append(retry - moment)
+        moment = retry
+    assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+
+
+def test_no_more_names_are_remembered_than_fit() -> None:
+    watched = Watched(0, 1, most=2)
+    watched.begin(at(0))
+    assert [watched.hold(name, 1, OLD) for name in "abc"] == [None, None, Keep(Reason.TOO_MANY)]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "held"),
+    [
+        pytest.param(WALL - 300, False, id="old enough"),
+        pytest.param(WALL - 299, True, id="too young"),
+        pytest.param(WALL + 86400, True, id="in the future"),
+    ],
+)
+def test_a_single_sweep_goes_by_the_stamp_as_of_when_the_pods_were_listed(stamp: float, *, held: bool) -> None:
+    [said] = seen(Stamped(GRACE, as_of=WALL), at(86400), stamp=stamp)
+    assert (said is not None and said.reason is Reason.YOUNG) == held
+
+
+@pytest.mark.parametrize("make", [lambda: Watched(0, 1), lambda: Stamped(0)], ids=["watched", "stamped"])
+def test_without_a_grace_nothing_waits(make: Callable[[], Patience]) -> None:
+    assert seen(make(), at(0), stamp=WALL) == [None]

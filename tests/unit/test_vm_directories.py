@@ -1,0 +1,156 @@
+"""How vendors name the directories of pods, and what of a pod keeps its directory."""
+
+from __future__ import annotations
+
+import pytest
+
+from vcuda.schemes import SCHEMES
+from vcuda.vm_directories import (
+    VM_DIRECTORIES,
+    WHY,
+    Facts,
+    Form,
+    Keep,
+    Kind,
+    Reason,
+    Trashed,
+    moving_name,
+    present_uids,
+    standing,
+    trash_name,
+)
+
+UID = "0df28fbd-5f5f-11e8-bc74-36e6bb280816"
+OTHER = "1df28fbd-5f5f-11e8-bc74-36e6bb280816"
+STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
+GPU_MANAGER, HAMI = VM_DIRECTORIES["gpu-manager"], VM_DIRECTORIES["hami"]
+UNKNOWN = Keep(Reason.PODS_UNKNOWN, "no list")
+
+
+def test_every_scheme_has_directories() -> None:
+    assert set(VM_DIRECTORIES) == {scheme.name for scheme in SCHEMES}
+
+
+def test_every_reason_can_be_told() -> None:
+    assert set(WHY) == set(Reason)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "root", "name"),
+    [
+        ("gpu-manager", "/etc/gpu-manager/vm", UID),
+        ("nvidia-vcuda", "/etc/gpu-manager/vm", UID),
+        ("hami", "/usr/local/vgpu/containers", f"{UID}_main"),
+        ("vgpu-manager", "/etc/vgpu-manager", f"{UID}_main"),
+        ("gpu-manager", "/etc/gpu-manager/vm", STATIC),
+        ("hami", "/usr/local/vgpu/containers", f"{STATIC}_a-0"),
+    ],
+)
+def test_a_name_of_the_scheme_tells_the_pods_uid(scheme: str, root: str, name: str) -> None:
+    form = VM_DIRECTORIES[scheme]
+    assert (form.root, form.uid(name)) == (root, name.partition("_")[0])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        ("gpu-manager", ""),
+        ("gpu-manager", ".."),
+        ("gpu-manager", f"../{UID}"),
+        ("gpu-manager", f"{UID}/.."),
+        ("gpu-manager", f"{UID}.."),
+        ("gpu-manager", f" {UID}"),
+        ("gpu-manager", f"{UID}\n"),
+        ("gpu-manager", UID.upper()),
+        ("gpu-manager", UID.replace("-", "")[:31]),
+        ("gpu-manager", UID.replace("-", "_")),
+        ("gpu-manager", UID[:-1]),
+        ("gpu-manager", f"{UID}0"),
+        ("gpu-manager", "\u0660" + UID[1:]),
+        ("gpu-manager", f"{UID}_main"),
+        ("gpu-manager", f"{UID}.1700000000"),
+        ("hami", UID),
+        ("hami", f"{UID}_"),
+        ("hami", f"{UID}_-main"),
+        ("hami", f"{UID}_main-"),
+        ("hami", f"{UID}_Main"),
+        ("hami", f"{UID}_a.b"),
+        ("hami", f"{UID}_.."),
+        ("hami", f"{UID}_a_b"),
+        ("hami", f"{UID}_" + 64 * "a"),
+        ("hami", f"{UID}_main\udcff"),
+        ("vgpu-manager", "config"),
+    ],
+)
+def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
+    form = VM_DIRECTORIES[scheme]
+    assert form.uid(name) is None
+    assert standing(form, name, Kind.DIRECTORY, Facts(frozenset(), frozenset())) == Keep(Reason.FOREIGN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "expected"),
+    [
+        pytest.param(Kind.DIRECTORY, Facts(frozenset({UID})), Keep(Reason.POD), id="its pod is in the API"),
+        pytest.param(Kind.DIRECTORY, Facts(kubelet=frozenset({UID})), Keep(Reason.KUBELET), id="kubelet keeps it"),
+        pytest.param(Kind.DIRECTORY, Facts(unknown=UNKNOWN), UNKNOWN, id="nobody knows"),
+        pytest.param(Kind.DIRECTORY, Facts(frozenset({UID}), unknown=UNKNOWN), Keep(Reason.POD), id="but one knows"),
+        pytest.param(Kind.DIRECTORY, Facts(), None, id="gone"),
+        pytest.param(Kind.DIRECTORY, Facts(frozenset({OTHER}), frozenset({OTHER})), None, id="another's pod"),
+        pytest.param(Kind.LINK, Facts(), Keep(Reason.LINK), id="a link"),
+        pytest.param(Kind.FILE, Facts(), Keep(Reason.NOT_A_DIRECTORY, "file"), id="a file"),
+        pytest.param(Kind.OTHER, Facts(), Keep(Reason.NOT_A_DIRECTORY, "other"), id="a FIFO"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("form", "name"), [(GPU_MANAGER, UID), (HAMI, f"{UID}_main")], ids=["uid", "uid and container"]
+)
+def test_what_stays_as_far_as_its_name_and_the_pods_tell(
+    form: Form, name: str, kind: Kind, facts: Facts, expected: Keep | None
+) -> None:
+    assert standing(form, name, kind, facts) == expected
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "expected"),
+    [
+        pytest.param(None, Keep(Reason.STATIC), id="nobody asked kubelet"),
+        pytest.param(frozenset({STATIC}), Keep(Reason.KUBELET), id="kubelet has it"),
+        pytest.param(frozenset[str](), None, id="kubelet has it no more"),
+    ],
+)
+def test_a_static_pods_directory_goes_only_by_kubelets_word(
+    kubelet: frozenset[str] | None, expected: Keep | None
+) -> None:
+    """The API may have no mirror of it while it runs, as when its namespace does not exist."""
+    assert standing(GPU_MANAGER, STATIC, Kind.DIRECTORY, Facts(kubelet=kubelet)) == expected
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        (None, [UID]),
+        ({"kubernetes.io/config.source": "api"}, [UID]),
+        ({"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}, [UID, STATIC, STATIC]),
+        ({"kubernetes.io/config.mirror": STATIC}, [UID, STATIC]),
+        ({"kubernetes.io/config.hash": STATIC}, [UID, STATIC]),
+        ({"kubernetes.io/config.hash": ""}, [UID]),
+    ],
+)
+def test_a_mirror_pod_stands_for_its_static_pod_too(annotations: dict[str, str] | None, expected: list[str]) -> None:
+    assert list(present_uids(UID, annotations)) == expected
+
+
+@pytest.mark.parametrize(("form", "name"), [(GPU_MANAGER, UID), (HAMI, f"{UID}_main"), (GPU_MANAGER, STATIC)])
+def test_a_name_in_the_trash_tells_what_it_was(form: Form, name: str) -> None:
+    uid = name.partition("_")[0]
+    assert form.read_trashed(trash_name(name, 1700000000)) == Trashed(name, uid, 1700000000, moving=False)
+    assert form.read_trashed(moving_name(name, 1700000000)) == Trashed(name, uid, 1700000000, moving=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [UID, f"{UID}.", f"{UID}.x", f"{UID}.-1", f"{UID}.1.moved", f"{UID}.1.moving.moving", "main.1", f"{UID}_a.1"],
+)
+def test_other_names_in_the_trash_are_foreign(name: str) -> None:
+    assert GPU_MANAGER.read_trashed(name) is None
