@@ -8,20 +8,15 @@ from typing import IO
 from urllib.parse import parse_qs
 
 import flask
-import msgspec
 from gunicorn.http.errors import ParseException
 from kubernetes.utils.duration import parse_duration
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from vcuda.errors import BadReview, Unreachable, VcudaError
+from webhook.arrival import MAX_BODY
+from webhook.faults import error_object, over_limit
 from webhook.metrics import CONTENT_TYPE
 from webhook.service import Service
-
-MAX_BODY = 3 * 2**20
-"""Bytes. The API server takes objects up to 3 MiB, so nothing larger comes from it."""
-
-MOST_DISCARDED = 10 * MAX_BODY
-PART = 2**16
 
 DEFAULT_TIMEOUT = 10.0
 """Seconds; the API server's own default for a webhook without timeoutSeconds."""
@@ -57,21 +52,14 @@ def _reviews(service: Service, path: str) -> flask.typing.RouteCallable:
 
 
 def _read(stream: IO[bytes]) -> bytes:
-    """Return the body of a request; gunicorn ends the stream where the body ends.
-
-    One that is too large is read on for a while, and thrown away: most clients look for an answer only when they have
-    sent everything. Flask's own limit cuts a chunked body off in silence, and hangs up on any other.
-    """
+    """Return the body of a request, all of which is here; Flask's own limit would cut a chunked one off in silence."""
     try:
         body = stream.read(MAX_BODY + 1)
-        if len(body) <= MAX_BODY:
-            return body
-        for _ in range(MAX_BODY, MOST_DISCARDED, PART):
-            if not stream.read(PART):
-                break
-    except (ParseException, OSError) as error:  # a malformed chunk, a client that is gone
+    except (ParseException, OSError) as error:  # a malformed chunk
         raise BadReview(f"the body cannot be read: {error}") from error
-    raise BadReview(f"the body is over {MAX_BODY} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    if len(body) > MAX_BODY:
+        raise BadReview(over_limit(), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    return body
 
 
 @functools.lru_cache(maxsize=64)
@@ -111,7 +99,10 @@ def _answer_errors(app: flask.Flask, service: Service) -> None:
         return _error(str(error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def http(error: HTTPException) -> flask.Response:
-        return _error(error.description or error.name, HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR))
+        reply = _error(error.description or error.name, HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR))
+        if isinstance(error, MethodNotAllowed):
+            reply.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
+        return reply
 
     def unexpected(error: Exception) -> flask.Response:
         service.log.error("internal error", path=flask.request.path, exc_info=error)
@@ -125,8 +116,7 @@ def _answer_errors(app: flask.Flask, service: Service) -> None:
 
 
 def _error(message: str, status: HTTPStatus) -> flask.Response:
-    body = msgspec.json.encode({"error": message, "status": status.value})
-    return flask.Response(body, status=status.value, content_type=JSON)
+    return flask.Response(error_object(message, status), status=status.value, content_type=JSON)
 
 
 def _text(body: str, status: HTTPStatus = HTTPStatus.OK) -> flask.Response:

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import gc
-import ssl
+import resource
 import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from gunicorn.app.base import BaseApplication
 from gunicorn.http.wsgi import Response
-from gunicorn.workers import gthread
 
+from vcuda.tls import ServingCertificate, watch
 from webhook.app import create_app
+from webhook.metrics import Metrics
 from webhook.service import Service
-from webhook.tls import ServingCertificate, watch
+from webhook.waiting import KEEP_ALIVE
+from webhook.worker import SPARE, PatientWorker
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-    from gunicorn.workers.gthread import TConn
 
-KEEP_ALIVE = 120
-"""Seconds an idle connection stays open: longer than the API server's 90, so that it never sends into a closed one."""
+MOST_CONNECTIONS = 4096
+"""Connections open at once; an API server has some hundreds at most. For one more, another one that idles is closed."""
 
-FIRST_BYTE = 5.0
-"""Seconds a thread waits for a new client's first byte; slower ones wait without a thread."""
-
-LINGER = 2.0
-"""Seconds a stopping server keeps a connection without a request, for one that may be on its way."""
+OTHER_FILES = 256
+"""Files beside the clients' connections and those to the API server, one or two a thread."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -62,13 +58,14 @@ class WebhookServer(BaseApplication):
         options: dict[str, Any] = {
             "bind": self.settings.bind,
             "workers": 1,
-            "worker_class": DrainingWorker,
+            "worker_class": PatientWorker,
             "threads": self.settings.threads,
-            "keepalive": KEEP_ALIVE,
+            "worker_connections": most_connections(self.settings.threads) + SPARE,
+            "keepalive": int(KEEP_ALIVE),
             "graceful_timeout": int(self.settings.drain) + 10,
             "certfile": str(self.settings.certificate / "tls.crt"),
             "keyfile": str(self.settings.certificate / "tls.key"),
-            "ssl_context": self._ssl_context,
+            "forwarded_allow_ips": "",
             "post_worker_init": self._ready,
             "control_socket_disable": True,
             "loglevel": "warning",
@@ -87,67 +84,31 @@ class WebhookServer(BaseApplication):
         gc.freeze()  # what is loaded now stays: no collection while serving has to look at it again
         return HonourClose(create_app(self.service))
 
-    def _ssl_context(self, _config: object, _default: object) -> ssl.SSLContext:
-        return self.certificate.current()
-
-    def _ready(self, worker: Any) -> None:
+    def _ready(self, worker: PatientWorker) -> None:
         """Announce the address when the worker serves it: gunicorn's own ``when_ready`` comes before there is one."""
+        if self.service is not None:
+            _export(self.service.metrics, worker)
         host, port = worker.sockets[0].getsockname()[:2]
         self._announce(f"https://{f'[{host}]' if ':' in host else host}:{port}")
 
 
-class DrainingWorker(gthread.ThreadWorker):
-    """Stops so that no request is lost: readiness fails at once, work goes on a while, late requests are sent away."""
+def most_connections(threads: int) -> int:
+    """Let this process have as many files open as it may have at all; return how many can be clients' connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, max(hard - OTHER_FILES - 2 * threads - SPARE, 1))
 
-    app: WebhookServer
 
-    def handle(self, conn: TConn) -> bool:
-        """Serve a request; a connection that has only shaken hands waits for its first one without a thread.
-
-        The API server has such connections: Go's transport dials while it waits for a free one, sends on whichever
-        comes first, and keeps the other. gunicorn would read from that in a thread until the API server closes it.
-        """
-        if not conn.initialized and not self._has_request(conn):
-            later: bool = gthread._DEFER  # type: ignore[attr-defined]  # has no public name
-            return later
-        return super().handle(conn)
-
-    def _has_request(self, conn: TConn) -> bool:
-        """Shake hands, and return whether a request follows at once."""
-        if not conn.wait_for_data(FIRST_BYTE):
-            return False
-        try:
-            conn.init()
-        except ssl.SSLError as error:
-            if error.errno != ssl.SSL_ERROR_EOF:  # that is a probe of the port
-                self.log.warning("TLS handshake with %s failed: %s", conn.client, error)
-            raise
-        conn.data_ready = False
-        return cast("ssl.SSLSocket", conn.sock).pending() > 0 or conn.wait_for_data(0)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On SIGTERM fail readiness, and begin to stop when the endpoints have had time to lose this replica."""
-        service: Service | None = self.app.service
-        if service is None or service.gate.leaving:
-            self._stop(sig, frame)
-            return
-        service.gate.leave()
-        timer = threading.Timer(self.app.settings.drain, self._stop, (sig, frame))
-        timer.daemon = True  # a second signal stops at once, and must not wait for this one
-        timer.start()
-
-    def _stop(self, sig: int, frame: FrameType | None) -> None:
-        if self.app.service is not None:
-            self.app.service.gate.close()
-        self.app.stopping.set()
-        self.method_queue.defer(self._close_unused)
-        super().handle_exit(sig, frame)
-
-    def _close_unused(self) -> None:
-        """Let connections without a first request end soon: gunicorn would wait for them as long as it may."""
-        deadline = time.monotonic() + LINGER
-        for conn in self.pending_conns:
-            conn.timeout = min(conn.timeout or deadline, deadline)
+def _export(metrics: Metrics, worker: PatientWorker) -> None:
+    metrics.watch("vcuda_connections", "Connections open.", lambda: worker.nr_conns)
+    metrics.count(
+        "vcuda_connections_shed", "Connections closed, since the start, to have room for new ones.", lambda: worker.shed
+    )
+    metrics.count(
+        "vcuda_requests_overdue", "Requests, since the start, that did not come in time.", lambda: worker.overdue
+    )
 
 
 class HonourClose:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+import structlog.testing
 
 from controller.ui import server as server_module
 from controller.ui.app import Standing, create_app
@@ -195,7 +196,7 @@ def test_one_connection_too_many_is_told_to_come_again_and_costs_no_thread(runni
 
 
 def test_a_fault_of_the_application_is_a_short_answer_and_the_next_request_is_served(
-    running: Serve, capsys: pytest.CaptureFixture[str]
+    running: Serve,
 ) -> None:
     faults = iter([True, False])
 
@@ -205,11 +206,12 @@ def test_a_fault_of_the_application_is_a_short_answer_and_the_next_request_is_se
         return hello(environ, start_response)
 
     server = running(faulty)
-    answer = ask(server)
+    with structlog.testing.capture_logs() as logged:
+        answer = ask(server)
+        assert ask_when_free(server).endswith(b"hello")
     assert answer.startswith(b"HTTP/1.1 500 ")
     assert b"secret" not in answer
-    assert ask_when_free(server).endswith(b"hello")
-    assert "page not served" in capsys.readouterr().out
+    assert "page not served" in [entry["event"] for entry in logged]
 
 
 def test_the_process_s_environment_is_not_the_application_s(running: Serve) -> None:

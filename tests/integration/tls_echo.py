@@ -15,6 +15,7 @@ class Echo:
     def __init__(self, current: Callable[[], ssl.SSLContext]) -> None:
         self._current = current
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname())
         self._stopping = Event()
         self._threads: list[Thread] = []
         self._accepting = Thread(target=self._accept)

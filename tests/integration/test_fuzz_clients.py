@@ -1,0 +1,256 @@
+"""Clients that are slow, silent, many or greedy: far more of them than threads, and good requests are answered beside.
+
+No one here waits for a timeout of the server's, except where that is the promise: what these clients hold, they hold
+while the good requests are made.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from http import HTTPStatus
+
+import pytest
+
+from tests.integration.fuzzing import GOOD, SECONDS, Target, answers_in, for_a_while, read_all, under_fire
+from tests.integration.webhook_process import exchange
+from webhook.server import MOST_CONNECTIONS
+from webhook.worker import SPARE
+
+THREADS = 4
+CROWD = 8 * THREADS
+IDLE = 10_000
+SHARE = 0.3
+LARGE = 100 * 2**20
+LATER = 12
+"""Half seconds after a request another one begins, while the first has still some time."""
+
+HEAD = b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n"
+ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A server of few threads; so many files may be open here, too, as the crowds need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with under_fire(tmp_path_factory.mktemp("fuzz"), "--threads", str(THREADS)) as running:
+        yield running
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def crowd() -> Iterator[ExitStack]:
+    """Holds connections, and closes them after the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def hello() -> bytes:
+    """The first message of a handshake."""
+    coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(coming, going, server_hostname="webhook").do_handshake()
+    return going.read()
+
+
+def silent(target: Target) -> socket.socket:
+    return target.open()
+
+
+def half_a_hello(target: Target) -> socket.socket:
+    connection = target.open()
+    connection.sendall(hello()[:50])
+    return connection
+
+
+def half_a_handshake(target: Target) -> socket.socket:
+    connection = target.open()
+    connection.sendall(hello())
+    return connection
+
+
+def unused(target: Target) -> socket.socket:
+    return target.shake_hands()
+
+
+def having_sent(data: bytes, target: Target) -> socket.socket:
+    connection = target.shake_hands()
+    connection.sendall(data)
+    return connection
+
+
+def half_a_head(target: Target) -> socket.socket:
+    return having_sent(HEAD, target)
+
+
+def half_a_body(target: Target) -> socket.socket:
+    return having_sent(HEAD + b"Content-Length: 3000000\r\n\r\n" + b" " * 2_900_000, target)
+
+
+def half_a_chunk(target: Target) -> socket.socket:
+    return having_sent(HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n{", target)
+
+
+def no_reader(target: Target) -> socket.socket:
+    """Asks for more than fits on the way to it, and reads nothing."""
+    connection = target.shake_hands(receive_buffer=2304)
+    connection.setblocking(False)
+    with suppress(ssl.SSLWantWriteError):
+        for _ in range(4000):
+            connection.send(ASKING)
+    return connection
+
+
+KINDS = [silent, half_a_hello, half_a_handshake, unused, half_a_head, half_a_body, half_a_chunk, no_reader]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_crowd_beside_good_requests_costs_them_nothing(
+    target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
+) -> None:
+    used = target.kept.sock
+    for _ in range(CROWD):
+        crowd.enter_context(kind(target))
+    for _ in range(5):
+        target.assert_sound()
+    target.assert_kept(used)
+
+
+def test_a_request_that_does_not_come_in_time_is_told_so(target: Target) -> None:
+    """However it trickles: what counts is when its first byte came, and one that began later is not waited for."""
+    with target.shake_hands() as connection, ExitStack() as crowd:
+        connection.sendall(HEAD)
+        data, turns = b"", 0
+        while not data:
+            data = trickle(connection)
+            turns += 1
+            if turns == LATER:
+                later = crowd.enter_context(half_a_head(target))
+        rest, _ = read_all(connection)
+        later.setblocking(False)
+        with pytest.raises(ssl.SSLWantReadError):
+            later.recv(1)
+    (answer,) = answers_in(data + rest)
+    assert answer.status == HTTPStatus.REQUEST_TIMEOUT
+    assert target.server.metric("vcuda_requests_overdue_total") > 0
+
+
+def trickle(connection: ssl.SSLSocket) -> bytes:
+    """Send a little more, and return what comes within half a second."""
+    connection.settimeout(0.5)
+    try:
+        connection.sendall(b"X: a\r\n")
+        return connection.recv(2**16)
+    except TimeoutError:
+        return b""
+
+
+def test_what_all_clients_together_have_begun_to_send_is_bounded(target: Target, crowd: ExitStack) -> None:
+    """The oldest go first: a good request is whole as soon as it begins."""
+    before = target.note_memory("before halves of bodies")
+    many = 2 * CROWD
+    held = [crowd.enter_context(half_a_body(target)) for _ in range(many)]
+    (answer,) = answers_in(read_all(held[0])[0])
+    assert answer.status == HTTPStatus.REQUEST_TIMEOUT
+    target.assert_sound()
+    assert target.note_memory(f"with {many} halves of bodies of 2.9 MB") - before < 150
+
+
+def read_beneath(connection: socket.socket) -> None:
+    """Read to the end, beneath TLS, which would make an orderly end of a reset."""
+    while socket.socket.recv(connection, 2**16):
+        pass
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [silent, unused], ids=lambda kind: kind.__name__)
+def test_ten_thousand_idle_connections_keep_nobody_out(
+    target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
+) -> None:
+    """Above the most there may be, the oldest idle ones are reset; a connection in use is not among them."""
+    used, most = target.kept.sock, MOST_CONNECTIONS + SPARE
+    many = IDLE if kind is silent or SECONDS > 60 else CROWD
+    before = target.server.metric("vcuda_connections_shed_total")
+    held = []
+    for number in range(many):
+        held.append(crowd.enter_context(kind(target)))
+        if number % 500 == 0:
+            target.assert_sound()
+    target.assert_sound()
+    target.assert_kept(used)
+    assert target.server.metric("vcuda_connections") <= most
+    if many == IDLE:
+        assert target.server.metric("vcuda_connections_shed_total") - before >= IDLE - most
+        with pytest.raises(ConnectionResetError):
+            read_beneath(held[0])
+    target.note_memory(f"with {many} {kind.__name__} connections opened")
+
+
+def test_those_that_leave_while_others_come_do_no_harm(target: Target) -> None:
+    """The server then hears, in one turn of its loop, of new connections and of such as it closes for them."""
+    with ExitStack() as crowd:
+        held = [crowd.enter_context(silent(target)) for _ in range(MOST_CONNECTIONS)]
+        for connection in held:
+            connection.close()
+            crowd.enter_context(silent(target))
+    target.assert_sound()
+    assert target.server.worker() == target.pid
+
+
+@pytest.mark.parametrize("chunks", [False, True], ids=["by length", "in chunks"])
+def test_bodies_of_100_mib_are_refused_and_not_kept(target: Target, chunks: bool) -> None:
+    """The server reads some of what nobody wants, so that the answer arrives, and then hangs up."""
+    before = target.note_memory("before large bodies")
+    head = b"Transfer-Encoding: chunked\r\n\r\n" if chunks else f"Content-Length: {LARGE}\r\n\r\n".encode()
+    part = b"100000\r\n" + b" " * 2**20 + b"\r\n" if chunks else b" " * 2**20
+
+    def send() -> None:
+        with target.shake_hands() as connection:
+            connection.sendall(HEAD + head)
+            with suppress(OSError):  # it hangs up on who does not stop
+                for _ in range(LARGE // 2**20):
+                    connection.sendall(part)
+            statuses = [answer.status for answer in answers_in(read_all(connection)[0])]
+            assert statuses in ([HTTPStatus.REQUEST_ENTITY_TOO_LARGE], [])
+
+    senders = [threading.Thread(target=send) for _ in range(THREADS)]
+    for sender in senders:
+        sender.start()
+    while any(sender.is_alive() for sender in senders):
+        target.assert_sound()
+    assert target.note_memory("after large bodies") - before < 96
+
+
+@pytest.mark.timeout(900)
+def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None:
+    """All kinds at once; some just leave, some after they have said something more."""
+
+    def come_and_go() -> None:
+        with ExitStack() as stack:
+            held = [stack.enter_context(kind(target)) for kind in KINDS for _ in range(THREADS)]
+            target.assert_sound()
+            for connection in held[::2]:
+                connection.setblocking(False)
+                with suppress(OSError):
+                    connection.send(GOOD.encode() + b"\r\n\r\n")
+        target.assert_sound()
+
+    for_a_while(SHARE / 2, come_and_go)
+    before = target.note_memory("before crowds")
+    times = for_a_while(SHARE / 2, come_and_go)
+    after = target.note_memory(f"after {times} crowds of {len(KINDS) * THREADS}")
+    assert after - before < 32
+
+
+def test_a_connection_that_was_used_by_many_requests_is_still_kept(target: Target) -> None:
+    with closing(target.server.connect()) as connection:
+        exchange(connection, "POST", "/mutate", GOOD)
+        used = connection.sock
+        for _ in range(200):
+            exchange(connection, "POST", "/mutate", GOOD)
+        assert connection.sock is used

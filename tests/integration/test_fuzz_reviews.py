@@ -1,0 +1,184 @@
+"""AdmissionReviews that are wrong somewhere: an answer in JSON to each, and never a yes to a pod without a quota."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import strategies
+from tests.builders import container, vcuda_pod
+from tests.integration.fuzzing import Target, assert_harmless, for_a_while, under_fire
+from tests.integration.reviews import POD, Json, pinned, review_of, with_uid
+from tests.integration.webhook_process import JSON_TYPE, exchange
+
+EXAMPLES = 60
+SHARE = 0.4
+
+ASKING = ("tencent.com/vcuda-core", "nvidia.com/vcuda-core", "nvidia.com/gpu", "nvidia.com/vgpu-number")
+
+Place = tuple[str | int, ...]
+
+
+class Token(str):
+    """JSON text that stands as it is, though it may be none."""
+
+    __slots__ = ()
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**63,
+    -(2**64),
+    1e308,
+    "",
+    "\0",
+    "a\0b",
+    "\u202e~/",
+    "x" * 70_000,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    Token("1e999"),
+    Token("-0"),
+    Token("9" * 5000),
+    Token("0.1e-400"),
+    Token('"\\ud800"'),
+    Token('"\\udfff\\ud800"'),
+    Token("NaN"),
+    Token("[" * 3000 + "]" * 3000),
+    Token('{"a":' * 3000 + "1" + "}" * 3000),
+    Token("'single'"),
+    Token("[1,]"),
+    Token("\\u0000"),
+]
+
+
+def written(value: object) -> str:
+    """The JSON of a value, with its tokens as they stand."""
+    if isinstance(value, Token):
+        return value
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(written, value)) + "]"
+    return json.dumps(value)
+
+
+def places(value: object, here: Place = ()) -> Iterator[Place]:
+    """Every place in a JSON value, the whole of it left out."""
+    if here:
+        yield here
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    for key in keys:
+        yield from places(value[key], (*here, key))  # type: ignore[index]  # keys are of what it is
+
+
+def changed(value: Any, place: Place, change: str, odd: Any) -> Any:
+    """The value, with something done at a place in it."""
+    key, rest = place[0], place[1:]
+    if rest:
+        inner = changed(value[key], rest, change, odd)
+    elif change == "drop":
+        return [each for at, each in enumerate(value) if at != key] if isinstance(value, list) else without(value, key)
+    elif change == "twice" and isinstance(value, dict):
+        return Token(f"{written(value)[:-1]},{json.dumps(key)}:{written(odd)}}}")
+    else:
+        inner = {"nest": [value[key]], "wrap": {"a": value[key]}, "text": written(value[key])}.get(change, odd)
+    if isinstance(value, list):
+        return [inner if at == key else each for at, each in enumerate(value)]
+    return {**value, key: inner}
+
+
+def without(value: Json, key: str | int) -> Json:
+    return {each: what for each, what in value.items() if each != key}
+
+
+@st.composite
+def spoilt_reviews(draw: st.DrawFn) -> bytes:
+    """A review of a sound pod, with up to three things done to it."""
+    pod = draw(strategies.pods())
+    if draw(st.booleans()):
+        pod = with_uid(pinned(pod))
+    review: Any = review_of(pod, namespace=draw(st.sampled_from(["full", "roomy", "free"])))
+    for _ in range(draw(st.integers(0, 3))):
+        where = draw(st.sampled_from(list(places(review)) or [()]))
+        change = draw(st.sampled_from(["drop", "odd", "odd", "nest", "wrap", "text", "twice"]))
+        if where and not isinstance(review, Token):
+            review = changed(review, where, change, draw(st.sampled_from(ODD)))
+    text = written(review).encode("utf-8", "surrogatepass")
+    return draw(st.sampled_from([text, text, text, text[: len(text) // 2], text + b"}", b"\xef\xbb\xbf" + text]))
+
+
+def must_be_refused(body: bytes) -> bool:
+    """Whether, as another reader of JSON understands it, this creates a GPU pod where the quota is 0."""
+    try:
+        asked = json.loads(body)["request"]
+        pod = asked["object"]
+        limits = [each["resources"]["limits"] for each in pod["spec"]["containers"]]
+        cores = [limit[name] for limit in limits for name in ASKING if name in limit]
+        return bool(
+            asked["kind"] == POD
+            and asked["operation"] == "CREATE"
+            and not asked.get("subResource")
+            and asked["namespace"] == "full"
+            and any(isinstance(core, str) and core.isascii() and core.isdecimal() and int(core) for core in cores)
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with under_fire(tmp_path_factory.mktemp("fuzz")) as running:
+        yield running
+
+
+def test_what_must_be_refused_is_told_from_the_rest() -> None:
+    """Else the test below would forbid nothing."""
+    pod = vcuda_pod({"nvidia.com/gpu": "1"})
+    assert must_be_refused(written(review_of(pod, namespace="full")).encode())
+    assert not must_be_refused(written(review_of(pod, namespace="free")).encode())
+    assert not must_be_refused(written(review_of({**pod, "spec": {"containers": [container()]}})).encode())
+
+
+@pytest.mark.timeout(900)
+def test_a_spoilt_review_is_answered_in_json_and_never_let_past_the_quota(target: Target) -> None:
+    answered = {"reviews": 0, "errors": 0, "must be refused": 0}
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(spoilt_reviews(), st.sampled_from(["/mutate", "/validate", "/validate?timeout=2s", "/quota"]))
+    def send(body: bytes, path: str) -> None:
+        with closing(target.server.connect()) as connection:
+            reply = exchange(connection, "POST", path, body, JSON_TYPE)
+            assert_harmless(reply.body)
+            answer = reply.decoded()
+            if reply.status != HTTPStatus.OK:
+                assert reply.status == HTTPStatus.BAD_REQUEST, reply
+                assert answer.keys() == {"error", "status"}
+                answered["errors"] += 1
+                return
+            answered["reviews"] += 1
+            if path != "/quota" and must_be_refused(body):
+                answered["must be refused"] += 1
+                assert not answer["response"]["allowed"], body
+            assert exchange(connection, "GET", "/healthz").body == b"ok\n", "the connection is out of step"
+        target.assert_sound()
+
+    send()
+    before = target.note_memory("before spoilt reviews")
+    times = for_a_while(SHARE, send)
+    after = target.note_memory(f"after {times * EXAMPLES} more: {answered}")
+    assert min(answered.values()) > 0
+    assert after - before < 32
