@@ -88,6 +88,13 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
     return Signed(builder.sign(authority.key, hashes.SHA256()), key)
 
 
+def is_ours(certificate: x509.Certificate) -> bool:
+    """Whether a certificate bears the name that `make_authority` gives; anybody may give it too, so nothing is trusted
+    by it.
+    """
+    return any(str(one.value).startswith(_AUTHORITY_NAME) for one in certificate.subject)
+
+
 def _builder(
     subject: x509.Name, key: ec.EllipticCurvePrivateKey, serial: int, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:

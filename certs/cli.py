@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
 from certs.authority import AUTHORITY_LIFE, LEAF_LIFE, make_authority, make_leaf
+from certs.commands import rotate, status
 from certs.files import File, present_files, serving_files, signing_files, write_files
 from certs.names import (
     DEVELOPMENT,
@@ -22,21 +22,8 @@ from certs.names import (
     parse_label,
     service_names,
 )
-
-T = TypeVar("T")
-
-
-def _parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Make the sentence of a ValueError the usage error; click itself would show the value alone."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
-
-    return convert
-
+from certs.options import parsed
+from certs.report import columns
 
 _option = functools.partial(click.option, show_envvar=True)
 
@@ -58,15 +45,15 @@ def main() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to write; made if missing.",
 )
-@_option("--dns", multiple=True, metavar="NAME", type=_parsed(parse_dns_name), help="A DNS name; repeatable.")
-@_option("--ip", multiple=True, metavar="ADDRESS", type=_parsed(parse_address), help="An IP address; repeatable.")
+@_option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="A DNS name; repeatable.")
+@_option("--ip", multiple=True, metavar="ADDRESS", type=parsed(parse_address), help="An IP address; repeatable.")
 @_option(
     "--service",
     metavar="NAME",
-    type=_parsed(parse_label),
+    type=parsed(parse_label),
     help="A Service: adds NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local.",
 )
-@_option("--namespace", metavar="NS", type=_parsed(parse_label), help="The namespace of --service.")
+@_option("--namespace", metavar="NS", type=parsed(parse_label), help="The namespace of --service.")
 @_option(
     "--days",
     type=click.IntRange(1, AUTHORITY_LIFE.days),
@@ -134,12 +121,10 @@ def _chosen_names(
 
 
 def _table(directory: Path, names: Names, files: Sequence[File]) -> str:
-    """One row a file, columns padded to the widest cell; then the names the certificate is for."""
+    """One row a file; then the names the certificate is for."""
     rows = [("FILE", "HOLDS", "MODE", "EXPIRES")]
     rows += [(str(directory / file.name), file.holds, f"{file.mode:04o}", _day(file)) for file in files]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, "", f"Valid for {names}"])
+    return "\n".join([columns(rows), "", f"Valid for {names}"])
 
 
 def _day(file: File) -> str:
@@ -163,3 +148,7 @@ def _document(directory: Path, names: Names, files: Sequence[File]) -> str:
         ],
     }
     return json.dumps(document, indent=2)
+
+
+main.add_command(rotate)
+main.add_command(status)

@@ -21,7 +21,10 @@ def etcd(layout: Layout) -> list[str]:
 
 
 def apiserver(layout: Layout, *, service_account_admission: bool) -> list[str]:
-    """RBAC on, static tokens, TokenRequest possible, a self-signed certificate in ``layout.certs``."""
+    """RBAC on, static tokens, TokenRequest possible, a self-signed certificate in ``layout.certs``.
+
+    Webhooks that are Services are called at the Services' endpoints: there is no kube-proxy to take other calls there.
+    """
     issuer = "https://kubernetes.default.svc"
     admission = [] if service_account_admission else ["--disable-admission-plugins=ServiceAccount"]
     return [
@@ -38,6 +41,7 @@ def apiserver(layout: Layout, *, service_account_admission: bool) -> list[str]:
         f"--token-auth-file={layout.token_file}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
+        "--enable-aggregator-routing=true",
         *admission,
     ]
 

@@ -49,9 +49,9 @@ class LossyProxy:
 
 
 @contextmanager
-def lossy_proxy(cluster: Cluster, directory: Path) -> Iterator[LossyProxy]:
+def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None) -> Iterator[LossyProxy]:
     """A proxy to the API server of ``cluster``, for its user; ``directory`` (fresh) gets its certificates."""
-    losses = Losses()
+    losses = losses or Losses()
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(("127.0.0.1", 0), handler(cluster.server, upstream, losses))
         server.socket = server_context(directory).wrap_socket(server.socket, server_side=True)

@@ -1,0 +1,124 @@
+"""Options that commands have in common, and how their values are read."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from certs.names import parse_address, parse_dns_name, parse_label
+
+T = TypeVar("T")
+Command = Callable[..., Any]
+
+SHORTEST_LIFE = timedelta(minutes=1)
+LONGEST_LIFE = timedelta(days=36500)
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_SPAN = re.compile(r"(\d+)([smhd])")
+
+option = functools.partial(click.option, show_envvar=True, show_default=True)
+
+
+def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Make the sentence of a ValueError the usage error; click itself would show the value alone."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return convert
+
+
+def parse_span(text: str) -> timedelta:
+    """Return a time such as 90d, 12h, 5m or 30s; raises ValueError."""
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time: write a number and one of s, m, h and d, such as 90d or 30s")
+    try:
+        return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is longer than a time can be") from error
+
+
+def parse_life(text: str) -> timedelta:
+    """Return the life of a certificate, which has to outlive its own issue; raises ValueError."""
+    life = parse_span(text)
+    if not SHORTEST_LIFE <= life <= LONGEST_LIFE:
+        raise ValueError(f"{text!r} is not a life for a certificate: write 1m to 36500d")
+    return life
+
+
+def parse_past(text: str) -> datetime:
+    """Return a moment, RFC 3339, that is over; raises ValueError."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a time: write one such as 2026-01-31T12:00:00Z") from error
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone: end it with Z")
+    if moment > datetime.now(UTC):
+        raise ValueError(f"{text!r} is in the future: new certificates would be replaced again and again until then")
+    return moment
+
+
+def parse_host_port(text: str) -> str:
+    """Return HOST:PORT as it is; raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{text!r} is not HOST:PORT, such as 10.0.0.7:8443 or [fd00::7]:8443")
+    return text
+
+
+def format_span(span: timedelta) -> str:
+    """Return the time as `parse_span` reads it, for defaults in help."""
+    seconds = int(span.total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+_CLUSTER = (
+    option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."),
+    option(
+        "--namespace",
+        metavar="NAME",
+        default="vcuda-quota",
+        type=parsed(parse_label),
+        help="Namespace of all of these.",
+    ),
+    option(
+        "--service", metavar="NAME", default="vcuda-webhook", type=parsed(parse_label), help="The webhook's Service."
+    ),
+    option("--port-name", default="https", help="Its port, where it has several."),
+    option("--ca-secret", default="vcuda-webhook-ca", help="Secret of the CA, which nothing else may read."),
+    option("--serving-secret", default="vcuda-webhook-tls", help="Secret that the webhook mounts."),
+    option(
+        "--selector",
+        default="app.kubernetes.io/part-of=vcuda-quota",
+        help="Label of the webhook configurations whose caBundles are ours.",
+    ),
+    option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="One more name; repeatable."),
+    option("--ip", multiple=True, metavar="ADDRESS", type=parsed(parse_address), help="One more address; repeatable."),
+    option(
+        "--endpoint",
+        multiple=True,
+        metavar="HOST:PORT",
+        type=parsed(parse_host_port),
+        help="Where the webhook is served, in place of the Service's endpoints; repeatable. Webhooks with a url of this"
+        " address are ours too.",
+    ),
+)
+
+
+def cluster_options(command: Command) -> Command:
+    """Add the options that say where everything is."""
+    return functools.reduce(lambda made, add: add(made), reversed(_CLUSTER), command)

@@ -1,0 +1,185 @@
+"""Reads Kubernetes objects, as JSON that anybody may have edited, into the state of a rotation."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from certs.authority import Signed
+from certs.pem import Unusable, is_authority, read_authority, read_certificates, read_pair
+from certs.state import Authorities, Certificates, Configuration, Hook, Mark, Problem, Serving
+
+Json = Mapping[str, Any]
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+OURS = "vcuda-certs"
+TRUSTED = "quota.vcuda.io/ca-trusted-since"
+SERVED = "quota.vcuda.io/ca-served-since"
+TLS_TYPE = "kubernetes.io/tls"
+
+_OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The names of the objects that belong together. ``addresses``: HOST:PORT of URLs that are the webhook's too."""
+
+    namespace: str
+    service: str
+    authority_secret: str
+    serving_secret: str
+    addresses: frozenset[str] = frozenset()
+
+
+def other_tool(item: Json) -> str:
+    """Name the tool that looks after this Secret's certificate, or this configuration's caBundles; empty for none."""
+    annotations = _part(item, "metadata", "annotations")
+    return next((tool for prefix, tool in _OTHERS.items() if any(key.startswith(prefix) for key in annotations)), "")
+
+
+def secret_problem(secret: Json, place: Place, wanted_type: str | None) -> Problem | None:
+    """Why the Secret may not be written, however bad what it holds: others made it, or its form cannot be changed."""
+    name = str(_part(secret, "metadata")["name"])
+    target = f"-n {place.namespace} secret"
+    labels = _part(secret, "metadata", "labels")
+    if tool := other_tool(secret):
+        text = f"Secret {name} is {tool}'s; another name for ours is given with --ca-secret"
+        return Problem(text, f"kubectl get {target} {name}")
+    if secret.get("data") and labels.get(MANAGED_BY) != OURS:
+        text = f"Secret {name} was not made by vcuda-certs; to hand it over, label it"
+        return Problem(text, f"kubectl label {target} {name} {MANAGED_BY}={OURS} --overwrite")
+    if secret.get("immutable"):
+        return Problem(f"Secret {name} is immutable", f"kubectl delete {target} {name}")
+    if wanted_type and secret.get("type") != wanted_type:
+        text = f"Secret {name} has type {secret.get('type')}, which cannot be changed to {wanted_type}"
+        return Problem(text, f"kubectl delete {target} {name}")
+    return None
+
+
+def read_authorities(secret: Json) -> Authorities:
+    """Return what the CA Secret holds. Certificates whose key is lost count as retired: leaves of theirs may be served.
+
+    A certificate in two places is counted once, where it can do most.
+    """
+    data = _data(secret)
+    current, fault = _authority(data, "ca")
+    following, another = _authority(data, "next")
+    listed, whole = read_certificates(data.get("retired.crt", b""))
+    orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
+    signing = {one.certificate for one in (current, following) if one}
+    retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
+    faults = (fault, another if "next.crt" in data else "", "" if whole else "retired.crt holds more than certificates")
+    annotations = _part(secret, "metadata", "annotations")
+    return Authorities(
+        version=_version(secret),
+        current=current,
+        following=following,
+        retired=tuple(retired),
+        trusted=_mark(annotations.get(TRUSTED)),
+        served=_mark(annotations.get(SERVED)),
+        faults=tuple(filter(None, faults)),
+    )
+
+
+def read_serving(secret: Json) -> Serving:
+    """Return what the serving Secret holds."""
+    data = _data(secret)
+    authorities = read_certificates(data.get("ca.crt", b""))[0]
+    serving = Serving(_version(secret), authorities=tuple(filter(is_authority, authorities)))
+    try:
+        leaf = read_pair(data.get("tls.crt", b""), data.get("tls.key", b""), "tls")
+    except Unusable as error:
+        return replace(serving, fault=str(error))
+    return replace(serving, leaf=leaf, fault="")
+
+
+def read_configuration(item: Json, kind: str, place: Place) -> tuple[Configuration, tuple[str, ...]]:
+    """Return the configuration with the webhooks that call our Service, and a sentence on each that does not."""
+    metadata = _part(item, "metadata")
+    hooks, left = [], []
+    for index, webhook in enumerate(item.get("webhooks") or ()):
+        if elsewhere := _elsewhere(_part(webhook, "clientConfig"), place):
+            left.append(f"webhook {webhook.get('name')} of {kind.lower()}/{metadata['name']} calls {elsewhere}")
+            continue
+        bundle, whole = _bundle(_part(webhook, "clientConfig").get("caBundle"))
+        hooks.append(Hook(index, str(webhook.get("name")), bundle, not whole))
+    return Configuration(kind, str(metadata["name"]), _version(item), tuple(hooks)), tuple(left)
+
+
+def read_addresses(endpoints: Json, port_name: str) -> Iterable[tuple[str, bool]]:
+    """Yield HOST:PORT of every address in an Endpoints object, and whether it is ready.
+
+    Of several ports of a subset the one named ``port_name`` counts.
+    """
+    for subset in endpoints.get("subsets") or ():
+        ports = subset.get("ports") or ()
+        chosen = [port for port in ports if len(ports) == 1 or port.get("name") == port_name]
+        for field, ready in (("addresses", True), ("notReadyAddresses", False)):
+            for address in subset.get(field) or ():
+                yield from ((join(str(address["ip"]), int(port["port"])), ready) for port in chosen)
+
+
+def join(host: str, port: int) -> str:
+    """Return HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def mark_text(mark: Mark | None) -> str | None:
+    """Return the mark as an annotation."""
+    return f"{mark.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {mark.fingerprint}" if mark else None
+
+
+def _mark(text: object) -> Mark | None:
+    """Read an annotation; one that was edited into nonsense counts for nothing."""
+    since, _, fingerprint = str(text or "").partition(" ")
+    try:
+        return Mark(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
+    except ValueError:
+        return None
+
+
+def _authority(data: Mapping[str, bytes], name: str) -> tuple[Signed | None, str]:
+    try:
+        return read_authority(data.get(f"{name}.crt", b""), data.get(f"{name}.key", b""), name), ""
+    except Unusable as error:
+        return None, str(error)
+
+
+def _elsewhere(client: Json, place: Place) -> str:
+    """Where a webhook calls that is not ours; empty for ours."""
+    if url := client.get("url"):
+        authority = str(url).partition("://")[2].partition("/")[0]
+        address = authority if authority.rpartition(":")[2].isdigit() else f"{authority}:443"
+        return "" if address in place.addresses else str(url)
+    service = _part(client, "service")
+    called = (service.get("namespace"), service.get("name"))
+    return "" if called == (place.namespace, place.service) else f"Service {called[0]}/{called[1]}"
+
+
+def _bundle(text: object) -> tuple[Certificates, bool]:
+    if not text:
+        return (), True
+    try:
+        return read_certificates(base64.b64decode(str(text), validate=True))
+    except binascii.Error:
+        return (), False
+
+
+def _data(secret: Json) -> dict[str, bytes]:
+    """The Secret's data; the API server stores nothing there that is not base64."""
+    return {name: base64.b64decode(text or "") for name, text in _part(secret, "data").items()}
+
+
+def _version(item: Json) -> str:
+    return str(_part(item, "metadata").get("resourceVersion", ""))
+
+
+def _part(item: Json, *path: str) -> Json:
+    """The mapping at ``path``, empty where it is absent or null."""
+    for name in path:
+        item = item.get(name) or {}
+    return item

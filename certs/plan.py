@@ -1,0 +1,210 @@
+"""Decides the next step of a rotation from what is there: pure, so that any run can carry on where another was killed.
+
+The order is what keeps calls from failing. An API server follows a changed caBundle within about a second; a webhook
+follows its Secret only after kubelet has, 30 to 100 s later (open-policy-agent/cert-controller#50). So a new authority
+is first trusted everywhere beside the old one, and read back; only after the overlap does a leaf of its own reach the
+Secret; and the old one is trusted until every endpoint has been dialled, has shown the new leaf, and the retention is
+over. No step depends on another run's memory: times are in annotations of the CA Secret, all else is what is stored.
+
+Where nothing works any more (the leaf is gone or expired, and no endpoint is trusted) nothing is waited for.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from cryptography import x509
+
+from certs.judgement import (
+    broken,
+    current_signs,
+    known,
+    may_work,
+    noted_since,
+    others,
+    outdated,
+    served_everywhere,
+    shown,
+)
+from certs.state import Certificates, Problem, State, is_valid, issued, signed_by
+from certs.steps import (
+    PROPAGATION,
+    Decision,
+    Done,
+    Forget,
+    IssueLeaf,
+    MakeAuthority,
+    NoteServed,
+    NoteTrusted,
+    Promote,
+    Refused,
+    Seen,
+    SetBundles,
+    Terms,
+    Wait,
+    settle,
+)
+
+_MOMENT = "the API servers are given a moment to read the caBundles"
+
+
+def plan(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision:
+    """Return what comes next: of these, the first that applies. Their order is the order of the steps."""
+    if state.problems:
+        return Refused(state.problems)
+    if state.tool:
+        return Done(None)
+    return (
+        _authority(state, now, terms)
+        or _bundles(state, now, terms, seen)
+        or _broken_leaf(state, now, terms, seen)
+        or _promotion(state, now, terms, seen)
+        or _due_leaf(state, now, terms, seen)
+        or _propagation(state, now, terms)
+        or _retirement(state, now, terms, seen)
+        or Done(_next_due(state))
+    )
+
+
+def _authority(state: State, now: datetime, terms: Terms) -> Decision | None:
+    """(a) The next authority is made when the current one is of no use, or has less than its look-ahead left."""
+    following, current = state.authorities.following, state.authorities.current
+    if following is None and current is None:
+        return MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
+    newest, which = (following, "the next CA") if following else (current, "the CA")
+    reason = outdated(newest.certificate, now, terms) if newest else ""
+    return MakeAuthority(f"{which} {reason}") if reason else None
+
+
+def _bundles(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+    """(b) Every caBundle has every authority of which a leaf may be served; (e) a retired one only while that is so.
+
+    Once nobody serves a leaf of theirs, retired ones are not put back where they are missing: else of two runs, of
+    which one has waited longer than the other, or was killed while it took them out, each would undo the other's work.
+    """
+    retired = frozenset(state.authorities.retired)
+    needed = _unserved(state, now, terms) is not None
+    unwanted = retired if not needed and _retained(state, now, terms, seen) is None else frozenset()
+    wanted = tuple(one for one in known(state) if is_valid(one, now) and (needed or one not in retired))
+    reason = "it need not trust the retired CA any more" if unwanted else "it has to trust every CA that may be served"
+    for configuration in state.configurations:
+        bundles = tuple(_bundle(hook.bundle, wanted, unwanted) for hook in configuration.hooks)
+        if any(hook.faulty for hook in configuration.hooks) or bundles != configuration.bundles():
+            return SetBundles(str(configuration), bundles, reason)
+    return None
+
+
+def _bundle(present: Certificates, wanted: Certificates, unwanted: frozenset[x509.Certificate]) -> Certificates:
+    """What is there, less the unwanted, and what is missing after it. Certificates that are not ours stay."""
+    kept = tuple(one for one in present if one not in unwanted)
+    return (*kept, *(one for one in wanted if one not in kept))
+
+
+def _broken_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+    """A serving Secret of no use is mended at once, by the current authority, which has had its overlap."""
+    reason = broken(state, now, terms)
+    if not reason or not current_signs(state, now):
+        return None
+    return _settling(state, now, terms, seen.current) or IssueLeaf(reason)
+
+
+def _promotion(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+    """(c) The next authority signs from when it has been trusted everywhere for the overlap."""
+    if state.authorities.following is None:
+        return None
+    if reason := broken(state, now, terms):
+        return _settling(state, now, terms, seen.following) or Promote(f"nothing is gained by waiting: {reason}")
+    if not any(state.hooks()):
+        return Refused((Problem(_nowhere(state), terms.commands.register),))
+    since = noted_since(state, now, served=False)
+    if since is None:
+        return NoteTrusted("every caBundle was read back and has the next CA")
+    reason = "the API servers are given time to trust the next CA"
+    return _lasting(since, terms.overlap, seen.following, now, reason) or Promote(
+        "every caBundle has had the next CA for the overlap"
+    )
+
+
+def _due_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+    """A leaf is renewed in time, and after a change of the authority; the one before is trusted all along."""
+    leaf, current = state.serving.leaf, state.authorities.current
+    if leaf is None or current is None:
+        return None
+    of_another = not signed_by(leaf.certificate, current.certificate)
+    reason = "is of the CA before" if of_another else outdated(leaf.certificate, now, terms)
+    if not reason:
+        return None
+    return _settling(state, now, terms, seen.current) or IssueLeaf(f"the leaf {reason}")
+
+
+def _propagation(state: State, now: datetime, terms: Terms) -> Decision | None:
+    """(d) Every ready endpoint is dialled, and shows the leaf that is in the Secret."""
+    leaf = state.serving.leaf
+    lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
+    return _lag([f"{one.address}: {one.fault or 'an earlier leaf'}" for one in lagging], state, now, terms)
+
+
+def _retirement(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+    """(e) A retired authority, which `_bundles` has just found in no caBundle any more, is forgotten."""
+    if not state.authorities.retired:
+        return None
+    return (
+        _unserved(state, now, terms)
+        or _retained(state, now, terms, seen)
+        or Forget("no caBundle has the retired CA any more")
+    )
+
+
+def _unserved(state: State, now: datetime, terms: Terms) -> Decision | None:
+    """What has to happen before every endpoint is known to serve a leaf of the current authority; None where it is."""
+    leaf, current = state.serving.leaf, state.authorities.current
+    if leaf is None or current is None or not signed_by(leaf.certificate, current.certificate):
+        return Wait("there is no leaf of the current CA yet")
+    if not state.ready():
+        text = "no endpoint is ready, so none has shown the new leaf, and the old CA stays trusted"
+        return Refused((Problem(text, terms.commands.endpoints),))
+    if not served_everywhere(state, now):
+        return _lag([f"{one.address}: not a leaf of the current CA" for one in others(state, now)], state, now, terms)
+    if noted_since(state, now, served=True) is None:
+        return NoteServed("every endpoint was dialled and shows a leaf of the current CA")
+    return None
+
+
+def _retained(state: State, now: datetime, terms: Terms, seen: Seen) -> Wait | None:
+    """Wait until every endpoint has served a leaf of the current authority for the retention."""
+    since = noted_since(state, now, served=True) or now
+    return _lasting(since, terms.retention, seen.served, now, "the retired CA stays trusted for its retention")
+
+
+def _lag(told: list[str], state: State, now: datetime, terms: Terms) -> Decision | None:
+    """Wait for endpoints that do not show the new leaf; one that takes longer than kubelet may is a person's to see."""
+    if not told or state.serving.leaf is None:
+        return None
+    made = issued(state.serving.leaf.certificate)
+    if now - made < PROPAGATION:
+        return Wait(f"not every endpoint serves the new leaf yet ({'; '.join(told)})")
+    text = f"not every endpoint serves the leaf of {shown(made)} ({'; '.join(told)})"
+    return Refused((Problem(text, terms.commands.restart),))
+
+
+def _settling(state: State, now: datetime, terms: Terms, seen: timedelta) -> Wait | None:
+    """A moment for the API servers, in case this run, or a person, has only just changed a caBundle."""
+    left = settle(terms.overlap) - seen
+    return Wait(_MOMENT, now + left) if left > timedelta() and may_work(state, now) else None
+
+
+def _lasting(since: datetime, span: timedelta, seen: timedelta, now: datetime, reason: str) -> Wait | None:
+    """Wait for ``span`` from ``since`` by the wall clock, and until this run has seen it for a moment by itself."""
+    until = max(since + span, now + settle(span) - seen)
+    return Wait(reason, until) if until > now else None
+
+
+def _nowhere(state: State) -> str:
+    text = "no webhook configuration with our label calls the Service, so none could trust the next CA"
+    return f"{text} ({'; '.join(state.left_alone)})" if state.left_alone else text
+
+
+def _next_due(state: State) -> datetime | None:
+    """When the first certificate enters its look-ahead."""
+    ours = [one.certificate for one in (state.serving.leaf, state.authorities.current) if one]
+    return min((one.not_valid_after_utc - (one.not_valid_after_utc - issued(one)) / 3 for one in ours), default=None)

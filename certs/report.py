@@ -1,0 +1,188 @@
+"""What `vcuda-certs status` says: every certificate and its place, who trusts what, and what needs a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+
+from certs.judgement import broken, shown
+from certs.parsing import Place
+from certs.plan import plan
+from certs.state import Certificates, Problem, State, fingerprint, issued, trusts
+from certs.steps import Decision, Done, Refused, Seen, Terms, Wait
+
+_FOREVER = Seen(*[timedelta(days=36500)] * 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One certificate in one place."""
+
+    certificate: str
+    place: str
+    expires: datetime
+    days_left: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Whether the API server, calling this webhook at this endpoint, trusts what it sees; ``fault`` says why not."""
+
+    webhook: str
+    endpoint: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that is shown. ``following`` is what the next rotation would begin with."""
+
+    rows: tuple[Row, ...]
+    calls: tuple[Call, ...]
+    notes: tuple[str, ...]
+    following: str
+    problems: tuple[Problem, ...]
+
+
+def report_on(state: State, place: Place, now: datetime, terms: Terms, rotate: str) -> Report:
+    """Return the report. ``rotate`` is the command that rotates now, for what should have been done by a rotation."""
+    decision = plan(state, now, terms, _FOREVER)
+    calls = tuple(_calls(state, now))
+    problems = [*(decision.problems if isinstance(decision, Refused) else ())]
+    if not isinstance(decision, Refused | Done | Wait):
+        failing = sorted({call.fault for call in calls if call.fault})
+        late = [*failing, *filter(None, [_late(state, now, terms)])]
+        problems += [Problem(f"a rotation has not run, or has not come to its end: {text}", rotate) for text in late]
+    elif not isinstance(decision, Refused):
+        failing = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in calls if call.fault})
+        problems += [Problem(text, terms.commands.restart) for text in failing]
+    rows = tuple(_rows(state, place, now))
+    return Report(rows, calls, tuple(_notes(state)), _following(decision), tuple(problems))
+
+
+def table(report: Report) -> str:
+    """Return the report for people."""
+    certificates = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
+    certificates += [(r.certificate, r.place, shown(r.expires), str(r.days_left), r.note) for r in report.rows]
+    calls = [("WEBHOOK", "ENDPOINT", "TRUSTED")]
+    calls += [(call.webhook, call.endpoint, f"no: {call.fault}" if call.fault else "yes") for call in report.calls]
+    parts = [columns(certificates), columns(calls) if report.calls else "", *report.notes, f"Next: {report.following}"]
+    parts += [f"Needs a person: {problem}" for problem in report.problems]
+    return "\n\n".join(filter(None, parts))
+
+
+def document(report: Report) -> str:
+    """Return the report for scripts: the same as JSON; times as RFC 3339 in UTC."""
+    fields = {
+        "certificates": [
+            {
+                "certificate": row.certificate,
+                "place": row.place,
+                "expires": f"{row.expires:%Y-%m-%dT%H:%M:%SZ}",
+                "daysLeft": row.days_left,
+                "note": row.note,
+            }
+            for row in report.rows
+        ],
+        "calls": [
+            {"webhook": call.webhook, "endpoint": call.endpoint, "trusted": not call.fault, "fault": call.fault}
+            for call in report.calls
+        ],
+        "notes": report.notes,
+        "next": report.following,
+        "problems": [{"problem": problem.text, "command": problem.command} for problem in report.problems],
+    }
+    return json.dumps(fields, indent=2)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as text, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def _rows(state: State, place: Place, now: datetime) -> Iterator[Row]:
+    secret = f"secret/{place.authority_secret}"
+    there = state.authorities
+    signing = ((there.current, "signs the leaves"), (there.following, "is next"))
+    for pair, note in signing:
+        yield from _row([pair.certificate] if pair else [], secret, now, note)
+    yield from _row(there.retired, secret, now, "retired")
+    leaf = state.serving.leaf
+    yield from _row([leaf.certificate] if leaf else [], f"secret/{place.serving_secret}", now, state.serving.fault)
+    for configuration in state.configurations:
+        for bundle, names in _grouped((hook.bundle, hook.name) for hook in configuration.hooks).items():
+            yield from _row(bundle, str(configuration), now, f"caBundle of {', '.join(names)}")
+    for endpoint in state.endpoints:
+        found = [endpoint.leaf] if endpoint.leaf else []
+        yield from _row(found, endpoint.address, now, "served" if endpoint.ready else "served, not ready")
+
+
+def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, note: str) -> Iterator[Row]:
+    for one in certificates:
+        end = one.not_valid_after_utc
+        yield Row(_short(one), place, end, (end - now).days, note)
+
+
+def _short(certificate: x509.Certificate) -> str:
+    """Name a certificate so that two are told apart: its subject, and the start of its fingerprint."""
+    common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
+    return f"{common} [{fingerprint(certificate)[:8]}]"
+
+
+def _grouped(pairs: Iterable[tuple[Certificates, str]]) -> dict[Certificates, list[str]]:
+    grouped: dict[Certificates, list[str]] = {}
+    for bundle, name in pairs:
+        grouped.setdefault(bundle, []).append(name)
+    return grouped
+
+
+def _calls(state: State, now: datetime) -> Iterator[Call]:
+    for hook in state.hooks():
+        for endpoint in state.ready():
+            trusted = trusts(hook.bundle, endpoint.leaf, now)
+            fault = "" if trusted else endpoint.fault or _untrusted(endpoint.leaf, now)
+            yield Call(hook.name, endpoint.address, fault)
+
+
+def _untrusted(leaf: x509.Certificate | None, now: datetime) -> str:
+    ended = leaf is not None and leaf.not_valid_after_utc <= now
+    return "the leaf that is served has expired" if ended else "the caBundle does not trust the leaf that is served"
+
+
+def _late(state: State, now: datetime, terms: Terms) -> str:
+    """What a daily rotation would have mended before: a broken leaf, or under a quarter of a life left."""
+    leaf, current = state.serving.leaf, state.authorities.current
+    if leaf is None or broken(state, now, terms):
+        return broken(state, now, terms)
+    for one in (leaf, current):
+        end = one.certificate.not_valid_after_utc if one else now
+        if one and end - now < (end - issued(one.certificate)) / 4:
+            return f"{_short(one.certificate)} has less than a quarter of its life left"
+    return ""
+
+
+def _notes(state: State) -> Iterator[str]:
+    yield from state.left_alone
+    if not any(state.hooks()) and not state.tool:
+        yield "No webhook configuration with our label calls the Service."
+    if not state.ready():
+        yield "No endpoint is ready."
+
+
+def _following(decision: Decision) -> str:
+    match decision:
+        case Done():
+            return f"nothing until {shown(decision.until)}" if decision.until else "nothing, it is not ours"
+        case Wait():
+            return decision.reason
+        case Refused():
+            return "nothing before a person has done something"
+        case _:
+            return f"{type(decision).__name__}: {decision.reason}"

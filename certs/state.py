@@ -1,0 +1,183 @@
+"""What a rotation goes by: the two Secrets, the caBundles, and what the endpoints serve. Frozen, no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+
+from certs.authority import BACKDATE, Signed
+from certs.names import Names
+
+Certificates = tuple[x509.Certificate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Since when something has been seen to hold for the authority with this fingerprint."""
+
+    fingerprint: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Authorities:
+    """The CA Secret. ``version`` is its resourceVersion, empty where there is no Secret.
+
+    ``current`` signs the leaves. ``following`` is made and published, and signs nothing yet. ``retired`` ones sign
+    nothing any more, and are trusted until nobody serves a leaf of theirs. ``trusted``: every caBundle had
+    ``following`` since then; ``served``: every endpoint had a leaf of ``current``. ``faults`` say what in the Secret
+    could not be used.
+    """
+
+    version: str = ""
+    current: Signed | None = None
+    following: Signed | None = None
+    retired: Certificates = ()
+    trusted: Mark | None = None
+    served: Mark | None = None
+    faults: tuple[str, ...] = ()
+
+    def newest(self) -> Signed | None:
+        """The one that leaves are signed by in the end."""
+        return self.following or self.current
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The serving Secret. ``leaf`` is None where there is no usable pair, and ``fault`` says why.
+
+    ``authorities`` are the certificates in its ``ca.crt``.
+    """
+
+    version: str = ""
+    leaf: Signed | None = None
+    authorities: Certificates = ()
+    fault: str = "there is no Secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One webhook of a configuration, at ``index`` of its list, that calls our Service; and the CAs in its caBundle.
+
+    ``faulty``: something in the caBundle is no certificate.
+    """
+
+    index: int
+    name: str
+    bundle: Certificates
+    faulty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A webhook configuration: ``kind`` is Mutating- or ValidatingWebhookConfiguration."""
+
+    kind: str
+    name: str
+    version: str
+    hooks: tuple[Hook, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind.lower()}/{self.name}"
+
+    def bundles(self) -> tuple[Certificates, ...]:
+        """The caBundles of its hooks, in their order."""
+        return tuple(hook.bundle for hook in self.hooks)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the webhook is served (HOST:PORT), and the leaf that it shows; where it shows none ``fault`` says why."""
+
+    address: str
+    ready: bool
+    leaf: x509.Certificate | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that a person has to decide or to mend, and the command to begin with."""
+
+    text: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"{self.text}. Run: {self.command}"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All of it, as read at one time. ``left_alone`` says what was seen and is not ours to touch.
+
+    ``tool`` is the name of another tool that looks after all of it; nothing is ours then.
+    """
+
+    authorities: Authorities = field(default_factory=Authorities)
+    serving: Serving = field(default_factory=Serving)
+    configurations: tuple[Configuration, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    left_alone: tuple[str, ...] = ()
+    tool: str = ""
+    problems: tuple[Problem, ...] = ()
+
+    def hooks(self) -> Iterator[Hook]:
+        """Every webhook that calls our Service."""
+        return (hook for configuration in self.configurations for hook in configuration.hooks)
+
+    def ready(self) -> tuple[Endpoint, ...]:
+        """The endpoints that are called."""
+        return tuple(endpoint for endpoint in self.endpoints if endpoint.ready)
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of the certificate, in hex."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def issued(certificate: x509.Certificate) -> datetime:
+    """When a certificate of ours was made: its start, without the time that it is back-dated by."""
+    return certificate.not_valid_before_utc + BACKDATE
+
+
+def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
+    """Whether ``now`` is within its time."""
+    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
+
+
+def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
+    """Whether less than a third of its life is left, as cert-manager counts: renewed while there is time to fail."""
+    life = certificate.not_valid_after_utc - issued(certificate)
+    return certificate.not_valid_after_utc - now < life / 3
+
+
+def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether ``authority`` signed ``leaf``; nothing about times and names."""
+    try:
+        leaf.verify_directly_issued_by(authority)
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
+        return False
+    return True
+
+
+def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, now: datetime) -> bool:
+    """Whether a client that goes by ``bundle`` accepts ``leaf``, as far as signature and times go."""
+    if leaf is None or not is_valid(leaf, now):
+        return False
+    return any(is_valid(authority, now) and signed_by(leaf, authority) for authority in bundle)
+
+
+def names_of(subject: Names | x509.Certificate) -> frozenset[str]:
+    """The DNS names and IP addresses that it is for, as text."""
+    if isinstance(subject, Names):
+        return frozenset([*subject.dns, *map(str, subject.addresses)])
+    try:
+        names = subject.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return frozenset()
+    return frozenset([*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))])

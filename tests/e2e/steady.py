@@ -1,0 +1,137 @@
+"""Pods created without pause, and new connections made without pause: what a rotation must not make fail."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod
+
+PODS_PER_SECOND = 20
+CARDS_EVERY = 10
+"""One pod in so many asks for a card and is charged; the others are asked about all the same."""
+
+
+@dataclass
+class Creates:
+    """What became of the pods: how many were created, and what was said about each that was not."""
+
+    created: int = 0
+    cards: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def creating(cluster: Cluster, namespace: str) -> Iterator[Creates]:
+    """`with` this, `PODS_PER_SECOND` pods are created in ``namespace``, each once, on a schedule that nothing stops."""
+    creates, stop, lock = Creates(), threading.Event(), threading.Lock()
+    numbers = count()
+    started = time.monotonic()
+
+    def create() -> None:
+        while not stop.is_set():
+            with lock:
+                number = next(numbers)
+            if stop.wait(max(0.0, started + number / PODS_PER_SECOND - time.monotonic())):
+                return
+            with_card = number % CARDS_EVERY == 0
+            answer = cluster.try_create(
+                card_pod(f"card-{number}", namespace) if with_card else plain(number, namespace)
+            )
+            with lock:
+                if answer.message:
+                    creates.failures.append(answer.message)
+                else:
+                    creates.created += 1
+                    creates.cards += with_card
+
+    with threads([create] * 4, stop):
+        yield creates
+
+
+def plain(number: int, namespace: str) -> Json:
+    """A pod that asks for no card."""
+    containers = [{"name": "web", "image": "nginx"}]
+    metadata = {"name": f"plain-{number}", "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
+
+
+@dataclass
+class Handshakes:
+    """What became of new connections: how many were made, and why the others were not."""
+
+    made: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str]], name: str) -> Iterator[Handshakes]:
+    """`with` this, every address is dialled again and again as ``name``, by the caBundles at ``path``.
+
+    The API server keeps its connections; here each one is new, and trusts what is stored now.
+    """
+    handshakes, stop = Handshakes(), threading.Event()
+
+    def connect() -> None:
+        while not stop.wait(0.05):
+            bundles = {hook["clientConfig"].get("caBundle", "") for hook in ours(cluster.rest.get(path), name)}
+            for bundle in bundles:
+                for address in addresses():
+                    try:
+                        shake(address, base64.b64decode(bundle), name)
+                        handshakes.made += 1
+                    except (OSError, ValueError) as error:
+                        handshakes.failures.append(f"{address}: {error}")
+
+    with threads([connect], stop):
+        yield handshakes
+
+
+def ours(configuration: Json, name: str) -> list[Json]:
+    """The webhooks that call the Service ``name``, as in NAME.NAMESPACE.svc."""
+    services = [(hook, hook["clientConfig"].get("service", {})) for hook in configuration["webhooks"]]
+    return [hook for hook, service in services if f"{service.get('name')}.{service.get('namespace')}.svc" == name]
+
+
+def shake(address: str, bundle: bytes, name: str) -> bytes:
+    """The leaf (DER) that ``address`` shows a client that trusts ``bundle``; OSError where it is not trusted."""
+    context = ssl.create_default_context(cadata=bundle.decode())
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), 10) as plain_socket,
+        context.wrap_socket(plain_socket, server_hostname=name) as connection,
+    ):
+        return connection.getpeercert(binary_form=True) or b""
+
+
+@contextmanager
+def threads(targets: Sequence[Callable[[], None]], stop: threading.Event) -> Iterator[None]:
+    """`with` this, the targets run, each in a thread; what one of them raises is raised at the end."""
+    errors: list[BaseException] = []
+
+    def guarded(target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:  # noqa: BLE001  # raised again below, where the test sees it
+            errors.append(error)
+
+    running = [threading.Thread(target=guarded, args=(target,)) for target in targets]
+    for thread in running:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in running:
+            thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,75 @@
+"""Certificates are rotated under load, with the rights of the manifests, and not one call fails."""
+
+from __future__ import annotations
+
+import base64
+import random
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from certs.pem import read_certificates
+from certs.state import signed_by
+from tests.e2e.cluster import Cluster
+from tests.e2e.rights import account_of
+from tests.e2e.stage import PATHS, SERVER_NAME, Stage, staged, utc_now
+from tests.e2e.steady import connecting, creating, shake
+
+SHORT = ("--overlap", "3s", "--retention", "3s", "--timeout", "200s")
+
+
+@pytest.fixture(scope="module")
+def rotator(cluster: Cluster) -> Iterator[Path]:
+    """A kubeconfig with the rights that the manifest gives the rotation."""
+    with account_of(cluster, "certs-rbac.yaml", "vcuda-certs") as account:
+        yield account.kubeconfig
+
+
+def test_a_whole_rotation_with_secrets_up_to_90_s_late_and_not_one_create_fails(
+    cluster: Cluster, rotator: Path, tmp_path: Path
+) -> None:
+    """Afterwards the old CA is in no caBundle, the old leaf is served by none, and OpenSSL accepts the chain."""
+    delays = (lambda: 0.0, lambda: random.uniform(0, 90), lambda: 90.0)  # noqa: S311  # no secret
+    with staged(cluster, tmp_path, delays, rotator, *SHORT) as (stage, quota), stage.team(quota) as namespace:
+        old_bundles, old_leaf = set(stage.bundles()), served(stage)
+        path = PATHS["ValidatingWebhookConfiguration"]
+        with (
+            creating(cluster, namespace) as creates,
+            connecting(cluster, path, stage.addresses, SERVER_NAME) as handshakes,
+        ):
+            stage.rotate("--issued-before", utc_now())
+        assert (creates.failures, handshakes.failures) == ([], [])
+        [bundle] = set(stage.bundles())
+        [authority] = read_certificates(base64.b64decode(bundle))[0]
+        assert not {bundle} & old_bundles
+        [leaf] = served(stage)
+        assert {leaf} & old_leaf == set()
+        assert signed_by(x509.load_der_x509_certificate(leaf), authority)
+        assert verified_by_openssl(leaf, bundle, tmp_path)
+        assert answered(stage, bundle) == 2 * creates.created
+
+
+def served(stage: Stage) -> set[bytes]:
+    """The leaves (DER) that the replicas show."""
+    bundle = base64.b64decode(stage.bundles()[0])
+    return {shake(address, bundle, SERVER_NAME) for address in stage.addresses()}
+
+
+def verified_by_openssl(leaf: bytes, bundle: str, directory: Path) -> bool:
+    """Whether OpenSSL takes the leaf for the Service's server, by the caBundle."""
+    (directory / "leaf.pem").write_text(ssl.DER_cert_to_PEM_cert(leaf))
+    (directory / "bundle.pem").write_bytes(base64.b64decode(bundle))
+    command = ("openssl", "verify", "-purpose", "sslserver", "-x509_strict", "-verify_hostname", SERVER_NAME)
+    files = ("-CAfile", str(directory / "bundle.pem"), str(directory / "leaf.pem"))
+    return subprocess.run((*command, *files), check=True, capture_output=True).returncode == 0
+
+
+def answered(stage: Stage, bundle: str) -> float:
+    """How many calls the replicas have answered in all: of each create, as many as there are webhooks."""
+    for replica in stage.replicas:
+        replica.tls = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
+    return sum(replica.metric("vcuda_admissions_total") for replica in stage.replicas)

@@ -1,0 +1,278 @@
+"""Whatever has become of the certificates: `vcuda-certs rotate` mends it, or says what to run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from certs.authority import Signed, make_authority, make_leaf
+from certs.dialling import dial
+from certs.names import service_names
+from certs.pem import read_certificates
+from certs.state import fingerprint
+from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.installation import SYSTEM_NAMESPACE
+from tests.e2e.rest import Json
+from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, delete, staged, utc_now
+from tests.e2e.steady import plain, shake
+
+SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
+GARBAGE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nnot one\n-----END CERTIFICATE-----\n").decode()
+Damage = Callable[[Stage], None]
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, str]]:
+    """A stage that all tests of this file damage, and a namespace whose pods it is asked about."""
+    directory = tmp_path_factory.mktemp("damage")
+    with (
+        staged(cluster, directory, [lambda: 0.0], cluster.kubeconfig, *SHORT) as (stage, quota),
+        stage.team(quota) as namespace,
+    ):
+        yield stage, namespace
+
+
+@pytest.fixture
+def stage(served: tuple[Stage, str]) -> Stage:
+    """The stage with nothing left to do."""
+    assert "Done" in served[0].rotate()
+    return served[0]
+
+
+@pytest.fixture
+def namespace(served: tuple[Stage, str]) -> str:
+    return served[1]
+
+
+def patch_secret(stage: Stage, path: str, **data: str | None) -> None:
+    stage.cluster.rest.merge_patch(path, {"data": {name.replace("_", "."): text for name, text in data.items()}})
+
+
+def pair(name: str, signed: Signed) -> dict[str, str]:
+    """The certificate and its key as a Secret holds them."""
+    texts = {f"{name}_crt": signed.certificate_pem(), f"{name}_key": signed.key_pem()}
+    return {key: base64.b64encode(text).decode() for key, text in texts.items()}
+
+
+def age(stage: Stage, *, authority_life: timedelta, leaf_life: timedelta) -> None:
+    """Let everything be three hours old, and a leaf served that was made then."""
+    then = datetime.now(UTC) - timedelta(hours=3)
+    authority = make_authority(then, authority_life)
+    leaf = make_leaf(authority, service_names(SERVICE, SYSTEM_NAMESPACE), then, leaf_life)
+    certificate = base64.b64encode(authority.certificate_pem()).decode()
+    patch_secret(stage, CA_SECRET, **pair("ca", authority))
+    patch_secret(stage, SERVING_SECRET, **pair("tls", leaf), ca_crt=certificate)
+    set_bundles(stage, certificate)
+    await_served(stage, leaf)
+
+
+def await_served(stage: Stage, leaf: Signed) -> None:
+    """Return once the replicas show ``leaf``, whoever trusts it; they read their files every few seconds."""
+    wanted = leaf.certificate.public_bytes(Encoding.DER)
+    deadline = time.monotonic() + TIMEOUT
+    while {shown(address) for address in stage.addresses()} != {wanted}:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def shown(address: str) -> bytes | None:
+    found = dial(address, SERVER_NAME).leaf
+    return found.public_bytes(Encoding.DER) if found else None
+
+
+def set_bundles(stage: Stage, text: str) -> None:
+    patch = [{"op": "add", "path": "/webhooks/1/clientConfig/caBundle", "value": text}]
+    for path in PATHS.values():
+        stage.cluster.rest.send("PATCH", path, patch, content_type="application/json-patch+json").ok()
+
+
+def expired_leaf(stage: Stage) -> None:
+    age(stage, authority_life=timedelta(days=730), leaf_life=timedelta(hours=1))
+
+
+def expired_authority(stage: Stage) -> None:
+    age(stage, authority_life=timedelta(hours=1), leaf_life=timedelta(hours=1))
+
+
+def both_secrets_deleted(stage: Stage) -> None:
+    delete(stage.cluster, CA_SECRET)
+    delete(stage.cluster, SERVING_SECRET)
+
+
+def recreated(stage: Stage) -> None:
+    stage.unregister()
+    stage.register()
+
+
+ANOTHER = make_authority(datetime.now(UTC))
+ANOTHER_LEAF = make_leaf(ANOTHER, service_names(SERVICE, SYSTEM_NAMESPACE), datetime.now(UTC))
+DAMAGES: dict[str, Damage] = {
+    "expired leaf": expired_leaf,
+    "expired CA": expired_authority,
+    "CA Secret deleted": lambda stage: delete(stage.cluster, CA_SECRET),
+    "serving Secret deleted": lambda stage: delete(stage.cluster, SERVING_SECRET),
+    "both Secrets deleted": both_secrets_deleted,
+    "CA Secret with garbage": lambda stage: patch_secret(stage, CA_SECRET, ca_crt=GARBAGE, ca_key=GARBAGE),
+    "serving Secret with garbage": lambda stage: patch_secret(stage, SERVING_SECRET, tls_crt=GARBAGE, tls_key=GARBAGE),
+    "CA with another's key": lambda stage: patch_secret(stage, CA_SECRET, ca_key=pair("ca", ANOTHER)["ca_key"]),
+    "leaf with another's key": lambda stage: patch_secret(
+        stage, SERVING_SECRET, tls_key=pair("tls", ANOTHER_LEAF)["tls_key"]
+    ),
+    "leaf of an unknown CA": lambda stage: patch_secret(stage, SERVING_SECRET, **pair("tls", ANOTHER_LEAF)),
+    "caBundles emptied": lambda stage: set_bundles(stage, ""),
+    "caBundles with garbage": lambda stage: set_bundles(stage, GARBAGE),
+    "configurations recreated": recreated,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_damage_is_mended_by_one_run(stage: Stage, namespace: str, damage: Damage) -> None:
+    damage(stage)
+    assert "Done" in stage.rotate()
+    await_creates(stage, namespace)
+    assert_at_rest(stage)
+
+
+def test_two_runs_at_once_do_one_rotation(stage: Stage, namespace: str) -> None:
+    before = stage.bundles()
+    time.sleep(1.1)  # certificates count whole seconds: what the runs make has to be later than what there is
+    since = utc_now()
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(lambda _: stage.rotate("--issued-before", since), range(2)))
+    assert all("Done" in end for end in ends)
+    assert not set(stage.bundles()) & set(before)
+    await_creates(stage, namespace)
+    assert_at_rest(stage)
+
+
+def test_without_a_ready_endpoint_the_old_authority_stays_trusted(stage: Stage, namespace: str) -> None:
+    before = authorities_in(stage)
+    time.sleep(1.1)  # as above
+    since = utc_now()
+    stage.set_endpoints(ready=False)
+    try:
+        refused = stage.run("rotate", "--issued-before", since)
+        assert refused.returncode == 1
+        assert f"Run: kubectl -n {SYSTEM_NAMESPACE} get pods,endpoints" in refused.stdout
+        assert before < authorities_in(stage)
+        assert stage.run("status").returncode == 1
+    finally:
+        stage.set_endpoints()
+    stage.rotate("--issued-before", since)
+    assert not before & authorities_in(stage)
+    await_creates(stage, namespace)
+    assert_at_rest(stage)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        pytest.param({"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}, "kubectl label", id="not ours"),
+        pytest.param({"immutable": True}, "kubectl delete", id="immutable"),
+    ],
+)
+def test_a_secret_that_may_not_be_written_is_left_as_it_is(stage: Stage, change: Json, told: str) -> None:
+    stage.cluster.rest.merge_patch(SERVING_SECRET, change)
+    before = versions(stage)
+    refused = stage.run("rotate", "--issued-before", utc_now())
+    assert (refused.returncode, versions(stage)) == (1, before)
+    assert f"Run: {told} -n {SYSTEM_NAMESPACE} secret vcuda-webhook-tls" in refused.stdout
+    command = refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ")
+    stage.cluster.kubectl(*command.split())
+    assert "Done" in stage.rotate()
+
+
+def test_what_cert_manager_looks_after_is_left_alone(stage: Stage) -> None:
+    theirs = {"metadata": {"annotations": {"cert-manager.io/certificate-name": "webhook"}}}
+    injected = {"metadata": {"annotations": {"cert-manager.io/inject-ca-from": "vcuda-quota/webhook"}}}
+    nothing = {"metadata": {"annotations": None}}
+    rest = stage.cluster.rest
+    try:
+        rest.merge_patch(SERVING_SECRET, theirs)
+        half = stage.run("rotate", "--issued-before", utc_now())
+        assert half.returncode == 1
+        assert "give both to one of them" in half.stdout
+        for path in PATHS.values():
+            rest.merge_patch(path, injected)
+        before = versions(stage)
+        assert "Nothing here is ours" in stage.rotate("--issued-before", utc_now())
+        assert "cert-manager's" in stage.run("status").stdout
+        assert versions(stage) == before
+    finally:
+        for path in (SERVING_SECRET, *PATHS.values()):
+            rest.merge_patch(path, nothing)
+
+
+def test_a_dry_run_tells_every_step_and_takes_none(stage: Stage) -> None:
+    before = versions(stage)
+    time.sleep(1.1)  # as above
+    told = stage.rotate("--dry-run", "-o", "json", "--issued-before", utc_now())
+    steps = [step["step"] for step in json.loads(told)["steps"] if step["step"] != "Wait"]
+    bundles = ["SetBundles"] * len(PATHS)
+    ends = ["NoteServed", *bundles, "Forget"]
+    assert steps == ["MakeAuthority", *bundles, "NoteTrusted", "Promote", "IssueLeaf", *ends]
+    assert versions(stage) == before
+
+
+def test_status_shows_every_certificate_and_who_trusts_what(stage: Stage) -> None:
+    report = json.loads(checked(stage.run("status", "-o", "json")))
+    places = {row["place"] for row in report["certificates"]}
+    assert places == {
+        "secret/vcuda-webhook-ca",
+        "secret/vcuda-webhook-tls",
+        "mutatingwebhookconfiguration/vcuda-quota",
+        "validatingwebhookconfiguration/vcuda-quota",
+        *stage.addresses(),
+    }
+    assert [call["trusted"] for call in report["calls"]] == [True, True]
+    assert "DAYS LEFT" in checked(stage.run("status"))
+    set_bundles(stage, "")
+    bad = stage.run("status", "-o", "json")
+    assert bad.returncode == 1
+    assert [call["trusted"] for call in json.loads(bad.stdout)["calls"]] == [False, False]
+    assert "kubectl" in json.loads(bad.stdout)["problems"][0]["command"]
+
+
+def checked(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def await_creates(stage: Stage, namespace: str) -> None:
+    """Return once a pod is created through both webhooks; the API server follows a caBundle within a second or so."""
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        answer = stage.cluster.try_create(plain(time.monotonic_ns(), namespace), dryRun="All")
+        if answer.status == HTTPStatus.CREATED:
+            return
+        assert time.monotonic() < deadline, answer.message
+        time.sleep(0.2)
+
+
+def assert_at_rest(stage: Stage) -> None:
+    """One CA in every caBundle, which every replica's leaf is of; status finds nothing wrong."""
+    assert len(set(stage.bundles())) == 1
+    assert len(authorities_in(stage)) == 1
+    for address in stage.addresses():
+        shake(address, base64.b64decode(stage.bundles()[0]), SERVER_NAME)
+    checked(stage.run("status"))
+
+
+def authorities_in(stage: Stage) -> set[str]:
+    """The fingerprints of the CAs in all caBundles."""
+    texts = [base64.b64decode(bundle) for bundle in stage.bundles()]
+    return {fingerprint(one) for text in texts for one in read_certificates(text)[0]}
+
+
+def versions(stage: Stage) -> list[str]:
+    paths = (CA_SECRET, SERVING_SECRET, *PATHS.values())
+    return [stage.cluster.rest.get(path)["metadata"]["resourceVersion"] for path in paths]

@@ -1,0 +1,124 @@
+"""A rotation that is killed again and again ends as one that is not, and lets nothing out but certificates."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from certs.pem import read_certificates
+from tests.e2e.cluster import Cluster
+from tests.e2e.fatal_proxy import Fatal
+from tests.e2e.lossy_proxy import lossy_proxy
+from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVING_SECRET, staged, utc_now
+from tests.e2e.steady import connecting, creating
+
+READS_BEFORE_A_WRITE = 5
+"""Both Secrets, both kinds of webhook configuration, and the endpoints."""
+
+SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
+
+
+def test_killed_after_every_request_in_turn_the_end_is_the_same_and_no_create_fails(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Nor does a process show a private key: not in what it prints, its command line, environment or files."""
+    fatal = Fatal()
+    shown: list[str] = []
+    delays = (lambda: 0.0, lambda: 2.0)
+    (tmp_path / "proxy").mkdir()
+    (tmp_path / "home").mkdir()
+    with (
+        staged(cluster, tmp_path / "volumes", delays, cluster.kubeconfig, *SHORT) as (stage, quota),
+        stage.team(quota) as namespace,
+        lossy_proxy(cluster, tmp_path / "proxy", fatal) as proxy,
+    ):
+        old, keys, since = set(stage.bundles()), set(private_keys(cluster)), utc_now()
+        path = PATHS["ValidatingWebhookConfiguration"]
+        with (
+            creating(cluster, namespace) as creates,
+            connecting(cluster, path, stage.addresses, SERVER_NAME) as handshakes,
+        ):
+            command = stage.command("rotate", "--issued-before", since, kubeconfig=proxy.kubeconfig)
+            for ended in lives(command, fatal, tmp_path / "home"):
+                shown += [ended.printed, ended.visible]
+                keys |= set(private_keys(cluster))
+        assert (creates.failures, handshakes.failures) == ([], [])
+        assert len([method for method, _ in fatal.lost if method != "GET"]) >= 9
+        [bundle] = set(stage.bundles())
+        assert len(read_certificates(base64.b64decode(bundle))[0]) == 1
+        assert {bundle} & old == set()
+        assert set(data_of(cluster, CA_SECRET)) == {"ca.crt", "ca.key"}
+        assert "Done" in stage.rotate("--issued-before", since)
+        everything = "".join([*shown, *(replica.output() for replica in stage.replicas), events(cluster)])
+        assert [key for key in keys if key in everything] == []
+        assert len(keys) >= 4
+        assert list((tmp_path / "home").rglob("*")) == []
+        assert world_readable_keys(tmp_path / "volumes") == []
+
+
+@dataclass(frozen=True)
+class Life:
+    """A run that has ended: what it printed, and what any user could read of it while it ran."""
+
+    status: int
+    printed: str
+    visible: str
+
+
+def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
+    """Runs until one ends by itself, killed in turn at one of the reads before a write, and at that write.
+
+    A read changes nothing, so all reads before one write are one place to be killed at; each is taken in its turn.
+    """
+    for number in count():
+        at_write = number % 2
+        fatal.aim(0 if at_write else 1 + number // 2 % READS_BEFORE_A_WRITE)
+        life = live(command, fatal, home)
+        yield life
+        if life.status != -signal.SIGKILL:
+            assert life.status == 0, life.printed
+            return
+
+
+def live(command: list[str], fatal: Fatal, home: Path) -> Life:
+    """One run, with nothing in its environment but a home of its own."""
+    own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    with subprocess.Popen(
+        command, cwd=home, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        fatal.victim = process.pid
+        visible = [Path(f"/proc/{process.pid}/{part}").read_text() for part in ("cmdline", "environ")]
+        printed, _ = process.communicate(timeout=120)
+    return Life(process.returncode, printed, "".join(visible))
+
+
+def private_keys(cluster: Cluster) -> Iterator[str]:
+    """A telling line of every private key in the two Secrets."""
+    for path in (CA_SECRET, SERVING_SECRET):
+        for name, text in data_of(cluster, path).items():
+            if name.endswith(".key"):
+                yield base64.b64decode(text).decode().splitlines()[1][-40:]
+
+
+def data_of(cluster: Cluster, path: str) -> dict[str, str]:
+    data: dict[str, str] = cluster.rest.get(path)["data"]
+    return data
+
+
+def events(cluster: Cluster) -> str:
+    return json.dumps(cluster.rest.get("/api/v1/events")["items"])
+
+
+def world_readable_keys(directory: Path) -> list[Path]:
+    """The files with a private key that others than their owner may read."""
+    files = [path for path in directory.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert files
+    return [path for path in files if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]

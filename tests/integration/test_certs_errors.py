@@ -1,0 +1,137 @@
+"""What `vcuda-certs rotate` and `status` do when the API server does not do what it is asked."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from certs.api import Api, Conflicted, Unreachable
+from certs.changes import Write
+from certs.cli import main
+from certs.cluster import Cluster
+from certs.parsing import Place
+from certs.rotation import MOST_STEPS, PATIENCE, Rotation
+from certs.state import State
+from certs.steps import Done, MakeAuthority, Refused
+from tests.e2e.ports import free_ports
+from tests.integration.scripted import Answer, Script, status, write_kubeconfig
+from tests.rotation_world import TERMS, World, healthy
+
+NOW = datetime.now(UTC)
+
+
+def run(kubeconfig: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, [arguments[0], "--kubeconfig", str(kubeconfig), *arguments[1:]])
+
+
+@pytest.fixture
+def kubeconfig(server: str, tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    write_kubeconfig(path, server, {"token": "letmein"})
+    return path
+
+
+@pytest.mark.parametrize("command", ["rotate", "status"])
+def test_what_is_forbidden_ends_the_command_with_the_api_servers_sentence(
+    script: Script, kubeconfig: Path, command: str
+) -> None:
+    script.answers.append(status(403, 'secrets "vcuda-webhook-tls" is forbidden'))
+    ended = run(kubeconfig, command)
+    assert ended.exit_code == 1
+    assert 'secrets "vcuda-webhook-tls" is forbidden (HTTP 403)' in ended.output
+
+
+@pytest.mark.usefixtures("fast")
+def test_an_api_server_that_is_not_there_is_tried_again_and_then_told(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    write_kubeconfig(path, f"https://127.0.0.1:{free_ports(1)[0]}", {"token": "letmein"})
+    ended = run(path, "rotate")
+    assert ended.exit_code == 1
+    assert "Connection refused" in ended.output
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no try wait for the next."""
+    monkeypatch.setattr("certs.rotation.time.sleep", lambda _: None)
+
+
+@pytest.mark.parametrize("content", [None, "nonsense: [", "[]", "clusters: 7"])
+def test_without_usable_credentials_the_command_says_so(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    ended = run(path, "rotate")
+    assert ended.exit_code == 2
+    assert "no usable kubeconfig or service account" in ended.output
+
+
+def test_an_answer_that_is_no_json_is_quoted(script: Script, kubeconfig: Path) -> None:
+    script.answers.append(Answer(b"<html>go away</html>", status=400))
+    assert "<html>go away</html>" in run(kubeconfig, "rotate").output
+
+
+@pytest.mark.parametrize("off", [timedelta(minutes=6), -timedelta(days=3650)])
+def test_a_clock_that_differs_from_the_api_servers_stops_everything(
+    script: Script, server: str, tmp_path: Path, off: timedelta
+) -> None:
+    """Good certificates would be found expired, and new ones made that nobody accepts."""
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
+    date = {"Date": format_datetime(NOW, usegmt=True)}
+    missing = {"message": "not found"}
+    script.answers += [
+        *[Answer(missing, status=404, headers=date)] * 2,
+        *[Answer({"items": []}, headers=date)] * 2,
+        Answer(missing, status=404, headers=date),
+    ]
+    place = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
+    state = Cluster(Api.connect(tmp_path / "kubeconfig"), place, "a=b").read(lambda: NOW + off)
+    [problem] = state.problems
+    assert "the clock here says" in problem.text
+
+
+class Failing(World):
+    """A store whose next requests come to nothing."""
+
+    faults: list[Exception]
+
+    def write(self, write: Write) -> None:
+        if self.faults:
+            raise self.faults.pop()
+        super().write(write)
+
+
+def failing(*faults: Exception) -> Failing:
+    world = Failing(**{name: getattr(healthy(), name) for name in ("state", "pods")})
+    world.faults = list(faults)
+    world.time += timedelta(days=61)
+    return world
+
+
+@pytest.mark.parametrize("fault", [Conflicted("another was first"), Unreachable("no answer")])
+def test_a_write_that_came_to_nothing_is_decided_again_from_what_is_there(fault: Exception) -> None:
+    world = failing(*[fault] * (PATIENCE - 1))
+    ended = Rotation(world, TERMS, timedelta(minutes=5), world, lambda _: None).run()
+    assert isinstance(ended, Done)
+
+
+def test_after_many_in_a_row_the_run_ends_with_the_fault() -> None:
+    world = failing(*[Unreachable("no answer")] * PATIENCE)
+    with pytest.raises(Unreachable):
+        Rotation(world, TERMS, timedelta(minutes=5), world, lambda _: None).run()
+
+
+def test_a_run_whose_steps_are_undone_again_and_again_comes_to_an_end() -> None:
+    class Undone(World):
+        def write(self, write: Write) -> None:
+            """Lose it, as somebody does who writes it back at once."""
+
+    world = Undone(State())
+    steps: list[object] = []
+    ended = Rotation(world, TERMS, timedelta(minutes=5), world, steps.append).run()
+    assert isinstance(ended, Refused)
+    assert [type(step) for step in steps] == [MakeAuthority] * MOST_STEPS

@@ -1,0 +1,206 @@
+"""A cluster of values in which rotations run: two Secrets, caBundles, pods that follow the Secret late, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+
+from certs.api import Conflicted
+from certs.authority import Signed, make_authority, make_leaf
+from certs.changes import Write, WriteAuthorities, WriteBundles, WriteServing, after
+from certs.names import service_names
+from certs.state import Authorities, Certificates, Configuration, Endpoint, Hook, Serving, State, is_valid, trusts
+from certs.steps import Terms
+
+START = datetime(2026, 11, 21, 8, tzinfo=UTC)
+NAMES = service_names("vcuda-webhook", "vcuda-quota")
+TERMS = Terms(NAMES)
+API_SERVER_LAG = timedelta(seconds=5)
+"""How long an API server may go by the caBundles of before; about one second in truth."""
+
+
+class Killed(BaseException):
+    """The run ends here, as by SIGKILL: nothing of it may catch this."""
+
+
+@dataclass
+class Pod:
+    """An endpoint. What the Secret holds is served ``lag`` later."""
+
+    address: str
+    lag: timedelta
+    leaf: x509.Certificate | None = None
+    ready: bool = True
+    coming: list[tuple[datetime, x509.Certificate]] = field(default_factory=list)
+
+    def live(self, now: datetime) -> None:
+        """Serve what has come by now."""
+        for due, leaf in self.coming:
+            if due <= now:
+                self.leaf = leaf
+        self.coming = [(due, leaf) for due, leaf in self.coming if due > now]
+
+
+@dataclass
+class World:
+    """Store and clock in one. ``lives_after``: writes that may be made before the run is killed; None: any number.
+
+    ``lost`` collects each time that a leaf, valid and trusted before, was served while a caBundle that is still gone by
+    did not trust it any more.
+    """
+
+    state: State = field(default_factory=State)
+    pods: list[Pod] = field(default_factory=list)
+    time: datetime = START
+    elapsed: float = 0.0
+    lives_after: int | None = None
+    lost: list[str] = field(default_factory=list)
+    past: list[tuple[datetime, dict[str, Certificates]]] = field(default_factory=list)
+    trusted: set[tuple[str, x509.Certificate]] = field(default_factory=set)
+    writes: int = 0
+
+    def now(self) -> datetime:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.elapsed
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, in pieces short enough to see every pod change."""
+        while seconds > 0:
+            piece = min(seconds, 7.0)
+            seconds -= piece
+            self.elapsed += piece
+            self.time += timedelta(seconds=piece)
+            self.look()
+            if not any(pod.coming for pod in self.pods):
+                self.elapsed += seconds
+                self.time += timedelta(seconds=seconds)
+                break
+        self.look()
+
+    def read(self, now: Callable[[], datetime]) -> State:
+        del now
+        endpoints = tuple(Endpoint(pod.address, pod.ready, pod.leaf) for pod in self.pods)
+        return replace(self.state, endpoints=endpoints)
+
+    def write(self, write: Write) -> None:
+        """Make one write under its guard, and die before or after it where that is due."""
+        if self.lives_after is not None:
+            self.lives_after -= 1
+            if self.lives_after == -1:
+                raise Killed
+        if version_of(self.state, write) != guard_of(write):
+            raise Conflicted("written by another")
+        self.writes += 1
+        self.state = versioned(after(self.state, write), write, str(self.writes))
+        if isinstance(write, WriteServing):
+            self.roll_out(write.leaf.certificate)
+        self.look()
+        if self.lives_after == 0:
+            raise Killed
+
+    def roll_out(self, leaf: x509.Certificate) -> None:
+        """Let every pod serve ``leaf`` when it gets to it."""
+        for pod in self.pods:
+            pod.coming.append((self.time + pod.lag, leaf))
+
+    def look(self) -> None:
+        """Note which caBundles there are, and whether trust was lost."""
+        for pod in self.pods:
+            pod.live(self.time)
+        bundles = {hook.name: hook.bundle for hook in self.state.hooks()}
+        self.past.append((self.time, bundles))
+        recent = [old for moment, old in self.past if self.time - moment <= API_SERVER_LAG]
+        for pod in self.pods:
+            for name in bundles:
+                if pod.ready and pod.leaf is not None:
+                    self._look_at(name, pod, pod.leaf, recent)
+
+    def _look_at(self, name: str, pod: Pod, leaf: x509.Certificate, recent: Sequence[dict[str, Certificates]]) -> None:
+        """Every view of the caBundle that an API server may still have is to trust what was once trusted."""
+        seen = {old[name] for old in recent if name in old}
+        trust = [trusts(bundle, leaf, self.time) for bundle in seen]
+        worked = any(key[0] == name for key in self.trusted)
+        if all(trust):
+            self.trusted.add((name, leaf))
+        elif is_valid(leaf, self.time) and ((name, leaf) in self.trusted or worked):
+            self.lost.append(f"{self.time}: {name} does not trust what {pod.address} serves")
+
+    def forget_what_worked(self) -> None:
+        """After damage done by hand nothing is owed that did not work any more."""
+        self.trusted.clear()
+        self.past.clear()
+        self.lost.clear()
+
+    def works(self) -> bool:
+        """Whether every webhook trusts every ready pod."""
+        return all(
+            trusts(hook.bundle, pod.leaf, self.time) for hook in self.state.hooks() for pod in self.pods if pod.ready
+        )
+
+
+def healthy(lags: Sequence[timedelta] = (timedelta(0), timedelta(seconds=90)), extra: Certificates = ()) -> World:
+    """A world where a rotation has nothing to do; ``extra`` certificates are in its caBundles too."""
+    authority = make_authority(START)
+    leaf = make_leaf(authority, NAMES, START)
+    bundle = (*extra, authority.certificate)
+    configurations = (
+        Configuration("MutatingWebhookConfiguration", "vcuda-quota", "m", (Hook(0, "mutate", bundle),)),
+        Configuration(
+            "ValidatingWebhookConfiguration",
+            "vcuda-quota",
+            "v",
+            (Hook(0, "validate", bundle), Hook(2, "config", bundle)),
+        ),
+    )
+    state = State(
+        Authorities("a", authority),
+        Serving("s", leaf, (authority.certificate,), ""),
+        configurations,
+    )
+    pods = [Pod(f"10.0.0.{number}:8443", lag, leaf.certificate) for number, lag in enumerate(lags)]
+    world = World(state, pods)
+    world.look()
+    return world
+
+
+def current_of(world: World) -> Signed:
+    """The authority that signs."""
+    current = world.state.authorities.current
+    assert current is not None
+    return current
+
+
+def guard_of(write: Write) -> str:
+    """The version that a write was made for."""
+    return write.after.version if isinstance(write, WriteAuthorities) else write.version
+
+
+def version_of(state: State, write: Write) -> str:
+    """The version that there is of what it writes."""
+    if isinstance(write, WriteAuthorities):
+        return state.authorities.version
+    if isinstance(write, WriteServing):
+        return state.serving.version
+    return configuration_of(state, write).version
+
+
+def configuration_of(state: State, write: WriteBundles) -> Configuration:
+    """The configuration that it writes."""
+    [found] = [one for one in state.configurations if (one.kind, one.name) == (write.kind, write.name)]
+    return found
+
+
+def versioned(state: State, write: Write, version: str) -> State:
+    """The state with a new version of what was written."""
+    if isinstance(write, WriteAuthorities):
+        return replace(state, authorities=replace(state.authorities, version=version))
+    if isinstance(write, WriteServing):
+        return replace(state, serving=replace(state.serving, version=version))
+    written = configuration_of(state, write)
+    every = tuple(replace(one, version=version) if one is written else one for one in state.configurations)
+    return replace(state, configurations=every)

@@ -1,0 +1,202 @@
+"""What is read out of Secrets and webhook configurations that anybody may have edited."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from certs.authority import make_authority, make_leaf
+from certs.names import DEVELOPMENT
+from certs.parsing import (
+    MANAGED_BY,
+    OURS,
+    SERVED,
+    TLS_TYPE,
+    TRUSTED,
+    Place,
+    mark_text,
+    other_tool,
+    read_addresses,
+    read_authorities,
+    read_configuration,
+    read_serving,
+    secret_problem,
+)
+from certs.pem import Unusable, read_authority, read_certificates, read_pair, write_certificates
+from certs.state import Mark, fingerprint
+
+NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
+CA, NEXT = make_authority(NOW), make_authority(NOW)
+LEAF = make_leaf(CA, DEVELOPMENT, NOW)
+RSA_KEY = rsa.generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+PLACE = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls", frozenset({"10.0.0.7:8443"}))
+SECRETS = [line for pair in (CA, NEXT, LEAF) for line in pair.key_pem().decode().splitlines()[1:-1]]
+
+
+def secret(annotations: dict[str, str] | None = None, **data: bytes) -> dict[str, Any]:
+    """A Secret of ours; ``ca_crt`` is its key ca.crt."""
+    return {
+        "metadata": {
+            "name": "vcuda-webhook-tls",
+            "resourceVersion": "7",
+            "labels": {MANAGED_BY: OURS},
+            "annotations": annotations,
+        },
+        "type": TLS_TYPE,
+        "data": {name.replace("_", "."): base64.b64encode(text).decode() for name, text in data.items()},
+    }
+
+
+FAULTS = {
+    "nothing": (b"", b"", "ca.crt and ca.key missing"),
+    "no key": (CA.certificate_pem(), b"", "ca.key missing"),
+    "garbage": (b"garbage", b"garbage", "ca.crt holds no certificate"),
+    "key is garbage": (CA.certificate_pem(), b"garbage", "ca.key holds no private key"),
+    "key of another": (CA.certificate_pem(), NEXT.key_pem(), "ca.key is not the key of ca.crt"),
+    "an RSA key": (CA.certificate_pem(), RSA_KEY, "ca.key is no ECDSA key"),
+    "a leaf": (LEAF.certificate_pem(), LEAF.key_pem(), "ca.crt is not the certificate of a CA"),
+}
+
+
+@pytest.mark.parametrize(("certificate", "key", "fault"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_pair_that_cannot_sign_says_why_and_nothing_of_its_key(certificate: bytes, key: bytes, fault: str) -> None:
+    with pytest.raises(Unusable) as raised:
+        read_authority(certificate, key, "ca")
+    assert str(raised.value) == fault
+    assert not [line for line in SECRETS if line in str(raised.value)]
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_whatever_a_secret_holds_reading_it_ends(certificate: bytes, key: bytes) -> None:
+    assert read_authorities(secret(ca_crt=certificate, ca_key=key, next_crt=key)).current is None
+    assert read_serving(secret(tls_crt=certificate, tls_key=key)).fault
+
+
+def test_a_bundle_gives_each_certificate_once_and_tells_of_what_is_none() -> None:
+    text = (
+        CA.certificate_pem() + b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" + CA.certificate_pem()
+    )
+    assert read_certificates(text) == ((CA.certificate,), False)
+    both = (CA.certificate, NEXT.certificate)
+    assert read_certificates(write_certificates(both)) == (both, True)
+
+
+def test_the_ca_secret_is_read_as_it_was_written() -> None:
+    mark = Mark(fingerprint(NEXT.certificate), NOW)
+    text = mark_text(mark)
+    assert text
+    found = read_authorities(
+        secret(
+            {TRUSTED: text, SERVED: "yesterday"},
+            ca_crt=CA.certificate_pem(),
+            ca_key=CA.key_pem(),
+            next_crt=NEXT.certificate_pem(),
+            next_key=NEXT.key_pem(),
+        )
+    )
+    assert found.current
+    assert found.following
+    assert (found.current.certificate, found.following.certificate) == (CA.certificate, NEXT.certificate)
+    assert (found.version, found.retired, found.trusted, found.served, found.faults) == ("7", (), mark, None, ())
+
+
+def test_a_certificate_whose_key_is_lost_stays_trusted_as_a_retired_one() -> None:
+    found = read_authorities(secret(ca_crt=CA.certificate_pem(), ca_key=b"garbage"))
+    assert (found.current, found.retired) == (None, (CA.certificate,))
+    assert found.faults == ("ca.key holds no private key",)
+
+
+def test_a_leaf_of_a_wrong_key_is_no_leaf_but_its_authorities_are_read() -> None:
+    found = read_serving(secret(tls_crt=LEAF.certificate_pem(), tls_key=CA.key_pem(), ca_crt=CA.certificate_pem()))
+    assert (found.leaf, found.authorities) == (None, (CA.certificate,))
+    assert found.fault == "tls.key is not the key of tls.crt"
+
+
+def test_a_pair_reads_back() -> None:
+    assert read_pair(LEAF.certificate_pem(), LEAF.key_pem(), "tls").certificate == LEAF.certificate
+
+
+@pytest.mark.parametrize(
+    ("change", "command"),
+    [
+        pytest.param({"metadata": {"name": "s", "labels": None}}, "kubectl label", id="not ours"),
+        pytest.param({"immutable": True}, "kubectl delete", id="immutable"),
+        pytest.param({"type": "Opaque"}, "kubectl delete", id="another type"),
+        pytest.param(
+            {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "x"}}},
+            "kubectl get",
+            id="cert-manager's",
+        ),
+    ],
+)
+def test_a_secret_that_may_not_be_written_names_the_command(change: dict[str, Any], command: str) -> None:
+    problem = secret_problem({**secret(tls_crt=b"x"), **change}, PLACE, TLS_TYPE)
+    assert problem
+    assert problem.command.startswith(f"{command} -n vcuda-quota secret")
+
+
+def test_an_empty_secret_of_anybody_may_be_filled() -> None:
+    empty = {**secret(), "data": None, "metadata": {"name": "s"}}
+    assert secret_problem(empty, PLACE, TLS_TYPE) is None
+
+
+@pytest.mark.parametrize(
+    ("annotation", "tool"),
+    [
+        ("cert-manager.io/inject-ca-from", "cert-manager"),
+        ("service.beta.openshift.io/inject-cabundle", "OpenShift's service CA"),
+        ("example.com/owner", ""),
+    ],
+)
+def test_other_tools_are_recognised_by_their_annotations(annotation: str, tool: str) -> None:
+    assert other_tool({"metadata": {"annotations": {annotation: "x"}}}) == tool
+
+
+def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_others_are_named() -> None:
+    service = {"namespace": "vcuda-quota", "name": "vcuda-webhook"}
+    bundle = base64.b64encode(CA.certificate_pem()).decode()
+    item = {
+        "metadata": {"name": "vcuda-quota", "resourceVersion": "9"},
+        "webhooks": [
+            {"name": "away", "clientConfig": {"url": "https://example.com/x"}},
+            {"name": "ours", "clientConfig": {"service": service, "caBundle": bundle}},
+            {"name": "another", "clientConfig": {"service": {**service, "name": "other"}}},
+            {"name": "by address", "clientConfig": {"url": "https://10.0.0.7:8443/mutate", "caBundle": "%%%"}},
+        ],
+    }
+    found, left = read_configuration(item, "MutatingWebhookConfiguration", PLACE)
+    assert [(hook.index, hook.name, hook.bundle, hook.faulty) for hook in found.hooks] == [
+        (1, "ours", (CA.certificate,), False),
+        (3, "by address", (), True),
+    ]
+    assert len(left) == 2
+    assert "calls https://example.com/x" in left[0]
+    assert "calls Service vcuda-quota/other" in left[1]
+
+
+def test_endpoints_are_read_at_their_one_port_or_at_the_named_one() -> None:
+    endpoints = {
+        "subsets": [
+            {"addresses": [{"ip": "10.0.0.1"}], "ports": [{"port": 8443}]},
+            {
+                "notReadyAddresses": [{"ip": "fd00::1"}],
+                "ports": [{"name": "https", "port": 1}, {"name": "metrics", "port": 2}],
+            },
+            {"addresses": [{"ip": "10.0.0.9"}]},
+        ]
+    }
+    assert list(read_addresses(endpoints, "https")) == [("10.0.0.1:8443", True), ("[fd00::1]:1", False)]
+    assert list(read_addresses({}, "https")) == []
+
+
+def test_an_annotation_of_a_time_counts_for_nothing_once_it_was_edited_into_nonsense() -> None:
+    assert read_authorities(secret({TRUSTED: "2026-13-41T00:00:00Z abc"})).trusted is None
+    later = Mark("abc", NOW + timedelta(seconds=1))
+    assert read_authorities(secret({TRUSTED: mark_text(later) or ""})).trusted == later

@@ -1,0 +1,266 @@
+"""The order of a rotation's steps, what each waits for, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from certs.authority import make_authority, make_leaf
+from certs.changes import write_of
+from certs.names import Names
+from certs.plan import plan
+from certs.state import Authorities, Problem, Serving, State, is_valid, signed_by
+from certs.steps import (
+    Decision,
+    Done,
+    Forget,
+    IssueLeaf,
+    MakeAuthority,
+    NoteServed,
+    NoteTrusted,
+    Promote,
+    Refused,
+    Seen,
+    SetBundles,
+    Terms,
+    Wait,
+)
+from tests.rotation_world import NAMES, START, TERMS, World, current_of, healthy
+
+LONG = timedelta(days=1000)
+SEEN_LONG = Seen(LONG, LONG, LONG)
+NEW = replace(TERMS, issued_before=START + timedelta(seconds=30))
+HOUR = timedelta(hours=1)
+
+
+def at(world: World, terms: Terms = NEW, seen: Seen = SEEN_LONG) -> Decision:
+    return plan(world.read(world.now), world.now(), terms, seen)
+
+
+def take(world: World, decision: Decision, terms: Terms = NEW) -> None:
+    """Do what was decided; endpoints follow at once."""
+    assert isinstance(decision, MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget)
+    world.write(write_of(decision, world.read(world.now), world.now(), terms))
+
+
+def rotated(until: type[Decision], terms: Terms = NEW) -> World:
+    """A world in the middle of a rotation: the next step, or wait, is one of ``until``."""
+    world = healthy([timedelta(0)] * 2)
+    world.sleep(60)
+    while not isinstance(decision := at(world, terms), until):
+        if isinstance(decision, Wait):
+            assert decision.until
+            world.sleep((decision.until - world.now()).total_seconds())
+        else:
+            take(world, decision, terms)
+    return world
+
+
+def test_the_steps_come_in_the_order_that_keeps_calls_working() -> None:
+    world = healthy([timedelta(0)] * 2)
+    world.sleep(60)
+    taken = []
+    while not isinstance(decision := at(world), Done):
+        taken.append(type(decision))
+        if isinstance(decision, Wait):
+            assert decision.until
+            world.sleep((decision.until - world.now()).total_seconds())
+        else:
+            take(world, decision)
+    bundles = [SetBundles] * 2
+    made = [MakeAuthority, *bundles, NoteTrusted, Wait, Promote, IssueLeaf]
+    assert taken == [*made, NoteServed, Wait, *bundles, Forget]
+    assert world.lost == []
+
+
+def test_where_nothing_is_due_nothing_is_done_until_a_third_of_a_life_is_left() -> None:
+    world = healthy()
+    assert at(world, TERMS) == Done(START.replace(microsecond=0) + timedelta(days=60))
+
+
+@pytest.mark.parametrize(
+    ("days", "step"),
+    [
+        pytest.param(59, Done, id="leaf: not yet"),
+        pytest.param(61, IssueLeaf, id="leaf: a third left"),
+        pytest.param(487, MakeAuthority, id="CA: a third left"),
+    ],
+)
+def test_a_third_of_its_life_before_its_end_a_certificate_is_renewed(days: int, step: type[Decision]) -> None:
+    world = healthy()
+    world.time += timedelta(days=days)
+    assert isinstance(at(world, TERMS), step)
+
+
+def test_a_leaf_alone_is_renewed_by_the_same_authority() -> None:
+    world = healthy([timedelta(0)])
+    before = current_of(world)
+    world.time += timedelta(days=61)
+    take(world, at(world, TERMS), TERMS)
+    assert isinstance(at(world, TERMS), Done)
+    assert world.state.serving.leaf
+    assert signed_by(world.state.serving.leaf.certificate, before.certificate)
+    assert current_of(world) is before
+
+
+@pytest.mark.parametrize(
+    ("step", "span", "seen"),
+    [
+        pytest.param(Promote, "overlap", "following", id="the overlap"),
+        pytest.param(Forget, "retention", "served", id="the retention"),
+    ],
+)
+def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[Decision], span: str, seen: str) -> None:
+    """A run goes by nothing that it has not seen by itself for ten seconds."""
+    world = rotated(Wait if step is Promote else NoteServed)
+    if step is Forget:
+        take(world, at(world))
+    world.time += getattr(NEW, span) * 2
+    for seconds in (0, 9):
+        assert isinstance(at(world, seen=replace(SEEN_LONG, **{seen: timedelta(seconds=seconds)})), Wait)
+    goes_on = SetBundles if step is Forget else step
+    assert isinstance(at(world, seen=replace(SEEN_LONG, **{seen: timedelta(seconds=10)})), goes_on)
+
+
+def test_a_note_from_the_future_is_written_anew() -> None:
+    """A clock went wrong, and would have the rotation wait for years, or not at all."""
+    world = rotated(Wait)
+    mark = world.state.authorities.trusted
+    assert mark
+    future = replace(mark, since=world.time + LONG)
+    world.state = replace(world.state, authorities=replace(world.state.authorities, trusted=future))
+    assert isinstance(at(world), NoteTrusted)
+
+
+def test_the_old_authority_stays_while_one_endpoint_shows_a_leaf_of_it_though_it_is_not_ready() -> None:
+    world = rotated(NoteServed)
+    old = world.state.authorities.retired[0]
+    take(world, at(world))
+    world.time += LONG
+    straggler = world.pods[0]
+    straggler.ready, kept = False, make_leaf(make_authority(world.time), NAMES, world.time)
+    straggler.leaf = kept.certificate
+    decision = plan(world.read(world.now), world.now(), replace(TERMS, leaf_life=LONG), SEEN_LONG)
+    assert not isinstance(decision, SetBundles | Forget)
+    assert all(old in hook.bundle for hook in world.state.hooks())
+
+
+def unready(world: World) -> None:
+    for pod in world.pods:
+        pod.ready = False
+
+
+def silence(world: World) -> None:
+    world.pods[0].leaf = None
+
+
+@pytest.mark.parametrize(
+    ("change", "command"),
+    [
+        pytest.param(lambda world: world.pods.clear(), "get pods,endpoints", id="no endpoint"),
+        pytest.param(unready, "get pods,endpoints", id="none ready"),
+        pytest.param(silence, "rollout restart", id="one cannot be asked, for long"),
+    ],
+)
+def test_what_a_person_has_to_look_at_names_the_command(change: Callable[[World], None], command: str) -> None:
+    world = rotated(NoteServed)
+    change(world)
+    world.time += HOUR
+    decision = at(world)
+    assert isinstance(decision, Refused)
+    assert command in decision.problems[0].command
+
+
+def test_an_endpoint_is_given_time_to_follow_before_anybody_is_asked() -> None:
+    world = rotated(NoteServed)
+    silence(world)
+    assert isinstance(at(world), Wait)
+
+
+def test_a_broken_leaf_is_mended_at_once_where_no_call_succeeds_anyway() -> None:
+    """The caBundles come first all the same."""
+    world = healthy([timedelta(0)])
+    world.time += timedelta(days=91)
+    assert isinstance(at(world, TERMS, Seen()), IssueLeaf)
+
+
+def test_a_broken_secret_waits_a_moment_while_its_pods_still_serve() -> None:
+    world = healthy([timedelta(0)])
+    world.state = replace(world.state, serving=Serving())
+    assert at(world, TERMS, Seen()) == Wait(
+        "the API servers are given a moment to read the caBundles", START + timedelta(seconds=10)
+    )
+    assert isinstance(at(world, TERMS), IssueLeaf)
+
+
+BROKEN = {
+    "no Secret": lambda _: Serving(),
+    "garbage": lambda _: Serving("s", fault="tls.crt holds no certificate"),
+    "another name": lambda authority: Serving("s", make_leaf(authority, Names(("elsewhere",)), START), (), ""),
+    "an unknown CA": lambda _: Serving("s", make_leaf(make_authority(START), NAMES, START), (), ""),
+}
+
+
+@pytest.mark.parametrize("serving", BROKEN.values(), ids=BROKEN.keys())
+def test_a_leaf_that_nobody_could_use_is_issued_anew(serving: Callable[..., Serving]) -> None:
+    world = healthy()
+    world.state = replace(world.state, serving=serving(current_of(world)))
+    assert isinstance(at(world, TERMS), IssueLeaf)
+
+
+def test_a_first_run_makes_everything_without_waiting() -> None:
+    """There may be no configuration and no endpoint yet: the webhook needs its Secret to start at all."""
+    state, steps = State(), []
+    world = World(state)
+    while not isinstance(decision := at(world, TERMS, Seen()), Done):
+        steps.append(type(decision))
+        take(world, decision, TERMS)
+    assert steps == [MakeAuthority, Promote, IssueLeaf]
+
+
+def test_without_a_configuration_a_good_authority_is_not_replaced() -> None:
+    """A label that was mistyped must not pass for trust everywhere."""
+    world = healthy([timedelta(0)])
+    world.state = replace(world.state, configurations=())
+    world.sleep(60)
+    take(world, at(world))
+    decision = at(world)
+    assert isinstance(decision, Refused)
+    assert "kubectl label validatingwebhookconfiguration" in decision.problems[0].command
+
+
+def test_a_lost_authority_stays_trusted_until_its_leaves_are_gone() -> None:
+    world = healthy([timedelta(0)])
+    old = current_of(world).certificate
+    world.state = replace(world.state, authorities=Authorities())
+    take(world, at(world, TERMS), TERMS)
+    assert world.state.authorities.retired == (old,)
+
+
+def test_an_issue_time_in_the_future_replaces_nothing() -> None:
+    """Else what is made now would be replaced again, and again."""
+    world = healthy()
+    assert isinstance(at(world, replace(TERMS, issued_before=START + LONG)), Done)
+
+
+def test_what_is_refused_stops_everything() -> None:
+    state = State(problems=(Problem("the clock is wrong", "date"),))
+    assert plan(state, START, TERMS, SEEN_LONG) == Refused(state.problems)
+
+
+def test_nothing_is_done_where_another_tool_does_it() -> None:
+    assert plan(State(tool="cert-manager"), START, TERMS, SEEN_LONG) == Done(None)
+
+
+def test_new_certificates_have_the_lives_that_are_wanted() -> None:
+    terms = replace(TERMS, authority_life=timedelta(days=20), leaf_life=timedelta(days=5))
+    world = World(State())
+    while not isinstance(decision := at(world, terms, Seen()), Done):
+        take(world, decision, terms)
+    leaf = world.state.serving.leaf
+    assert leaf
+    assert (current_of(world).expires - START, leaf.expires - START) == (terms.authority_life, terms.leaf_life)
+    assert is_valid(leaf.certificate, START)

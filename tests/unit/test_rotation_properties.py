@@ -1,0 +1,221 @@
+"""From any state, however damaged and wherever killed, runs converge, and no step takes away trust that is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from certs.api import Conflicted
+from certs.authority import make_authority, make_leaf
+from certs.changes import Write, write_of
+from certs.plan import plan
+from certs.rotation import Rotation, Sightings
+from certs.state import Authorities, Hook, Serving, signed_by
+from certs.steps import Done, Refused, Terms, Wait
+from tests.rotation_world import NAMES, START, TERMS, Killed, World, current_of, healthy
+
+DAY = timedelta(days=1)
+FOREIGN = make_authority(START).certificate
+Damage = Callable[[World], None]
+
+
+def lose_authorities(world: World) -> None:
+    world.state = replace(world.state, authorities=Authorities())
+
+
+def lose_the_key(world: World) -> None:
+    """What is read of a CA Secret whose key is garbage or another's: its certificate alone."""
+    there = world.state.authorities
+    orphan = (there.current.certificate,) if there.current else ()
+    world.state = replace(
+        world.state, authorities=replace(there, current=None, retired=(*there.retired, *orphan), faults=("garbage",))
+    )
+
+
+def lose_serving(world: World) -> None:
+    world.state = replace(world.state, serving=Serving())
+
+
+def spoil_serving(world: World) -> None:
+    world.state = replace(world.state, serving=replace(world.state.serving, leaf=None, fault="garbage"))
+
+
+def empty_bundles(world: World) -> None:
+    emptied = [
+        replace(one, hooks=tuple(replace(hook, bundle=()) for hook in one.hooks)) for one in world.state.configurations
+    ]
+    world.state = replace(world.state, configurations=tuple(emptied))
+
+
+def empty_one_bundle(world: World) -> None:
+    first, *rest = world.state.configurations
+    hook = replace(first.hooks[0], bundle=(), faulty=True)
+    world.state = replace(world.state, configurations=(replace(first, hooks=(hook,)), *rest))
+
+
+def recreate_a_configuration(world: World) -> None:
+    *rest, last = world.state.configurations
+    fresh = replace(last, version=f"{last.version}'", hooks=(Hook(1, "new", ()),))
+    world.state = replace(world.state, configurations=(*rest, fresh))
+
+
+def forget_the_times(world: World) -> None:
+    world.state = replace(world.state, authorities=replace(world.state.authorities, trusted=None, served=None))
+
+
+def set_the_clock_back(world: World) -> None:
+    """What was written down is of the future now."""
+    world.time -= timedelta(hours=3)
+
+
+def restore_an_old_leaf(world: World) -> None:
+    """A backup of the serving Secret is put back, of an authority that nobody knows."""
+    lost = make_authority(world.time)
+    serving = Serving("old", make_leaf(lost, NAMES, world.time), (lost.certificate,), "")
+    world.state = replace(world.state, serving=serving)
+
+
+def sleep_through_the_leaf(world: World) -> None:
+    world.sleep(timedelta(days=91).total_seconds())
+
+
+def sleep_through_everything(world: World) -> None:
+    world.sleep(timedelta(days=731).total_seconds())
+
+
+DAMAGES: list[Damage] = [
+    lose_authorities,
+    lose_the_key,
+    lose_serving,
+    spoil_serving,
+    empty_bundles,
+    empty_one_bundle,
+    recreate_a_configuration,
+    forget_the_times,
+    set_the_clock_back,
+    restore_an_old_leaf,
+    sleep_through_the_leaf,
+    sleep_through_everything,
+]
+
+lags = st.lists(st.integers(0, 90).map(lambda seconds: timedelta(seconds=seconds)), min_size=1, max_size=3)
+budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedelta(minutes=5), timedelta(days=2)])
+
+
+def run(world: World, terms: Terms, budget: timedelta, dies_after: int | None = None) -> object:
+    """One run; how it ended, None where it was killed."""
+    world.lives_after = dies_after
+    try:
+        return Rotation(world, terms, budget, world, lambda _: None, longest_sleep=1800).run()
+    except Killed:
+        return None
+    finally:
+        world.lives_after = None
+
+
+def run_daily(world: World, terms: Terms, deaths: list[int], budget: timedelta) -> object:
+    """Runs a day apart, the first of them killed; how the last one ended."""
+    ended: object = None
+    for dies_after in [*deaths, *[None] * 12]:
+        ended = run(world, terms, budget, dies_after)
+        if isinstance(ended, Done):
+            break
+        world.sleep(DAY.total_seconds())
+    return ended
+
+
+def assert_at_rest(world: World) -> None:
+    """One authority, trusted everywhere beside nothing but what others put there; every pod with a leaf of it."""
+    current, there = current_of(world), world.state.authorities
+    assert (there.following, there.retired) == (None, ())
+    assert {hook.bundle for hook in world.state.hooks()} <= {(current.certificate,), (FOREIGN, current.certificate)}
+    assert all(pod.leaf and signed_by(pod.leaf, current.certificate) for pod in world.pods)
+    assert world.works()
+
+
+@given(lags=lags, deaths=st.lists(st.integers(0, 8), max_size=12), budget=budgets)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_rotation_killed_anywhere_ends_the_same_and_never_takes_trust_away(
+    lags: list[timedelta], deaths: list[int], budget: timedelta
+) -> None:
+    world = healthy(lags, extra=(FOREIGN,))
+    before = current_of(world)
+    world.sleep(60)
+    ended = run_daily(world, replace(TERMS, issued_before=START + timedelta(seconds=30)), deaths, budget)
+    assert isinstance(ended, Done)
+    assert current_of(world).certificate != before.certificate
+    assert_at_rest(world)
+    assert world.lost == []
+
+
+@pytest.mark.parametrize("hooks", [1, 2])
+def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: int) -> None:
+    """No run undoes what one before it has done."""
+    world = healthy()
+    world.state = replace(world.state, configurations=world.state.configurations[:hooks])
+    world.sleep(60)
+    terms = replace(TERMS, issued_before=START + timedelta(seconds=30))
+    for _ in range(6 + 2 * hooks):
+        assert run(world, terms, timedelta(days=2), 1) is None
+    assert isinstance(run(world, terms, timedelta(days=2)), Done)
+    assert world.writes == 6 + 2 * hooks
+    assert_at_rest(world)
+    assert world.lost == []
+
+
+@given(
+    lags=lags,
+    progress=st.integers(0, 10),
+    damages=st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3),
+    deaths=st.lists(st.integers(0, 8), max_size=6),
+    budget=budgets,
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take_trust_away(
+    lags: list[timedelta], progress: int, damages: list[Damage], deaths: list[int], budget: timedelta
+) -> None:
+    world = healthy(lags)
+    world.sleep(60)
+    terms = replace(TERMS, issued_before=START + timedelta(seconds=30))
+    run(world, terms, timedelta(days=2), progress)
+    for damage in damages:
+        damage(world)
+    world.forget_what_worked()
+    world.look()
+    assert isinstance(run_daily(world, terms, deaths, budget), Done)
+    assert_at_rest(world)
+    assert world.lost == []
+
+
+@given(lags=lags, turns=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=80))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_two_runs_at_once_do_no_harm(lags: list[timedelta], turns: list[tuple[int, bool]]) -> None:
+    """Each in turn reads and decides, or makes the write it decided on, however long ago: guarded by its version."""
+    world = healthy(lags)
+    world.sleep(60)
+    terms = replace(TERMS, issued_before=START + timedelta(seconds=30), overlap=DAY / 24)
+    sightings = [Sightings(), Sightings()]
+    decided: list[Write | None] = [None, None]
+    for runner, reads in turns:
+        if reads:
+            state = world.read(world.now)
+            seen = sightings[runner].look(state, world.now(), world.monotonic())
+            decision = plan(state, world.now(), terms, seen)
+            if isinstance(decision, Wait | Done | Refused):
+                world.sleep(600)
+            else:
+                decided[runner] = write_of(decision, state, world.now(), terms)
+        elif (write := decided[runner]) is not None:
+            decided[runner] = None
+            try:
+                world.write(write)
+            except Conflicted:
+                continue
+    assert isinstance(run_daily(world, terms, [], timedelta(days=2)), Done)
+    assert_at_rest(world)
+    assert world.lost == []
