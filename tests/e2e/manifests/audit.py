@@ -1,0 +1,102 @@
+"""What accounts have asked of the API server, and which rules of their roles let them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.rest import Json
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One kind of request. ``namespace`` and ``name`` are empty where it is about all of them."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+    name: str
+
+    def review(self, user: str) -> Json:
+        """The SubjectAccessReview that asks whether ``user`` may."""
+        resource, _, subresource = self.resource.partition("/")
+        attributes = {"verb": self.verb, "group": self.group, "resource": resource, "subresource": subresource}
+        where = {"namespace": self.namespace, "name": self.name}
+        spec = {"user": user, "resourceAttributes": {**attributes, **where}}
+        return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+
+
+@dataclass(frozen=True)
+class Permission:
+    """One rule of a Role, with its place in it, or of a ClusterRole: ``namespace`` is empty then."""
+
+    kind: str
+    namespace: str
+    role: str
+    index: int
+    rule: Json
+
+    def allows(self, asked: Asked) -> bool:
+        """Whether the rule lets the request be made, as RBAC's authorizer decides."""
+        names = self.rule.get("resourceNames")
+        return (
+            self.namespace in ("", asked.namespace)
+            and asked.verb in self.rule["verbs"]
+            and asked.group in self.rule["apiGroups"]
+            and asked.resource in self.rule["resources"]
+            and (not names or asked.name in names)
+        )
+
+    def __str__(self) -> str:
+        where = f"{self.kind} {self.namespace}/{self.role}" if self.namespace else f"{self.kind} {self.role}"
+        return f"{where} rule {self.index}: {json.dumps(self.rule)}"
+
+
+@dataclass(frozen=True)
+class AuditLog:
+    """The API server's audit log, of level Metadata, in ``file``."""
+
+    file: Path
+
+    def requests(self, user: str) -> set[Asked]:
+        """Every kind of request that ``user`` has made and was allowed to make, whatever came of it."""
+        return {asked_in(event) for event in self._events() if event["user"]["username"] == user and was_allowed(event)}
+
+    def refused(self, user: str) -> set[Asked]:
+        """Every kind of request that ``user`` was not allowed to make."""
+        events = [event for event in self._events() if event["user"]["username"] == user and not was_allowed(event)]
+        return {asked_in(event) for event in events}
+
+    def _events(self) -> Iterator[Json]:
+        for line in self.file.read_text().splitlines():
+            event = json.loads(line)
+            if "objectRef" in event:
+                yield event
+
+
+def was_allowed(event: Json) -> bool:
+    """Whether the authorizer let the request pass."""
+    return bool(event["annotations"]["authorization.k8s.io/decision"] == "allow")
+
+
+def asked_in(event: Json) -> Asked:
+    """What an audit event tells of."""
+    about = event["objectRef"]
+    resource = "/".join(filter(None, [about["resource"], about.get("subresource")]))
+    return Asked(event["verb"], about.get("apiGroup", ""), resource, about.get("namespace", ""), about.get("name", ""))
+
+
+def permissions(objects: Sequence[Json], account: str) -> list[Permission]:
+    """Every rule that the manifests bind to the ServiceAccount of this name."""
+    roles = {
+        (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each["rules"]
+        for each in objects
+        if each["kind"] in ("Role", "ClusterRole")
+    }
+    bindings = [each for each in objects if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
+    bound = [each for each in bindings if [subject["name"] for subject in each["subjects"]] == [account]]
+    keys = [(each["roleRef"]["kind"], each["metadata"].get("namespace", ""), each["roleRef"]["name"]) for each in bound]
+    return [Permission(*key, index, rule) for key in keys for index, rule in enumerate(roles[key])]

@@ -1,0 +1,103 @@
+"""A Service's part: takes connections at one address and hands each to one of its endpoints, as kube-proxy does.
+
+A connection that was handed over stays where it is, whatever becomes of the endpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+
+CHUNK = 2**16
+
+
+class Balancer:
+    """Listens at ``port`` of 127.0.0.1. ``add`` and ``remove`` say which ports of this machine are its endpoints."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        self._endpoints: list[int] = []
+        self._turns = itertools.count()
+        self._open: set[socket.socket] = set()
+        self._changed = threading.Lock()
+        threading.Thread(target=self._accept, name="balancer", daemon=True).start()
+
+    def add(self, port: int) -> None:
+        """Let an endpoint have new connections."""
+        with self._changed:
+            self._endpoints.append(port)
+
+    def remove(self, port: int) -> None:
+        """Let it have no more new ones; one that is none is no fault."""
+        with self._changed:
+            self._endpoints = [each for each in self._endpoints if each != port]
+
+    def endpoints(self) -> list[int]:
+        """The endpoints that have new connections."""
+        with self._changed:
+            return list(self._endpoints)
+
+    def hang_up(self) -> None:
+        """End every connection."""
+        with self._changed:
+            still_open = tuple(self._open)
+        for each in still_open:
+            end(each)
+
+    def close(self) -> None:
+        """End it and every connection."""
+        end(self._listener)
+        self.hang_up()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._hand_over(client)
+
+    def _hand_over(self, client: socket.socket) -> None:
+        """Without an endpoint, or with one that is gone, the connection is refused as far as that is possible."""
+        endpoints = self.endpoints()
+        try:
+            if not endpoints:
+                raise ConnectionRefusedError
+            server = socket.create_connection(("127.0.0.1", endpoints[next(self._turns) % len(endpoints)]))
+        except OSError:
+            client.close()
+            return
+        with self._changed:
+            self._open |= {client, server}
+        for one, other in ((client, server), (server, client)):
+            threading.Thread(target=self._pump, args=(one, other), name="connection", daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # either side may hang up at any time, and the other hears of it below
+            while data := one.recv(CHUNK):
+                other.sendall(data)
+        for each in (one, other):
+            end(each)
+        with self._changed:
+            self._open -= {one, other}
+
+
+def end(connection: socket.socket) -> None:
+    """End a connection, that another thread may be reading from."""
+    with contextlib.suppress(OSError):  # it has ended already
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+@contextlib.contextmanager
+def balancing() -> Iterator[Balancer]:
+    """A balancer without endpoints, closed at the end."""
+    balancer = Balancer()
+    try:
+        yield balancer
+    finally:
+        balancer.close()

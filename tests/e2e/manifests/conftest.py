@@ -1,0 +1,56 @@
+"""A control plane of their own for tests that apply the manifests: their webhooks are asked about whole clusters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
+from tests.e2e.manifests.audit import AuditLog
+
+POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {
+            "level": "Metadata",
+            "userGroups": ["system:serviceaccounts:vcuda-quota", "system:serviceaccounts:vcuda-quota-node"],
+        },
+        {"level": "None"},
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def audit_log(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
+    """What the accounts of the manifests have asked for, as the API server wrote it down."""
+    return AuditLog(tmp_path_factory.mktemp("audit") / "log")
+
+
+@pytest.fixture(scope="session")
+def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane that nobody else uses."""
+    directory = tmp_path_factory.mktemp("manifests")
+    policy = directory / "policy.json"
+    policy.write_text(json.dumps(POLICY))
+    flags = (
+        *(f"--audit-policy-file={policy}", f"--audit-log-path={audit_log.file}", "--audit-log-mode=blocking"),
+        "--enable-aggregator-routing=false",  # a Service is called by its name, so that one can lead to this machine
+    )
+    with running_control_plane(assets, directory / "control-plane", Settings(apiserver_flags=flags)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def admin(plane: ControlPlane) -> Iterator[Cluster]:
+    """Its API as admin."""
+    with closing(Cluster(plane)) as cluster:
+        for name in ("default", "kube-system"):
+            cluster.await_object("/api/v1/namespaces", name, lambda _: True)
+        yield cluster

@@ -1,0 +1,128 @@
+"""What the controller does in a cluster's life, brought about once: each scene uses rights that no other does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.controller_process import await_enforced
+from tests.e2e.installation import ledger_path
+from tests.e2e.manifests.system import NODE
+from tests.e2e.quota_config_map import QuotaConfigMap
+from tests.e2e.rest import Json
+from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
+from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workloads
+from tests.integration.reviews import card_pod
+from tests.integration.webhook_process import WebhookProcess
+from vcuda.ledger_format import read_ledger
+from vcuda.schemes import GPU_MANAGER
+
+USAGE = "gpu-quota-usage"
+LOCK = "hami.io/mutex.lock"
+LONG_AGO = "2020-01-01T00:00:00Z"
+
+
+def quota_of(cluster: Cluster, webhook: WebhookProcess) -> QuotaConfigMap:
+    """The quota that the manifests name, as the webhook reads it."""
+    return QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", readers=[webhook])
+
+
+@contextmanager
+def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[str]:
+    """A fresh namespace with this entry, which the controller has labelled."""
+    namespace = cluster.create_namespace()
+    with quota.limited(**{namespace: entry}):
+        await_enforced(cluster, namespace)
+        yield namespace
+    await_enforced(cluster, namespace, enforced=False)
+    collection, _, name = ledger_path(namespace).rpartition("/")
+    cluster.await_gone(collection, name)
+    cluster.await_gone(f"/api/v1/namespaces/{namespace}/configmaps", USAGE)
+    cluster.delete_namespace(namespace)
+
+
+def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap) -> None:
+    """Labelled, charged, settled, a pod that was never stored proven absent, published, and cleared away."""
+    with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
+        collection, _, name = ledger_path(namespace).rpartition("/")
+        cluster.create(card_pod("train", namespace))
+        cluster.await_object(collection, name, lambda found: not pending(found))
+        assert cluster.try_create(card_pod("train", namespace)).status == HTTPStatus.CONFLICT
+        cluster.await_object(collection, name, pending)
+        cluster.await_object(collection, name, lambda found: not pending(found))
+        cluster.await_object(f"/api/v1/namespaces/{namespace}/configmaps", USAGE, lambda _: True)
+        cluster.create(card_pod("second", namespace))
+
+
+def pending(ledger: Json) -> bool:
+    """Whether a stored ledger has charges of pods that were not seen stored yet."""
+    return bool(read_ledger(ledger["data"]["ledger"]).pending)
+
+
+def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster, quota: QuotaConfigMap) -> None:
+    """By an Event on it; one that runs is counted, and opens its namespace's ledger."""
+    namespace = cluster.create_namespace()
+    running = card_pod("runs", namespace)
+    cluster.create({**running, "spec": {**running["spec"], "nodeName": NODE}})
+    cluster.create(card_pod("waits", namespace))
+    with quota.limited(**{namespace: {"quota": {"M40": 1}}}):
+        cluster.await_collection(
+            f"/api/v1/namespaces/{namespace}/events", bool, fieldSelector="involvedObject.name=waits"
+        )
+        collection, _, name = ledger_path(namespace).rpartition("/")
+        cluster.await_object(collection, name, lambda _: True)
+    cluster.delete_namespace(namespace)
+
+
+def stale_allocations_are_removed(cluster: Cluster) -> None:
+    """From a pod that was never bound, and HAMi's lock from a node; each by a patch, and told by an Event."""
+    namespace = cluster.create_namespace()
+    pod = Allocated("stale", GPU_MANAGER, "gone-node")
+    pod.create(cluster, namespace)
+    await_freed(cluster, namespace, pod)
+    await_removal_event(cluster, namespace, pod.name)
+    cluster.rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": {"annotations": {LOCK: LONG_AGO}}})
+    cluster.await_object("/api/v1/nodes", NODE, lambda found: LOCK not in found["metadata"].get("annotations", {}))
+    cluster.delete_namespace(namespace)
+
+
+def every_kind_of_workload_is_nudged(cluster: Cluster, plane: ControlPlane, quota: QuotaConfigMap) -> None:
+    """Their own controllers are stopped once all were refused, so that none tries again by itself."""
+    assert plane.controller_manager is not None
+    with limited(cluster, quota, {"quota": {"M40": 5}}) as namespace:
+        cluster.create(card_pod("holder", namespace, cards=5))
+        manifests = workloads(namespace)
+        for manifest in manifests:
+            cluster.create(manifest)
+        for manifest in manifests[:2]:
+            path = cluster.path_of(manifest)
+            cluster.await_object(path, manifest["metadata"]["name"], lambda found: "conditions" in found["status"])
+        cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", told_every_kind)
+        plane.controller_manager.stop()
+        try:
+            cluster.delete_pod(namespace, "holder")
+            for manifest in manifests:
+                cluster.await_object(cluster.path_of(manifest), manifest["metadata"]["name"], was_nudged)
+        finally:
+            plane.controller_manager.start()
+
+
+def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> None:
+    """By each part that reads it. It gets in without the label by which edits are checked."""
+    good = quota.document()
+    cluster.rest.send("DELETE", quota.path).ok()
+    bad = QuotaConfigMap(cluster.rest, quota.namespace, quota.name, labels={})
+    uid = bad.write("{team-a: 8}").ok()["metadata"]["uid"]
+    cluster.await_collection(
+        f"/api/v1/namespaces/{quota.namespace}/events", bool, fieldSelector=f"involvedObject.uid={uid}"
+    )
+    quota.limit_anew(**good)
+
+
+def nodes_have_models(cluster: Cluster) -> None:
+    """A node with cards, for the whole life."""
+    cluster.create_node(NODE, {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})

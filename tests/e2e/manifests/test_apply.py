@@ -1,0 +1,145 @@
+"""The manifests applied to a real API server, 1.20's, by its own merge; and applied once more, as an upgrade."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.manifests.addresses import apply, kubectl_k
+from tests.e2e.rest import Json
+from tests.rendered import BASE, EVERY, MANIFESTS, SYSTEM_NAMESPACE, composed, label, rendered
+
+OLD = "kubernetes-1.20"
+NOT_ON_1_20 = {"kubernetes-1.25": "flow control of v1beta2", "match-conditions": "the field matchConditions"}
+"""The overlays that this API server cannot have, and what it lacks."""
+
+OTHERS = ("cert-manager.io", "monitoring.coreos.com")
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+BUNDLE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nthat is written by the rotation\n").decode()
+WAYS = pytest.mark.parametrize("flags", [("--server-side",), ()], ids=["server-side", "client-side"])
+
+
+def for_1_20(directory: Path, overlay: Path) -> Path:
+    """A kustomization of an overlay, without what this API server lacks."""
+    target = composed(directory, [OLD])
+    if overlay.name not in (BASE.name, OLD):
+        kustomization = {"resources": [f"../overlays/{overlay.name}"], "components": [f"../components/{OLD}"]}
+        (target / "kustomization.yaml").write_text(json.dumps(kustomization))
+    return target
+
+
+def define_kinds_of_others(cluster: Cluster, objects: Sequence[Json]) -> None:
+    """Let the API server take the kinds that others install, whatever is in them, and the namespace they are in."""
+    for kind, api_version in {(each["kind"], each["apiVersion"]) for each in objects}:
+        group, _, version = api_version.partition("/")
+        if group in OTHERS:
+            cluster.apply(custom_resource(kind, group, version))
+            cluster.await_collection("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", established(kind))
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "monitoring"}})
+
+
+def custom_resource(kind: str, group: str, version: str) -> Json:
+    """A definition that takes anything."""
+    plural = f"{kind.lower()}s"
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "names": {"kind": kind, "plural": plural},
+            "scope": "Namespaced",
+            "versions": [{"name": version, "served": True, "storage": True, "schema": schema}],
+        },
+    }
+
+
+def established(kind: str) -> Callable[[list[Json]], bool]:
+    """Whether the API server serves the kind."""
+
+    def holds(definitions: list[Json]) -> bool:
+        [found] = [each for each in definitions if each["spec"]["names"]["kind"] == kind]
+        conditions = found.get("status", {}).get("conditions", [])
+        return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+
+    return holds
+
+
+@pytest.mark.parametrize(
+    "overlay", [each for each in EVERY if each.name not in NOT_ON_1_20], ids=lambda each: each.name
+)
+def test_every_overlay_applies(admin: Cluster, tmp_path: Path, overlay: Path) -> None:
+    target = for_1_20(tmp_path, overlay)
+    objects = rendered(target)
+    define_kinds_of_others(admin, objects)
+    told = apply(admin, target, "--server-side").splitlines()
+    assert len(told) == len(objects)
+    assert all(line.endswith(" serverside-applied") for line in told), told
+
+
+def test_on_1_20_match_conditions_are_refused_by_name_and_nothing_else_is(admin: Cluster, tmp_path: Path) -> None:
+    target = for_1_20(tmp_path, MANIFESTS / "overlays" / "match-conditions")
+    done = kubectl_k(admin, "apply", "--server-side", "--force-conflicts", "--validate=false", "-k", target)
+    refused = [line for line in done.stderr.splitlines() if line]
+    assert len(refused) == 2, done.stderr
+    assert all("matchConditions: field not declared in schema" in line for line in refused)
+    assert len(done.stdout.splitlines()) == len(rendered(target)) - 2
+
+
+@WAYS
+def test_an_upgrade_leaves_the_ca_bundles_and_changes_nothing_that_is_the_same(
+    admin: Cluster, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    target = for_1_20(tmp_path, BASE)
+    apply(admin, target, *flags)
+    for resource in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+        write_bundles(admin, f"{ADMISSION}/{resource}/vcuda-quota")
+    before = stored(admin, rendered(target))
+    apply(admin, target, *flags)
+    after = stored(admin, rendered(target))
+    assert {name: found["metadata"]["resourceVersion"] for name, found in after.items()} == {
+        name: found["metadata"]["resourceVersion"] for name, found in before.items()
+    }
+    bundles = [hook["clientConfig"]["caBundle"] for found in after.values() for hook in found.get("webhooks", [])]
+    assert bundles == [BUNDLE] * 3
+
+
+def write_bundles(cluster: Cluster, path: str) -> None:
+    """Set the caBundles as the rotation does."""
+    hooks = cluster.rest.get(path)["webhooks"]
+    patch = [
+        {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": BUNDLE}
+        for index in range(len(hooks))
+    ]
+    cluster.rest.send("PATCH", path, patch, content_type="application/json-patch+json").ok()
+
+
+def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
+    """The objects as they are stored, workloads aside: their controllers write a status."""
+    settled = [each for each in objects if each["kind"] not in ("Deployment", "DaemonSet", "Job", "CronJob")]
+    return {
+        f"{each['metadata'].get('namespace', '')} {label(each)}": cluster.rest.get(
+            f"{cluster.path_of(each)}/{each['metadata']['name']}"
+        )
+        for each in settled
+        if each["kind"] not in ("PodDisruptionBudget", "Namespace", "FlowSchema")
+    }
+
+
+@pytest.mark.parametrize("account", ["vcuda-webhook", "vcuda-controller"])
+def test_requests_for_ledgers_have_a_priority_level_of_their_own(admin: Cluster, tmp_path: Path, account: str) -> None:
+    """As the API server says in its answer; other requests of the same account do not."""
+    apply(admin, for_1_20(tmp_path, BASE), "--server-side", "--force-conflicts")
+    schema = admin.rest.get("/apis/flowcontrol.apiserver.k8s.io/v1beta1/flowschemas/vcuda-quota")
+    with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, account))) as own:
+        ledger = own.rest.send("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-team-a")
+        other = own.rest.send("GET", "/api/v1/nodes")
+    assert ledger.headers["X-Kubernetes-PF-FlowSchema-UID"] == schema["metadata"]["uid"]
+    assert other.headers["X-Kubernetes-PF-FlowSchema-UID"] != schema["metadata"]["uid"]

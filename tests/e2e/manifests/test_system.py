@@ -1,0 +1,226 @@
+"""The manifests applied, and every part run as a process with their flags and tokens: the first steps of a user."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.builders import MODEL, POOL
+from tests.e2e.cluster import Cluster
+from tests.e2e.controller_process import ControllerProcess, await_enforced
+from tests.e2e.installation import SYSTEM_NAMESPACE
+from tests.e2e.manifests.addresses import apply
+from tests.e2e.manifests.audit import AuditLog
+from tests.e2e.manifests.system import NODE, SCRIPTS, NodeAgent, System, applied
+from tests.e2e.manifests.workload import user_of
+from tests.integration.reviews import card_pod
+from tests.integration.webhook_process import WebhookProcess
+from tests.processes import PATIENCE
+from tests.rendered import MANIFESTS, one, ours, rendered
+
+TEAM = "team-a"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+OF_THE_API_SERVER = "apiserver_admission_webhook_rejection_count"
+
+
+@pytest.fixture(scope="module")
+def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """The manifests, applied; nothing runs."""
+    with applied(admin, tmp_path_factory.mktemp("system")) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def node(admin: Cluster) -> Iterator[str]:
+    """A node with cards."""
+    admin.create_node(NODE, {MODEL: "M40", POOL: "public"}, {"tencent.com/vcuda-core": "1600"})
+    yield NODE
+    admin.delete_node(NODE)
+
+
+@pytest.fixture(scope="module")
+def webhook(system: System, node: str) -> Iterator[WebhookProcess]:
+    """One replica, asked by the API server."""
+    assert node
+    with system.serving(1) as [process]:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def controller(system: System, webhook: WebhookProcess) -> Iterator[ControllerProcess]:
+    """The controller, leading."""
+    assert webhook.url
+    with system.controller() as process:
+        process.await_synced()
+        yield process
+
+
+@pytest.fixture(scope="module")
+def agent(system: System, node: str) -> Iterator[NodeAgent]:
+    """The node agent."""
+    assert node
+    with system.node_agent() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
+    """The example quota, applied as the README says, in force in the namespace it limits."""
+    assert controller.port
+    path = str(MANIFESTS / "examples" / "gpuquota.yaml")
+    admin.create_namespace(TEAM)
+    admin.kubectl("apply", "-f", path)
+    await_enforced(admin, TEAM)
+    yield
+    admin.kubectl("delete", "-f", path)
+    admin.delete_namespace(TEAM)
+
+
+def test_the_first_certificates_are_made_before_any_webhook_runs(admin: Cluster, system: System) -> None:
+    """By the first Job, with its account's rights; it ends well though nobody serves yet."""
+    done = system.rotate()
+    assert done.returncode == 0, done.stdout + done.stderr
+    for resource in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+        hooks = admin.rest.get(f"{ADMISSION}/{resource}/vcuda-quota")["webhooks"]
+        assert all(hook["clientConfig"].get("caBundle") for hook in hooks)
+    assert admin.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-tls")["type"] == (
+        "kubernetes.io/tls"
+    )
+
+
+@pytest.mark.usefixtures("quota")
+def test_a_pod_within_quota_is_pinned_and_one_beyond_it_is_told_why(admin: Cluster) -> None:
+    pods = (MANIFESTS / "examples" / "demo" / "pods.yaml").read_text()
+    assert "name: whole-card" in pods
+    created = admin.create(card_pod("whole-card", TEAM))
+    assert created["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
+    refused = admin.try_create(card_pod("too-many", TEAM, cards=3))
+    assert refused.status == HTTPStatus.FORBIDDEN
+    assert "exceeded GPU quota: M40 in namespace team-a, requested: 3 cards" in refused.message
+    assert "can never fit" in refused.message
+    admin.delete_pod(TEAM, "whole-card")
+
+
+@pytest.mark.usefixtures("quota")
+def test_the_plugin_shows_what_is_used(admin: Cluster) -> None:
+    admin.create(card_pod("shown", TEAM))
+    usage = f"/api/v1/namespaces/{TEAM}/configmaps"
+    admin.await_object(
+        usage, "gpu-quota-usage", lambda found: '"used":1' in json.dumps(found).replace("\\", "").replace(" ", "")
+    )
+    command = (SCRIPTS / "kubectl-gpuquota", "--kubeconfig", admin.kubeconfig, "-n", TEAM)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"M40\s", done.stdout), done.stdout
+    admin.delete_pod(TEAM, "shown")
+
+
+@pytest.mark.usefixtures("quota")
+def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_nobodys_business(
+    admin: Cluster, system: System
+) -> None:
+    bad = {"metadata": {"namespace": "kube-system", "name": "gpuquota"}, "data": {"gpu_quota": "{team-a: 8}"}}
+    refused = admin.rest.send(
+        "PATCH", "/api/v1/namespaces/kube-system/configmaps/gpuquota", bad, content_type="application/merge-patch+json"
+    )
+    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "team-a" in refused.message
+    with without_endpoints(system):
+        admin.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": TEAM, "name": "another"}})
+
+
+@pytest.mark.usefixtures("quota")
+def test_while_the_webhook_is_away_limited_namespaces_wait_and_all_others_go_on(admin: Cluster, system: System) -> None:
+    free = admin.create_namespace()
+    with without_endpoints(system):
+        assert admin.try_create(card_pod("waits", TEAM)).status == HTTPStatus.INTERNAL_SERVER_ERROR
+        admin.create(card_pod("goes-on", free))
+        admin.create(card_pod("goes-on-too", SYSTEM_NAMESPACE))
+    admin.create(card_pod("waits", TEAM))
+    admin.delete_pod(TEAM, "waits")
+    admin.delete_pod(SYSTEM_NAMESPACE, "goes-on-too")
+    admin.delete_namespace(free)
+
+
+@pytest.mark.usefixtures("quota")
+def test_an_upgrade_while_it_runs_does_not_interrupt_it(admin: Cluster, system: System) -> None:
+    apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+    admin.create(card_pod("after-upgrade", TEAM))
+    admin.delete_pod(TEAM, "after-upgrade")
+
+
+@contextmanager
+def without_endpoints(system: System) -> Iterator[None]:
+    """`with` this, the webhook's Service has no endpoint, and the API server no connection to one of before."""
+    ports = system.balancer.endpoints()
+    for port in ports:
+        system.balancer.remove(port)
+    system.balancer.hang_up()
+    try:
+        yield
+    finally:
+        for port in ports:
+            system.balancer.add(port)
+
+
+def test_the_usage_page_is_for_those_who_may_forward_ports_to_it(controller: ControllerProcess) -> None:
+    port = controller.await_log("serving the usage page")["port"]
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        connection.request("GET", "/")
+        assert connection.getresponse().status == HTTPStatus.OK
+
+
+# Metrics
+
+
+@pytest.mark.usefixtures("quota")
+def test_every_metric_that_alerts_and_dashboard_name_is_exported(
+    admin: Cluster, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeAgent
+) -> None:
+    """By one of the running parts, or by the API server."""
+    exported = families(webhook.get("/metrics").body) | families(controller.get("/metrics").body)
+    with closing(http.client.HTTPConnection("127.0.0.1", agent.port, timeout=PATIENCE)) as connection:
+        connection.request("GET", "/metrics")
+        exported |= families(connection.getresponse().read())
+    used = named_metrics()
+    assert len(used) > 15
+    assert used - exported == {OF_THE_API_SERVER}
+    text = admin.kubectl("get", "--raw", "/metrics").stdout
+    assert f'{OF_THE_API_SERVER}{{error_type="calling_webhook_error",name="validate.quota.vcuda.io"' in text
+
+
+def families(text: bytes) -> set[str]:
+    """The names of all samples that metrics in Prometheus' text format can have."""
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+    return {
+        f"{family.name}{suffix}"
+        for family in text_string_to_metric_families(text.decode())
+        for suffix in suffixes[family.type]
+    }
+
+
+def named_metrics() -> set[str]:
+    """Every metric in an expression of the overlay's alerts and dashboard; a namespace or label is none."""
+    objects = rendered(MANIFESTS / "overlays" / "prometheus")
+    [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
+    dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
+    expressions = [rule["expr"] for rule in group["rules"]]
+    expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return {name for each in expressions for name in re.findall(r"\b(?:vcuda|apiserver)_[a-z_]+", each)}
+
+
+# Rights
+
+
+@pytest.mark.usefixtures("quota", "agent")
+def test_no_part_asked_for_anything_that_its_account_may_not(system: System, audit_log: AuditLog) -> None:
+    users = {user_of(each) for each in ours(system.objects)}
+    assert {user: audit_log.refused(user) for user in users} == {user: set() for user in users}

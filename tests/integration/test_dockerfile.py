@@ -1,0 +1,227 @@
+"""The image, as far as it can be made without an engine: its own install commands, run in clean directories.
+
+What this cannot tell is what the base image brings; the directories of the image are stood in for by fresh ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.processes import OwnProcess
+
+PROJECT = Path(__file__).parents[2]
+DOCKERFILE = PROJECT / "Dockerfile"
+PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquota")
+USER = 65532
+QUOTA = PROJECT / "manifests" / "examples" / "gpuquota.yaml"
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a Dockerfile."""
+
+    name: str
+    text: str
+
+
+def stages() -> list[list[Instruction]]:
+    """The instructions of each stage, FROM first."""
+    found: list[list[Instruction]] = []
+    for line in DOCKERFILE.read_text().replace("\\\n", "").splitlines():
+        name, _, text = line.partition(" ")
+        if not line or name == "#":
+            continue
+        if name == "FROM":
+            found.append([])
+        found[-1].append(Instruction(name, text))
+    return found
+
+
+def texts(stage: list[Instruction], name: str) -> list[str]:
+    """What follows each instruction of this name."""
+    return [each.text for each in stage if each.name == name]
+
+
+@dataclass(frozen=True)
+class Image:
+    """Where the image's directories are on this machine."""
+
+    environment: Path
+    base: Path
+
+    def program(self, name: str) -> Path:
+        """One of the programs in it."""
+        return self.environment / "bin" / name
+
+
+def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> None:
+    """Run a RUN as the engine does, by the shell, with the image's directories where they are here."""
+    for there, here in places.items():
+        command = command.replace(there, str(here))
+    path = f"{python.parent}{os.pathsep}/usr/bin{os.pathsep}/bin"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("VIRTUAL_ENV", "PYTHON"))}
+    done = subprocess.run(
+        ("sh", "-c", command),
+        cwd=cwd,
+        env={**env, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def stand_in(directory: Path) -> Path:
+    """A Python with pip and setuptools, as the base image has one."""
+    venv.create(directory, with_pip=True)
+    shutil.copytree(Path(sysconfig.get_path("stdlib")) / "ensurepip", directory / "lib" / "python3.11" / "ensurepip")
+    return directory
+
+
+def copied(instructions: list[str], source: Path) -> None:
+    """What COPY brings from the build context, without what .dockerignore keeps out."""
+    for text in instructions:
+        *names, target = text.split()
+        for name in names:
+            assert f"!{name}" in (PROJECT / ".dockerignore").read_text().splitlines(), name
+            here = PROJECT / name
+            if here.is_dir():
+                shutil.copytree(here, source / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(here, source / target)
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """The directories of the image, made by the commands of the Dockerfile."""
+    build, final = stages()
+    directory = Path(tempfile.mkdtemp(prefix="image-"))
+    directory.chmod(0o755)
+    try:
+        source, environment = directory / "src", directory / "opt-vcuda"
+        source.mkdir()
+        copied(texts(build, "COPY"), source)
+        builder = stand_in(directory / "builder") / "bin" / "python"
+        for command in texts(build, "RUN"):
+            run(command, source, {"/opt/vcuda": environment}, builder)
+        shutil.rmtree(source)
+        base = stand_in(directory / "base")
+        for command in texts(final, "RUN"):
+            run(command, directory, {"/usr/local": base}, base / "bin" / "python")
+        yield Image(environment, base)
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    program = Path(sysconfig.get_path("scripts"), "hadolint")
+    done = subprocess.run((program, DOCKERFILE), capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_only_the_environment_is_taken_over_from_the_stage_that_builds() -> None:
+    build, final = stages()
+    assert texts(build, "FROM") == [f"{texts(final, 'FROM')[0]} AS build"]
+    assert texts(final, "COPY") == ["--from=build /opt/vcuda /opt/vcuda"]
+
+
+def test_it_runs_as_a_number_that_is_not_root_and_the_manifests_name_the_program() -> None:
+    _, final = stages()
+    assert texts(final, "USER") == [f"{USER}:{USER}"]
+    assert texts(final, "ENTRYPOINT") == []
+    assert json.loads(texts(final, "CMD")[0])[0] in PROGRAMS
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_runs(image: Image, name: str) -> None:
+    done = subprocess.run(
+        (image.program(name), "--help"), env={}, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout
+
+
+def test_nothing_that_installs_or_builds_is_left(image: Image) -> None:
+    """Neither in the environment nor in the Python that it stands on."""
+    for place in (image.environment, image.base):
+        packages = {found.name.partition("-")[0] for found in place.glob("lib/python3*/site-packages/*.dist-info")}
+        assert not packages & {"pip", "setuptools", "wheel", "pytest", "ruff", "mypy"}, place
+        assert not list(place.glob("bin/*pip*")), place
+    assert not list(image.base.glob("lib/python3.11/ensurepip"))
+    done = subprocess.run((image.program("python"), "-m", "pip", "--version"), capture_output=True, check=False)
+    assert done.returncode == 1
+
+
+def test_everything_that_the_sources_have_beside_code_is_in_it(image: Image) -> None:
+    """Templates, styles and the mark that types are given: what `package_data` has to name."""
+    [packages] = image.environment.glob("lib/python3*/site-packages")
+    wanted = [
+        found.relative_to(PROJECT)
+        for part in ("vcuda", "webhook", "controller", "certs")
+        for found in (PROJECT / part).rglob("*")
+        if found.is_file() and "__pycache__" not in found.parts
+    ]
+    assert len(wanted) > 50
+    assert [str(each) for each in wanted if not (packages / each).is_file()] == []
+
+
+def test_everybody_may_read_it(image: Image) -> None:
+    """It is root's, and does not run as root."""
+    hidden = [
+        str(found)
+        for found in image.environment.rglob("*")
+        if not found.is_symlink() and not found.stat().st_mode & (stat.S_IXOTH if found.is_dir() else stat.S_IROTH)
+    ]
+    assert hidden == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes root, to make a root that is read-only and to be another user")
+def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> None:
+    """What is written goes to /dev/shm and nowhere else. It may read this machine's Python, which is root's alone."""
+    directory = image.environment.parent / "read-only"
+    subprocess.run((image.program("vcuda-certs"), "issue", "--dir", directory), check=True, capture_output=True)
+    quota = Path(shutil.copy(QUOTA, directory))
+    for found in (directory, *directory.iterdir()):
+        os.chown(found, USER, USER)
+    rights = "-all,+dac_read_search"
+    passing = (f"--inh-caps={rights}", f"--ambient-caps={rights}", f"--bounding-set={rights}")
+    user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs", *passing)
+    read_only = ("unshare", "--mount", "sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh")
+    serve = ("serve", "--standalone", "--quota", quota, "--cert-dir", directory, "--bind", "127.0.0.1:0")
+    process = OwnProcess((*read_only, *user, image.program("vcuda-webhook"), *serve), {"PYTHONDONTWRITEBYTECODE": "1"})
+    with process.starting():
+        process.await_log("listening")
+        status = Path(f"/proc/{process.process.pid}/status").read_text()
+    assert f"Uid:\t{USER}\t{USER}" in status
+    assert process.terminate() == 0, process.output()
+
+
+def test_this_python_is_the_images() -> None:
+    """Else the commands above were tried with another."""
+    build, _ = stages()
+    assert f"python:{sys.version_info.major}.{sys.version_info.minor}-" in texts(build, "FROM")[0]
+
+
+def test_the_commands_are_read_whole() -> None:
+    """The reader of the Dockerfile here knows no heredoc, and no line that begins inside of a command."""
+    assert "<<" not in DOCKERFILE.read_text()
+    names = {each.name for stage in stages() for each in stage}
+    assert names <= {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "CMD"}
+    assert all(shlex.split(command) for stage in stages() for command in texts(stage, "RUN"))

@@ -1,0 +1,282 @@
+"""What the manifests promise a platform team: rights, limits, times that fit, and nobody stopped who is not limited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+from certs.cli import main as certs_cli
+from certs.names import service_names
+from controller.cli import main as controller_cli
+from tests.pod_security import offences
+from tests.rendered import (
+    BASE,
+    EVERY,
+    NODE_NAMESPACE,
+    SYSTEM_NAMESPACE,
+    Json,
+    container,
+    label,
+    one,
+    ours,
+    pod_spec,
+    pod_specs,
+    rendered,
+    webhooks,
+)
+from vcuda import __version__
+from vcuda.schemes import SCHEMES
+from vcuda.vm_directories import VM_DIRECTORIES
+from webhook.cli import main as webhook_cli
+
+PROGRAMS = {"vcuda-webhook": webhook_cli, "vcuda-controller": controller_cli, "vcuda-certs": certs_cli}
+GUNICORN_GRACE = 10
+"""Seconds that the server gives requests under way, over --drain-seconds; see `webhook.server`."""
+
+every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: overlay.name)
+
+
+@pytest.fixture
+def base() -> list[Json]:
+    return rendered(BASE)
+
+
+def flags(workload: Json) -> dict[str, object]:
+    """What our own command line makes of a container's args; a usage error where it does not take them."""
+    program, command, *rest = container(workload)["args"]
+    group = PROGRAMS[program]
+    assert isinstance(group, click.Group)
+    context = group.commands[command].make_context(command, rest)
+    return dict(context.params)
+
+
+@every_overlay
+def test_our_programs_take_the_flags_they_are_given(overlay: Path) -> None:
+    workloads = ours(rendered(overlay))
+    assert {label(workload) for workload in workloads} >= {"Deployment/vcuda-webhook", "Deployment/vcuda-controller"}
+    assert all(flags(workload) for workload in workloads)
+
+
+@every_overlay
+def test_every_image_of_ours_is_of_this_version(overlay: Path) -> None:
+    assert {container(workload)["image"] for workload in ours(rendered(overlay))} == {f"vcuda-quota:{__version__}"}
+
+
+# Pod Security
+
+
+@every_overlay
+def test_pods_are_restricted_and_so_is_their_namespace_the_node_agent_excepted(overlay: Path) -> None:
+    objects = rendered(overlay)
+    levels = {
+        each["metadata"]["name"]: each["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        for each in objects
+        if each["kind"] == "Namespace"
+    }
+    assert levels == {SYSTEM_NAMESPACE: "restricted", NODE_NAMESPACE: "privileged"}
+    for workload, spec in pod_specs(objects):
+        if workload["metadata"]["namespace"] == SYSTEM_NAMESPACE:
+            assert offences(spec) == set(), label(workload)
+
+
+def test_in_the_namespace_that_admits_privileged_pods_there_is_the_node_agent_and_nothing_to_take(
+    base: list[Json],
+) -> None:
+    there = {label(each) for each in base if each["metadata"].get("namespace") == NODE_NAMESPACE}
+    assert there == {"DaemonSet/vcuda-node", "ServiceAccount/vcuda-node", "NetworkPolicy/vcuda-node"}
+
+
+@every_overlay
+def test_the_node_agent_is_excepted_for_the_hosts_directories_and_being_root_and_for_nothing_else(
+    overlay: Path,
+) -> None:
+    spec = pod_spec(one(rendered(overlay), "DaemonSet", "vcuda-node"))
+    assert offences(spec) == {"hostPath", "runAsNonRoot", "runAsUser", "capabilities.add DAC_OVERRIDE"}
+
+
+@every_overlay
+def test_the_node_agent_writes_to_the_directory_of_its_scheme_alone(overlay: Path) -> None:
+    daemon_set = one(rendered(overlay), "DaemonSet", "vcuda-node")
+    scheme = str(flags(daemon_set)["scheme"])
+    paths = {each["name"]: each["hostPath"]["path"] for each in pod_spec(daemon_set)["volumes"]}
+    mounts = container(daemon_set)["volumeMounts"]
+    assert {paths[each["name"]] for each in mounts} == set(paths.values())
+    assert [each["mountPath"] for each in mounts] == [paths[each["name"]] for each in mounts]
+    assert [each["mountPath"] for each in mounts if not each.get("readOnly")] == [VM_DIRECTORIES[scheme].root]
+    assert {each["mountPropagation"] for each in mounts} == {"HostToContainer"}
+
+
+@every_overlay
+def test_roots_are_read_only_and_only_memory_is_limited(overlay: Path) -> None:
+    for workload in ours(rendered(overlay)):
+        found = container(workload)
+        assert found["securityContext"]["readOnlyRootFilesystem"] is True, label(workload)
+        assert found["resources"]["limits"].keys() == {"memory"}, label(workload)
+        assert found["resources"]["requests"].keys() == {"cpu", "memory"}, label(workload)
+
+
+@every_overlay
+def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
+    assert all(spec["enableServiceLinks"] is False for _, spec in pod_specs(rendered(overlay)))
+
+
+# Availability
+
+
+def test_a_replica_that_goes_is_let_go_in_time_to_end_what_it_is_about(base: list[Json]) -> None:
+    """PreStop, then draining, then the requests under way: all of it before kubelet kills."""
+    webhook = one(base, "Deployment", "vcuda-webhook")
+    program, seconds = container(webhook)["lifecycle"]["preStop"]["exec"]["command"]
+    drain = flags(webhook)["drain_seconds"]
+    assert isinstance(drain, float)
+    assert program == "sleep"
+    assert int(seconds) + drain + drain + GUNICORN_GRACE < pod_spec(webhook)["terminationGracePeriodSeconds"]
+
+
+def test_a_replica_that_goes_works_on_for_longer_than_its_probe_takes_to_tell(base: list[Json]) -> None:
+    """So that every load balancer that goes by readiness has left it, even if it knows of nothing but the probe."""
+    webhook = one(base, "Deployment", "vcuda-webhook")
+    probe = container(webhook)["readinessProbe"]
+    drain = flags(webhook)["drain_seconds"]
+    assert isinstance(drain, float)
+    assert probe["periodSeconds"] * probe["failureThreshold"] < drain
+
+
+@pytest.mark.parametrize(("name", "replicas"), [("vcuda-webhook", 3), ("vcuda-controller", 2)])
+def test_replicas_are_spread_preferred_and_drained_one_by_one(base: list[Json], name: str, replicas: int) -> None:
+    deployment = one(base, "Deployment", name)
+    spec = pod_spec(deployment)
+    own = {"matchLabels": deployment["spec"]["selector"]["matchLabels"]}
+    assert deployment["spec"]["replicas"] == replicas
+    assert one(base, "PriorityClass", spec["priorityClassName"])["value"] == 1_000_000_000
+    assert {each["topologyKey"] for each in spec["topologySpreadConstraints"]} >= {"kubernetes.io/hostname"}
+    assert all(each["labelSelector"] == own for each in spec["topologySpreadConstraints"])
+    budget = one(base, "PodDisruptionBudget", name)["spec"]
+    assert (budget["maxUnavailable"], budget["selector"]) == (1, own)
+
+
+def test_an_update_takes_no_webhook_away_before_the_new_one_is_ready(base: list[Json]) -> None:
+    update = one(base, "Deployment", "vcuda-webhook")["spec"]["strategy"]["rollingUpdate"]
+    assert (update["maxSurge"], update["maxUnavailable"]) == (1, 0)
+
+
+def test_every_selector_finds_the_pods_it_is_for(base: list[Json]) -> None:
+    labels = {
+        label(workload): workload["spec"]["template"]["metadata"]["labels"]
+        for workload, _ in pod_specs(base)
+        if workload["kind"] in ("Deployment", "DaemonSet")
+    }
+    selectors = {
+        "Deployment/vcuda-webhook": one(base, "Service", "vcuda-webhook")["spec"]["selector"],
+        "DaemonSet/vcuda-node": one(base, "DaemonSet", "vcuda-node")["spec"]["selector"]["matchLabels"],
+        "Deployment/vcuda-controller": one(base, "Deployment", "vcuda-controller")["spec"]["selector"]["matchLabels"],
+    }
+    assert all(selector.items() <= labels[name].items() for name, selector in selectors.items())
+
+
+# What the API server asks
+
+
+def test_only_labelled_namespaces_are_asked_about_and_never_the_system_or_our_own(base: list[Json]) -> None:
+    excluded = {"key": "kubernetes.io/metadata.name", "operator": "NotIn"}
+    own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
+    for name in ("mutate.quota.vcuda.io", "validate.quota.vcuda.io"):
+        selector = webhooks(base)[name]["namespaceSelector"]
+        assert selector["matchLabels"] == {"quota.vcuda.io/enforced": "true"}
+        assert selector["matchExpressions"] == [{**excluded, "values": ["kube-system", *own]}]
+
+
+@every_overlay
+def test_no_label_or_annotation_of_a_pod_exempts_it(overlay: Path) -> None:
+    hooks = webhooks(rendered(overlay))
+    for name in ("mutate.quota.vcuda.io", "validate.quota.vcuda.io"):
+        assert "objectSelector" not in hooks[name]
+        assert "metadata" not in "".join(each["expression"] for each in hooks[name].get("matchConditions", []))
+
+
+@every_overlay
+def test_failure_refuses_what_is_charged_and_lets_be_what_is_only_advised(overlay: Path) -> None:
+    hooks = webhooks(rendered(overlay))
+    policies = {name: hook["failurePolicy"] for name, hook in hooks.items()}
+    assert policies == {
+        "mutate.quota.vcuda.io": "Ignore",
+        "validate.quota.vcuda.io": "Fail",
+        "config.quota.vcuda.io": "Fail",
+    }
+    assert {hook["timeoutSeconds"] for hook in hooks.values()} == {5}
+    assert {hook["sideEffects"] for hook in hooks.values()} == {"NoneOnDryRun"}
+    assert hooks["mutate.quota.vcuda.io"]["reinvocationPolicy"] == "IfNeeded"
+
+
+def test_of_configmaps_only_those_are_asked_about_that_carry_the_label(base: list[Json]) -> None:
+    hook = webhooks(base)["config.quota.vcuda.io"]
+    assert hook["objectSelector"] == {"matchLabels": {"quota.vcuda.io/config": "true"}}
+
+
+@every_overlay
+def test_an_apply_leaves_the_ca_bundles_alone(overlay: Path) -> None:
+    assert all("caBundle" not in hook["clientConfig"] for hook in webhooks(rendered(overlay)).values())
+
+
+def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
+    """They are found by the names and the label that its flags have; the CronJob and the first Job do the same."""
+    job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
+    assert pod_spec(job) == pod_spec(cron_job)
+    found = flags(job)
+    key, _, value = str(found["selector"]).partition("=")
+    for each in base:
+        if each["kind"].endswith("WebhookConfiguration"):
+            assert each["metadata"]["labels"][key] == value
+    service = one(base, "Service", str(found["service"]))
+    assert service["metadata"]["namespace"] == found["namespace"]
+    assert [port["name"] for port in service["spec"]["ports"]] == [found["port_name"]]
+    [volume] = pod_spec(one(base, "Deployment", "vcuda-webhook"))["volumes"]
+    assert volume["secret"]["secretName"] == found["serving_secret"]
+    assert volume["secret"]["optional"] is False
+    for hook in webhooks(base).values():
+        called = hook["clientConfig"]["service"]
+        assert (called["namespace"], called["name"]) == (found["namespace"], found["service"])
+        assert called["port"] == service["spec"]["ports"][0]["port"]
+
+
+# Overlays
+
+
+@pytest.mark.parametrize(
+    ("overlay", "scheme", "selector", "scheduler"),
+    [
+        ("gpu-manager", "gpu-manager", {"nvidia-device-enable": "enable"}, None),
+        ("hami", "hami", {"gpu": "on"}, "hami-scheduler"),
+    ],
+    ids=["gpu-manager", "hami"],
+)
+def test_a_vendors_overlay_sets_its_scheduler_its_nodes_and_its_directories(
+    overlay: str, scheme: str, selector: Json, scheduler: str | None
+) -> None:
+    [directory] = [each for each in EVERY if each.name == overlay]
+    objects = rendered(directory)
+    daemon_set = one(objects, "DaemonSet", "vcuda-node")
+    assert flags(daemon_set)["scheme"] == scheme
+    assert scheme in {each.name for each in SCHEMES}
+    assert pod_spec(daemon_set)["nodeSelector"] == selector
+    assert "affinity" not in pod_spec(daemon_set)
+    assert flags(one(objects, "Deployment", "vcuda-webhook"))["scheduler_name"] == scheduler
+
+
+def test_with_cert_manager_nothing_of_our_own_rotation_is_left() -> None:
+    [directory] = [each for each in EVERY if each.name == "cert-manager"]
+    objects = rendered(directory)
+    assert not [each for each in objects if each["metadata"]["name"].startswith("vcuda-certs")]
+    certificate = one(objects, "Certificate", "vcuda-webhook")
+    assert certificate["spec"]["secretName"] == "vcuda-webhook-tls"
+    assert certificate["spec"]["dnsNames"] == list(service_names("vcuda-webhook", SYSTEM_NAMESPACE).dns)
+    injected = f"{SYSTEM_NAMESPACE}/{certificate['metadata']['name']}"
+    assert annotations_of_configurations(objects) == [{"cert-manager.io/inject-ca-from": injected}] * 2
+
+
+def annotations_of_configurations(objects: Sequence[Json]) -> list[Json]:
+    """The annotations of every webhook configuration."""
+    return [each["metadata"]["annotations"] for each in objects if each["kind"].endswith("WebhookConfiguration")]

@@ -1,0 +1,50 @@
+"""The Pod Security Standard "restricted", as far as pods are concerned that could be ours.
+
+Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Json = dict[str, Any]
+
+VOLUMES = frozenset(
+    {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+)
+
+
+def offences(spec: Json) -> set[str]:
+    """What in a pod's spec "restricted" forbids, each as a field's name or a volume's kind."""
+    return set(_of_pod(spec)) | {found for container in _containers(spec) for found in _of_container(container, spec)}
+
+
+def _containers(spec: Json) -> list[Json]:
+    return [*spec["containers"], *spec.get("initContainers", [])]
+
+
+def _of_pod(spec: Json) -> Iterator[str]:
+    yield from (name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name))
+    for volume in spec.get("volumes", []):
+        yield from volume.keys() - {"name"} - VOLUMES
+
+
+def _of_container(container: Json, spec: Json) -> Iterator[str]:
+    context = {**spec.get("securityContext", {}), **container.get("securityContext", {})}
+    if context.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation"
+    if context.get("privileged"):
+        yield "privileged"
+    if context.get("runAsNonRoot") is not True:
+        yield "runAsNonRoot"
+    if context.get("runAsUser") == 0:
+        yield "runAsUser"
+    if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "seccompProfile"
+    capabilities = context.get("capabilities", {})
+    if "ALL" not in capabilities.get("drop", []):
+        yield "capabilities.drop"
+    yield from (f"capabilities.add {name}" for name in capabilities.get("add", []) if name != "NET_BIND_SERVICE")
+    if any("hostPort" in port for port in container.get("ports", [])):
+        yield "hostPort"

@@ -1,0 +1,99 @@
+"""The manifests as ``kubectl kustomize`` prints them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Json = dict[str, Any]
+
+MANIFESTS = Path(__file__).parents[1] / "manifests"
+BASE = MANIFESTS / "base"
+OVERLAYS = tuple(sorted(found.parent for found in MANIFESTS.glob("overlays/*/kustomization.yaml")))
+EVERY = (BASE, *OVERLAYS)
+
+SYSTEM_NAMESPACE = "vcuda-quota"
+NODE_NAMESPACE = "vcuda-quota-node"
+WORKLOADS = ("Deployment", "DaemonSet", "CronJob", "Job")
+
+
+def kubectl() -> str:
+    """The kubectl on PATH. The one that is built from 1.20's source knows no components: it cannot render these."""
+    found = shutil.which("kubectl")
+    if found is None:
+        pytest.skip("no kubectl on PATH to render the manifests with", allow_module_level=True)
+    return found
+
+
+@functools.cache
+def rendered_text(directory: Path) -> str:
+    """What ``kubectl kustomize`` prints."""
+    done = subprocess.run((kubectl(), "kustomize", directory), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr
+    return done.stdout
+
+
+def rendered(directory: Path) -> list[Json]:
+    """Every object, in the order of its creation; the caller's own, to change as it likes."""
+    return [found for found in yaml.safe_load_all(rendered_text(directory)) if found]
+
+
+def composed(directory: Path, components: Sequence[str]) -> Path:
+    """A kustomization in ``directory`` of the base and these components together."""
+    target = directory / "manifests"
+    shutil.copytree(MANIFESTS, target)
+    both = {"resources": ["../base"], "components": [f"../components/{name}" for name in components]}
+    (target / "both").mkdir()
+    (target / "both" / "kustomization.yaml").write_text(json.dumps(both))
+    return target / "both"
+
+
+def one(objects: Sequence[Json], kind: str, name: str) -> Json:
+    """The one object of this kind and name."""
+    [found] = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name]
+    return found
+
+
+def label(found: Json) -> str:
+    """The object as people name it: KIND/NAME."""
+    return f"{found['kind']}/{found['metadata']['name']}"
+
+
+def webhooks(objects: Sequence[Json]) -> dict[str, Json]:
+    """Every webhook of every configuration, by its name."""
+    configurations = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]
+    return {hook["name"]: hook for each in configurations for hook in each["webhooks"]}
+
+
+def pod_specs(objects: Sequence[Json]) -> Iterator[tuple[Json, Json]]:
+    """Every object that makes pods, with the spec of these."""
+    for found in objects:
+        if found["kind"] in WORKLOADS:
+            yield found, pod_spec(found)
+
+
+def ours(objects: Sequence[Json]) -> list[Json]:
+    """The objects that make pods of our own image."""
+    return [found for found, _ in pod_specs(objects) if container(found)["image"].startswith("vcuda-quota:")]
+
+
+def pod_spec(workload: Json) -> Json:
+    """The spec of the pods that a workload makes."""
+    spec = workload["spec"]["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else workload["spec"]
+    found: Json = spec["template"]["spec"]
+    return found
+
+
+def container(workload: Json) -> Json:
+    """The one container of the pods that a workload makes."""
+    [found] = pod_spec(workload)["containers"]
+    return dict(found)
