@@ -18,6 +18,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.allocation_gc import Garbage
+from controller.auditor import Auditing
 from controller.elector import Elector, Terms
 from controller.extender.endpoints import SERVICE
 from controller.extender.service import Listening
@@ -81,6 +82,17 @@ main.add_command(node)
     is_flag=True,
     help="Only log which stale allocations and locks would be removed. All the rest is done as ever.",
 )
+@_option(
+    "--enforce-audit",
+    is_flag=True,
+    help="Evict the newest pods beyond an enforced quota. Without it they are only told of.",
+)
+@_option(
+    "--audit-period",
+    default=int(Auditing().period),
+    type=click.IntRange(1, 86400),
+    help="Seconds for which a pod has to be beyond its quota before it is evicted, and after which it is tried again.",
+)
 @_option("--status-address", default="0.0.0.0:8080", metavar="HOST:PORT", help="/healthz, /readyz and /metrics.")
 @_option(
     "--ui-address",
@@ -105,6 +117,11 @@ main.add_command(node)
     metavar="IP:PORT",
     help=f"Where others reach the extender: written to the Endpoints of Service {SERVICE} while leading.",
 )
+@_option(
+    "--webhook-service",
+    default="vcuda-webhook",
+    help="Service in the system namespace whose certificate is watched; empty for none.",
+)
 @_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 def run(
     *,
@@ -120,11 +137,14 @@ def run(
     full_pass_seconds: int,
     allocation_timeout: int,
     dry_run: bool,
+    enforce_audit: bool,
+    audit_period: int,
     status_address: str,
     ui_address: str | None,
     extender_address: str | None,
     extender_cert_dir: Path | None,
     extender_advertise: str | None,
+    webhook_service: str,
     log_level: str,
 ) -> None:
     """Run the controller: any number of them, of which the one that holds the Lease acts.
@@ -136,6 +156,10 @@ def run(
     It also removes what vendors' schedulers have left behind: allocation annotations on pods that were never bound, are
     bound elsewhere or have ended, and HAMi's locks on nodes. Each removal is an Event on the object. A pod that is
     bound to the node it was allocated on is never touched before it has ended.
+
+    Pods that the quota would not let in (created before it was enforced, or while the webhook was down, or left when it
+    was lowered) are told by Events and metrics. With --enforce-audit the newest of them are evicted where the quota is
+    enforced, one at a time, as far as PodDisruptionBudgets allow it.
 
     With --extender-address the leader is an extender of kube-scheduler too, and takes gpu-admission's place: it chooses
     the node and the cards of every pod that asks for tencent.com/ or nvidia.com/vcuda-core, and writes them on the pod.
@@ -150,6 +174,8 @@ def run(
           shows who uses how much of which model to browsers on this machine; who stands by says who leads
       vcuda-controller run --dry-run --allocation-timeout 600
           leaves stale allocations where they are, and logs those older than ten minutes
+      vcuda-controller run --enforce-audit --audit-period 600
+          evicts pods that have been beyond their quota for ten minutes
       vcuda-controller run --extender-address 127.0.0.1:10443 --extender-cert-dir certs
           places pods for a kube-scheduler whose extender has urlPrefix https://127.0.0.1:10443/scheduler
 
@@ -181,7 +207,9 @@ def run(
         on_fault=_end,
         times=times,
         garbage=garbage,
+        auditing=Auditing(period=audit_period, enforce=enforce_audit),
         listening=listening,
+        webhook_service=webhook_service,
     )
     terms = Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"

@@ -11,9 +11,12 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.allocation_gc import AllocationGc, Garbage
+from controller.auditor import Auditing, Auditor
+from controller.certificate_watch import CertificateWatch
 from controller.due import DueQueue
+from controller.evictions import Evictor
 from controller.extender.service import Extender, Listening
-from controller.metrics import GarbageMetrics, SettleMetrics, UsageCollector
+from controller.metrics import AuditCollector, AuditMetrics, GarbageMetrics, SettleMetrics, UsageCollector
 from controller.namespace_labels import NamespaceLabels
 from controller.nudger import Nudger
 from controller.publisher import Publisher
@@ -43,7 +46,9 @@ class Leader:
         on_fault: Callable[[], None],
         times: Times | None = None,
         garbage: Garbage | None = None,
+        auditing: Auditing | None = None,
         listening: Listening | None = None,
+        webhook_service: str = "",
     ) -> None:
         self._on_fault = on_fault
         self._loops: list[threading.Thread] = []
@@ -73,6 +78,14 @@ class Leader:
         sweep = Reporting() if garbage.dry_run else Removing(kube, GarbageMetrics(registry))
         self.garbage = AllocationGc(kube, self.settler.pods, self.nodes, sweep, garbage.timeout)
         registry.register(UsageCollector(self.publisher.reports))
+        auditing, evictions = auditing or Auditing(), AuditMetrics(registry)
+        evictor = Evictor(kube, store, self.quota, self.nodes, evictions) if auditing.enforce else None
+        stored = self.settler.pods.pods
+        self.auditor = Auditor(kube, self.quota, self.nodes, stored, period=auditing.period, evictor=evictor)
+        registry.register(AuditCollector(self.auditor.counts))
+        self.certificates = CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
+        if self.certificates:
+            registry.register(self.certificates)
         self.extender: Extender | None = None
         if listening:
             pods, nodes = self.settler.pods, self.nodes
@@ -143,8 +156,11 @@ class Leader:
             ("nudge", self.nudger.run),
             ("garbage", self.garbage.run),
             ("unpinned", self.unpinned.run),
+            ("audit", self.auditor.run),
         ):
             self._spawn(name, loop)
+        if watch := self.certificates:
+            self._spawn("certificates", lambda: watch.run(self._stopping))
         if self.extender:
             self.extender.serve()
         self._quota_changed()
@@ -166,7 +182,7 @@ class Leader:
 
     def _queues(self) -> Iterator[Any]:
         yield from (self.settler.due, self.publisher.due, self.namespaces.due, self.nudger.due)
-        yield from (self.models_changed, self.unpinned.due, self.garbage.due)
+        yield from (self.models_changed, self.unpinned.due, self.garbage.due, self.auditor.due)
 
     def _quota_changed(self) -> None:
         self.settler.add_all()
@@ -192,3 +208,4 @@ class Leader:
         self.publisher.report(namespace, use)
         self.nudger.report(namespace, use)
         self.unpinned.report(namespace, use)
+        self.auditor.report(namespace, use)

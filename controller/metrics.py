@@ -53,6 +53,34 @@ class GarbageMetrics:
         self._removed.labels(scheme, rule).inc()
 
 
+class AuditMetrics:
+    """What became of the evictions of pods beyond their quota."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.evictions = Counter(
+            "vcuda_audit_evictions",
+            "Evictions of pods beyond their quota that were asked for, by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
+
+
+class AuditCollector(Collector):
+    """The pods that their quota would not let in, counted by namespace and finding (a pair of them each)."""
+
+    def __init__(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family."""
+        pods = GaugeMetricFamily(
+            "vcuda_audit_pods", "Pods that their quota would not let in.", labels=["namespace", "finding"]
+        )
+        for labels, count in self._counts().items():
+            pods.add_metric(labels, count)
+        return [pods]
+
+
 class UsageCollector(Collector):
     """Limits and usage by namespace and model, in hundredths of a card, as last reported."""
 

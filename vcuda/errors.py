@@ -9,6 +9,7 @@
     * Conflict          409: another writer was first, or the name is taken
     * Gone              410: the resourceVersion or continue token is too old
   * Unreachable         the API server did not answer, or answered that it cannot (5xx, 429)
+    * HeldByBudget      429 to an eviction: a PodDisruptionBudget does not allow it now
   * UnreadableLedger    a stored ledger is damaged
   * UnreadableJournal   the stored journal of placements is damaged
   * Deposed             another process leads
@@ -78,6 +79,14 @@ class Gone(ApiError):
 
 class Unreachable(VcudaError):
     """No usable answer: refused, reset, timed out, 429 or 5xx. Whether a write landed is not known."""
+
+
+class HeldByBudget(Unreachable):
+    """429 to an eviction: a PodDisruptionBudget does not allow it now; ``why`` is the API server's own sentence."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class UnreadableLedger(VcudaError):

@@ -22,7 +22,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     ``model`` is what its spec holds it to, or None; ``node`` is the node it is bound to, or empty. ``live``: it holds,
     or will hold, its cards; a terminating pod does too, until its containers have ended. ``allocation`` is what its
     scheduler and device plugin have written on it; None where that is nothing. ``holding`` are the cards that this
-    gives it by number. ``version`` is its resourceVersion.
+    gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted.
     """
 
     uid: str
@@ -36,6 +36,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     allocation: Allocation | None = None
     holding: Holding | None = None
     version: str = ""
+    terminating: bool = False
 
     def model_on(self, nodes: Nodes) -> str | None:
         """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
@@ -60,6 +61,7 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
         allocation=read_allocation(pod, request.schemes),
         holding=read_holding(pod),
         version=metadata.resource_version,
+        terminating=metadata.deletion_timestamp is not None,
     )
 
 

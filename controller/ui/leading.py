@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
+from controller.certificate_watch import Shown
 from controller.leader import Leader
 from controller.ui.capacity import CapacityWatch
 from controller.ui.event_watch import merged, refusal_watch, removal_watch
 from controller.ui.figures import rounded
 from controller.ui.page import UsagePage
-from controller.ui.source import ModelCards, PodRow, Refusal, Source
+from controller.ui.source import Certificate, Finding, ModelCards, PodRow, Refusal, Source
 from vcuda.charge import CORES_PER_CARD
 from vcuda.free_cards import Figures, by_model
 from vcuda.kube import Kube, Reflector
@@ -73,6 +74,8 @@ class LeaderSource:
             cluster=self._cluster,
             refusals=self._refused,
             removals=self._removals.newest,
+            certificates=self._certificates,
+            findings=self._found,
         )
 
     def _reflectors(self) -> Iterable[Reflector[Any]]:
@@ -90,6 +93,15 @@ class LeaderSource:
         fragmented = self._fragmented()
         return [msgspec.structs.replace(model, fragmented=fragmented.get(model.model)) for model in models]
 
+    def _found(self) -> Sequence[Finding]:
+        found = [(known.finding, known.at) for known in self._leader.auditor.findings()]
+        return [Finding(finding.pod.namespace, finding.pod.name, finding.message, at) for finding, at in found]
+
+    def _certificates(self) -> Sequence[Certificate] | None:
+        watch = self._leader.certificates
+        shown = watch.shown() if watch else None
+        return None if shown is None else [certificate_row(one) for one in shown]
+
     def _refused(self) -> Sequence[Refusal] | None:
         refusals = self._refusals.newest()
         return None if refusals is None else merged(refusals)
@@ -98,6 +110,12 @@ class LeaderSource:
 def fragmented(figures: Figures) -> Mapping[str, float]:
     """Return the cards of each model that are free only as shares of cards in use."""
     return {model: free.fragmented_cores / CORES_PER_CARD for model, free in by_model(figures, ()).items()}
+
+
+def certificate_row(shown: Shown) -> Certificate:
+    """Return what an endpoint of the webhook shows."""
+    end = f"{shown.end:%Y-%m-%dT%H:%M:%SZ}" if shown.end else ""
+    return Certificate(f"webhook at {shown.address}", end, shown.fault)
 
 
 def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nodes) -> Sequence[PodRow]:

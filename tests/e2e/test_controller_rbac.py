@@ -212,6 +212,7 @@ def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(
         ("delete", "nodes", "default", False),
         ("create", "events", "default", True),
         ("create", "events", "kube-system", True),
+        ("watch", "events", "default", True),
         ("patch", "events", "default", False),
     ],
 )

@@ -25,6 +25,31 @@ class Told(NamedTuple):
 
 
 TOLD = {
+    Posted("BeyondQuota", "Warning"): Told(
+        "a pod",
+        "The pod would not be let in by the quota as it is now: it does not fit beside the older ones that do, or its"
+        " model is not the namespace's. It was created before that, or while the webhook was not asked. Once for each"
+        " pod; not where the quota only audits.",
+        "Delete it or raise the limit. With `--enforce-audit` it is evicted, where the quota is enforced.",
+    ),
+    Posted("CertificateNotRenewed", "Warning"): Told(
+        "the webhook's Service",
+        "The certificate that an endpoint of the webhook shows has less than a third of its life left, and the daily"
+        " rotation, which should have renewed it, has had its chance. One Event a day and certificate.",
+        "`vcuda-certs status`, and the command that the message names.",
+    ),
+    Posted("EvictedOverQuota", "Warning"): Told(
+        "a pod",
+        "With `--enforce-audit`: it was beyond its quota for `--audit-period` seconds, as the message says, and has"
+        " been evicted.",
+        "Nothing. What its owner creates in its place is held to the quota.",
+    ),
+    Posted("EvictionPutOff", "Warning"): Told(
+        "a pod",
+        "With `--enforce-audit`: a PodDisruptionBudget does not allow its eviction now; it is tried again every"
+        " `--audit-period` seconds. Once for each pod.",
+        "Let the budget allow a disruption, or raise the limit.",
+    ),
     Posted("MalformedQuota", "Warning"): Told(
         "the quota ConfigMap",
         "A document that is malformed got in. The message names every fault and says that the last good one stays in"

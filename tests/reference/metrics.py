@@ -91,7 +91,16 @@ def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegi
 def _leader(kubeconfig: Path, listening: Listening | None) -> CollectorRegistry:
     registry = CollectorRegistry()
     kube = Kube.connect(kubeconfig)
-    Leader(kube, QuotaPlace(), "vcuda-quota", NodeLabels(), registry, on_fault=lambda: None, listening=listening)
+    Leader(
+        kube,
+        QuotaPlace(),
+        "vcuda-quota",
+        NodeLabels(),
+        registry,
+        on_fault=lambda: None,
+        listening=listening,
+        webhook_service="vcuda-webhook",
+    )
     return registry
 
 

@@ -6,9 +6,11 @@ import ast
 import dataclasses
 from collections.abc import Iterator, Mapping
 
+from controller.evictions import Outcome
 from tests.reference.markdown import code, table
 from tests.reference.others import removal_rules
 from tests.reference.sources import calls, imports_of
+from vcuda.audit import Kind
 from vcuda.kube.reflector import Counts
 from vcuda.schemes import SCHEMES
 from vcuda.vm_directories import EXPECTED, WHY
@@ -31,6 +33,17 @@ OUTCOMES = {
     "quota-accepted": "`/quota`: the document is good",
     "quota-refused": "`/quota`: it is malformed",
     "quota-deleted": "`/quota`: the ConfigMap goes",
+}
+FINDINGS = {
+    Kind.UNPINNED: "held to no model and on no node that has one, so no quota counts it",
+    Kind.NOT_ALLOWED: "on a model that is not the namespace's",
+    Kind.OVER_QUOTA: "does not fit beside the older pods that do",
+}
+EVICTIONS = {
+    Outcome.EVICTED: "the pod terminates",
+    Outcome.BUDGET: "a PodDisruptionBudget does not allow it now; it is tried again",
+    Outcome.GONE: "the pod has gone meanwhile",
+    Outcome.FAILED: "refused, or no answer; the log says why, and it is tried again",
 }
 INCIDENTS = {
     "lists": "complete lists",
@@ -68,6 +81,10 @@ def section() -> str:
         [
             _table("outcome", "vcuda_admissions_total, and the webhook's log", OUTCOMES),
             _table("scheme", "vcuda_admissions_total and vcuda_gc_annotations_total", schemes),
+            _table("finding", "vcuda_audit_pods", {kind: FINDINGS[kind] for kind in Kind}),
+            _table(
+                "outcome of an eviction", "vcuda_audit_evictions_total", {each: EVICTIONS[each] for each in Outcome}
+            ),
             _table("kind", "vcuda_watch_incidents_total", INCIDENTS),
             _table("rule", "vcuda_gc_annotations_total", removal_rules()),
             _table("reason", "vcuda_vm_directories_kept", reasons),

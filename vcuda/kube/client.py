@@ -17,7 +17,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException
 
 from vcuda import __version__
-from vcuda.errors import ApiError, BadInput, Conflict, Gone, NotFound, Unreachable, VcudaError
+from vcuda.errors import ApiError, BadInput, Conflict, Gone, HeldByBudget, NotFound, Unreachable, VcudaError
 from vcuda.kube.config import Load, loader
 from vcuda.kube.stream import Stream, read_body, transport
 from vcuda.kube.warnings import warnings_in
@@ -25,10 +25,26 @@ from vcuda.kube.warnings import warnings_in
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
+DISRUPTION_BUDGET = "DisruptionBudget"
+"""The cause of a 429 that a PodDisruptionBudget is behind (``policyv1.DisruptionBudgetCause``)."""
+
 Params = Mapping[str, str | int]
 """Query parameters by Kubernetes' own names."""
 
 _BY_STATUS: Mapping[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone}
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One of the causes that a Status may have."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class Details(msgspec.Struct, frozen=True):
+    """What a Status says besides its sentence."""
+
+    causes: tuple[Cause, ...] | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -36,6 +52,12 @@ class Status(msgspec.Struct, frozen=True):
 
     message: str = ""
     code: int = 0
+    details: Details | None = None
+
+    def cause(self, reason: str) -> Cause | None:
+        """Return its first cause of this reason."""
+        causes = (self.details and self.details.causes) or ()
+        return next((cause for cause in causes if cause.reason == reason), None)
 
 
 class Page(NamedTuple):
@@ -239,10 +261,13 @@ class Kube:
 def refusal(what: str, status: int, body: bytes) -> VcudaError:
     """Make the error for an answer that is none of 2xx, with the sentence of the Status in its body, if it is one."""
     try:
-        message = _STATUS.decode(body).message
+        told = _STATUS.decode(body)
     except msgspec.MsgspecError:
-        message = body[:200].decode(errors="replace").strip()
-    message = message or "no reason given"
+        told = Status(body[:200].decode(errors="replace").strip())
+    message = told.message or "no reason given"
+    budget = told.cause(DISRUPTION_BUDGET)
+    if status == HTTPStatus.TOO_MANY_REQUESTS and budget:
+        return HeldByBudget(f"{what}: {message} (HTTP {status})", budget.message or message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Unreachable(f"{what}: {message} (HTTP {status})")
     return _BY_STATUS.get(status, ApiError)(status, message)

@@ -89,13 +89,23 @@ class LedgerStore:
             Unreachable: no answer.
 
         """
+        version, stored = self.pods(namespace, timeout)
+        return StoredView(version, by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
+
+    def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
+        """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page.
+
+        Raises:
+            Unreachable: no answer.
+
+        """
         path, version = f"/api/v1/namespaces/{quote(namespace)}/pods", ""
         stored: list[StoredPod] = []
         for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
             pods = (read_stored(_POD.decode(item), self._nodes().keys) for item in page.items)
             stored.extend(pod for pod in pods if pod)
-        return StoredView(version, by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
+        return version, stored
 
     def write(self, namespace: str, ledger: Ledger, version: str | None, timeout: float = 10) -> Stored:
         """Replace the ledger read at ``version``, or create it where that is None; return it as stored.

@@ -20,6 +20,9 @@ MOST_FAULTS = 20
 """Faults of one document that are logged; an alias can repeat one without end."""
 
 
+_decode = msgspec.json.Decoder(ConfigMap).decode
+
+
 class QuotaPlace(msgspec.Struct, frozen=True):
     """Where the quota document is: a key of a ConfigMap."""
 
@@ -49,10 +52,9 @@ class QuotaWatch:
         self._quota: Quota | None = None
         self._faulty = False
         self._on_change = on_change
-        path = f"/api/v1/namespaces/{quote(place.namespace)}/configmaps"
-        params = {"fieldSelector": f"metadata.name={place.name}"}
-        decode = msgspec.json.Decoder(ConfigMap).decode
-        self.reflector = Reflector(kube, path, decode, params=params, on_event=self._on_event)
+        self._path = f"/api/v1/namespaces/{quote(place.namespace)}/configmaps"
+        self._params = {"fieldSelector": f"metadata.name={place.name}"}
+        self.reflector = Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
     def current(self) -> Quota | None:
         """Return the quota in force, or None until it has been read once. An absent ConfigMap limits nobody.
@@ -63,6 +65,18 @@ class QuotaWatch:
         if self._quota is None and self.reflector.synced.is_set() and not self._faulty:
             return self._nobody
         return self._quota
+
+    def stored_version(self) -> str:
+        """Return the resourceVersion of the document as etcd has it, by a consistent LIST; empty where there is none.
+
+        Raises:
+            Unreachable: no answer.
+
+        """
+        found = [
+            _decode(raw).metadata for page in self._kube.list_pages(self._path, self._params) for raw in page.items
+        ]
+        return next((metadata.resource_version for metadata in found if metadata.name == self._place.name), "")
 
     def is_valid(self) -> bool:
         """Return whether the document in the cluster is the one in force."""

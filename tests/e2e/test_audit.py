@@ -1,0 +1,229 @@
+"""Pods that the quota would not let in: told of, and evicted where that was asked for, on a real API server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from controller.evictions import Evictor, Outcome
+from controller.metrics import AuditMetrics
+from tests.builders import LABELS, MODEL
+from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.controller_process import ControllerProcess, await_committed, controlling, limited_team
+from tests.e2e.installation import POLL_SECONDS, SYSTEM_NAMESPACE, Installation, installed
+from tests.e2e.rest import Json
+from tests.e2e.rights import account_of, named_quota
+from tests.integration.reviews import card_pod
+from vcuda.audit import Finding, Kind
+from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch
+from vcuda.objects import Pod
+from vcuda.stored_pods import read_stored
+
+COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "enforce-audit"
+PERIOD = 2
+NODE = "audit-m40"
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """The API as the controller's ServiceAccount, with the right that the component adds."""
+    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
+        cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
+        yield account
+        cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """The webhook on the quota ConfigMap that the manifest names."""
+    with installed(cluster, tmp_path_factory.mktemp("audit"), quota=named_quota(cluster)) as installation:
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[str]:
+    """A node of M40."""
+    cluster.create_node(NODE, {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
+    yield NODE
+    cluster.delete_node(NODE)
+
+
+def team_of_three(cluster: Cluster, own: Installation, namespace: str) -> None:
+    """Three pods of a card each that run, created one second after the other."""
+    for name in ("a-oldest", "b-middle", "c-newest"):
+        start(cluster, namespace, name)
+    await_committed(own, namespace, M40=300)
+
+
+def start(cluster: Cluster, namespace: str, name: str) -> None:
+    """A pod of one card that runs; its name tells its age, where the second does not."""
+    pod = card_pod(name, namespace)
+    pod["metadata"]["labels"] = {"app": name}
+    cluster.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": namespace}}
+    target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+    cluster.rest.send("POST", path, {**binding, "target": target}).ok()
+    cluster.run_pod(namespace, name)
+
+
+def await_events(cluster: Cluster, namespace: str, reason: str, *names: str) -> list[Json]:
+    """The Events of this reason once each of these pods has one."""
+    return cluster.await_collection(
+        f"/api/v1/namespaces/{namespace}/events",
+        lambda events: {event["involvedObject"]["name"] for event in events} >= {*names},
+        fieldSelector=f"reason={reason}",
+    )
+
+
+def going(cluster: Cluster, namespace: str) -> set[str]:
+    """The names of the pods that terminate. No kubelet runs here, so they stay so, and hold their cards."""
+    return {pod["metadata"]["name"] for pod in cluster.pods(namespace) if "deletionTimestamp" in pod["metadata"]}
+
+
+def budget_of(namespace: str, app: str) -> Json:
+    """A PodDisruptionBudget that wants this one pod to stay."""
+    return {
+        "apiVersion": "policy/v1beta1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "stay", "namespace": namespace},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
+    }
+
+
+@pytest.mark.usefixtures("node")
+class TestByDefault:
+    """Without the flag."""
+
+    @pytest.fixture(scope="class")
+    def controller(self, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
+        """A leader that only tells, and would look again soon."""
+        with controlling(own, "--audit-period", str(PERIOD), kubeconfig=account.kubeconfig) as running:
+            yield running
+
+    def test_a_lowered_quota_has_the_newest_reported_and_not_evicted(
+        self, cluster: Cluster, own: Installation, controller: ControllerProcess
+    ) -> None:
+        with limited_team(own, {"quota": {"M40": 3}}) as namespace:
+            team_of_three(cluster, own, namespace)
+            own.quota.limit(**{namespace: {"quota": {"M40": 1}}})
+            events = await_events(cluster, namespace, "BeyondQuota", "b-middle", "c-newest")
+            assert {event["involvedObject"]["name"] for event in events} == {"b-middle", "c-newest"}
+            assert "used: 3 cards, limited: 1 card" in events[0]["message"]
+            assert controller.metric("vcuda_audit_pods", namespace=namespace, finding="over-quota") == 2
+            own.quota.limit(**{namespace: {"quota": {"P100": 1}}})
+            await_events(cluster, namespace, "BeyondQuota", "a-oldest", "b-middle", "c-newest")
+            assert controller.metric("vcuda_audit_pods", namespace=namespace, finding="not-allowed") == 3
+            assert going(cluster, namespace) == set()
+            assert controller.metric("vcuda_audit_evictions_total") is None
+
+    def test_a_pod_that_was_never_pinned_is_reported(
+        self, cluster: Cluster, own: Installation, controller: ControllerProcess
+    ) -> None:
+        """One waits, held to no model; one runs, counted by its node's model, and fits."""
+        with own.free_team() as namespace:
+            waiting = card_pod("waiting", namespace)
+            cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})
+            start(cluster, namespace, "runs")
+            with own.quota.limited(**{namespace: {"quota": {"M40": 1}}}):
+                await_events(cluster, namespace, "NotCounted", "waiting")
+                await_metric(controller, 1.0, namespace=namespace, finding="unpinned")
+                assert controller.metric("vcuda_audit_pods", namespace=namespace, finding="over-quota") is None
+            await_metric(controller, None, namespace=namespace)
+
+
+def await_metric(controller: ControllerProcess, value: float | None, **labels: str) -> None:
+    """Return once the gauge has this value; a few looks after the report that changes it."""
+    deadline = time.monotonic() + TIMEOUT
+    while (found := controller.metric("vcuda_audit_pods", **labels)) != value:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{labels}: {found}, not {value}, within {TIMEOUT:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+@pytest.mark.usefixtures("node")
+class TestEnforced:
+    """With the flag, and the rights of the manifests."""
+
+    @pytest.fixture(scope="class")
+    def controller(self, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
+        """A leader that evicts what has been beyond the quota for two seconds."""
+        flags = ("--enforce-audit", "--audit-period", str(PERIOD))
+        with controlling(own, *flags, kubeconfig=account.kubeconfig) as running:
+            yield running
+            assert "system:serviceaccount" not in running.output()
+
+    def test_the_newest_is_evicted_and_nobody_else_while_it_ends(
+        self, cluster: Cluster, own: Installation, controller: ControllerProcess
+    ) -> None:
+        with limited_team(own, {"quota": {"M40": 3}}) as namespace:
+            team_of_three(cluster, own, namespace)
+            own.quota.limit(**{namespace: {"quota": {"M40": 2}}})
+            [event] = await_events(cluster, namespace, "EvictedOverQuota", "c-newest")
+            assert "beyond GPU quota: M40" in event["message"]
+            assert going(cluster, namespace) == {"c-newest"}
+            own.quota.limit(**{namespace: {"quota": {"M40": 1}}})
+            await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
+            assert going(cluster, namespace) == {"b-middle", "c-newest"}
+            assert (controller.metric("vcuda_audit_evictions_total", outcome="evicted") or 0) >= 2
+
+    @pytest.mark.usefixtures("controller_manager")
+    def test_a_disruption_budget_is_respected_and_asked_again(
+        self, cluster: Cluster, own: Installation, controller: ControllerProcess
+    ) -> None:
+        """The one that it protects stays; the next newest, which it does not, goes."""
+        with limited_team(own, {"quota": {"M40": 3}}) as namespace:
+            team_of_three(cluster, own, namespace)
+            budget = budget_of(namespace, "c-newest")
+            cluster.create(budget)
+            path = cluster.path_of(budget)
+            cluster.await_object(path, "stay", lambda found: found.get("status", {}).get("currentHealthy") == 1)
+            own.quota.limit(**{namespace: {"quota": {"M40": 1}}})
+            [put_off] = await_events(cluster, namespace, "EvictionPutOff", "c-newest")
+            assert "PodDisruptionBudget" in put_off["message"]
+            await_events(cluster, namespace, "EvictedOverQuota", "b-middle")
+            assert going(cluster, namespace) == {"b-middle"}
+            assert controller.metric("vcuda_audit_evictions_total", outcome="budget")
+            cluster.rest.send("DELETE", f"{path}/stay").ok()
+            await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
+            assert going(cluster, namespace) == {"b-middle", "c-newest"}
+
+    def test_a_quota_that_warns_has_nobody_evicted(
+        self, cluster: Cluster, own: Installation, controller: ControllerProcess
+    ) -> None:
+        """While another namespace, limited at the same time, has; so there was time enough."""
+        with (
+            limited_team(own, {"quota": {"M40": 3}}) as warned,
+            limited_team(own, {"quota": {"M40": 3}}) as enforced,
+        ):
+            for namespace in (warned, enforced):
+                team_of_three(cluster, own, namespace)
+            lowered: Json = {"quota": {"M40": 1}}
+            own.quota.limit(**{warned: {**lowered, "mode": "warn"}, enforced: lowered})
+            await_events(cluster, enforced, "EvictedOverQuota", "b-middle", "c-newest")
+            await_events(cluster, warned, "BeyondQuota", "b-middle", "c-newest")
+            assert going(cluster, warned) == set()
+            assert controller.metric("vcuda_audit_pods", namespace=warned, finding="over-quota") == 2
+
+
+def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namespace: str) -> None:
+    """The API server refuses one whose name is another pod's by now."""
+    kube = Kube.connect(cluster.kubeconfig)
+    nodes, quota = NodeWatch(kube, LABELS), QuotaWatch(kube, QuotaPlace(), frozenset())
+    metrics = AuditMetrics(CollectorRegistry())
+    evictor = Evictor(kube, LedgerStore(kube, SYSTEM_NAMESPACE, nodes.current), quota, nodes, metrics)
+    created = cluster.create(card_pod("train", namespace))
+    stored = read_stored(msgspec.convert(created, Pod), LABELS)
+    assert stored
+    judged = Finding(Kind.OVER_QUOTA, msgspec.structs.replace(stored, uid="another"), "for the test", evictable=True)
+    with closing(kube):
+        assert evictor._evict(judged) == Outcome.GONE
+        assert [pod["metadata"]["uid"] for pod in cluster.pods(namespace)] == [stored.uid]
+        assert evictor._evict(msgspec.structs.replace(judged, pod=stored)) == Outcome.EVICTED
+    assert going(cluster, namespace) or not cluster.pods(namespace)

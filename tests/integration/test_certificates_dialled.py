@@ -1,0 +1,159 @@
+"""Who looks at what an endpoint serves: the rotation, and the controller's watch. Real TLS, and nothing is trusted."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from certs.authority import Signed, make_authority, make_leaf
+from certs.dialling import dial, dial_all
+from certs.files import serving_files, write_files
+from certs.names import DEVELOPMENT
+from controller.certificate_watch import REASON, CertificateWatch, Shown, is_late
+from tests.api_double import ApiDouble
+from tests.e2e.ports import free_ports
+from tests.integration.tls_echo import Echo, echoing
+
+NOW = datetime.now(UTC)
+AUTHORITY = make_authority(NOW)
+LEAF = make_leaf(AUTHORITY, DEVELOPMENT, NOW)
+CORE = "/api/v1/namespaces/vcuda-quota"
+DAY = timedelta(days=1)
+
+
+@contextmanager
+def serving(directory: Path, leaf: Signed = LEAF) -> Iterator[Echo]:
+    write_files(directory, serving_files(AUTHORITY, leaf))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+    with echoing(lambda: context) as server:
+        yield server
+
+
+def test_the_leaf_is_read_whoever_signed_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        found = dial(server.address, "anything.at.all")
+    assert (found.leaf, found.ready, found.fault) == (LEAF.certificate, True, "")
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:{port}", "256.256.256.256:1", "127.0.0.1:99999", "nonsense", "[::1]:{port}"]
+)
+def test_an_endpoint_that_cannot_be_asked_says_why(address: str) -> None:
+    found = dial(address.format(port=free_ports(1)[0]), "x", ready=False)
+    assert (found.leaf, found.ready) == (None, False)
+    assert found.fault.startswith("cannot be asked: ")
+
+
+def test_a_server_that_speaks_no_tls_or_says_nothing_is_given_up(tmp_path: Path) -> None:
+    """The connection is taken and nothing comes: a listener without anybody who accepts."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(tmp_path) as server:
+        silent = f"127.0.0.1:{listener.getsockname()[1]}"
+        found = dial_all([(silent, True), (server.address, True)], "x", timeout=2.0)
+    assert [(one.address, one.leaf) for one in found] == [(silent, None), (server.address, LEAF.certificate)]
+
+
+def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
+    """A watch of a Service with these endpoints."""
+    subsets = [
+        {
+            "addresses": [{"ip": host}],
+            "ports": [{"name": "https", "port": int(port)}, {"name": "metrics", "port": 1}],
+            "notReadyAddresses": [{"ip": "192.0.2.1"}],
+        }
+        for host, _, port in (address.rpartition(":") for address in addresses)
+    ]
+    api.store(f"{CORE}/endpoints/vcuda-webhook", {"subsets": subsets})
+    api.store(f"{CORE}/services/vcuda-webhook", {"metadata": {"uid": "u1"}})
+    return CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
+
+
+def events(api: ApiDouble) -> list[dict[str, object]]:
+    return [found for path, found in api.objects.items() if "/events/" in path]
+
+
+def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: Path) -> None:
+    api, registry = ApiDouble(), CollectorRegistry()
+    with serving(tmp_path) as server:
+        watch = watched(api, server.address, f"127.0.0.1:{free_ports(1)[0]}")
+        registry.register(watch)
+        watch.look(NOW)
+    name, labels = "vcuda_webhook_certificate_expiry_seconds", {"endpoint": server.address}
+    assert registry.get_sample_value(name, labels) == LEAF.expires.timestamp()
+    assert [bool(one.fault) for one in watch.shown() or ()] == [False, True]
+    assert events(api) == []
+
+
+@pytest.mark.parametrize(
+    ("days", "told"),
+    [
+        pytest.param(91, "has expired", id="expired"),
+        pytest.param(62, "has less than a third of its life left", id="a third left, and a rotation had its chance"),
+    ],
+)
+def test_a_leaf_that_no_rotation_has_renewed_is_told_once_a_day_on_the_service(
+    tmp_path: Path, days: int, told: str
+) -> None:
+    api = ApiDouble()
+    with serving(tmp_path) as server:
+        watch = watched(api, server.address, server.address)
+        for _ in range(2):
+            watch.look(NOW + days * DAY)
+        [event] = events(api)
+        watch.look(NOW + (days + 1) * DAY)
+    assert len(events(api)) == 2
+    assert event["reason"] == REASON
+    assert event["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "name": "vcuda-webhook",
+        "namespace": "vcuda-quota",
+        "uid": "u1",
+    }
+    assert told in str(event["message"])
+    assert "create job --from=cronjob/vcuda-certs" in str(event["message"])
+
+
+def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, stop, looks = ApiDouble(), threading.Event(), []
+    monkeypatch.setattr("controller.certificate_watch.INTERVAL", 0.0)
+    watch = CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
+
+    def counted(_method: str, _timeout: float, effect: object) -> bytes:
+        looks.append(effect)
+        if len(looks) == 3:
+            stop.set()
+        assert callable(effect)
+        return bytes(effect())
+
+    api.deliver = counted
+    with capture_logs() as lines:
+        watch.run(stop)
+    assert [line["reason"] for line in lines] == ["there is no such Service with endpoints"]
+    assert (len(looks), watch.shown()) == (3, ())
+
+
+@pytest.mark.parametrize(
+    ("left", "late"),
+    [
+        pytest.param(timedelta(days=31), False, id="not in its last third"),
+        pytest.param(timedelta(days=29), False, id="the daily rotation may be about to come"),
+        pytest.param(timedelta(days=28), True, id="it did not come"),
+        pytest.param(-DAY, True, id="expired"),
+    ],
+)
+def test_a_leaf_is_late_when_a_daily_rotation_had_its_chance(left: timedelta, late: bool) -> None:
+    assert is_late(Shown("x", "f", NOW + left - 90 * DAY, NOW + left), NOW) is late
+
+
+def test_an_endpoint_that_shows_nothing_is_not_late() -> None:
+    assert not is_late(Shown("x", fault="refused"), NOW)
