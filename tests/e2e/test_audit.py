@@ -102,7 +102,8 @@ class TestByDefault:
     """Without the flag."""
 
     @pytest.fixture(scope="class")
-    def controller(self, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
+    @classmethod
+    def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
         """A leader that only tells, and would look again soon."""
         with controlling(own, "--audit-period", str(PERIOD), kubeconfig=account.kubeconfig) as running:
             yield running
@@ -152,7 +153,8 @@ class TestEnforced:
     """With the flag, and the rights of the manifests."""
 
     @pytest.fixture(scope="class")
-    def controller(self, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
+    @classmethod
+    def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
         """A leader that evicts what has been beyond the quota for two seconds."""
         flags = ("--enforce-audit", "--audit-period", str(PERIOD))
         with controlling(own, *flags, kubeconfig=account.kubeconfig) as running:

@@ -12,9 +12,9 @@ from threading import Event, Thread
 class Echo:
     """Asks for the context once a connection, as gunicorn does, and sends back what it gets."""
 
-    def __init__(self, current: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, current: Callable[[], ssl.SSLContext], host: str) -> None:
         self._current = current
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         self.address = "{}:{}".format(*self._listener.getsockname())
         self._stopping = Event()
         self._threads: list[Thread] = []
@@ -58,9 +58,9 @@ class Echo:
 
 
 @contextmanager
-def echoing(current: Callable[[], ssl.SSLContext]) -> Iterator[Echo]:
+def echoing(current: Callable[[], ssl.SSLContext], host: str = "127.0.0.1") -> Iterator[Echo]:
     """A server that is closed at the end of the block."""
-    server = Echo(current)
+    server = Echo(current, host)
     try:
         yield server
     finally:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from pathlib import Path
 
+from certs.authority import make_authority, make_leaf
+from certs.files import serving_files, write_files
+from certs.names import DEVELOPMENT
+from controller.certificate_watch import REASON
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.controller_process import await_enforced
-from tests.e2e.installation import ledger_path
-from tests.e2e.manifests.system import NODE
+from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
+from tests.e2e.manifests.system import NODE, System
 from tests.e2e.quota_config_map import QuotaConfigMap
 from tests.e2e.rest import Json
+from tests.e2e.stage import CORE, SERVICE, own_address
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
 from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workloads
 from tests.integration.reviews import card_pod
+from tests.integration.tls_echo import echoing
 from tests.integration.webhook_process import WebhookProcess
 from vcuda.ledger_format import read_ledger
 from vcuda.schemes import GPU_MANAGER
@@ -126,3 +135,28 @@ def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> No
 def nodes_have_models(cluster: Cluster) -> None:
     """A node with cards, for the whole life."""
     cluster.create_node(NODE, {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
+
+
+def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
+    """By an Event on the Service, one of whose endpoints shows a leaf that has ended."""
+    with showing_an_old_leaf(system.directory / "old-leaf") as address:
+        host, _, port = address.rpartition(":")
+        metadata = {"name": SERVICE, "namespace": SYSTEM_NAMESPACE}
+        subsets = [{"addresses": [{"ip": host}], "ports": [{"name": "https", "port": int(port)}]}]
+        system.cluster.create({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets})
+        with system.controller():  # which looks as soon as it leads
+            system.cluster.await_collection(f"{CORE}/events", bool, fieldSelector=f"reason={REASON}")
+    system.cluster.rest.send("DELETE", f"{CORE}/endpoints/{SERVICE}").ok()
+
+
+@contextmanager
+def showing_an_old_leaf(directory: Path) -> Iterator[str]:
+    """The address of a server whose certificate ended ten days ago."""
+    long_ago = datetime.now(UTC) - timedelta(days=100)
+    authority = make_authority(long_ago)
+    directory.mkdir()
+    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, long_ago)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+    with echoing(lambda: context, own_address()) as server:
+        yield server.address

@@ -49,6 +49,7 @@ def live(system: System, plane: ControlPlane) -> None:
     """Run all parts, and have everything happen that they are for."""
     cluster = system.cluster
     scenes.nodes_have_models(cluster)
+    scenes.a_certificate_that_nobody_renewed_is_told(system)
     with system.serving(1) as [webhook], system.controller(**FASTER) as controller, system.node_agent() as agent:
         controller.await_synced()
         quota = scenes.quota_of(cluster, webhook)
