@@ -34,10 +34,11 @@ ROUNDS, SECONDS, CONNECTIONS, REPLICAS = 5, 2.0, 16, 3
 SPREADS = (1, 10)
 """Over how many namespaces the pods are spread."""
 
-NOTHING, QUOTA, IDLE, PINNING, ONE, THREE = (
+NOTHING, QUOTA, PLAIN, IDLE, PINNING, ONE, THREE = (
     "no webhook",
     "ResourceQuota",
-    "two webhooks that do nothing",
+    "two Flask webhooks that do nothing",
+    "the same on our server",
     "two webhooks that only pin",
     "ours, 1 replica",
     "ours, 3 replicas",
@@ -70,6 +71,7 @@ def arrangements() -> Sequence[Arrangement]:
         for name, short, replicas in (
             (NOTHING, "nothing", 1),
             (QUOTA, "quota", 1),
+            (PLAIN, "plain", 1),
             (IDLE, "idle", 1),
             (PINNING, "pinning", 1),
             (ONE, "one", 1),
@@ -161,6 +163,8 @@ def served(plane: Plane, arrangement: Arrangement) -> Iterator[Mapping[str, Sequ
     """The arrangement's webhooks by their path, running; none where it has none."""
     with ExitStack() as stack:
         urls: list[str] = []
+        if arrangement.name == PLAIN:
+            urls = [stack.enter_context(servers.plain(plane.certificates)).url]
         if arrangement.name in IDLE_SERVERS:
             urls = [stack.enter_context(servers.idle(plane.certificates, IDLE_SERVERS[arrangement.name])).url]
         if arrangement.name in (ONE, THREE):

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flask
+from gunicorn.app.base import BaseApplication
 
 from tests.builders import held_to
 from vcuda.logs import configure_batched
 from webhook.assembly import MakeService
 from webhook.server import Settings, WebhookServer
+from webhook.waiting import KEEP_ALIVE
 
 STARTED = 20.0
 """Seconds a server may take to listen."""
@@ -43,15 +45,45 @@ class IdleServer(WebhookServer):
 
     def load(self) -> Any:
         """Return the WSGI application."""
-        app = flask.Flask("idle", static_folder=None)
-        for path, view in (("/mutate", self.mutate), ("/validate", _allow)):
-            app.add_url_rule(path, path, view, methods=["POST"])
+        app = _idle_app(self.mutate)
         gc.freeze()
         return app
 
     def mutate(self) -> flask.Response:
         """Allow the pod as it is."""
         return _allow()
+
+
+class PlainServer(BaseApplication):
+    """A Flask webhook that does nothing as anybody would deploy it: gunicorn's own gthread worker, connections kept."""
+
+    def __init__(self, certificates: Path, announce: Callable[[str], None]) -> None:
+        self._certificates = certificates
+        self._announce = announce
+        super().__init__()
+
+    def load_config(self) -> None:
+        """As many threads as ours, and connections kept for longer than the API server keeps them."""
+        options = {
+            "bind": "127.0.0.1:0",
+            "workers": 1,
+            "worker_class": "gthread",
+            "threads": _settings(self._certificates).threads,
+            "keepalive": int(KEEP_ALIVE),
+            "certfile": str(self._certificates / "tls.crt"),
+            "keyfile": str(self._certificates / "tls.key"),
+            "post_worker_init": lambda worker: self._announce(
+                "https://{}:{}".format(*worker.sockets[0].getsockname()[:2])
+            ),
+            "control_socket_disable": True,
+            "loglevel": "warning",
+        }
+        for name, value in options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        """Return the WSGI application."""
+        return _idle_app(_allow)
 
 
 class PinningServer(IdleServer):
@@ -70,6 +102,14 @@ PINNED = base64.b64encode(
         ]
     ).encode()
 ).decode()
+
+
+def _idle_app(mutate: Callable[[], flask.Response]) -> flask.Flask:
+    """Allow everything at /validate, and answer /mutate by this."""
+    app = flask.Flask("idle", static_folder=None)
+    for path, view in (("/mutate", mutate), ("/validate", _allow)):
+        app.add_url_rule(path, path, view, methods=["POST"])
+    return app
 
 
 def _allow(**fields: str) -> flask.Response:
@@ -98,6 +138,17 @@ def idle(certificates: Path, kind: type[IdleServer] = IdleServer) -> Iterator[Se
 
     def serve(urls: Queue[str]) -> None:
         kind(_settings(certificates), never, urls.put).run()
+
+    with _running(serve) as server:
+        yield server
+
+
+@contextmanager
+def plain(certificates: Path) -> Iterator[Server]:
+    """The webhook that does nothing, on gunicorn as it comes."""
+
+    def serve(urls: Queue[str]) -> None:
+        PlainServer(certificates, urls.put).run()
 
     with _running(serve) as server:
         yield server

@@ -18,7 +18,7 @@ from tests.e2e.controller_process import (
     await_ledger,
     await_ledger_gone,
 )
-from tests.e2e.installation import Installation
+from tests.e2e.installation import Installation, ledger_path
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 
@@ -64,6 +64,16 @@ def test_a_pending_charge_becomes_committed_once_its_pod_is_seen_stored(
 ) -> None:
     cluster.create(card_pod("train", team, cards=2))
     await_committed(installation, team, M40=200)
+
+
+def test_the_api_server_keeps_no_notes_of_who_wrote_what_in_a_ledger(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Neither where the webhook has made it nor where the controller has written it since."""
+    cluster.create(card_pod("train", team))
+    assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
+    await_committed(installation, team, M40=100)
+    assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
