@@ -69,10 +69,11 @@ def test_a_pending_charge_becomes_committed_once_its_pod_is_seen_stored(
 def test_the_api_server_keeps_no_notes_of_who_wrote_what_in_a_ledger(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Neither where the webhook has made it nor where the controller has written it since."""
+    """From its first update on, whoever writes it."""
     cluster.create(card_pod("train", team))
-    assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
     await_committed(installation, team, M40=100)
+    assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
+    cluster.create(card_pod("second", team))
     assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
 
 
