@@ -55,9 +55,10 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
 
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
-"""Has the API server drop, at an update, what it notes of who set which field (Server-Side Apply, "Clearing managedFields").
+"""Has the API server drop, at an update, what it notes of who set which field.
 
-Nobody applies a ledger, and to keep the notes is a quarter of what the API server does for one of its writes.
+That is Server-Side Apply's "Clearing managedFields". Nobody applies a ledger, and to keep the notes is a quarter of
+what the API server does for one of its writes.
 """
 
 
