@@ -62,6 +62,7 @@ class Book:
         self._unused: dict[str, Cards | Reason] = {}
         self._cards: dict[str, Cards | Reason] = {}
         self._accounts: dict[str, _Account] = {}
+        self._promised: set[str] = set()
         self._on_node: dict[str, dict[str, tuple[Share, ...]]] = {}
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
@@ -119,7 +120,7 @@ class Book:
     def promises(self) -> tuple[Promise, ...]:
         """Return the placements that the watch has not shown yet."""
         with self._lock:
-            return tuple(promise for account in self._accounts.values() for promise in account.promises)
+            return tuple(promise for uid in self._promised for promise in self._accounts[uid].promises)
 
     def without(self, uid: str) -> Known:
         """Return the cards of all nodes as they would be without this pod: what it may be placed anew on."""
@@ -152,6 +153,10 @@ class Book:
             self._accounts.pop(uid, None)
         else:
             self._accounts[uid] = account
+        if account.promises:
+            self._promised.add(uid)
+        else:
+            self._promised.discard(uid)
         after = account.holdings()
         if before != after:
             for node in {holding.node for holding in (*before, *after)}:

@@ -21,7 +21,7 @@ import msgspec
 
 from controller.extender.book import Promise
 from vcuda.errors import Conflict, Deposed, NotFound, Unreachable, UnreadableJournal
-from vcuda.kube import Kube
+from vcuda.kube import NOT_TRACKED, Kube
 from vcuda.objects import UNDECODABLE, ConfigMap
 
 NAME = "gpu-placements"
@@ -129,6 +129,7 @@ class Journal:
             "name": NAME,
             "namespace": self._namespace,
             "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"},
+            "managedFields": NOT_TRACKED,
             **({"resourceVersion": version} if version is not None else {}),
         }
         data = {KEY: msgspec.json.encode(page).decode()}

@@ -32,7 +32,7 @@ from vcuda.allocate import Placement, packed
 from vcuda.cards import Cards
 from vcuda.demands import Wish, read_wish
 from vcuda.kube import Kube
-from vcuda.objects import Node, NodeStatus, ObjectMeta
+from vcuda.objects import Node, NodeStatus, ObjectMeta, Pod
 from vcuda.records import annotations_for
 from vcuda.stored_pods import read_stored
 from vcuda.tables import aligned
@@ -47,6 +47,12 @@ SHARE = {CORES: "25", MEMORY: "16"}
 WHOLE = {CORES: "100"}
 NOWHERE = {CORES: "800"}
 """A node's eight cards: there is none that nobody uses."""
+
+
+class Named(msgspec.Struct, rename="pascal"):
+    """Of a filter's request, the pod."""
+
+    pod: Pod
 
 
 class Taken(NamedTuple):
@@ -91,7 +97,10 @@ def placed(manifest: Json, node: str, book: Book) -> dict[str, str]:
 
 @contextmanager
 def extending(plane: Plane, book: Book) -> Iterator[Callable[[bytes], Taken]]:
-    """Call it with the body of a filter: what that takes until its answer is here, over one kept connection."""
+    """Call it with the body of a filter: what that takes until its answer is here, over one kept connection.
+
+    After it, outside of what is measured, the book is shown the pod as it is stored then.
+    """
     kube = Kube.connect(plane.cluster.kubeconfig)
     journal = Journal(kube, SYSTEM_NAMESPACE, "bench")
     journal.take()
@@ -112,6 +121,9 @@ def extending(plane: Plane, book: Book) -> Iterator[Callable[[bytes], Taken]]:
             error = json.loads(read)["Error"]
             assert answer.status == http.HTTPStatus.OK, read
             assert not error, error
+            name = msgspec.json.decode(body, type=Named).pod.metadata.name
+            stored = plane.cluster.rest.get(f"/api/v1/namespaces/default/pods/{name}")
+            book.pod_changed(None, read_stored(view(stored), LABELS))
             return taken
 
         yield call

@@ -8,7 +8,7 @@ from vcuda.kube.backoff import Backoff
 from vcuda.kube.cards_watch import CardsWatch
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params
 from vcuda.kube.events import Event, Subject, post_event
-from vcuda.kube.ledger_store import LedgerStore, NamedLedger, Stored, ledger_name
+from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.node_watch import NodeWatch
 from vcuda.kube.quota_watch import QuotaPlace, QuotaWatch
 from vcuda.kube.reflector import Counts, OnEvent, Reflector
@@ -18,6 +18,7 @@ from vcuda.kube.view import Key
 __all__ = [
     "JSON_PATCH",
     "MERGE_PATCH",
+    "NOT_TRACKED",
     "Backoff",
     "CardsWatch",
     "Counts",
