@@ -62,7 +62,7 @@ class Book:
         self._unused: dict[str, Cards | Reason] = {}
         self._cards: dict[str, Cards | Reason] = {}
         self._accounts: dict[str, _Account] = {}
-        self._promised: set[str] = set()
+        self._promised: dict[str, None] = {}
         self._on_node: dict[str, dict[str, tuple[Share, ...]]] = {}
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
@@ -154,9 +154,9 @@ class Book:
         else:
             self._accounts[uid] = account
         if account.promises:
-            self._promised.add(uid)
+            self._promised[uid] = None
         else:
-            self._promised.discard(uid)
+            self._promised.pop(uid, None)
         after = account.holdings()
         if before != after:
             for node in {holding.node for holding in (*before, *after)}:
