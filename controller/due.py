@@ -36,6 +36,15 @@ class DueQueue:
                 heapq.heappush(self._order, (at, next(self._number), name))
                 self._changed.notify()
 
+    def retry(self, name: str, delay: float) -> None:
+        """Let a name be due after ``delay`` seconds, and not before, whose last turn came to nothing.
+
+        That turn does not count for the spacing.
+        """
+        with self._changed:
+            self._served[name] = self._clock() + delay - self._spacing
+        self.add(name, delay)
+
     def holds(self, name: str) -> bool:
         """Return whether a name waits for its turn, or had one within the last two spacings."""
         with self._changed:

@@ -25,6 +25,11 @@ TRIES = 5
 """How often one settlement is tried when the replicas write first."""
 
 
+OVERTAKEN = 0.1
+"""Seconds after which a settlement that the replicas were ahead of every time, so that nothing was written, has another
+turn: while it waits charges pile up that their pods have made good."""
+
+
 class Times(msgspec.Struct, frozen=True):
     """Seconds.
 
@@ -83,7 +88,7 @@ class Settler:
             try:
                 self._settle(namespace)
             except Conflict:
-                self.due.add(namespace)
+                self.due.retry(namespace, OVERTAKEN)
             except VcudaError as error:
                 self._log.warning("not settled", namespace=namespace, error=str(error))
                 self.due.add(namespace, self._times.retry)

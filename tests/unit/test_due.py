@@ -98,6 +98,25 @@ def test_other_names_do_not_wait_for_it(queue: DueQueue) -> None:
     assert due_now(queue) == ["b"]
 
 
+def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before(
+    queue: DueQueue, clock: Clock
+) -> None:
+    """The next one counts for the spacing as ever."""
+    queue.add("a")
+    assert due_now(queue) == ["a"]
+    queue.retry("a", 2.0)
+    queue.add("a")
+    clock.now += 1.9
+    assert due_now(queue) == []
+    clock.now += 0.1
+    assert due_now(queue) == ["a"]
+    queue.add("a")
+    clock.now += SPACING - 0.1
+    assert due_now(queue) == []
+    clock.now += 0.1
+    assert due_now(queue) == ["a"]
+
+
 def test_an_event_after_a_turn_has_one_of_its_own(queue: DueQueue, clock: Clock) -> None:
     """What happens while a name is being served may not have been seen."""
     queue.add("a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from controller.due import DueQueue
 from controller.settler import TRIES
 from tests.api_double import ApiDouble, Effect, delivered
 from tests.replicas import Replica
@@ -17,10 +18,10 @@ GONE = Ledger({"M40": Charge(100, 0, 100)})
 
 
 @pytest.fixture
-def settling(api: ApiDouble, replica: Replica, monkeypatch: pytest.MonkeyPatch) -> Settling:
-    """Return a settler whose turns follow each other at once, and whose ledger is out of date."""
-    monkeypatch.setattr("controller.settler.SPACING", 0.0)
+def settling(api: ApiDouble, replica: Replica) -> Settling:
+    """Return a settler that has one turn, unless that came to nothing, and whose ledger is out of date."""
     settling = Settling(api, replica, GONE)
+    settling.settler.due = DueQueue(spacing=1000.0)
     settling.settler.due.add("team-a")
     return settling
 
