@@ -98,9 +98,7 @@ def test_other_names_do_not_wait_for_it(queue: DueQueue) -> None:
     assert due_now(queue) == ["b"]
 
 
-def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before(
-    queue: DueQueue, clock: Clock
-) -> None:
+def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before(queue: DueQueue, clock: Clock) -> None:
     """The next one counts for the spacing as ever."""
     queue.add("a")
     assert due_now(queue) == ["a"]
