@@ -149,6 +149,18 @@ def test_a_refused_pod_that_nobody_owns_leaves_no_trace_and_the_page_says_so(
     expect(opened.page.get_by_text("leaves no trace when it is refused")).to_be_visible()
 
 
+def test_a_pod_that_its_quota_would_not_let_in_any_more_shows_with_why(
+    cluster: Cluster, own: Installation, opened: Tab, team: str
+) -> None:
+    found = opened.page.get_by_role("region", name="Beyond their quota")
+    pod = card_pod("train", team, cards=2)
+    cluster.create({**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}})
+    own.quota.limit(**{team: {"quota": {"M40": 1}}})
+    expect(found).to_contain_text(f"beyond GPU quota: M40 in namespace {team}", timeout=SOON)
+    cluster.delete_pod(team, "train")
+    expect(found).not_to_contain_text(team, timeout=SOON)
+
+
 def test_who_stands_by_says_who_leads(browser: Browser, own: Installation, leader: ControllerProcess) -> None:
     with candidate(own, *FLAGS, "--identity", "second") as waiting:
         holder = leader.await_log("leading")["identity"]

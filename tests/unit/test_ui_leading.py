@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from controller.ui.leading import cluster_cards, fragmented, pod_rows
+from datetime import UTC, datetime
+
+import pytest
+
+from controller.certificate_watch import Shown
+from controller.ui.leading import certificate_row, cluster_cards, fragmented, pod_rows
 from controller.ui.page import UsagePage, standby_reason
-from controller.ui.source import ModelCards, PodRow
+from controller.ui.source import Certificate, ModelCards, PodRow
 from tests.builders import MODEL, nodes
 from tests.usage_samples import Sample, model_use, namespace_use
 from vcuda.charge import Charge
@@ -74,3 +79,22 @@ def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
 
 def test_nobody_may_lead() -> None:
     assert "nobody leads" in standby_reason("")
+
+
+@pytest.mark.parametrize(
+    ("shown", "row"),
+    [
+        pytest.param(
+            Shown("10.0.0.1:8443", "ab12", end=datetime(2026, 5, 29, 12, tzinfo=UTC)),
+            Certificate("webhook at 10.0.0.1:8443", "2026-05-29T12:00:00Z"),
+            id="one that was read",
+        ),
+        pytest.param(
+            Shown("10.0.0.2:8443", fault="timed out"),
+            Certificate("webhook at 10.0.0.2:8443", "", "timed out"),
+            id="one that could not be",
+        ),
+    ],
+)
+def test_a_certificate_is_shown_by_the_endpoint_that_shows_it(shown: Shown, row: Certificate) -> None:
+    assert certificate_row(shown) == row
