@@ -60,6 +60,7 @@ class World:
     lost: list[str] = field(default_factory=list)
     past: list[tuple[datetime, dict[str, Certificates]]] = field(default_factory=list)
     trusted: set[tuple[str, x509.Certificate]] = field(default_factory=set)
+    hopeless: frozenset[x509.Certificate] = frozenset()
     writes: int = 0
 
     def now(self) -> datetime:
@@ -121,17 +122,22 @@ class World:
                     self._look_at(name, pod, pod.leaf, recent)
 
     def _look_at(self, name: str, pod: Pod, leaf: x509.Certificate, recent: Sequence[dict[str, Certificates]]) -> None:
-        """Every view of the caBundle that an API server may still have is to trust what was once trusted."""
+        """Every view of the caBundle that an API server may still have is to trust what was once trusted.
+
+        Where a webhook works it is to trust every other leaf too, but not one that no caBundle trusted after damage.
+        """
         seen = {old[name] for old in recent if name in old}
         trust = [trusts(bundle, leaf, self.time) for bundle in seen]
         worked = any(key[0] == name for key in self.trusted)
         if all(trust):
             self.trusted.add((name, leaf))
-        elif is_valid(leaf, self.time) and ((name, leaf) in self.trusted or worked):
+        elif is_valid(leaf, self.time) and ((name, leaf) in self.trusted or (worked and leaf not in self.hopeless)):
             self.lost.append(f"{self.time}: {name} does not trust what {pod.address} serves")
 
     def forget_what_worked(self) -> None:
         """After damage done by hand nothing is owed that did not work any more."""
+        served = {pod.leaf for pod in self.pods} | {leaf for pod in self.pods for _, leaf in pod.coming}
+        self.hopeless = frozenset(leaf for leaf in served if leaf)
         self.trusted.clear()
         self.past.clear()
         self.lost.clear()

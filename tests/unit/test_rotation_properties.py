@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from certs.api import Conflicted
@@ -174,6 +174,13 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
     damages=st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3),
     deaths=st.lists(st.integers(0, 8), max_size=6),
     budget=budgets,
+)
+@example(
+    lags=[timedelta(), timedelta(seconds=1)],
+    progress=0,
+    damages=[lose_authorities, empty_bundles, restore_an_old_leaf],
+    deaths=[],
+    budget=timedelta(seconds=15),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take_trust_away(
