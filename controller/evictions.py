@@ -20,6 +20,10 @@ COMPONENT = "vcuda-controller"
 EVICTED = "EvictedOverQuota"
 PUT_OFF = "EvictionPutOff"
 
+EVICTION_TIMEOUT = 30.0
+"""How long an eviction may take, in seconds. The API server itself tries one that conflicts, as where the name is
+another pod's by now, 20 times and half a second apart, before it says so (``EvictionsRetry`` in Kubernetes)."""
+
 
 class Outcome(enum.StrEnum):
     """What became of an eviction: done, against a PodDisruptionBudget, of a pod that has gone meanwhile, or failed."""
@@ -110,7 +114,7 @@ class Evictor:
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         path = f"/api/v1/namespaces/{quote(pod.namespace)}/pods/{quote(pod.name)}/eviction"
-        self._kube.post(path, msgspec.json.encode(body))
+        self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT)
 
     def _version(self) -> str:
         """Return the version of Eviction that the API server takes, by discovery, as ``kubectl drain`` finds it.
