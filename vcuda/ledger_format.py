@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Iterator, Mapping
 
@@ -22,6 +23,9 @@ from vcuda.charge import Charge
 from vcuda.ledger import Ledger, Pending
 
 FORMAT = 2
+
+UIDS_REMEMBERED = 8192
+"""A pending uid is written again with every batch until it is settled; its two spellings are worked out once."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PACKED = 22
@@ -100,9 +104,9 @@ def _grouped(pending: Mapping[str, Pending]) -> dict[str, tuple[_Group, ...]]:
 
 
 def _group(charge: Charge, uids: list[str]) -> _Group:
-    packed = "".join(map(_pack, filter(_UUID.fullmatch, uids)))
-    others = tuple(uid for uid in uids if not _UUID.fullmatch(uid))
-    return _Group(charge.cores, charge.memory, charge.card_memory, packed, others)
+    packed = [_pack(uid) for uid in uids]
+    others = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
+    return _Group(charge.cores, charge.memory, charge.card_memory, "".join(packed), others)
 
 
 def _entries(pending: Mapping[str, tuple[_Group, ...]]) -> Iterator[tuple[str, Pending]]:
@@ -113,7 +117,11 @@ def _entries(pending: Mapping[str, tuple[_Group, ...]]) -> Iterator[tuple[str, P
                 yield uid, entry
 
 
+@functools.lru_cache(maxsize=UIDS_REMEMBERED)
 def _pack(uid: str) -> str:
+    """Return a uid as it is written, or nothing where it is no UUID."""
+    if not _UUID.fullmatch(uid):
+        return ""
     raw = bytes.fromhex(uid.replace("-", ""))
     return base64.urlsafe_b64encode(raw).decode().removesuffix(_PADDING)
 
@@ -121,10 +129,13 @@ def _pack(uid: str) -> str:
 def _unpack(packed: str) -> Iterator[str]:
     if len(packed) % _PACKED:
         raise ValueError(f"a text of packed uids has {len(packed)} characters, which are no multiple of {_PACKED}")
-    for start in range(0, len(packed), _PACKED):
-        part = packed[start : start + _PACKED]
-        try:
-            digits = base64.b64decode(part + _PADDING, altchars=b"-_", validate=True).hex()
-        except binascii.Error as error:
-            raise ValueError(f"{part!r} is no packed uid: {error}") from error
-        yield f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return (_unpack_one(packed[start : start + _PACKED]) for start in range(0, len(packed), _PACKED))
+
+
+@functools.lru_cache(maxsize=UIDS_REMEMBERED)
+def _unpack_one(text: str) -> str:
+    try:
+        digits = base64.b64decode(text + _PADDING, altchars=b"-_", validate=True).hex()
+    except binascii.Error as error:
+        raise ValueError(f"{text!r} is no packed uid: {error}") from error
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
