@@ -74,11 +74,12 @@ class Evictor:
         """Return the newest of these pods that is beyond the quota, by consistent reads.
 
         Where the quota in force is not the document that is stored, nobody is: one that was just raised has not come
-        yet, or it is malformed, and the last good one stays in force.
+        yet, or it is malformed, and the last good one stays in force. In a system namespace nobody is either: its pods
+        are created without asking us, so the next would stand in the place of each.
         """
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        if quota is None or limits is None:
+        if quota is None or limits is None or namespace in quota.system:
             return None
         _, pods = self._store.pods(namespace)
         if self._quota.stored_version() != quota.version:

@@ -95,7 +95,7 @@ class Publisher:
             if published:
                 self._withdraw(namespace)
             return
-        text = msgspec.json.format(msgspec.json.encode(use), indent=2).decode()
+        text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         if published and published.text == text:
             return
         try:

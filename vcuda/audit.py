@@ -29,7 +29,8 @@ class Kind(enum.StrEnum):
 class Finding(msgspec.Struct, frozen=True):
     """A pod that the quota would not let in, and why.
 
-    ``evictable``: the quota is enforced, and without the pod the namespace uses less of it.
+    ``evictable``: the quota is enforced, and without the pod the namespace uses less of it. A mirror pod is not: its
+    static pod runs on, and kubelet shows it anew, as the newest of all.
     """
 
     kind: Kind
@@ -70,7 +71,9 @@ def _found(namespace: str, quota: NamespaceQuota, model: str | None, held: Seque
     used = total(pod.charge for pod in held)
     for pod in _beyond(limit or NO_LIMIT, staying):
         message = _over(namespace, model, limit, used, pod) if limit else _not_allowed(namespace, model, quota)
-        yield Finding(kind, pod, message, evictable=quota.mode == Mode.ENFORCE)
+        if pod.mirror:
+            message += f"; it shows a static pod, which only its manifest on node {pod.node} can end"
+        yield Finding(kind, pod, message, evictable=quota.mode == Mode.ENFORCE and not pod.mirror)
 
 
 def _beyond(limit: Limit, pods: Sequence[StoredPod]) -> Iterator[StoredPod]:

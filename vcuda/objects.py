@@ -18,6 +18,10 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that hold no such view: not JSON, not UTF-8, of another shape, or nested too deep."""
 
 
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""Set by a kubelet on the pod that shows one of its static pods (pkg/kubelet/types); but anyone can write it."""
+
+
 class View(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A part of an object; unknown fields are skipped while decoding. A tree has no cycles, so none is looked for."""
 

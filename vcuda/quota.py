@@ -60,7 +60,8 @@ class Quota(msgspec.Struct, frozen=True):
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of namespace ``name``, None where it is not limited.
 
-        Its own entry always applies, to a system namespace too.
+        Its own entry always applies, to a system namespace too; but where the API server asks nobody about its pods,
+        as about those of kube-system, they are only counted.
         """
         own = self.namespaces.get(name)
         if own is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 from vcuda.allocations import Allocation, read_allocation
 from vcuda.charge import Charge
-from vcuda.objects import Pod
+from vcuda.objects import MIRROR_ANNOTATION, Pod
 from vcuda.placement import NodeLabels, Nodes, read_pin
 from vcuda.records import Holding, read_holding
 from vcuda.requests import asks_for_vcuda, read_request
@@ -22,7 +22,8 @@ class StoredPod(msgspec.Struct, frozen=True):
     ``model`` is what its spec holds it to, or None; ``node`` is the node it is bound to, or empty. ``live``: it holds,
     or will hold, its cards; a terminating pod does too, until its containers have ended. ``allocation`` is what its
     scheduler and device plugin have written on it; None where that is nothing. ``holding`` are the cards that this
-    gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted.
+    gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted. ``mirror``:
+    it shows a static pod, which runs whatever becomes of it here.
     """
 
     uid: str
@@ -37,6 +38,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     holding: Holding | None = None
     version: str = ""
     terminating: bool = False
+    mirror: bool = False
 
     def model_on(self, nodes: Nodes) -> str | None:
         """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
@@ -62,6 +64,7 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
         holding=read_holding(pod),
         version=metadata.resource_version,
         terminating=metadata.deletion_timestamp is not None,
+        mirror=MIRROR_ANNOTATION in pod.annotations,
     )
 
 

@@ -13,7 +13,7 @@ from vcuda.quota import NamespaceQuota
 from vcuda.stored_pods import StoredPod
 
 MOST_PODS = 100
-"""Pods named per model: the largest; the report stays small."""
+"""Pods named per model, the largest, and of those of no model: a published report stays small."""
 
 
 class PodUse(msgspec.Struct, frozen=True):
@@ -42,12 +42,21 @@ class ModelUse(msgspec.Struct, frozen=True):
 
 
 class NamespaceUse(msgspec.Struct, frozen=True):
-    """A namespace's report. ``unpinned`` names pods that hold no model by their spec and run on no known one."""
+    """A namespace's report. ``unpinned`` names pods that hold no model by their spec and run on no known one.
+
+    ``more_unpinned`` counts those that a `shortened` report leaves out.
+    """
 
     namespace: str
     mode: str
     models: tuple[ModelUse, ...]
     unpinned: tuple[str, ...] = ()
+    more_unpinned: int = 0
+
+    def shortened(self) -> NamespaceUse:
+        """Return the report as it is published: with few names."""
+        more = max(len(self.unpinned) - MOST_PODS, 0)
+        return msgspec.structs.replace(self, unpinned=self.unpinned[:MOST_PODS], more_unpinned=more)
 
 
 def report(
@@ -67,7 +76,7 @@ def report(
     usages = ledger.usages()
     models = dict.fromkeys([*quota.limits, *usages])
     used = tuple(_model(model, quota, usages, holders.get(model, [])) for model in models)
-    return NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)[:MOST_PODS]))
+    return NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)))
 
 
 def _model(model: str, quota: NamespaceQuota, usages: Mapping[str, Usage], holders: list[StoredPod]) -> ModelUse:

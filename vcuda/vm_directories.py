@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from vcuda.objects import MIRROR_ANNOTATION
 from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 
 # The API server makes random UUIDs (k8s.io/apiserver pkg/registry/rest/meta.go), kubelet the MD5 of a static pod's
@@ -28,7 +29,7 @@ TRASH = ".trash"
 MOVING = "moving"
 """Last part of the name of what was moved into the trash and has not been looked at since."""
 
-_MIRROR = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds a static uid
+_MIRROR = (MIRROR_ANNOTATION, "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds a static uid
 
 
 class Form(msgspec.Struct, frozen=True):

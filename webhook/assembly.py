@@ -51,7 +51,7 @@ class Cluster(msgspec.Struct, frozen=True):
         metrics = _metrics(certificate)
         store = LedgerStore(kube, self.system_namespace, nodes.current)
         ledgers = ClusterLedgers(store, LedgerMetrics(metrics.registry))
-        metrics.watch("vcuda_quota_config_valid", "1 while the document in the cluster is in force.", quota.is_valid)
+        metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(facts.reflectors()))
         facts.start()
         return Service(facts, ledgers, metrics, Gate(), structlog.get_logger(), self.place)

@@ -60,6 +60,9 @@ def _warnings(quota: Quota, facts: Facts | None, ledgers: Ledgers) -> Iterator[s
     if facts:
         for namespace, entry in entries.items():
             yield from _unknown_names(namespace, entry, facts)
+    system = facts.quota.system if facts else quota.system
+    for namespace in sorted(quota.namespaces.keys() & system):
+        yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
     for namespace, entry in quota.namespaces.items():
         if facts is None or facts.quota.namespaces.get(namespace) != entry:
             yield from _below_use(namespace, entry, ledgers)

@@ -9,13 +9,12 @@ import msgspec
 
 from vcuda.affinity import oversized
 from vcuda.errors import Fault
-from vcuda.objects import UNDECODABLE, Pod
+from vcuda.objects import MIRROR_ANNOTATION, UNDECODABLE, Pod
 from vcuda.quota import Mode, NamespaceQuota
 from vcuda.requests import PodRequest, asks_for_vcuda, read_request
 from vcuda.review import Answer, Request
 from webhook.facts import Facts
 
-MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 NODES_GROUP = "system:nodes"
 
 _PODS = msgspec.json.Decoder(Pod)

@@ -36,7 +36,9 @@ class SweepMetrics:
             registry=registry,
         )
         self._last = Gauge(
-            "vcuda_vm_last_complete_sweep_timestamp_seconds", "When the last complete sweep ended.", registry=registry
+            "vcuda_vm_last_complete_sweep_timestamp_seconds",
+            "When the last complete sweep ended; 0: none has.",
+            registry=registry,
         )
         for result in ("complete", "blocked", "unfinished", "failed"):
             self._sweeps.labels(result)

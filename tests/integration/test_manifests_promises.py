@@ -94,7 +94,8 @@ def test_the_node_agent_is_excepted_for_the_hosts_directories_and_being_root_and
     overlay: Path,
 ) -> None:
     spec = pod_spec(one(rendered(overlay), "DaemonSet", "vcuda-node"))
-    assert offences(spec) == {"hostPath", "runAsNonRoot", "runAsUser", "capabilities.add DAC_OVERRIDE"}
+    capabilities = {"capabilities.add DAC_OVERRIDE", "capabilities.add FOWNER"}
+    assert offences(spec) == {"hostPath", "runAsNonRoot", "runAsUser"} | capabilities
 
 
 @every_overlay

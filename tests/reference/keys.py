@@ -83,8 +83,9 @@ OURS = {
     ),
     "kubernetes.io/config.mirror": Told(
         "annotation of a mirror pod",
-        "read by the webhook and the node agent",
-        "A static pod is not charged: it runs already. Only where a kubelet asks; anyone can write the annotation.",
+        "read by all parts",
+        "A static pod is not charged when it is shown: it runs already. Only where a kubelet asks; anyone can write the "
+        "annotation. One that is beyond its quota is told of, and not evicted.",
     ),
     "kubernetes.io/config.hash": Told(
         "annotation of a mirror pod",

@@ -150,5 +150,7 @@ def _warnings() -> Iterator[Told]:
     yield Told(lowered, "Agree with the owners which pods go.")
     silent = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Silent()).warnings[0]
     yield Told(silent, "Compare by `kubectl gpuquota`.")
+    system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[0]
+    yield Told(system, "Leave the entry out, unless its usage is all that you want to see.")
     yield Told(_edited(_document(many)).warnings[-1], "Look at those that are named first.")
     yield Told(_edited({}, "DELETE").warnings[0], "Nothing, if that is meant; pods that run stay.")

@@ -156,6 +156,13 @@ def test_only_a_quota_that_enforces_has_pods_evicted_and_never_one_that_it_does_
     assert evictable == {Kind.OVER_QUOTA: enforced, Kind.NOT_ALLOWED: enforced, Kind.UNPINNED: False}
 
 
+def test_a_mirror_pod_is_told_of_and_not_evicted() -> None:
+    """Its static pod would run on, and be shown anew."""
+    finding = one(pod("static", 500, node="gpu-1", mirror=True))
+    assert not finding.evictable
+    assert finding.message.endswith("; it shows a static pod, which only its manifest on node gpu-1 can end")
+
+
 def pod_lists() -> st.SearchStrategy[list[StoredPod]]:
     """Pods of three models or none, of all ages, some finished, some terminating."""
     charges = st.builds(Charge, st.integers(0, 300), st.integers(0, 2000), st.integers(0, 300))

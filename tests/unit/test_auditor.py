@@ -81,12 +81,12 @@ class Cluster(ApiDouble):
 class Audited:
     """An auditor with a clock that stands still, and watches that see what is stored when they are told to."""
 
-    def __init__(self, api: Cluster, *, enforce: bool = True) -> None:
+    def __init__(self, api: Cluster, *, enforce: bool = True, system: frozenset[str] = frozenset()) -> None:
         self.api = api
         self.clock = Clock()
         self.pods: list[StoredPod] = []
         self.nodes = NodeWatch(api.kube, LABELS)
-        self.quota = QuotaWatch(api.kube, QuotaPlace(), frozenset())
+        self.quota = QuotaWatch(api.kube, QuotaPlace(), system)
         self.registry = CollectorRegistry()
         store = LedgerStore(api.kube, "vcuda-quota", self.nodes.current)
         evictor = Evictor(api.kube, store, self.quota, self.nodes, AuditMetrics(self.registry))
@@ -150,6 +150,14 @@ def test_each_pod_beyond_the_quota_is_told_once_and_counted(api: Cluster) -> Non
     [event] = [found for path, found in api.objects.items() if "/events/newest." in path]
     assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", "uid-newest")
     assert "beyond GPU quota: M40 in namespace team-a, used: 4 cards, limited: 2 cards" in event["message"]
+
+
+def test_in_a_system_namespace_pods_are_told_and_none_is_evicted(api: Cluster) -> None:
+    """Nobody is asked when one is created there, so the next would only come in its place."""
+    audited = Audited(api, system=frozenset({"team-a"}))
+    for _ in range(3):
+        audited.look(PERIOD)
+    assert (len(api.told()), api.evicted()) == (2, [])
 
 
 def test_what_is_mended_is_found_no_longer(api: Cluster) -> None:

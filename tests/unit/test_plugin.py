@@ -130,7 +130,7 @@ def test_as_data(cluster: Cluster, output: str, read: Any) -> None:
     cluster.publish("team-a", M40)
     absent: dict[str, Any] = {"memory_limit": None, "memory_used": None, "pods": [], "more_pods": 0}
     assert read(run("-n", "team-a", "-o", output).stdout) == [
-        {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], "unpinned": []}
+        {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], "unpinned": [], "more_unpinned": 0}
     ]
 
 

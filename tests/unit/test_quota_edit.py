@@ -205,6 +205,11 @@ def test_before_a_quota_is_in_force_use_is_compared_and_nodes_are_not() -> None:
     ]
 
 
+def test_a_system_namespace_with_a_quota_is_warned_of() -> None:
+    [told] = warnings("kube-system: {quota: {M40: 1}}")
+    assert told.startswith("kube-system: a system namespace; where nobody is asked about it, its pods count")
+
+
 def test_warnings_end_before_the_api_server_cuts_them_off() -> None:
     models = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
     told = warnings(f"team-a: {{quota: {{{models}}}}}")

@@ -49,6 +49,13 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
     assert (found.holding, found.version) == (Holding("gpu-1", (Share(1, 100, 0), Share(3, 100, 0))), "7")
 
 
+def test_a_pod_that_shows_a_static_one_is_known() -> None:
+    manifest = stored()
+    manifest["metadata"] |= {"annotations": {"kubernetes.io/config.mirror": "hash"}}
+    assert kept(manifest).mirror
+    assert not kept(stored()).mirror
+
+
 @pytest.mark.parametrize("limits", [{}, {"cpu": "1"}, {"nvidia.com/gpu": 0}])
 def test_a_pod_without_vcuda_is_not_kept(limits: dict[str, Any]) -> None:
     assert read_stored(view(stored(limits)), LABELS) is None

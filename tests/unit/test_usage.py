@@ -102,9 +102,12 @@ def test_a_pod_that_has_ended_holds_nothing(model: str | None) -> None:
     assert used(Ledger(), holder("a", model=model, live=False)) == used(Ledger())
 
 
-def test_the_report_stays_small() -> None:
+def test_a_published_report_stays_small_and_the_metrics_count_all() -> None:
     many = [holder(f"pod-{number:04}") for number in range(MOST_PODS + 7)]
     m40 = used(Ledger(), *many).models[0]
     assert (len(m40.pods), m40.more_pods, m40.pods[-1].name) == (MOST_PODS, 7, f"pod-{MOST_PODS - 1:04}")
     unpinned = [msgspec.structs.replace(pod, model=None) for pod in many]
-    assert len(used(Ledger(), *unpinned).unpinned) == MOST_PODS
+    whole = used(Ledger(), *unpinned)
+    published = whole.shortened()
+    assert (len(whole.unpinned), whole.more_unpinned) == (MOST_PODS + 7, 0)
+    assert (len(published.unpinned), published.more_unpinned) == (MOST_PODS, 7)

@@ -79,8 +79,8 @@ class QuotaWatch:
         return next((metadata.resource_version for metadata in found if metadata.name == self._place.name), "")
 
     def is_valid(self) -> bool:
-        """Return whether the document in the cluster is the one in force."""
-        return self.current() is not None and not self._faulty
+        """Return False while the document in the cluster is malformed: not the one in force, if any is."""
+        return not self._faulty
 
     def _on_event(self, _old: ConfigMap | None, new: ConfigMap | None) -> None:
         self._quota = self.current()
