@@ -84,8 +84,8 @@ OURS = {
     "kubernetes.io/config.mirror": Told(
         "annotation of a mirror pod",
         "read by all parts",
-        "A static pod is not charged when it is shown: it runs already. Only where a kubelet asks; anyone can write the "
-        "annotation. One that is beyond its quota is told of, and not evicted.",
+        "A static pod is not charged when it is shown: it runs already. Only where a kubelet asks; anyone can write "
+        "the annotation. One that is beyond its quota is told of, and not evicted.",
     ),
     "kubernetes.io/config.hash": Told(
         "annotation of a mirror pod",
