@@ -126,11 +126,14 @@ class Settler:
 
     def _settle(self, namespace: str) -> None:
         quota = self._quota.current()
-        if quota is None:
-            return
-        limits = quota.for_namespace(namespace)
         known = self.ledgers.get(self._store.key(namespace))
         stored = known.read() if known else None
+        if quota is None:
+            # Malformed since before this process began. The replicas may have the last good one, and go on charging.
+            if stored:
+                self._bring_up_to_date(namespace, stored)
+            return
+        limits = quota.for_namespace(namespace)
         if limits is None:
             self._on_report(namespace, None)
             if stored and stored.version:

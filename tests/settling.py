@@ -15,15 +15,18 @@ from tests.waiting import PATIENT
 from vcuda.kube import NodeWatch, QuotaPlace, QuotaWatch
 from vcuda.ledger import Ledger
 
+FOUR_M40 = json.dumps({"team-a": {"quota": {"M40": 4}}})
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 
 class Settling:
-    """A settler of namespace team-a, which may use four M40 and has this ledger and these pods."""
+    """A settler of namespace team-a, which by ``document`` may use four M40, and has this ledger and these pods."""
 
-    def __init__(self, api: ApiDouble, replica: Replica, ledger: Ledger, *pods: Manifest) -> None:
+    def __init__(
+        self, api: ApiDouble, replica: Replica, ledger: Ledger, *pods: Manifest, document: str = FOUR_M40
+    ) -> None:
         metadata = {"name": "gpuquota", "namespace": "kube-system"}
-        api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": {"quota": {"M40": 4}}})}})
+        api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
         replica.store.write("team-a", ledger, None)
         for pod in pods:
             home = {**pod["metadata"], "namespace": "team-a"}
@@ -53,6 +56,10 @@ class Settling:
     def run(self) -> None:
         """Settle what is due until one namespace is done; it ends with that for good."""
         self.settler.run()
+
+    def settle(self) -> None:
+        """Settle the namespace once, whatever is due."""
+        self.settler._settle("team-a")
 
     def _forget_due(self) -> None:
         """Let nothing be due: a name that is due last of all tells where that ends."""

@@ -7,8 +7,9 @@ nodeSelector holds beside every term, NotIn and DoesNotExist also match a node w
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -44,17 +45,9 @@ class Term(msgspec.Struct, frozen=True, gc=False):
             key == NAME_FIELD and _satisfiable(rs, None) for key, rs in _by_key(self.fields)
         )
 
-    def values(self, key: str) -> frozenset[str] | None:
-        """Return the values a node's label may have here, or None where they are not limited to a list."""
-        own = [requirement for requirement in self.labels if requirement.key == key]
-        listed = [frozenset(requirement.values or ()) for requirement in own if requirement.operator == "In"]
-        if not listed:
-            return None
-        return frozenset(v for v in frozenset.intersection(*listed) if all(holds(r, v) for r in own))
-
     def names(self) -> frozenset[str] | None:
         """Return the node names allowed here, or None where they are not limited to a list."""
-        return Term(labels=self.fields).values(NAME_FIELD)
+        return _listed([requirement for requirement in self.fields if requirement.key == NAME_FIELD])
 
 
 def terms_of(spec: PodSpec) -> tuple[Term, ...]:
@@ -104,12 +97,60 @@ def matches_nothing(term: NodeSelectorTerm) -> bool:
     return not term.match_expressions and not term.match_fields
 
 
-def limited_values(terms: tuple[Term, ...], key: str) -> frozenset[str] | None:
-    """Return every value a label may have under any of the terms, or None where one of them leaves it open."""
-    each = [term.values(key) for term in terms]
-    if None in each:
+def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
+    """Return every value that a label of the pod's node may have, or None where its node selection leaves it open.
+
+    It takes time in proportion to the size of the spec and no more: whoever may change a pod that is held back by a
+    scheduling gate may add requirements without end (KEP-3838), and what it is held to still has to be read.
+    """
+    selected = (spec.node_selector or {}).get(key)
+    everywhere = [] if selected is None else [Requirement(key, "In", (selected,))]
+    required = required_terms(spec)
+    if required is None:
+        return _listed(everywhere)
+    allowed: set[str] = set()
+    for term in required:
+        if matches_nothing(term):
+            continue
+        values = _listed(everywhere + [each for each in term.match_expressions or () if each.key == key])
+        if values is None:
+            return None
+        allowed |= values
+    return frozenset(allowed)
+
+
+def _listed(requirements: Sequence[Requirement]) -> frozenset[str] | None:
+    """Return the values that meet all requirements on one key, or None where they are not limited to a list."""
+    lists = [requirement.values or () for requirement in requirements if requirement.operator == "In"]
+    if not lists:
         return None
-    return frozenset[str]().union(*(values for values in each if values is not None))
+    excluded = (requirement.values or () for requirement in requirements if requirement.operator == "NotIn")
+    values = frozenset(lists[0]).intersection(*lists[1:]).difference(*excluded)
+    decisive = _decisive(requirements)
+    return frozenset(value for value in values if all(holds(requirement, value) for requirement in decisive))
+
+
+def _decisive(requirements: Iterable[Requirement]) -> Collection[Requirement]:
+    """Return the strictest requirement of each operator but ``In`` and ``NotIn`` with values: the others follow."""
+    strictest: dict[str, Requirement] = {}
+    for requirement in requirements:
+        if requirement.operator in ("In", "NotIn") and requirement.values:
+            continue
+        before = strictest.get(requirement.operator)
+        if before is None or _strictness(requirement) > _strictness(before):
+            strictest[requirement.operator] = requirement
+    return strictest.values()
+
+
+def _strictness(requirement: Requirement) -> float:
+    """Return a number that is larger the fewer values meet a requirement, among those of one operator."""
+    values = requirement.values or ()
+    if requirement.operator not in ("Gt", "Lt"):
+        return len(values)  # none meets Exists or DoesNotExist with values
+    bound = _integer(values[0]) if len(values) == 1 else None
+    if bound is None:
+        return math.inf
+    return bound if requirement.operator == "Gt" else -bound
 
 
 def holds(requirement: Requirement, value: str | None) -> bool:

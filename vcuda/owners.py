@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from vcuda.affinity import oversized
 from vcuda.charge import Charge
 from vcuda.objects import ObjectMeta, Pod, View
 from vcuda.placement import Nodes, find_candidates
@@ -148,6 +149,8 @@ def worth_a_try(
 
 def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, Room], nodes: Nodes) -> bool:
     """Take what its missing pods would, as far as it goes, from what is left; return whether one fits at all."""
+    if oversized(owner.spec.template.spec):
+        return False  # its pods would be refused for that, and to look at it could take minutes
     request = read_request(owner.spec.template)
     models = find_candidates(owner.spec.template, request.schemes, quota, nodes).models
     took = False

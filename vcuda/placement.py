@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from vcuda.affinity import Labels, Term, limited_values, oversized, terms_of
+from vcuda.affinity import Labels, Term, limited_values, terms_of
 from vcuda.charge import Charge, Shortage, Usage, cards, fits
 from vcuda.free_cards import Figures, FreeCards, by_model
 from vcuda.objects import Pod
@@ -176,14 +176,12 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_pin(pod: Pod, labels: NodeLabels) -> Pin:
-    """Return what nodeSelector and required node affinity hold the pod to: the part of a pod that nobody can edit.
+    """Return what nodeSelector and required node affinity hold the pod to.
 
-    One that is too large to be looked at counts as not held.
+    Nobody can edit this part of a stored pod; only, while a scheduling gate holds it back, add to it: that can hold it
+    to less, never to something else.
     """
-    if oversized(pod.spec):
-        return Pin(None, None)
-    terms = terms_of(pod.spec)
-    return Pin(limited_values(terms, labels.model), limited_values(terms, labels.pool))
+    return Pin(limited_values(pod.spec, labels.model), limited_values(pod.spec, labels.pool))
 
 
 def _unwanted(pod: Pod, schemes: tuple[Scheme, ...], model: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from vcuda.charge import CORES_PER_CARD, Charge
+from vcuda.charge import CORES_PER_CARD, Charge, total
 from vcuda.errors import Fault
 from vcuda.objects import Container, Pod, Quantity
 from vcuda.quantities import parse_whole
@@ -75,14 +75,19 @@ def read_request(pod: Pod) -> PodRequest:
     containers = tuple(pod.all_containers())
     asked = [read_container(path, container) for path, container in containers]
     requests = [request for request in asked if request]
-    charges = [request.charge if request else Charge() for request in asked]
+    schemes = _in_order(request.scheme for request in requests)
     faults = [fault for request in requests for fault in request.faults]
     return PodRequest(
-        charge=_effective_charge(containers, charges),
-        schemes=_in_order(request.scheme for request in requests),
+        charge=total(_effective_charge(containers, _charges(asked, scheme)) for scheme in schemes),
+        schemes=schemes,
         faults=(*faults, *_core_limit_faults(pod, requests)),
         warnings=tuple(warning for request in requests for warning in request.warnings),
     )
+
+
+def _charges(asked: Sequence[ContainerRequest | None], scheme: Scheme) -> list[Charge]:
+    """Return what each container asks for by one scheme: the scheduler sets only like resources against each other."""
+    return [request.charge if request and request.scheme is scheme else Charge() for request in asked]
 
 
 def _effective_charge(containers: Sequence[tuple[str, Container]], charges: Sequence[Charge]) -> Charge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -20,14 +21,23 @@ from webhook.ledgers import Ledgers
 MOST_WARNINGS = 20
 """An answer carries at most so many warnings; the API server cuts off what is over 4 KiB."""
 
+COMPARING = 1.0
+"""Seconds in which the limits are compared with what is in use. To read one ledger takes milliseconds, and a document
+may change thousands: past the API server's own timeout the edit would be refused, each time it is tried."""
+
 MOST_FAULTS = 100
 """A refusal names at most so many faults: an alias can repeat one without end."""
 
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 
 
-def check_edit(request: Request, place: QuotaPlace, facts: Facts | None, ledgers: Ledgers) -> Answer:
-    """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document."""
+def check_edit(
+    request: Request, place: QuotaPlace, facts: Facts | None, ledgers: Ledgers, comparing: float = COMPARING
+) -> Answer:
+    """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
+
+    ``comparing`` is for how many seconds its limits are compared with what is in use.
+    """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return Answer("ignored")
     if request.operation == "DELETE":
@@ -42,7 +52,7 @@ def check_edit(request: Request, place: QuotaPlace, facts: Facts | None, ledgers
         quota = parse_quota(document)
     except QuotaFault as fault:
         return _refused(fault.faults)
-    warnings = list(_warnings(quota, facts, ledgers))
+    warnings = list(_warnings(quota, facts, ledgers, time.monotonic() + comparing))
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return Answer("quota-accepted", warnings=warnings)
@@ -55,7 +65,7 @@ def _refused(faults: tuple[Fault, ...]) -> Answer:
     return Answer("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, shown)
 
 
-def _warnings(quota: Quota, facts: Facts | None, ledgers: Ledgers) -> Iterator[str]:
+def _warnings(quota: Quota, facts: Facts | None, ledgers: Ledgers, deadline: float) -> Iterator[str]:
     entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
     if facts:
         for namespace, entry in entries.items():
@@ -63,9 +73,13 @@ def _warnings(quota: Quota, facts: Facts | None, ledgers: Ledgers) -> Iterator[s
     system = facts.quota.system if facts else quota.system
     for namespace in sorted(quota.namespaces.keys() & system):
         yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
-    for namespace, entry in quota.namespaces.items():
-        if facts is None or facts.quota.namespaces.get(namespace) != entry:
-            yield from _below_use(namespace, entry, ledgers)
+    before = facts.quota.namespaces if facts else {}
+    changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
+    for done, (namespace, entry) in enumerate(changed):
+        if time.monotonic() >= deadline:
+            yield f"{len(changed) - done} of the namespaces were not compared with what is in use: they are too many"
+            return
+        yield from _below_use(namespace, entry, ledgers)
 
 
 def _unknown_names(namespace: str, entry: NamespaceQuota, facts: Facts) -> Iterator[str]:

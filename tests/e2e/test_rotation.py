@@ -29,6 +29,7 @@ def rotator(cluster: Cluster) -> Iterator[Path]:
         yield account.kubeconfig
 
 
+@pytest.mark.timeout(400)
 def test_a_whole_rotation_with_secrets_up_to_90_s_late_and_not_one_create_fails(
     cluster: Cluster, rotator: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ READS_BEFORE_A_WRITE = 5
 SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 
 
+@pytest.mark.timeout(400)
 def test_killed_after_every_request_in_turn_the_end_is_the_same_and_no_create_fails(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from vcuda.quota_syntax import MAX_DEPTH
 from vcuda.quota_text import MAX_ENTRIES, MAX_TEXT
 from vcuda.review import Answer, GroupVersionKind
 from webhook.ledgers import Ledgers, MemoryLedgers
-from webhook.quota_edit import MOST_FAULTS, MOST_WARNINGS, check_edit
+from webhook.quota_edit import COMPARING, MOST_FAULTS, MOST_WARNINGS, check_edit
 
 NODES = builders.nodes(one={MODEL: "M40", POOL: "public"})
 
@@ -102,7 +102,11 @@ def _fault(text: str) -> str:
 
 
 def _edited(
-    data: object, operation: str = "UPDATE", ledgers: Ledgers | None = None, limits: Mapping[str, Limit] | None = None
+    data: object,
+    operation: str = "UPDATE",
+    ledgers: Ledgers | None = None,
+    limits: Mapping[str, Limit] | None = None,
+    comparing: float = COMPARING,
 ) -> Answer:
     """The answer to an edit, of a quota of eight M40 unless told otherwise."""
     place = QuotaPlace()
@@ -110,7 +114,7 @@ def _edited(
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
     request = builders.review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
     facts = builders.facts(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
-    return check_edit(request, place, facts, ledgers or MemoryLedgers())
+    return check_edit(request, place, facts, ledgers or MemoryLedgers(), comparing)
 
 
 def _document(text: str) -> dict[str, str]:
@@ -150,6 +154,8 @@ def _warnings() -> Iterator[Told]:
     yield Told(lowered, "Agree with the owners which pods go.")
     silent = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Silent()).warnings[0]
     yield Told(silent, "Compare by `kubectl gpuquota`.")
+    late = _edited(_document("team-a: {quota: {M40: 2}}"), comparing=0.0).warnings[0]
+    yield Told(late, "Compare by `kubectl gpuquota -A`, once the edit is made.")
     system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[0]
     yield Told(system, "Leave the entry out, unless its usage is all that you want to see.")
     yield Told(_edited(_document(many)).warnings[-1], "Look at those that are named first.")

@@ -210,7 +210,7 @@ def test_limited_values_leave_out_no_value_of_a_matching_node(
 ) -> None:
     """What a pod is charged to rests on this: a node outside the limited values can never take it."""
     assume(may_run_on(pod, name, labels))
-    limited = limited_values(terms_of(spec_of(pod)), key)
+    limited = limited_values(spec_of(pod), key)
     assert limited is None or labels.get(key) in limited
 
 
@@ -232,6 +232,34 @@ def test_limited_values_leave_out_no_value_of_a_matching_node(
             required(term(requirement("m", "In", "a"), requirement("m", "DoesNotExist"))), frozenset(), id="impossible"
         ),
         pytest.param(
+            required(
+                term(
+                    requirement("m", "In", "7", "8", "9"), *(requirement("m", "Gt", bound) for bound in ("5", "7", "6"))
+                )
+            ),
+            {"8", "9"},
+            id="the-largest-lower-bound-counts",
+        ),
+        pytest.param(
+            required(
+                term(
+                    requirement("m", "In", "5", "6", "7"), *(requirement("m", "Lt", bound) for bound in ("8", "7", "9"))
+                )
+            ),
+            {"5", "6"},
+            id="the-smallest-upper-bound-counts",
+        ),
+        pytest.param(
+            required(term(requirement("m", "In", "7"), requirement("m", "Gt", "5"), requirement("m", "Gt", "x"))),
+            frozenset(),
+            id="a-bound-that-is-none-holds-for-nothing",
+        ),
+        pytest.param(
+            required(term(requirement("m", "In", "a"), requirement("m", "Exists"), requirement("m", "Exists", "a"))),
+            frozenset(),
+            id="exists-with-values-holds-for-nothing",
+        ),
+        pytest.param(
             required(term(requirement("m", "In", "7", "0000000000000000000000009"), requirement("m", "Gt", "5"))),
             {"7", "0000000000000000000000009"},
             id="both-numbers-are-greater",
@@ -250,7 +278,21 @@ def test_limited_values_leave_out_no_value_of_a_matching_node(
     ],
 )
 def test_the_values_that_a_label_is_limited_to(affinity: Manifest | None, limited: object) -> None:
-    assert limited_values(terms_of(spec_of(vcuda_pod(affinity=affinity))), "m") == limited
+    assert limited_values(spec_of(vcuda_pod(affinity=affinity)), "m") == limited
+
+
+def test_many_thousand_requirements_are_read_in_time_in_proportion_to_them() -> None:
+    """Who may change a gated pod writes them, and the leader reads each pod that is stored: squared, for minutes."""
+    many = range(20_000)
+    listed = requirement("m", "In", *(f"{number}" for number in many))
+    bounds = (requirement("m", "Gt", f"{number}") for number in many)
+    there = (requirement("m", "Exists") for _ in many)
+    terms = (term(requirement(f"x{number}", "Exists")) for number in many)
+    selector = {f"x{number}": "" for number in many} | {"m": "19999"}
+    alone = vcuda_pod(affinity=required(term(listed, *there, *bounds)))
+    beside = vcuda_pod(affinity=required(*terms), nodeSelector=selector)
+    assert limited_values(spec_of(alone), "m") == frozenset()
+    assert limited_values(spec_of(beside), "m") == {"19999"}
 
 
 @pytest.mark.parametrize(
@@ -264,7 +306,7 @@ def test_the_values_that_a_label_is_limited_to(affinity: Manifest | None, limite
 )
 def test_the_node_selector_holds_beside_every_term(affinity: Manifest | None, limited: object) -> None:
     pod = vcuda_pod(affinity=affinity, nodeSelector={"m": "a"})
-    assert limited_values(terms_of(spec_of(pod)), "m") == limited
+    assert limited_values(spec_of(pod), "m") == limited
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vcuda.quota import Limit, NamespaceQuota, Quota
 from vcuda.review import Answer, GroupVersionKind
 from webhook.facts import Facts
 from webhook.ledgers import MemoryLedgers
-from webhook.quota_edit import MOST_FAULTS, MOST_WARNINGS, check_edit
+from webhook.quota_edit import COMPARING, MOST_FAULTS, MOST_WARNINGS, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
@@ -40,13 +40,17 @@ class Used(MemoryLedgers):
 
 
 def edited(
-    document: str | None, facts: Facts | None = NOBODY, ledgers: MemoryLedgers | None = None, **fields: Any
+    document: str | None,
+    facts: Facts | None = NOBODY,
+    ledgers: MemoryLedgers | None = None,
+    comparing: float = COMPARING,
+    **fields: Any,
 ) -> Answer:
     """Return the answer to an edit that leaves this document."""
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
-    return check_edit(review(manifest, **given), PLACE, facts, ledgers or Used())
+    return check_edit(review(manifest, **given), PLACE, facts, ledgers or Used(), comparing)
 
 
 def warnings(document: str, facts: Facts | None = NOBODY, **used: Charge | VcudaError) -> list[str]:
@@ -208,6 +212,14 @@ def test_before_a_quota_is_in_force_use_is_compared_and_nodes_are_not() -> None:
 def test_a_system_namespace_with_a_quota_is_warned_of() -> None:
     [told] = warnings("kube-system: {quota: {M40: 1}}")
     assert told.startswith("kube-system: a system namespace; where nobody is asked about it, its pods count")
+
+
+def test_what_cannot_be_compared_in_time_is_told_and_the_edit_made() -> None:
+    """Each ledger is a call, and past the API server's timeout the document could never be stored."""
+    document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
+    answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)), comparing=0.0)
+    told = "2 of the namespaces were not compared with what is in use: they are too many"
+    assert answer == Answer("quota-accepted", warnings=[told])
 
 
 def test_warnings_end_before_the_api_server_cuts_them_off() -> None:

@@ -168,8 +168,8 @@ SMALL, LARGE = container(gpu_manager(10, 1)), container(gpu_manager(30, 4))
         ),
         pytest.param(
             pod(container({"nvidia.com/gpu": 2}), init=[container(gpu_manager(20, 2))]),
-            Charge(200, 512, 200),
-            id="two schemes, one of them in an init container",
+            Charge(220, 512, 200),
+            id="two schemes, one of them in an init container: no resource is set against another",
         ),
     ],
 )

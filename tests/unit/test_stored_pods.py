@@ -6,7 +6,21 @@ from typing import Any
 
 import pytest
 
-from tests.builders import LABELS, MODEL, ONE_CARD, Manifest, container, held_to, nodes, pod, sidecar, view
+from tests.builders import (
+    LABELS,
+    MODEL,
+    ONE_CARD,
+    Manifest,
+    container,
+    held_to,
+    nodes,
+    pod,
+    required,
+    requirement,
+    sidecar,
+    term,
+    view,
+)
 from vcuda.cards import Share
 from vcuda.charge import Charge
 from vcuda.placement import Nodes
@@ -47,6 +61,13 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
     manifest["metadata"] |= {"resourceVersion": "7", "annotations": {"tencent.com/predicate-gpu-idx-0": "1,3"}}
     found = kept(manifest)
     assert (found.holding, found.version) == (Holding("gpu-1", (Share(1, 100, 0), Share(3, 100, 0))), "7")
+
+
+def test_what_is_added_to_a_pod_behind_a_scheduling_gate_does_not_take_its_charge_away() -> None:
+    """Kubernetes lets requirements be added to it, as many as its owner likes (KEP-3838)."""
+    added = requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
+    gated = {"affinity": required(term(requirement(MODEL, "In", "M40"), added)), "schedulingGates": [{"name": "a/b"}]}
+    assert kept(stored(**gated)).model == "M40"
 
 
 def test_a_pod_that_shows_a_static_one_is_known() -> None:
