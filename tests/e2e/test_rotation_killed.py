@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from certs.pem import read_certificates
 from tests.e2e.cluster import Cluster
 from tests.e2e.fatal_proxy import Fatal
