@@ -66,8 +66,8 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
 def test_what_is_added_to_a_pod_behind_a_scheduling_gate_does_not_take_its_charge_away() -> None:
     """Kubernetes lets requirements be added to it, as many as its owner likes (KEP-3838)."""
     added = requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
-    gated = {"affinity": required(term(requirement(MODEL, "In", "M40"), added)), "schedulingGates": [{"name": "a/b"}]}
-    assert kept(stored(**gated)).model == "M40"
+    affinity = required(term(requirement(MODEL, "In", "M40"), added))
+    assert kept(stored(affinity=affinity, schedulingGates=[{"name": "a/b"}])).model == "M40"
 
 
 def test_a_pod_that_shows_a_static_one_is_known() -> None:
