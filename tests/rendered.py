@@ -22,6 +22,7 @@ EVERY = (BASE, *OVERLAYS)
 
 SYSTEM_NAMESPACE = "vcuda-quota"
 NODE_NAMESPACE = "vcuda-quota-node"
+IMAGE = "vcuda-quota"
 WORKLOADS = ("Deployment", "DaemonSet", "CronJob", "Job")
 
 
@@ -47,10 +48,14 @@ def rendered(directory: Path) -> list[Json]:
     return [found for found in yaml.safe_load_all(rendered_text(directory)) if found]
 
 
+def copied(directory: Path) -> Path:
+    """A copy of all manifests in ``directory``, to be edited."""
+    return Path(shutil.copytree(MANIFESTS, directory / "manifests"))
+
+
 def composed(directory: Path, components: Sequence[str]) -> Path:
     """A kustomization in ``directory`` of the base and these components together."""
-    target = directory / "manifests"
-    shutil.copytree(MANIFESTS, target)
+    target = copied(directory)
     both = {"resources": ["../base"], "components": [f"../components/{name}" for name in components]}
     (target / "both").mkdir()
     (target / "both" / "kustomization.yaml").write_text(json.dumps(both))
@@ -82,8 +87,8 @@ def pod_specs(objects: Sequence[Json]) -> Iterator[tuple[Json, Json]]:
 
 
 def ours(objects: Sequence[Json]) -> list[Json]:
-    """The objects that make pods of our own image."""
-    return [found for found, _ in pod_specs(objects) if container(found)["image"].startswith("vcuda-quota:")]
+    """The objects that make pods of our own image, whatever its tag."""
+    return [found for found, _ in pod_specs(objects) if container(found)["image"].partition(":")[0] == IMAGE]
 
 
 def pod_spec(workload: Json) -> Json:
