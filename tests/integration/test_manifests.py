@@ -29,6 +29,12 @@ FIRST = {"match-conditions": "1.28"}
 NO_SCHEMA = ("cert-manager.io/", "monitoring.coreos.com/")
 """The groups of kinds that others install, which are in no release."""
 
+PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
+"""The label by which docs/operations.md looks for what an uninstall left."""
+
+OPTIONS = {"enforce-audit", "node-host-pid"}
+"""The components that have no overlay."""
+
 FLOW_CONTROL = {"FlowSchema/vcuda-quota", "PriorityLevelConfiguration/vcuda-quota"}
 
 TOGETHER = ("match-conditions", "cert-manager", "hami", "node-host-pid", "prometheus")
@@ -101,4 +107,19 @@ def test_components_in_any_order_make_the_same(tmp_path: Path) -> None:
 
 def test_every_component_has_an_overlay_or_is_an_option_of_one() -> None:
     components = {found.parent.name for found in MANIFESTS.glob("components/*/kustomization.yaml")}
-    assert components - {overlay.name for overlay in EVERY} == {"enforce-audit", "node-host-pid"}
+    assert components - {overlay.name for overlay in EVERY} == OPTIONS
+
+
+@pytest.mark.parametrize("overlay", EVERY, ids=named)
+def test_every_object_has_the_label_that_an_uninstall_is_checked_by(overlay: Path) -> None:
+    assert unlabelled(rendered(overlay)) == set()
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS))
+def test_every_object_of_an_option_has_that_label_too(tmp_path: Path, option: str) -> None:
+    assert unlabelled(rendered(composed(tmp_path, [option]))) == set()
+
+
+def unlabelled(objects: Sequence[Json]) -> set[str]:
+    """The objects without the label."""
+    return {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()}
