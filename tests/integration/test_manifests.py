@@ -15,7 +15,7 @@ from kubernetes_validate.utils import (  # type: ignore[import-untyped]  # has n
     major_minor,
 )
 
-from tests.rendered import EVERY, MANIFESTS, Json, composed, label, rendered
+from tests.rendered import EVERY, MANIFESTS, Json, composed, container, label, ours, pod_spec, rendered
 
 VERSIONS = [major_minor(version) for version in all_versions()]
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
@@ -37,7 +37,17 @@ OPTIONS = {"enforce-audit", "node-host-pid"}
 
 FLOW_CONTROL = {"FlowSchema/vcuda-quota", "PriorityLevelConfiguration/vcuda-quota"}
 
-TOGETHER = ("match-conditions", "cert-manager", "hami", "node-host-pid", "prometheus")
+OF_1_20 = {
+    "CronJob": "batch/v1beta1",
+    "FlowSchema": "flowcontrol.apiserver.k8s.io/v1beta1",
+    "PodDisruptionBudget": "policy/v1beta1",
+    "PriorityLevelConfiguration": "flowcontrol.apiserver.k8s.io/v1beta1",
+}
+"""The kinds whose versions in the base are newer than 1.20, with those that it has."""
+
+BESIDE_ANY = ("match-conditions", "cert-manager", "enforce-audit", "node-host-pid", "prometheus")
+TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", "gpu-manager", *BESIDE_ANY)}
+"""All components that go together: HAMi has a scheduler of its own, and directories of its own."""
 
 
 @functools.cache
@@ -83,26 +93,55 @@ def test_the_overlay_for_1_20_has_older_versions_of_four_kinds_and_is_the_base_i
             changed[each["kind"]] = each["apiVersion"]
     assert base == {}
     assert changed == {
-        "CronJob": "batch/v1beta1",
-        "FlowSchema": "flowcontrol.apiserver.k8s.io/v1beta1",
-        "PodDisruptionBudget": "policy/v1beta1",
-        "PriorityLevelConfiguration": "flowcontrol.apiserver.k8s.io/v1beta1",
+        **OF_1_20,
         "MutatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
         "ValidatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
     }
 
 
-@pytest.mark.parametrize("order", [TOGETHER, TOGETHER[::-1]], ids=["one-way", "the-other-way"])
-def test_components_go_together_in_any_order(tmp_path: Path, order: tuple[str, ...]) -> None:
-    assert unknown(rendered(composed(tmp_path, order)), NEWEST) == set()
+every_choice = pytest.mark.parametrize("chosen", TOGETHER.values(), ids=TOGETHER)
 
 
-def test_components_in_any_order_make_the_same(tmp_path: Path) -> None:
+@every_choice
+@pytest.mark.parametrize("step", [1, -1], ids=["one-way", "the-other-way"])
+def test_components_go_together_in_any_order(tmp_path: Path, chosen: tuple[str, ...], step: int) -> None:
+    objects = rendered(composed(tmp_path, chosen[::step]))
+    assert unknown(objects, NEWEST) == set()
+    for workload in ours(objects):
+        names = [flag.partition("=")[0] for flag in container(workload)["args"]]
+        assert len(names) == len(set(names)), label(workload)
+
+
+@every_choice
+def test_components_in_any_order_make_the_same(tmp_path: Path, chosen: tuple[str, ...]) -> None:
+    """But for the order of flags."""
+
     def sorted_objects(order: Sequence[str], directory: str) -> list[Json]:
         objects = rendered(composed(tmp_path / directory, order))
+        for workload in ours(objects):
+            pod_spec(workload)["containers"][0]["args"].sort()
         return sorted(objects, key=lambda each: (label(each), each["metadata"].get("namespace", "")))
 
-    assert sorted_objects(TOGETHER, "one") == sorted_objects(TOGETHER[::-1], "other")
+    assert sorted_objects(chosen, "one") == sorted_objects(chosen[::-1], "other")
+
+
+@every_choice
+def test_before_the_component_for_1_20_all_others_are_made_fit_for_it_too(
+    tmp_path: Path, chosen: tuple[str, ...]
+) -> None:
+    objects = rendered(composed(tmp_path, (*chosen, "kubernetes-1.20")))
+    found = {(each["kind"], each["apiVersion"]) for each in objects if each["kind"] in OF_1_20}
+    assert found
+    assert found <= OF_1_20.items()
+
+
+@every_choice
+@pytest.mark.parametrize("version", VERSIONS[: VERSIONS.index(LAST["kubernetes-1.25"]) + 1])
+def test_before_the_component_for_1_25_all_others_are_made_fit_for_it_too(
+    tmp_path: Path, chosen: tuple[str, ...], version: str
+) -> None:
+    fit = [each for each in chosen if FIRST.get(each, version) <= version]
+    assert unknown(rendered(composed(tmp_path, (*fit, "kubernetes-1.25"))), version) == set()
 
 
 def test_every_component_has_an_overlay_or_is_an_option_of_one() -> None:
