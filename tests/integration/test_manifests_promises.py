@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from certs.cli import main as certs_cli
 from certs.names import service_names
@@ -276,6 +277,21 @@ def test_with_cert_manager_nothing_of_our_own_rotation_is_left() -> None:
     assert certificate["spec"]["dnsNames"] == list(service_names("vcuda-webhook", SYSTEM_NAMESPACE).dns)
     injected = f"{SYSTEM_NAMESPACE}/{certificate['metadata']['name']}"
     assert annotations_of_configurations(objects) == [{"cert-manager.io/inject-ca-from": injected}] * 2
+
+
+def test_the_second_scheduler_may_hold_the_lease_that_its_configuration_names() -> None:
+    """A name that a generated ConfigMap has too would be given that one's hash in the rule."""
+    [directory] = [each for each in EVERY if each.name == "scheduler"]
+    objects = rendered(directory)
+    [config] = [
+        each["data"]["scheduler-config.yaml"] for each in objects if "scheduler-config.yaml" in each.get("data", {})
+    ]
+    election = yaml.safe_load(config)["leaderElection"]
+    role = one(objects, "Role", "vcuda-scheduler")
+    assert role["metadata"]["namespace"] == election["resourceNamespace"]
+    assert {"verbs": ["get", "update"], "resourceNames": [election["resourceName"]]}.items() <= role["rules"][
+        -1
+    ].items()
 
 
 def annotations_of_configurations(objects: Sequence[Json]) -> list[Json]:
