@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sysconfig
 import uuid
@@ -12,27 +13,39 @@ from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 
+import yaml
+
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import ControllerProcess, drop_lease
+from tests.e2e.component import Component
+from tests.e2e.controller_process import LEASES, ControllerProcess, drop_lease
 from tests.e2e.installation import SYSTEM_NAMESPACE, poll
 from tests.e2e.manifests.addresses import apply, reachable
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.manifests.workload import account_of, command_of, mount_secret
+from tests.e2e.ports import free_ports
 from tests.e2e.rest import Json
+from tests.e2e.second_scheduler import NAME as SCHEDULER
+from tests.e2e.second_scheduler import config_file, scheduling
+from tests.e2e.stage import CORE, own_address
 from tests.integration.webhook_process import WebhookProcess
 from tests.processes import OwnProcess
-from tests.rendered import one, rendered
+from tests.rendered import label, one, pod_spec, rendered
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-COMPONENTS = ("kubernetes-1.20",)
+OLD = "kubernetes-1.20"
 NODE = "gpu-1"
+EXTENDER = "vcuda-extender"
 LEFT_BEHIND = (
-    f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-ca",
-    f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-tls",
+    f"{CORE}/secrets/vcuda-webhook-ca",
+    f"{CORE}/secrets/vcuda-webhook-tls",
+    f"{CORE}/secrets/{EXTENDER}-ca",
+    f"{CORE}/secrets/{EXTENDER}-tls",
+    f"{CORE}/endpoints/{EXTENDER}",
+    f"{LEASES}/{SCHEDULER}",
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vcuda-quota",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
 )
-"""What has certificates of an earlier system in it."""
+"""What has certificates of an earlier system in it, or says where one was served and who led."""
 
 
 class NodeAgent(OwnProcess):
@@ -62,9 +75,9 @@ class System:
         """One of them."""
         return one(self.objects, kind, name)
 
-    def rotate(self, **flags: str) -> subprocess.CompletedProcess[str]:
+    def rotate(self, name: str = "vcuda-certs-first", **flags: str) -> subprocess.CompletedProcess[str]:
         """Run the Job that makes the first certificates; the flags are added to its own."""
-        job = self.workload("Job", "vcuda-certs-first")
+        job = self.workload("Job", name)
         changed: dict[str, str | Path] = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
         changed["--kubeconfig"] = account_of(self.cluster, job)
         command = command_of(job, changed)
@@ -105,6 +118,7 @@ class System:
             "--status-address": "127.0.0.1:0",
             "--ui-address": "127.0.0.1:0",
             "--kubeconfig": account_of(self.cluster, deployment),
+            **self._extender_flags(deployment),
             **{f"--{name.replace('_', '-')}": value for name, value in flags.items()},
         }
         program, command, *rest = command_of(deployment, changed)
@@ -116,6 +130,44 @@ class System:
                 assert process.terminate() == 0, process.output()
         finally:
             process.kill()
+
+    def _extender_flags(self, deployment: Json) -> dict[str, str | Path]:
+        """Where the extender is to listen, with its certificates mounted; nothing where the manifests have none."""
+        if "volumes" not in pod_spec(deployment):
+            return {}
+        address = f"{own_address()}:{free_ports(1)[0]}"
+        certificates = self.mount_extender_certificates()
+        where: dict[str, str | Path] = {"--extender-address": address, "--extender-advertise": address}
+        return {**where, "--extender-cert-dir": certificates}
+
+    def mount_extender_certificates(self) -> Path:
+        """Write the extender's certificates, as they are now, to where it reads them."""
+        certificates = self.directory / "extender-certificates"
+        mount_secret(self.cluster, self.workload("Deployment", "vcuda-controller"), certificates)
+        return certificates
+
+    @contextmanager
+    def scheduler(self, extender: str) -> Iterator[Component]:
+        """The second scheduler, which leads by its Lease and asks the extender at this address (IP:PORT)."""
+        deployment = self.workload("Deployment", SCHEDULER)
+        account = account_of(self.cluster, deployment)
+        mounted = self.directory / "scheduler"
+        mount_secret(self.cluster, deployment, mounted)
+        file = config_file(self.cluster.control_plane, f"https://{extender}", mounted / "ca.crt", mounted)
+        config = json.loads(file.read_text())
+        config["clientConnection"]["kubeconfig"] = str(account)
+        config["leaderElection"] = self._scheduler_config()["leaderElection"]
+        config["extenders"][0]["tlsConfig"]["serverName"] = f"{EXTENDER}.{SYSTEM_NAMESPACE}.svc"
+        file.write_text(json.dumps(config))
+        flags = ("config", file), ("authentication-kubeconfig", account), ("authorization-kubeconfig", account)
+        with scheduling(self.cluster.control_plane, *(f"--{name}={value}" for name, value in flags)) as running:
+            yield running
+
+    def _scheduler_config(self) -> Json:
+        """Its configuration, from the ConfigMap that the manifests make for it."""
+        [found] = [each for each in self.objects if label(each).startswith(f"ConfigMap/{SCHEDULER}-config-")]
+        config: Json = yaml.safe_load(found["data"]["scheduler-config.yaml"])
+        return config
 
     @contextmanager
     def node_agent(self) -> Iterator[NodeAgent]:
@@ -148,9 +200,10 @@ class System:
 
     @contextmanager
     def serving(self, replicas: int) -> Iterator[list[WebhookProcess]]:
-        """Certificates, and so many replicas that are ready and endpoints of the Service."""
-        done = self.rotate()
-        assert done.returncode == 0, done.stdout + done.stderr
+        """All first certificates, and so many replicas that are ready and endpoints of the Service."""
+        for job in (each for each in self.objects if each["kind"] == "Job"):
+            done = self.rotate(job["metadata"]["name"])
+            assert done.returncode == 0, done.stdout + done.stderr
         with ExitStack() as stack:
             processes = [stack.enter_context(self.webhook()) for _ in range(replicas)]
             for process in processes:
@@ -166,13 +219,13 @@ def port_of(process: WebhookProcess) -> int:
 
 
 @contextmanager
-def applied(cluster: Cluster, directory: Path) -> Iterator[System]:
-    """The base, applied for this API server, with no certificate and no lease left of an earlier one."""
+def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[System]:
+    """The base and these components, applied for this API server, with nothing left of an earlier system's work."""
     for path in LEFT_BEHIND:
         answer = cluster.rest.send("DELETE", path)
         assert answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
     with balancing() as balancer:
-        kustomization = reachable(directory, COMPONENTS, balancer.port)
+        kustomization = reachable(directory, (*components, OLD), balancer.port)
         apply(cluster, kustomization, "--server-side", "--force-conflicts")
         drop_lease(cluster)
         yield System(cluster, balancer, kustomization, directory)

@@ -14,13 +14,16 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import ControllerProcess, await_enforced
-from tests.e2e.installation import ledger_path
+from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
+from tests.e2e.manifests.addresses import kubectl_k
 from tests.e2e.manifests.system import System, applied
 from tests.integration.reviews import card_pod
-from tests.rendered import MANIFESTS, kubectl
+from tests.rendered import MANIFESTS, container, kubectl
 
 TEAM = "team-a"
 OPERATIONS = MANIFESTS.parent / "docs" / "operations.md"
+JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
+FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first")
 NOTHING = "No resources found"
 
 
@@ -50,12 +53,12 @@ def run(system: System, script: str) -> str:
 
 
 @contextmanager
-def installed(admin: Cluster, directory: Path) -> Iterator[tuple[System, ControllerProcess]]:
+def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
     """Everything applied and running, with the example's quota in force in a fresh namespace of its own."""
     directory.mkdir()
     registered = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
     admin.kubectl("delete", registered, "-l", "app.kubernetes.io/part-of=vcuda-quota")  # with the CA of an earlier one
-    with applied(admin, directory) as system, system.serving(1), system.controller() as controller:
+    with applied(admin, directory, *components) as system, system.serving(1), system.controller() as controller:
         controller.await_synced()
         admin.create_namespace(TEAM)
         try:
@@ -85,11 +88,34 @@ def test_ledgers_that_are_deleted_come_back_from_the_pods_and_hold_the_quota(adm
 
 
 @pytest.mark.usefixtures("plane")
+def test_an_upgrade_to_another_image_goes_through_while_the_first_jobs_still_wait_for_theirs(
+    admin: Cluster, tmp_path: Path
+) -> None:
+    """As no kubelet runs here, they never end, and `rollout status`, the last command, would wait for ever."""
+    [upgrade] = commands("Upgrade")
+    deletion, application, status = upgrade.splitlines()
+    assert status.startswith("kubectl -n vcuda-quota rollout status ")
+    with applied(admin, tmp_path / "system", "scheduler") as system:
+        file = tmp_path / "system" / "manifests" / "base" / "kustomization.yaml"
+        file.write_text(file.read_text().replace("newTag: 0.1.0", "newTag: another"))
+        refused = kubectl_k(admin, "apply", "--server-side", "--force-conflicts", "-k", system.kustomization)
+        for name in FIRST_JOBS:
+            assert f'Job.batch "{name}" is invalid: spec.template: ' in refused.stderr
+        run(system, f"{deletion}\n{application}")
+        for name in FIRST_JOBS:
+            assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
+        run(system, deletion)  # with this image they would be in the way of whoever applies the manifests next
+
+
+@pytest.mark.usefixtures("plane")
 def test_the_uninstall_stops_nobody_on_its_way_and_leaves_nothing(admin: Cluster, tmp_path: Path) -> None:
-    """Once the first command is through, no webhook is needed to create a pod; the rest goes with its controller."""
+    """Once the first command is through, no webhook is needed to create a pod; the rest goes with its controller.
+
+    With the components that bring objects outside our own namespaces: the check has to see these too.
+    """
     uninstall, check, _ = commands("Uninstall")
     first, second, third = re.split(r"^(?=# [23]\.)", uninstall, flags=re.MULTILINE)
-    with installed(admin, tmp_path / "system") as (system, controller):
+    with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):
         admin.create(card_pod("charged", TEAM))
         run(system, first)
         for port in system.balancer.endpoints():

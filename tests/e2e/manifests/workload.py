@@ -47,12 +47,12 @@ def user_of(workload: Json) -> str:
 
 
 def mount_secret(cluster: Cluster, workload: Json, directory: Path) -> None:
-    """Write the keys of the workload's one Secret that its volume names, each whole, as kubelet does."""
-    [volume] = pod_spec(workload)["volumes"]
-    path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{volume['secret']['secretName']}"
+    """Write the keys of the workload's one Secret, all or those its volume names, each whole, as kubelet does."""
+    [secret] = [volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume]
+    path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"
     data = cluster.rest.get(path)["data"]
     directory.mkdir(exist_ok=True)
-    for item in volume["secret"]["items"]:
+    for item in secret.get("items", [{"key": key, "path": key} for key in data]):
         new = directory / f".{item['path']}"
         new.write_bytes(base64.b64decode(data[item["key"]]))
         new.replace(directory / item["path"])
