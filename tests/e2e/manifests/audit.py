@@ -31,8 +31,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Permission:
-    """One rule of a Role, with its place in it, or of a ClusterRole: ``namespace`` is empty then."""
+    """One rule of a Role, with its place in it, or of a ClusterRole: ``namespace`` is empty then.
 
+    ``account`` is the name of the one ServiceAccount that it is bound to.
+    """
+
+    account: str
     kind: str
     namespace: str
     role: str
@@ -52,7 +56,7 @@ class Permission:
 
     def __str__(self) -> str:
         where = f"{self.kind} {self.namespace}/{self.role}" if self.namespace else f"{self.kind} {self.role}"
-        return f"{where} rule {self.index}: {json.dumps(self.rule)}"
+        return f"{where} rule {self.index}: {json.dumps(self.rule, sort_keys=True)}"
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,17 @@ def asked_in(event: Json) -> Asked:
 
 
 def permissions(objects: Sequence[Json], account: str) -> list[Permission]:
-    """Every rule that the manifests bind to the ServiceAccount of this name."""
+    """Every rule that the manifests bind to the ServiceAccount of this name; not those of Kubernetes' own roles."""
     roles = {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each["rules"]
         for each in objects
         if each["kind"] in ("Role", "ClusterRole")
     }
-    bindings = [each for each in objects if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
-    bound = [each for each in bindings if [subject["name"] for subject in each["subjects"]] == [account]]
+    bound = [each for each in bindings(objects) if [subject["name"] for subject in each["subjects"]] == [account]]
     keys = [(each["roleRef"]["kind"], each["metadata"].get("namespace", ""), each["roleRef"]["name"]) for each in bound]
-    return [Permission(*key, index, rule) for key in keys for index, rule in enumerate(roles[key])]
+    return [Permission(account, *key, index, rule) for key in keys for index, rule in enumerate(roles.get(key, ()))]
+
+
+def bindings(objects: Sequence[Json]) -> list[Json]:
+    """The objects that bind a role to an account."""
+    return [each for each in objects if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]

@@ -21,8 +21,9 @@ from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.quota_config_map import QuotaConfigMap
 from tests.e2e.rest import Json
+from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.stage import CORE, SERVICE, own_address
-from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
+from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workloads
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
@@ -31,6 +32,7 @@ from vcuda.ledger_format import read_ledger
 from vcuda.schemes import GPU_MANAGER
 
 USAGE = "gpu-quota-usage"
+EXTENDER_JOB = "vcuda-extender-certs-first"
 LOCK = "hami.io/mutex.lock"
 LONG_AGO = "2020-01-01T00:00:00Z"
 
@@ -134,7 +136,8 @@ def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> No
 
 def nodes_have_models(cluster: Cluster) -> None:
     """A node with cards, for the whole life."""
-    cluster.create_node(NODE, {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
+    capacity = {"tencent.com/vcuda-core": "1600", "tencent.com/vcuda-memory": "1024"}
+    cluster.create_node(NODE, {MODEL: "M40"}, capacity)
 
 
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
@@ -147,6 +150,40 @@ def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
         with system.controller():  # which looks as soon as it leads
             system.cluster.await_collection(f"{CORE}/events", bool, fieldSelector=f"reason={REASON}")
     system.cluster.rest.send("DELETE", f"{CORE}/endpoints/{SERVICE}").ok()
+
+
+def a_pod_is_placed_on_a_card(cluster: Cluster, quota: QuotaConfigMap) -> None:
+    """By the second scheduler: the extender, which it asks for the nodes, writes the card on the pod."""
+    with limited(cluster, quota, {"quota": {"M40": 1}}) as namespace:
+        placed = place(cluster, namespace, "placed")
+        assert placed["spec"]["schedulerName"] == SCHEDULER
+        assert is_allocated(placed, GPU_MANAGER)
+
+
+def place(cluster: Cluster, namespace: str, name: str) -> Json:
+    """A pod of one card, once it is bound."""
+    cluster.create(card_pod(name, namespace))
+    return cluster.wait_pod(namespace, name, lambda found: bool(found["spec"].get("nodeName")))
+
+
+def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfigMap) -> None:
+    """The newer of two; as no kubelet runs here it terminates without end."""
+    with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
+        for name in ("a-older", "b-newer"):
+            place(cluster, namespace, name)
+            cluster.run_pod(namespace, name)
+        quota.limit(**{namespace: {"quota": {"M40": 1}}})
+        cluster.wait_pod(namespace, "b-newer", lambda found: "deletionTimestamp" in found["metadata"])
+        assert "deletionTimestamp" not in cluster.rest.get(f"/api/v1/namespaces/{namespace}/pods/a-older")["metadata"]
+
+
+def the_extenders_certificate_is_renewed(system: System) -> None:
+    """For one more name, while it serves; and shown once kubelet has followed the Secret."""
+    done = system.rotate(EXTENDER_JOB, dns="extender.example.com", timeout="1s")
+    assert "IssueLeaf" in done.stdout, done.stdout + done.stderr
+    system.mount_extender_certificates()
+    done = system.rotate(EXTENDER_JOB, timeout="1m")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @contextmanager

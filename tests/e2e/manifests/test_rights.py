@@ -1,28 +1,24 @@
-"""The rights in the manifests: every part does all of its work with them, and not one of them is spare.
+"""The rights in the base: every part does all of its work with them, and not one of them is spare.
 
-The API server's audit log tells what each account asked for. A right is needed if one of these requests is covered by
-that rule alone; each rule is then really taken away, and the API server asked whether the request may still be made.
+See `tests.e2e.manifests.needs` for how that is told; the components' rights are in `test_rights_components`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.manifests import scenes
 from tests.e2e.manifests.audit import Asked, AuditLog, Permission, permissions
+from tests.e2e.manifests.needs import check_refused_without, spare
 from tests.e2e.manifests.system import NODE, System, applied
 from tests.e2e.manifests.workload import user_of
-from tests.e2e.rest import Json
 from tests.rendered import BASE, ours, rendered
 
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
-REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 USERS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(BASE))}
 """The accounts' full names, by their names."""
 
@@ -69,20 +65,6 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def needing(
-    permission: Permission, verb: str, resource: str, requests: set[Asked], held: Sequence[Permission]
-) -> set[Asked]:
-    """The requests with this verb and resource that the rule covers, and no other that the account has."""
-    others = [each for each in held if each != permission]
-    return {
-        each
-        for each in requests
-        if (each.verb, each.resource) == (verb, resource)
-        and permission.allows(each)
-        and not any(other.allows(each) for other in others)
-    }
-
-
 @pytest.mark.parametrize("account", USERS)
 def test_nothing_is_asked_for_that_the_rights_do_not_cover(
     asked: dict[str, set[Asked]], audit_log: AuditLog, account: str
@@ -95,58 +77,12 @@ def test_nothing_is_asked_for_that_the_rights_do_not_cover(
 def test_every_verb_of_every_rule_is_used_for_what_no_other_rule_covers(
     asked: dict[str, set[Asked]], permission: Permission
 ) -> None:
-    account = permission.role
-    held = [each for each in RULES if each.role == account]
-    spare = [
-        (verb, resource)
-        for verb in permission.rule["verbs"]
-        for resource in permission.rule["resources"]
-        if not needing(permission, verb, resource, asked[USERS[account]], held)
-    ]
-    assert spare == []
+    assert spare(permission, asked[USERS[permission.account]], RULES) == set()
 
 
 @pytest.mark.parametrize("permission", RULES, ids=str)
 def test_without_the_rule_the_api_server_refuses_what_the_part_asked_for(
     admin: Cluster, asked: dict[str, set[Asked]], permission: Permission
 ) -> None:
-    user = USERS[permission.role]
-    held = [each for each in RULES if each.role == permission.role]
-    needed = {
-        each
-        for verb in permission.rule["verbs"]
-        for resource in permission.rule["resources"]
-        for each in needing(permission, verb, resource, asked[user], held)
-    }
-    request = min(needed, key=str)
-    await_answer(admin, user, request, allowed=True)
-    with without(admin, permission):
-        await_answer(admin, user, request, allowed=False)
-
-
-@contextmanager
-def without(cluster: Cluster, permission: Permission) -> Iterator[None]:
-    """`with` this, the role lacks the rule."""
-    where = f"/namespaces/{permission.namespace}" if permission.namespace else ""
-    path = f"{RBAC}{where}/{permission.kind.lower()}s/{permission.role}"
-    role = cluster.rest.get(path)
-    rules = [each for index, each in enumerate(role["rules"]) if index != permission.index]
-    cluster.rest.merge_patch(path, {"rules": rules})
-    try:
-        yield
-    finally:
-        cluster.rest.merge_patch(path, {"rules": role["rules"]})
-
-
-def await_answer(cluster: Cluster, user: str, request: Asked, *, allowed: bool) -> None:
-    """Return once the API server's authorizer, which follows the roles by a watch, decides so."""
-    deadline = time.monotonic() + TIMEOUT
-    while (status := decision(cluster, user, request))["allowed"] is not allowed:
-        assert time.monotonic() < deadline, (request, status)
-        time.sleep(0.02)
-
-
-def decision(cluster: Cluster, user: str, request: Asked) -> Json:
-    """What a SubjectAccessReview says."""
-    status: Json = cluster.rest.send("POST", REVIEWS, request.review(user)).ok()["status"]
-    return status
+    user = USERS[permission.account]
+    check_refused_without(admin, user, permission, asked[user], RULES)
