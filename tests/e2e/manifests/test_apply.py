@@ -66,7 +66,7 @@ def established(kind: str) -> Callable[[list[Json]], bool]:
 
     def holds(definitions: list[Json]) -> bool:
         [found] = [each for each in definitions if each["spec"]["names"]["kind"] == kind]
-        conditions = found.get("status", {}).get("conditions", [])
+        conditions = found.get("status", {}).get("conditions") or []  # null at first
         return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
     return holds
