@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.rendered import EVERY, IMAGE, MANIFESTS, Json, container, copied, label, pod_specs, rendered
+from tests.rendered import EVERY, IMAGE, MANIFESTS, Json, composed, container, copied, label, pod_specs, rendered
 
 NAME, TAG = "registry.example.com:5000/team/quota", "1.2.3"
 CHOSEN = [{"name": IMAGE, "newName": NAME, "newTag": TAG}]
@@ -42,3 +42,13 @@ def test_an_image_that_a_kustomization_on_top_names_is_what_everything_runs(tmp_
     resources = [f"../{overlay.relative_to(MANIFESTS)}"]
     (on_top / "kustomization.yaml").write_text(json.dumps({"resources": resources, "images": CHOSEN}))
     assert images(rendered(on_top)) == dict.fromkeys(images(rendered(overlay)), f"{NAME}:{TAG}")
+
+
+def test_an_image_that_is_named_beside_the_components_is_what_everything_runs(tmp_path: Path) -> None:
+    both = composed(tmp_path, ["scheduler", "enforce-audit"])
+    named = images(rendered(both))
+    file = both / "kustomization.yaml"
+    beside = both.with_name("beside")
+    beside.mkdir()
+    (beside / file.name).write_text(json.dumps({**json.loads(file.read_text()), "images": CHOSEN}))
+    assert images(rendered(beside)) == dict.fromkeys(named, f"{NAME}:{TAG}")
