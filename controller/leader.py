@@ -16,6 +16,7 @@ from controller.certificate_watch import CertificateWatch
 from controller.due import DueQueue
 from controller.evictions import Evictor
 from controller.extender.service import Extender, Listening
+from controller.loops import spawn
 from controller.metrics import AuditCollector, AuditMetrics, GarbageMetrics, SettleMetrics, UsageCollector
 from controller.namespace_labels import NamespaceLabels
 from controller.nudger import Nudger
@@ -168,17 +169,7 @@ class Leader:
             self.settler.audit()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                loop()
-            except Exception:
-                self._log.exception("loop ended by a fault of its own", loop=name)
-                self._on_fault()
-                raise
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
-        thread.start()
-        self._loops.append(thread)
+        self._loops.append(spawn(name, loop, self._on_fault))
 
     def _queues(self) -> Iterator[Any]:
         yield from (self.settler.due, self.publisher.due, self.namespaces.due, self.nudger.due)

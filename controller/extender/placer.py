@@ -23,7 +23,7 @@ from vcuda.demands import Wish, read_wish
 from vcuda.errors import ApiError, Conflict, Deposed, NotFound, NotPlaced, Unreachable, VcudaError
 from vcuda.extender import Candidates, Preemption, Victims
 from vcuda.kube import MERGE_PATCH, Kube
-from vcuda.objects import Pod
+from vcuda.objects import UNDECODABLE, Pod
 from vcuda.records import Holding, annotations_for, patch_of, read_holding
 
 TRIES = 4
@@ -121,7 +121,7 @@ class Placer:
         for promise in promises & self._unshown:
             try:
                 self._read(promise)
-            except VcudaError as error:
+            except (VcudaError, *UNDECODABLE) as error:
                 self._log.info("promised shares to a pod that is not to be had", pod=promise.name, error=str(error))
         self._unshown = promises
 

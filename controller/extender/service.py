@@ -18,6 +18,7 @@ from controller.extender.journal import Journal
 from controller.extender.metrics import CardsCollector, ExtenderMetrics
 from controller.extender.placer import Placer
 from controller.extender.server import Server, verbs_of
+from controller.loops import spawn
 from controller.pod_watch import PodWatch
 from vcuda.errors import Unreachable, UnreadableJournal, VcudaError
 from vcuda.fragments import figures_of
@@ -50,7 +51,7 @@ class Extender:
     writes its address in the Endpoints of Service ``vcuda-extender``, which has no selector. So the Service leads to
     the leader, and the others are ready all the same: a rollout need not wait for them to lead.
 
-    ``on_fault`` is called when this process may not lead any longer, or cannot.
+    ``on_fault`` is called when this process may not lead any longer, or cannot, and when a loop of it has ended.
     """
 
     def __init__(
@@ -145,4 +146,4 @@ class Extender:
         return self._journal.take()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        threading.Thread(target=loop, name=name, daemon=True).start()
+        spawn(name, loop, self._on_fault)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.api_double import ApiDouble, Script, lost_request
 from tests.builders import LABELS
 from tests.e2e.installation import make_certificates
 from tests.extended import JOURNAL, SYSTEM
+from tests.waiting import PATIENT
 from vcuda.kube import NodeWatch
 
 ADDRESS = ("--extender-address", "127.0.0.1:0")
@@ -36,11 +38,12 @@ def test_flags_that_cannot_be_used_are_told_before_anything_starts(flags: tuple[
 
 
 class Beginning:
-    """An extender that is about to take the journal, and how often that was its fault."""
+    """An extender that is about to take the journal, and how often it could not go on."""
 
     def __init__(self, api: ApiDouble, certificates: Path) -> None:
         make_certificates(certificates)
         self.faults = 0
+        self.faulty = threading.Event()
         pods, nodes = PodWatch(api.kube, LABELS, lambda _: None), NodeWatch(api.kube, LABELS)
         listening = Listening.on(("127.0.0.1", 0), certificates, None)
         self.extender = Extender(
@@ -49,6 +52,7 @@ class Beginning:
 
     def _fault(self) -> None:
         self.faults += 1
+        self.faulty.set()
 
 
 @pytest.fixture
@@ -76,4 +80,17 @@ def test_it_is_ready_once_it_listens(api: ApiDouble, beginning: Beginning) -> No
     assert (beginning.faults, beginning.extender.serving) == (0, False)
     beginning.extender.serve()
     assert beginning.extender.serving
+    beginning.extender.stop()
+
+
+def test_a_loop_that_ends_by_a_fault_is_one(beginning: Beginning, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would see that what it does is done no more."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("controller.extender.service.CardsPublisher.run", broken)
+    beginning.extender.take()
+    beginning.extender.serve()
+    assert beginning.faulty.wait(PATIENT)
     beginning.extender.stop()

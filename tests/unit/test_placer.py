@@ -230,6 +230,17 @@ def test_what_cannot_be_looked_for_now_is_looked_for_later(api: ApiDouble, leade
     assert leader.book.promises() == ()
 
 
+def test_an_answer_that_cannot_be_read_ends_no_look(api: ApiDouble, leader: Leader) -> None:
+    leader.filter(store_pod(api, "train", 100))
+    leader.placer.look_for_the_gone()
+    api.deliver = Script(lambda *_: b"<html>", methods=("GET",))
+    leader.placer.look_for_the_gone()
+    assert len(leader.book.promises()) == 1
+    api.remove(pod_path("train"))
+    leader.placer.look_for_the_gone()
+    assert leader.book.promises() == ()
+
+
 def test_what_the_watch_shows_late_gives_nothing_back_that_was_given_since(api: ApiDouble, leader: Leader) -> None:
     """The watch shows the pod as it was before the placement; the placement still counts."""
     before = store_pod(api, "train", 100)
