@@ -7,14 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from vcuda.cards import INDEXED, Share
+from vcuda.cards import INDEXED, MOST_CARDS, Share
 from vcuda.charge import CORES_PER_CARD
 from vcuda.demands import amount_of
 from vcuda.objects import Pod
 from vcuda.schemes import Scheme
-
-MOST_CARDS_READ = 64
-"""Cards that are read from one annotation: its owner can write what he likes."""
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -87,12 +84,14 @@ def patch_of(written: Mapping[str, str], present: Iterable[str], uid: str, versi
 
 
 def _shares(pod: Pod, scheme: Scheme, record: Record, annotations: Mapping[str, str]) -> Iterator[Share]:
+    """Yield the shares; no more cards a container than it asks for, as the owner of a pod can write what he likes."""
     for number, container in enumerate(pod.spec.containers or ()):
         text = annotations.get(f"{record.index}{number}")
         cores = amount_of(container, scheme.cores)
         if not text or not cores:
             continue
         memory = amount_of(container, scheme.memory) * scheme.memory_unit
-        for part in text.split(",", MOST_CARDS_READ)[:MOST_CARDS_READ]:
+        count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
+        for part in text.split(",", count)[:count]:
             if _NUMBER.fullmatch(part.strip()):
                 yield Share(int(part), min(cores, CORES_PER_CARD), memory)

@@ -62,13 +62,23 @@ def test_a_pod_that_is_not_bound_holds_those_of_the_node_that_was_chosen() -> No
         ("2,\u0663", [2]),
         ("9" * 5000, []),
         ("", []),
-        (",".join(["1"] * 1000), [1] * 64),
+        ("1,2,3,4,5,6,7", [1, 2]),
     ],
 )
 def test_what_is_no_number_of_a_card_is_passed_over(text: str, cards: list[int]) -> None:
     """gpu-admission ends by a fault of its own at a negative number."""
     found = holding({f"{T}/predicate-gpu-idx-2": text}, nodeName="n1")
     assert [share.card for share in found.shares] == cards if found else cards == []
+
+
+@pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, 1024)])
+def test_no_more_cards_are_read_than_the_container_asks_for_and_no_fewer(cores: int, count: int) -> None:
+    """The owner of a running pod can write all the cards of its node on it, which then nobody else would get."""
+    limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
+    text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}
+    found = read_holding(view(pod(container(limits), annotations=text, nodeName="n1")))
+    assert found is not None
+    assert [share.card for share in found.shares] == list(range(count))
 
 
 def test_an_annotation_for_a_container_that_asks_for_nothing_hides_no_other() -> None:
