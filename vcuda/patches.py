@@ -39,16 +39,32 @@ def patch_for(pod: Pod, model: str, pools: tuple[str, ...], schemes: Iterable[Sc
     if pools:
         required.append(Requirement(hints.labels.pool, "In", pools))
     annotations = {scheme.wanted_models: model for scheme in schemes if scheme.wanted_models}
+    return [*_schedule(pod, required, hints), *_annotate(pod, {**annotations, MODEL_ANNOTATION: model})]
+
+
+def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
+    """Return the operations that let a pod's scheduler place it where it gets no model, and is let pass all the same.
+
+    Without them it would take a card that its scheduler knows nothing of, and gives to others.
+    """
+    return _schedule(pod, [], hints)
+
+
+def escape(key: str) -> str:
+    """Return a key as one segment of a JSON Pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _schedule(pod: Pod, required: list[Requirement], hints: Hints) -> list[Operation]:
     return [
         *_require(pod.spec, required, _name_requirements(pod.spec)),
         *_unset_node_name(pod.spec),
         *_set_scheduler(pod.spec, hints.scheduler),
-        *cleaning_patch(pod),
-        *_annotate(pod, {**annotations, MODEL_ANNOTATION: model}),
+        *_clean(pod),
     ]
 
 
-def cleaning_patch(pod: Pod) -> list[Operation]:
+def _clean(pod: Pod) -> list[Operation]:
     """Return the removal of every allocation annotation and label of every scheme.
 
     A manifest copied from a live pod carries them, or a forged one, and gpu-admission then refuses the pod for ever.
@@ -57,11 +73,6 @@ def cleaning_patch(pod: Pod) -> list[Operation]:
         *_remove("/metadata/annotations", pod.annotations, _ALLOCATION_ANNOTATIONS),
         *_remove("/metadata/labels", pod.metadata.labels or {}, _ALLOCATION_LABELS),
     ]
-
-
-def escape(key: str) -> str:
-    """Return a key as one segment of a JSON Pointer (RFC 6901)."""
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _add(path: str, value: Any) -> Operation:
@@ -107,9 +118,10 @@ def _require(spec: PodSpec, labels: list[Requirement], fields: list[Requirement]
             if not matches_nothing(term):
                 yield from _require_in_term(f"{base}/{index}", term, labels, fields)
         return
-    term_value = {"matchExpressions": [_plain(requirement) for requirement in labels]}
-    if fields:
-        term_value["matchFields"] = [_plain(requirement) for requirement in fields]
+    parts = {"matchExpressions": labels, "matchFields": fields}
+    term_value = {part: [_plain(requirement) for requirement in lines] for part, lines in parts.items() if lines}
+    if not term_value:
+        return
     required = {"nodeSelectorTerms": [term_value]}
     if spec.affinity is None:
         value = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}

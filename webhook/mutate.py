@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vcuda.charge import Shortage, exceeded
-from vcuda.patches import cleaning_patch, patch_for
+from vcuda.patches import patch_for, unpinned_patch
 from vcuda.placement import Candidates, Choice, choose, choose_regardless, find_candidates
 from vcuda.review import Answer, Request
 from webhook.facts import Facts
@@ -52,7 +52,7 @@ def _choose(subject: Subject, candidates: Candidates, ledgers: Ledgers, holds: H
 def _without_model(subject: Subject, sentence: str) -> Answer:
     if subject.enforced:
         return refused(subject, "not-allowed", sentence)
-    return Answer("unpinned", patch=cleaning_patch(subject.pod), scheme=subject.scheme)
+    return Answer("unpinned", patch=unpinned_patch(subject.pod, subject.facts.hints), scheme=subject.scheme)
 
 
 def _pinned(subject: Subject, choice: Choice, forecast: str) -> Answer:

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.builders import MODEL, Manifest, container, facts, held_to, pod, review, vcuda_pod
+from tests.builders import MODEL, Manifest, container, facts, held_to, pod, required, requirement, review, vcuda_pod
 from vcuda.charge import Charge, Usage
 from vcuda.errors import Unreachable
+from vcuda.patches import Hints
 from vcuda.quota import Limit, Mode, NamespaceQuota
 from vcuda.review import Answer
 from webhook.holds import Holds
@@ -179,12 +180,21 @@ def test_over_a_quota_that_only_warns_a_pod_is_pinned_all_the_same(mode: Mode) -
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
-def test_without_a_model_a_pod_is_only_cleaned(mode: Mode) -> None:
-    manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, annotations=FORGED)
-    answer = mutated(manifest, mode=mode)
-    assert answer.outcome == "unpinned"
-    assert answer.allowed
-    assert answer.patch == [{"op": "remove", "path": "/metadata/annotations/tencent.com~1gpu-assigned"}]
+def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same(mode: Mode) -> None:
+    """It takes a card like any other: past the scheduler, that card would be given to another pod too."""
+    manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
+    given = msgspec.structs.replace(
+        facts(msgspec.structs.replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler")
+    )
+    answer = mutate(review(manifest), given, Ledgers({}), Holds())
+    assert (answer.outcome, answer.allowed) == ("unpinned", True)
+    on_its_node = {"matchFields": [requirement("metadata.name", "In", "n1")]}
+    assert answer.patch == [
+        {"op": "add", "path": "/spec/affinity", "value": required(on_its_node)},
+        {"op": "remove", "path": "/spec/nodeName"},
+        {"op": "add", "path": "/spec/schedulerName", "value": "gpu-scheduler"},
+        {"op": "remove", "path": "/metadata/annotations/tencent.com~1gpu-assigned"},
+    ]
 
 
 # What the choice is made from

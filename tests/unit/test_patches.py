@@ -20,7 +20,7 @@ from tests import strategies
 from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, review, term, vcuda_pod, view
 from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
-from vcuda.patches import MODEL_ANNOTATION, Hints, cleaning_patch, escape, patch_for
+from vcuda.patches import MODEL_ANNOTATION, Hints, escape, patch_for, unpinned_patch
 from vcuda.placement import NodeLabels, Nodes
 from vcuda.quota import Mode, NamespaceQuota, Quota
 from vcuda.requests import read_request
@@ -71,7 +71,7 @@ def test_the_node_labels_can_be_set() -> None:
 
 def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
     pod = vcuda_pod(annotations={"note": "", "hami.io/bind-phase": ""}, labels={"nvidia.com/assigned-phase": ""})
-    assert cleaning_patch(view(pod)) == [
+    assert unpinned_patch(view(pod), Hints()) == [
         {"op": "remove", "path": "/metadata/annotations/hami.io~1bind-phase"},
         {"op": "remove", "path": "/metadata/labels/nvidia.com~1assigned-phase"},
     ]
@@ -261,10 +261,36 @@ def test_the_wanted_model_is_told_to_the_schemes_in_use_and_to_no_other(case: Ad
 
 @for_every_admitted_pod
 def test_the_scheduler_is_the_system_s_unless_the_user_named_one(case: Admitted) -> None:
+    check_scheduler(case)
+
+
+def check_scheduler(case: Admitted) -> None:
     assert not case.patched["spec"].get("nodeName"), "with a nodeName the scheduler would never see the pod"
     asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.facts.hints.scheduler
     expected = hint if hint and asked in ("", "default-scheduler") else asked
     assert case.patched["spec"].get("schedulerName", "") == expected
+
+
+@st.composite
+def let_pass(draw: st.DrawFn) -> Admitted:
+    """Any pod under a quota that does not enforce, for which there is no model."""
+    pod, mode = draw(strategies.pods()), draw(st.sampled_from([Mode.WARN, Mode.AUDIT]))
+    webhook = Webhook(Facts(Quota({"team-a": NamespaceQuota({}, mode=mode)}), Nodes(), draw(HINTS)))
+    answer = webhook.mutate(pod)
+    assume(answer.outcome == "unpinned")
+    return Admitted(pod, patched(pod, answer.patch), answer, NamespaceQuota({}), webhook)
+
+
+@given(let_pass())
+@settings(max_examples=50, deadline=None)
+def test_what_is_let_pass_without_a_model_is_scheduled_as_well_and_lands_where_its_owner_asked_for(
+    case: Admitted,
+) -> None:
+    check_scheduler(case)
+    assert users_own(case.patched) == users_own(case.sent)
+    assert list(case.webhook.mutate(case.patched).patch) == []
+    for name, labels in EVERY_NODE:
+        assert may_run_on(case.patched, name, labels) == may_run_on(case.sent, name, labels)
 
 
 @st.composite
