@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from tests.builders import MODEL, POOL, container, pod
 from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken
@@ -208,6 +210,17 @@ def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publis
         assert subsets[0]["addresses"] == [{"ip": "10.1.2.3"}]
         assert [line for line in leader.output().splitlines() if "system:serviceaccount" in line] == []
         assert not may(account, "patch", "endpoints/another", SYSTEM_NAMESPACE)
+
+
+def test_the_scheduler_takes_the_time_for_volumes_from_the_manifest(
+    control_plane: ControlPlane, site: Site, tmp_path: Path
+) -> None:
+    config, written = config_file(control_plane, site.url, site.ca, tmp_path), tmp_path / "written.yaml"
+    command = (control_plane.assets / "kube-scheduler", f"--config={config}", f"--write-config-to={written}")
+    subprocess.run((*command, f"--cert-dir={tmp_path}"), check=True, capture_output=True, timeout=60)
+    [profile] = yaml.safe_load(written.read_text())["profiles"]
+    args = {plugin["name"]: plugin["args"] for plugin in profile["pluginConfig"]}
+    assert args["VolumeBinding"]["bindTimeoutSeconds"] == 240
 
 
 @pytest.fixture

@@ -268,6 +268,22 @@ def test_a_vendors_overlay_sets_its_scheduler_its_nodes_and_its_directories(
     assert flags(one(objects, "Deployment", "vcuda-webhook"))["scheduler_name"] == scheduler
 
 
+MARGIN = 60
+"""Seconds from a placement to the wait for volumes, and from its end to the binding; at most."""
+
+
+def test_the_cards_of_a_pod_are_not_taken_back_while_the_scheduler_waits_for_its_volumes() -> None:
+    [directory] = [each for each in EVERY if each.name == "scheduler"]
+    objects = rendered(directory)
+    [config] = [each["data"]["scheduler-config.yaml"] for each in objects if each["kind"] == "ConfigMap"]
+    [profile] = yaml.safe_load(config)["profiles"]
+    [plugin] = profile["pluginConfig"]
+    assert plugin["name"] == "VolumeBinding"
+    timeout = flags(one(objects, "Deployment", "vcuda-controller"))["allocation_timeout"]
+    assert isinstance(timeout, int)
+    assert plugin["args"]["bindTimeoutSeconds"] + MARGIN <= timeout
+
+
 def test_with_cert_manager_nothing_of_our_own_rotation_is_left() -> None:
     [directory] = [each for each in EVERY if each.name == "cert-manager"]
     objects = rendered(directory)
