@@ -46,16 +46,22 @@ def seen(stored: Mapping[str, Any]) -> StoredPod:
 
 
 class Leader:
-    """One process that leads, its journal taken; nothing of it knows what others do but by the API server."""
+    """One process that leads, its journal taken; nothing of it knows what others do but by the API server.
+
+    ``seconds`` is its clock, which does not run by itself.
+    """
 
     def __init__(self, api: ApiDouble, holder: str = "us", cards: Mapping[str, int] | None = None) -> None:
         self.api = api
         self.book = Book()
         self.lost = 0
         self.now = 0
+        self.seconds = 0.0
         self.journal = Journal(api.kube, SYSTEM, holder)
         metrics = ExtenderMetrics(CollectorRegistry())
-        self.placer = Placer(api.kube, self.book, self.journal, metrics, self._lose, now=self._tick)
+        self.placer = Placer(
+            api.kube, self.book, self.journal, metrics, self._lose, now=self._tick, clock=lambda: self.seconds
+        )
         for name, count in (cards or {"n1": 2}).items():
             self.book.node_changed(None, gpu_node(name, count))
 

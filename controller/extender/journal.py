@@ -20,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from controller.extender.book import Promise
+from controller.extender.deadline import Deadline
 from vcuda.errors import Conflict, Deposed, NotFound, Unreachable, UnreadableJournal
 from vcuda.kube import NOT_TRACKED, Kube
 from vcuda.objects import UNDECODABLE, ConfigMap
@@ -74,45 +75,46 @@ class Journal:
                 return page.promises
         raise Unreachable(f"{self._namespace}/{NAME}: others write it again and again")
 
-    def write(self, promises: Iterable[Promise]) -> None:
+    def write(self, promises: Iterable[Promise], deadline: Deadline) -> None:
         """Write down what may be sent from now on.
 
         Raises:
             Deposed: another process has taken the journal.
             Unreachable: no answer; nothing may be sent.
+            NotPlaced: there was no time left; nothing may be sent.
 
         """
         page = Page(self._holder, tuple(promises))
         for _ in range(TRIES):
-            version, self._version = self._version or self._reread(), None
+            version, self._version = self._version or self._reread(deadline), None
             try:
-                self._version = self._put(page, version)
+                self._version = self._put(page, version, deadline.within(TIMEOUT))
             except (Conflict, NotFound):
                 continue  # our own last write may have landed unheard; reading again tells
             else:
                 return
         raise Unreachable(f"{self._namespace}/{NAME}: others write it again and again")
 
-    def _reread(self) -> str:
+    def _reread(self, deadline: Deadline) -> str:
         """Return its version, if it is still ours."""
         try:
-            version, page = self._read()
+            version, page = self._read(deadline.within(TIMEOUT))
         except NotFound as error:
             raise Deposed("the journal of placements was deleted") from error
         if page.holder != self._holder:
             raise Deposed(f"{page.holder} has taken the journal of placements")
         return version
 
-    def _read(self) -> tuple[str, Page]:
-        config_map = _CONFIG_MAP.decode(self._kube.get(self._path, timeout=TIMEOUT))
+    def _read(self, timeout: float = TIMEOUT) -> tuple[str, Page]:
+        config_map = _CONFIG_MAP.decode(self._kube.get(self._path, timeout=timeout))
         try:
             return config_map.metadata.resource_version, _PAGE.decode((config_map.data or {})[KEY])
         except (KeyError, *UNDECODABLE) as error:
             advice = "delete it, and restart the controllers"
             raise UnreadableJournal(f"ConfigMap {self._namespace}/{NAME} cannot be read ({error}); {advice}") from error
 
-    def _put(self, page: Page, version: str) -> str:
-        return self._stored(lambda body: self._kube.put(self._path, body, timeout=TIMEOUT), page, version)
+    def _put(self, page: Page, version: str, timeout: float = TIMEOUT) -> str:
+        return self._stored(lambda body: self._kube.put(self._path, body, timeout=timeout), page, version)
 
     def _created(self) -> bool:
         """Create it, empty; False where another process did so first."""

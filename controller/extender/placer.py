@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from controller.extender.book import Book, Promise
+from controller.extender.deadline import Deadline
 from controller.extender.journal import Journal
 from controller.extender.metrics import ExtenderMetrics
 from vcuda.allocate import Choice, Known, Order, Placement, allot, packed
@@ -41,7 +42,7 @@ _POD = msgspec.json.Decoder(Pod)
 class Placer:
     """The extender's decisions. ``on_lost`` is called when another process leads: this one must end.
 
-    ``now`` is Unix time in nanoseconds.
+    ``now`` is Unix time in nanoseconds; ``clock`` is in seconds, and only runs forward.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Placer:
         *,
         order: Order = packed,
         now: Callable[[], int] = time.time_ns,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
         self._book = book
@@ -62,6 +64,7 @@ class Placer:
         self._on_lost = on_lost
         self._order = order
         self._now = now
+        self._clock = clock
         self._turn = threading.Lock()
         self._unshown: frozenset[Promise] = frozenset()
         self._log = structlog.get_logger()
@@ -72,13 +75,14 @@ class Placer:
         A pod that wants no card by number passes everywhere. Where nothing could be decided the answer is an error, on
         which the scheduler tries the pod again.
         """
+        deadline = Deadline(self._clock)
         wish = read_wish(candidates.pod)
         if wish is None:
             return candidates.passing(candidates.names)
         if isinstance(wish, Reason):
             return candidates.failing(dict.fromkeys(candidates.names, wish))
         try:
-            choice = self._in_turn(candidates.pod, wish, candidates.names)
+            choice = self._in_turn(candidates.pod, wish, candidates.names, deadline)
         except VcudaError as error:
             self._metrics.count("error")
             self._log.warning("not placed", pod=_name(candidates.pod), error=str(error))
@@ -133,15 +137,15 @@ class Placer:
             and not isinstance(allot(cards, wish.demands), Reason)
         )
 
-    def _in_turn(self, pod: Pod, wish: Wish, names: Iterable[str]) -> Choice:
+    def _in_turn(self, pod: Pod, wish: Wish, names: Iterable[str], deadline: Deadline) -> Choice:
         if not self._turn.acquire(timeout=PATIENCE):
             raise NotPlaced("placements before this one take too long")
         try:
-            return self._place(pod, wish, names)
+            return self._place(pod, wish, names, deadline)
         finally:
             self._turn.release()
 
-    def _place(self, pod: Pod, wish: Wish, names: Iterable[str]) -> Choice:
+    def _place(self, pod: Pod, wish: Wish, names: Iterable[str], deadline: Deadline) -> Choice:
         for _ in range(TRIES):
             if pod.spec.node_name:
                 raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
@@ -149,7 +153,7 @@ class Placer:
             choice = self._choose(pod, wish, names, known)
             if not isinstance(choice, Placement):
                 return choice
-            fresh = self._write(pod, wish, choice)
+            fresh = self._write(pod, wish, choice, deadline)
             if fresh is None:
                 return choice
             pod = fresh
@@ -169,32 +173,33 @@ class Placer:
                 return choice
         return self._order(wish, names, known)
 
-    def _write(self, pod: Pod, wish: Wish, choice: Placement) -> Pod | None:
+    def _write(self, pod: Pod, wish: Wish, choice: Placement, deadline: Deadline) -> Pod | None:
         """Write the placement; return None once it is known to have landed, else the pod as it is now, to try again."""
         metadata = pod.metadata
         holding = Holding(choice.node, choice.allotment.all_shares())
         promise = Promise(metadata.uid, metadata.namespace, metadata.name, metadata.resource_version, holding)
         written = annotations_for(wish.scheme, choice.node, choice.allotment.shares, self._now())
-        self._announce(promise)
+        timeout = self._announce(promise, deadline)
         patch = patch_of(written, pod.annotations, metadata.uid, metadata.resource_version)
         try:
-            answer = self._kube.patch(_path(promise), patch, MERGE_PATCH, timeout=TIMEOUT)
+            answer = self._kube.patch(_path(promise), patch, MERGE_PATCH, timeout=timeout)
         except Conflict:
             self._book.withdraw(promise)
-            return self._read(promise)
+            return self._read(promise, deadline.within(TIMEOUT))
         except ApiError as error:
             self._book.withdraw(promise)
             raise NotPlaced(f"the pod's annotations cannot be written: {error}") from error
         except Unreachable as error:
-            return self._after_unknown(promise, written, error)
+            return self._after_unknown(promise, written, error, deadline)
         self._book.keep(promise, _POD.decode(answer).metadata.resource_version)
         return None
 
-    def _announce(self, promise: Promise) -> None:
-        """Count the placement, and write down that it may be sent; only then may it be."""
+    def _announce(self, promise: Promise, deadline: Deadline) -> float:
+        """Count the placement, and write down that it may be sent; return the seconds for that. Only then may it be."""
         self._book.promise(promise)
         try:
-            self._journal.write(self._book.promises())
+            self._journal.write(self._book.promises(), deadline)
+            return deadline.within(TIMEOUT)
         except Deposed:
             self._on_lost()
             raise
@@ -202,9 +207,11 @@ class Placer:
             self._book.withdraw(promise)
             raise
 
-    def _after_unknown(self, promise: Promise, written: dict[str, str], error: Unreachable) -> Pod | None:
+    def _after_unknown(
+        self, promise: Promise, written: dict[str, str], error: Unreachable, deadline: Deadline
+    ) -> Pod | None:
         """Find out what came of a patch that was not answered. While it may land still its shares stay taken."""
-        pod = self._read(promise)
+        pod = self._read(promise, deadline.within(TIMEOUT))
         if written.items() <= pod.annotations.items():
             self._book.keep(promise, pod.metadata.resource_version)
             return None
@@ -213,10 +220,10 @@ class Placer:
         self._book.withdraw(promise)
         return pod
 
-    def _read(self, promise: Promise) -> Pod:
+    def _read(self, promise: Promise, timeout: float = TIMEOUT) -> Pod:
         """Return the pod as it is stored; raises NotPlaced where it is gone, or another has its name."""
         try:
-            pod = _POD.decode(self._kube.get(_path(promise), timeout=TIMEOUT))
+            pod = _POD.decode(self._kube.get(_path(promise), timeout=timeout))
         except NotFound as error:
             self._book.forget(promise.uid)
             raise NotPlaced("the pod is gone") from error

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from controller.extender.cards_publisher import CardsPublisher
+from controller.extender.deadline import Deadline
 from controller.extender.endpoints import Advertiser
 from controller.extender.journal import Journal
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
@@ -39,9 +40,9 @@ def test_two_that_take_it_at_once_do_so_one_after_the_other(api: ApiDouble) -> N
 
     api.deliver = between
     ours.take()
-    ours.write(())
+    ours.write((), Deadline())
     with pytest.raises(Deposed, match="us has taken"):
-        theirs.write(())
+        theirs.write((), Deadline())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"holder": 3}', '{"holder": "x", "promises": [{}]}'])

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
+import yaml
 
+from controller.extender.deadline import BUDGET
+from controller.extender.placer import TIMEOUT
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.extended import JOURNAL, Leader, as_stored, gpu_node, journaled, pod_path, seen, shares, store_pod
 from vcuda.cards import Share
-from vcuda.errors import ApiError
+from vcuda.errors import ApiError, Unreachable
 from vcuda.extender import Preemption, Victims
 from vcuda.objects import Pod
+
+COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 
 
 @pytest.fixture
@@ -128,6 +136,39 @@ def test_a_pod_that_others_change_all_the_time_is_left_to_the_next_call(api: Api
     api.deliver = busy
     assert leader.filter(pod)["Error"] == "the pod changes too often"
     assert leader.book.promises() == ()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("slow", [{"PUT"}, {"PATCH"}, {"GET"}, {"PUT", "PATCH", "GET"}], ids="+".join)
+def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_server_is(
+    api: ApiDouble, leader: Leader, slow: set[str], answered: bool
+) -> None:
+    """And whoever else writes the pod and the journal at the same time."""
+    pod = store_pod(api, "train", 30)
+
+    def deliver(method: str, timeout: float, effect: Effect) -> bytes:
+        leader.seconds += timeout if method in slow else 0.0
+        if method == "PATCH":
+            store_pod(api, "train", 30)
+        if method == "PUT" and leader.seconds < 6:
+            api.store(JOURNAL, api.objects[JOURNAL])
+        if method in slow and not answered:
+            raise Unreachable("timed out")
+        return effect()
+
+    api.deliver = deliver
+    assert leader.filter(pod)["Error"]
+    assert leader.seconds <= BUDGET
+    assert leader.lost == 0
+
+
+def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
+    """By one call more, as one whose credentials have run out is made twice."""
+    config = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())["extenders"]
+    policy = json.loads((COMPONENT / "policy.json").read_text())["extenders"]
+    assert [each["httpTimeout"] for each in config] == ["15s"]
+    assert [each["httpTimeout"] for each in policy] == [15 * 10**9]
+    assert BUDGET + TIMEOUT <= 15
 
 
 def test_a_patch_whose_answer_was_lost_is_found_to_have_landed(api: ApiDouble, leader: Leader) -> None:
