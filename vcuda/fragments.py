@@ -20,4 +20,4 @@ def figures_of(known: Known, nodes: Nodes) -> Figures:
 
 
 def _count(cards: Cards) -> FreeCards:
-    return FreeCards(len(cards.used_cores), cards.whole, cards.free_cores, cards.fragmented_cores())
+    return FreeCards(len(cards.used_cores), cards.whole, cards.free_cores, cards.fragmented_cores(), cards.most_cores)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from vcuda.charge import CORES_PER_CARD
+from vcuda.charge import CORES_PER_CARD, Charge
 
 CONFIG_MAP = "gpu-cards"
 KEY = "cards.json"
@@ -16,13 +16,15 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     """The cards of one model in one pool: how many there are, and how many nobody has anything of.
 
     ``free_cores`` are hundredths of a card; ``fragmented_cores`` are those of them on cards that are in use: no pod
-    that wants whole cards can have them.
+    that wants whole cards can have them. ``largest`` are those of the card that has the most: no container gets a
+    larger share. Releases that do not publish it leave it 0, for every model.
     """
 
     cards: int = 0
     whole: int = 0
     free_cores: int = 0
     fragmented_cores: int = 0
+    largest: int = 0
 
     def __add__(self, other: FreeCards) -> FreeCards:
         return FreeCards(
@@ -30,11 +32,12 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
             self.whole + other.whole,
             self.free_cores + other.free_cores,
             self.fragmented_cores + other.fragmented_cores,
+            max(self.largest, other.largest),
         )
 
-    def room_for(self, cores: int) -> int:
-        """Return the cores that a pod of so many can choose from: whole cards alone, from one card on."""
-        return self.whole * CORES_PER_CARD if cores >= CORES_PER_CARD else self.free_cores
+    def room_for(self, asked: Charge) -> int:
+        """Return the cores that a pod can choose from: those of whole cards alone, where it asks for any."""
+        return self.whole * CORES_PER_CARD if asked.card_memory >= CORES_PER_CARD else self.free_cores
 
 
 Figures = Mapping[tuple[str, str], FreeCards]

@@ -50,13 +50,15 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The models a pod may use, in the order of the quota document, and why it may not use the others.
 
     ``present`` are those for which a node exists now that the pod's own constraints allow. ``free`` is how much of
-    their cards is free in the namespace's pools; empty where that is not published.
+    their cards is free in the namespace's pools; empty where that is not published. ``cramped`` are those without a
+    card that has room for the pod's largest container, as far as that is published.
     """
 
     models: tuple[str, ...]
     present: frozenset[str]
     excluded: Mapping[str, str]
     free: Mapping[str, FreeCards] = {}
+    cramped: frozenset[str] = frozenset()
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
         """Return the refusal of a pod that may use none of its namespace's models."""
@@ -83,8 +85,13 @@ def would_be_pinned(model: str) -> str:
     return f"would be pinned to {model}"
 
 
-def find_candidates(pod: Pod, schemes: Iterable[Scheme], quota: NamespaceQuota, nodes: Nodes) -> Candidates:
-    """Return the quota's models less those that the pod's annotations, selectors or affinity exclude."""
+def find_candidates(
+    pod: Pod, schemes: Iterable[Scheme], quota: NamespaceQuota, nodes: Nodes, share: int = 0
+) -> Candidates:
+    """Return the quota's models less those that the pod's annotations, selectors or affinity exclude.
+
+    ``share`` is the most that one of its containers asks for of a card, in cores.
+    """
     terms = terms_of(pod.spec)
     schemes = tuple(schemes)
     excluded = {}
@@ -94,7 +101,9 @@ def find_candidates(pod: Pod, schemes: Iterable[Scheme], quota: NamespaceQuota, 
             excluded[model] = reason
     models = tuple(model for model in quota.limits if model not in excluded)
     present = frozenset(_present(terms, models, quota.pools, nodes))
-    return Candidates(models, present, excluded, by_model(nodes.free, quota.pools))
+    free = by_model(nodes.free, quota.pools)
+    cramped = frozenset(model for model in models if free and free.get(model, FreeCards()).largest < share)
+    return Candidates(models, present, excluded, free, cramped)
 
 
 def choose(
@@ -102,8 +111,8 @@ def choose(
 ) -> Choice | tuple[Shortage, ...]:
     """Return the best candidate with room, or how much each is short of, in the order of the quota document.
 
-    Best is: a node for it exists now, then most free cards where that is published, then most free cores under the
-    limit, then first in the quota document.
+    Best is: a node for it exists now, then a card of it has room for each container and most of its cards are free,
+    where that is published, then most free cores under the limit, then first in the quota document.
     """
     order = _ranked(candidates, quota, asked, usage)
     roomy = [model for model in order if fits(quota.limits[model], _used(usage, model), asked)]
@@ -123,9 +132,10 @@ def choose_regardless(
 
 
 def _ranked(candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]) -> list[str]:
-    def rank(model: str) -> tuple[bool, int, int]:
+    def rank(model: str) -> tuple[bool, bool, int, int]:
         headroom = quota.limits[model].cores - _used(usage, model).cores
-        return model not in candidates.present, -_free(candidates, asked, usage, model), -headroom
+        absent, cramped = model not in candidates.present, model in candidates.cramped
+        return absent, cramped, -_free(candidates, asked, usage, model), -headroom
 
     return sorted(candidates.models, key=rank)
 
@@ -134,7 +144,7 @@ def _free(candidates: Candidates, asked: Charge, usage: Mapping[str, Usage], mod
     """Return the free cores that the pod could choose from, less those of pods that were admitted a moment ago."""
     if not candidates.free:
         return 0
-    return candidates.free.get(model, FreeCards()).room_for(asked.cores) - usage.get(model, Usage()).pending.cores
+    return candidates.free.get(model, FreeCards()).room_for(asked) - usage.get(model, Usage()).pending.cores
 
 
 def _used(usage: Mapping[str, Usage], model: str) -> Charge:
@@ -153,6 +163,8 @@ def _reason(
         return f"the only model with room, {free}"
     if best in candidates.present and not candidates.present.issuperset(roomy):
         return f"a node of it can take the pod now, {free}"
+    if best not in candidates.cramped and candidates.cramped.intersection(roomy):
+        return f"a card of it has room now, {free}"
     if _free(candidates, asked, usage, best) > _free(candidates, asked, usage, roomy[1]):
         return f"most cards are free, {free}"
     return f"most room, {free}"

@@ -23,13 +23,15 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """What a pod takes, by which schemes, and what is wrong with it.
 
     With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
-    ``warnings`` are sentences for the answer of an admitted pod.
+    ``warnings`` are sentences for the answer of an admitted pod. ``share`` is the most that a container asks for of
+    one card, in cores: 100 where it asks for whole ones.
     """
 
     charge: Charge
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
     warnings: tuple[str, ...] = ()
+    share: int = 0
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
@@ -82,6 +84,7 @@ def read_request(pod: Pod) -> PodRequest:
         schemes=schemes,
         faults=(*faults, *_core_limit_faults(pod, requests)),
         warnings=tuple(warning for request in requests for warning in request.warnings),
+        share=min(max((request.cores_per_card for request in requests), default=0), CORES_PER_CARD),
     )
 
 

@@ -26,15 +26,15 @@ def mutate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds) -> An
 
 
 def _place(subject: Subject, request: Request, ledgers: Ledgers, holds: Holds) -> Answer:
-    namespace, quota = subject.namespace, subject.quota
-    candidates = find_candidates(subject.pod, subject.request.schemes, quota, subject.facts.nodes)
+    namespace, quota, asked = subject.namespace, subject.quota, subject.request
+    candidates = find_candidates(subject.pod, asked.schemes, quota, subject.facts.nodes, asked.share)
     if not candidates.models:
         return _without_model(subject, candidates.sentence(namespace, quota))
     choice = _choose(subject, candidates, ledgers, holds)
     if not isinstance(choice, Choice):
         return refused(subject, "over-quota", exceeded(namespace, *choice), choice[0].model)
     if not request.dry_run:
-        holds.add(namespace, choice.model, subject.request.charge)
+        holds.add(namespace, choice.model, asked.charge)
     return _pinned(subject, choice, choice.forecast if request.dry_run else "")
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import structlog
 
 from tests import builders
@@ -257,8 +258,9 @@ def _forecasts() -> list[str]:
     asked = [(CARD, SMALL), (BIG, two), (CARD, two), (CARD, absent), (BIG, warns)]
     told = [_dry_run(limits, quota) for limits, quota in asked]
     free = Candidates(("M40", "P100"), frozenset(), {}, {"P100": FreeCards(cards=1, whole=1, free_cores=100)})
-    choice = choose(free, two, Charge(100), {})
-    return [*told, *([choice.forecast] if isinstance(choice, Choice) else [])]
+    roomy = msgspec.structs.replace(free, cramped=frozenset({"M40"}))
+    choices = [choose(candidates, two, Charge(100), {}) for candidates in (free, roomy)]
+    return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]
 
 
 def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
-from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, term, vcuda_pod, view
+from tests.builders import (
+    LABELS,
+    MODEL,
+    POOL,
+    Manifest,
+    container,
+    held_to,
+    pod,
+    required,
+    requirement,
+    term,
+    vcuda_pod,
+    view,
+)
 from vcuda.charge import Charge, Shortage, Usage
 from vcuda.free_cards import FreeCards, by_model, read_figures, write_figures
-from vcuda.placement import Candidates, Choice, Pin, choose, choose_regardless, read_pin
+from vcuda.placement import Candidates, Choice, Nodes, Pin, choose, choose_regardless, find_candidates, read_pin
 from vcuda.quota import Limit, NamespaceQuota
+from vcuda.requests import read_request
 
 
 def quota_of(*models: str, pools: Iterable[str] = ()) -> NamespaceQuota:
@@ -19,6 +35,7 @@ def quota_of(*models: str, pools: Iterable[str] = ()) -> NamespaceQuota:
 
 
 QUOTA = quota_of("M40", "P100", "A100")
+CARD, SHARE, SHARES = Charge(100, card_memory=100), Charge(50, 1024), Charge(120, 2048)
 
 
 def cards(**cores: int) -> dict[str, Usage]:
@@ -63,19 +80,20 @@ def test_the_choice_goes_by_present_nodes_then_room_then_order(
 @pytest.mark.parametrize(
     ("free", "asked", "model"),
     [
-        pytest.param({"M40": FreeCards(8, 2, 300), "P100": FreeCards(8, 3, 300)}, 100, "P100", id="whole cards"),
-        pytest.param({"M40": FreeCards(8, 2, 300), "P100": FreeCards(8, 3, 300)}, 50, "M40", id="a share, first"),
-        pytest.param({"M40": FreeCards(8, 0, 100), "P100": FreeCards(8, 0, 200)}, 50, "P100", id="a share, free cores"),
-        pytest.param({"A100": FreeCards(8, 1, 100)}, 100, "A100", id="none of the others"),
-        pytest.param({}, 100, "M40", id="not published"),
+        pytest.param({"M40": FreeCards(8, 2, 300), "P100": FreeCards(8, 3, 300)}, CARD, "P100", id="whole cards"),
+        pytest.param({"M40": FreeCards(8, 2, 300), "P100": FreeCards(8, 3, 300)}, SHARE, "M40", id="a share, first"),
+        pytest.param({"M40": FreeCards(8, 0, 100), "P100": FreeCards(8, 0, 200)}, SHARE, "P100", id="a share, free"),
+        pytest.param({"M40": FreeCards(8, 1, 100), "P100": FreeCards(8, 0, 200)}, SHARES, "P100", id="several shares"),
+        pytest.param({"A100": FreeCards(8, 1, 100)}, CARD, "A100", id="none of the others"),
+        pytest.param({}, CARD, "M40", id="not published"),
     ],
 )
 def test_where_it_is_published_the_model_with_the_most_free_cards_is_chosen(
-    free: dict[str, FreeCards], asked: int, model: str
+    free: dict[str, FreeCards], asked: Charge, model: str
 ) -> None:
     present = frozenset(("M40", "P100", "A100"))
     candidates = Candidates(("M40", "P100", "A100"), present, {}, free)
-    chosen = choose(candidates, QUOTA, Charge(asked), {})
+    chosen = choose(candidates, QUOTA, asked, {})
     assert isinstance(chosen, Choice)
     assert chosen.model == model
     assert chosen.reason.startswith("most room" if model == "M40" else "most cards are free")
@@ -86,7 +104,7 @@ def test_what_was_admitted_a_moment_ago_counts_as_no_longer_free() -> None:
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
     candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, free)
     pending = {"M40": Usage(Charge(200), Charge(200))}
-    chosen = choose(candidates, QUOTA, Charge(100), pending)
+    chosen = choose(candidates, QUOTA, CARD, pending)
     assert isinstance(chosen, Choice)
     assert chosen.model == "P100"
 
@@ -102,10 +120,48 @@ def test_free_cards_of_other_pools_are_not_the_pods() -> None:
 
 
 def test_figures_are_read_as_they_were_published() -> None:
-    figures = {("M40", "lab"): FreeCards(8, 7, 760, 60), ("P100", ""): FreeCards(1)}
+    figures = {("M40", "lab"): FreeCards(8, 7, 760, 60, 100), ("P100", ""): FreeCards(1)}
     assert read_figures(write_figures(figures)) == figures
+    assert by_model(figures, []) == {"M40": FreeCards(8, 7, 760, 60, 100), "P100": FreeCards(1)}
     with pytest.raises(ValueError, match="Expected"):
         read_figures("{}")
+
+
+def test_figures_of_an_earlier_and_of_a_later_release_are_read() -> None:
+    row = {"model": "M40", "pool": "lab", "free": {"cards": 8, "free_cores": 80, "new": 1}, "new": 1}
+    assert read_figures(json.dumps([row])) == {("M40", "lab"): FreeCards(8, 0, 80)}
+
+
+HALVES, WHOLE = FreeCards(8, 0, 400, 400, 50), FreeCards(1, 1, 100, 0, 100)
+"""Eight cards of which half is used, and one free card."""
+
+
+@pytest.mark.parametrize(
+    ("containers", "halves", "chosen"),
+    [
+        pytest.param([(60, 10)], HALVES, ("P100", "a card of it has room now, 8 cards of 8 cards free"), id="60"),
+        pytest.param([(50, 10)], HALVES, ("M40", "most cards are free, 8 cards of 8 cards free"), id="50"),
+        pytest.param([(25, 10)] * 4, HALVES, ("M40", "most cards are free, 8 cards of 8 cards free"), id="4 of 25"),
+        pytest.param([(100, 0)], HALVES, ("P100", "a card of it has room now, 8 cards of 8 cards free"), id="a card"),
+        pytest.param(
+            [(60, 10)],
+            FreeCards(8, 0, 400, 400),
+            ("M40", "most cards are free, 8 cards of 8 cards free"),
+            id="published by an earlier release",
+        ),
+    ],
+)
+def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
+    containers: list[tuple[int, int]], halves: FreeCards, chosen: tuple[str, str]
+) -> None:
+    """A pod is held to its model for good: the sum of what is free on many cards is no use to it."""
+    limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
+    asking = view(pod(*(container(each) for each in limits)))
+    request, quota = read_request(asking), quota_of("M40", "P100")
+    whole = WHOLE if halves.largest else msgspec.structs.replace(WHOLE, largest=0)
+    nodes = Nodes(free={("M40", ""): halves, ("P100", ""): whole})
+    candidates = find_candidates(asking, request.schemes, quota, nodes, request.share)
+    assert choose(candidates, quota, request.charge, {}) == Choice(*chosen)
 
 
 def test_the_only_candidate_is_taken_as_such() -> None:
@@ -171,7 +227,7 @@ def test_a_quota_that_only_warns_always_chooses(asked: int, choice: Choice) -> N
 
 
 @pytest.mark.parametrize(
-    ("pod", "models", "pools", "within"),
+    ("stored", "models", "pools", "within"),
     [
         pytest.param(vcuda_pod(), None, None, False, id="not-held"),
         pytest.param(vcuda_pod(affinity=held_to("M40", "lab")), {"M40"}, {"lab"}, True, id="held"),
@@ -214,9 +270,9 @@ def test_a_quota_that_only_warns_always_chooses(asked: int, choice: Choice) -> N
     ],
 )
 def test_a_stored_pod_is_held_by_its_spec_alone(
-    pod: Manifest, models: Iterable[str] | None, pools: Iterable[str] | None, within: bool
+    stored: Manifest, models: Iterable[str] | None, pools: Iterable[str] | None, within: bool
 ) -> None:
-    pin = read_pin(view(pod), LABELS)
+    pin = read_pin(view(stored), LABELS)
     assert pin == Pin(
         None if models is None else frozenset(models),
         None if pools is None else frozenset(pools),

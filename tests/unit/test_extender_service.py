@@ -125,6 +125,6 @@ def test_fragments_are_counted_by_model_and_pool() -> None:
     public = {MODEL: "M40", POOL: "public"}
     labelled = nodes(a=public, b=public, c={MODEL: "P100"}, cpu=public, unlabelled={})
     assert figures_of(known, labelled) == {
-        ("M40", "public"): FreeCards(cards=4, whole=3, free_cores=370, fragmented_cores=70),
-        ("P100", ""): FreeCards(cards=2, whole=0, free_cores=90, fragmented_cores=90),
+        ("M40", "public"): FreeCards(cards=4, whole=3, free_cores=370, fragmented_cores=70, largest=100),
+        ("P100", ""): FreeCards(cards=2, whole=0, free_cores=90, fragmented_cores=90, largest=90),
     }
