@@ -15,6 +15,7 @@ from controller.auditor import Auditing, Auditor
 from controller.certificate_watch import CertificateWatch
 from controller.due import DueQueue
 from controller.evictions import Evictor
+from controller.extender.cards_publisher import withdraw
 from controller.extender.service import Extender, Listening
 from controller.loops import spawn
 from controller.metrics import AuditCollector, AuditMetrics, GarbageMetrics, SettleMetrics, UsageCollector
@@ -51,6 +52,8 @@ class Leader:
         listening: Listening | None = None,
         webhook_service: str = "",
     ) -> None:
+        self._kube = kube
+        self._system_namespace = system_namespace
         self._on_fault = on_fault
         self._loops: list[threading.Thread] = []
         self._times = times or Times()
@@ -165,8 +168,10 @@ class Leader:
         if self.extender:
             self.extender.serve()
         self._quota_changed()
+        self._withdraw_cards()
         while not self._stopping.wait(self._times.full_pass):
             self.settler.audit()
+            self._withdraw_cards()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         self._loops.append(spawn(name, loop, self._on_fault))
@@ -194,6 +199,14 @@ class Leader:
         """Publish in a namespace that was made, or made again, though nothing changed but that."""
         self.settler.due.add(namespace)
         self.publisher.due.add(namespace)
+
+    def _withdraw_cards(self) -> None:
+        """Delete the figures of an extender that was, if there is none now: models would be chosen by them for ever.
+
+        At every full pass, as the one before us may have written them while it ended.
+        """
+        if self.extender is None or not self.extender.publishes:
+            withdraw(self._kube, self._system_namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
         self.publisher.report(namespace, use)

@@ -115,6 +115,16 @@ class ApiDouble:
 
         return self._call("PATCH", timeout, effect)
 
+    def delete(self, path: str, _body: bytes | None = None, _params: object = None, timeout: float = 10) -> bytes:
+        """Delete an object."""
+
+        def effect() -> bytes:
+            known = self._known(path)
+            self.remove(path)
+            return json.dumps(known).encode()
+
+        return self._call("DELETE", timeout, effect)
+
     def list_pages(self, path: str, _params: object = None, _limit: int = 500, timeout: float = 30) -> Iterator[Page]:
         """Yield all objects of a collection on one page."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -16,15 +17,28 @@ from vcuda.kube import MERGE_PATCH, Kube
 SPACING = 3.0
 """Seconds between two looks, and so between two writes at least."""
 
+REPEAT = 60.0
+"""Seconds after which the same figures are written again, should somebody have deleted or edited them.
+
+A patch that changes nothing is not stored by the API server, and nobody who watches hears of it.
+"""
+
 
 class CardsPublisher:
-    """Writes the figures when they have changed. Nothing is decided by them but what is tried first."""
+    """Writes the figures when they have changed. Nothing is decided by them but what is tried first.
 
-    def __init__(self, kube: Kube, namespace: str, figures: Callable[[], Figures]) -> None:
+    ``clock`` is in seconds, and only runs forward.
+    """
+
+    def __init__(
+        self, kube: Kube, namespace: str, figures: Callable[[], Figures], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._kube = kube
         self._namespace = namespace
         self._figures = figures
+        self._clock = clock
         self._written: str | None = None
+        self._repeat_at = 0.0
         self._log = structlog.get_logger()
 
     def run(self, stopping: threading.Event) -> None:
@@ -37,11 +51,11 @@ class CardsPublisher:
             stopping.wait(SPACING)
 
     def publish(self) -> None:
-        """Write the figures, unless they are those that were written last; raises VcudaError where that fails."""
-        text = write_figures(self._figures())
-        if text == self._written:
+        """Write the figures, unless they were written a moment ago; raises VcudaError where that fails."""
+        text, now = write_figures(self._figures()), self._clock()
+        if text == self._written and now < self._repeat_at:
             return
-        collection = f"/api/v1/namespaces/{quote(self._namespace)}/configmaps"
+        collection = _collection(self._namespace)
         data = {KEY: text}
         try:
             self._kube.patch(f"{collection}/{CONFIG_MAP}", msgspec.json.encode({"data": data}), MERGE_PATCH)
@@ -49,4 +63,24 @@ class CardsPublisher:
             metadata = {"name": CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
             made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
             self._kube.post(collection, msgspec.json.encode(made))
-        self._written = text
+        self._written, self._repeat_at = text, now + REPEAT
+
+
+def withdraw(kube: Kube, namespace: str) -> None:
+    """Delete the figures that a leader before us has published: where no extender keeps them up they mislead for ever.
+
+    Where that fails it is logged, and the next call tries again.
+    """
+    log = structlog.get_logger()
+    try:
+        kube.delete(f"{_collection(namespace)}/{CONFIG_MAP}")
+    except NotFound:
+        return
+    except VcudaError as error:
+        log.warning("figures of free cards not deleted, though nobody keeps them up", error=str(error))
+    else:
+        log.info("figures of free cards deleted, as nobody keeps them up")
+
+
+def _collection(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace)}/configmaps"

@@ -87,6 +87,11 @@ class Extender:
         """Whether the scheduler is answered, or never will be for a reason that was logged."""
         return self._server is not None or not self._taken
 
+    @property
+    def publishes(self) -> bool:
+        """Whether it keeps up the published figures of free cards."""
+        return self._server is not None
+
     def figures(self) -> Figures:
         """Return how much of the cards is free, by model and pool."""
         return figures_of(self._book.cards(), self._nodes.current())

@@ -210,6 +210,11 @@ def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publis
         assert subsets[0]["addresses"] == [{"ip": "10.1.2.3"}]
         assert [line for line in leader.output().splitlines() if "system:serviceaccount" in line] == []
         assert not may(account, "patch", "endpoints/another", SYSTEM_NAMESPACE)
+        before = cluster.rest.get(f"{published}/gpu-cards")
+        again = cluster.rest.merge_patch(f"{published}/gpu-cards", {"data": before["data"]})
+        assert again["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"], "written though the same"
+    with controlling(installation, *quota[:2], kubeconfig=account.kubeconfig):
+        cluster.await_gone(published, "gpu-cards")
 
 
 def test_the_scheduler_takes_the_time_for_volumes_from_the_manifest(

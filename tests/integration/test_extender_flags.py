@@ -64,7 +64,7 @@ def test_a_damaged_journal_ends_the_extender_alone(api: ApiDouble, beginning: Be
     api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": "{"}})
     beginning.extender.take()
     beginning.extender.serve()
-    assert (beginning.faults, beginning.extender.serving) == (0, True)
+    assert (beginning.faults, beginning.extender.serving, beginning.extender.publishes) == (0, True, False)
     beginning.extender.stop()
 
 
@@ -80,6 +80,7 @@ def test_it_is_ready_once_it_listens(api: ApiDouble, beginning: Beginning) -> No
     assert (beginning.faults, beginning.extender.serving) == (0, False)
     beginning.extender.serve()
     assert beginning.extender.serving
+    assert beginning.extender.publishes
     beginning.extender.stop()
 
 

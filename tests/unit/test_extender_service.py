@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from controller.extender.cards_publisher import CardsPublisher
+from controller.extender.cards_publisher import REPEAT, SPACING, CardsPublisher, withdraw
 from controller.extender.deadline import Deadline
 from controller.extender.endpoints import Advertiser
 from controller.extender.journal import Journal
@@ -96,7 +96,7 @@ def test_endpoints_that_cannot_be_read_are_an_error(api: ApiDouble) -> None:
         Advertiser(api.kube, SYSTEM, "10.0.0.1", 10443).hold()
 
 
-def test_free_cards_are_published_when_they_change_and_made_anew_where_they_were_deleted(api: ApiDouble) -> None:
+def test_free_cards_are_published_when_they_change(api: ApiDouble) -> None:
     figures = {("M40", "public"): FreeCards(8, 8, 800)}
     publisher = CardsPublisher(api.kube, SYSTEM, lambda: figures)
     publisher.publish()
@@ -106,10 +106,30 @@ def test_free_cards_are_published_when_they_change_and_made_anew_where_they_were
     figures["M40", "public"] = FreeCards(8, 7, 730, 30)
     publisher.publish()
     assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
+
+
+def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiDouble) -> None:
+    figures, seconds = {("M40", "public"): FreeCards(8, 8, 800)}, [0.0]
+    publisher = CardsPublisher(api.kube, SYSTEM, lambda: figures, lambda: seconds[0])
+    publisher.publish()
     api.remove(CARDS)
-    figures["M40", "public"] = FreeCards(8, 8, 800)
+    for seconds[0] in (REPEAT - SPACING, REPEAT):
+        publisher.publish()
+    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
+    api.store(CARDS, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
+    seconds[0] = 2 * REPEAT
     publisher.publish()
     assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
+
+
+def test_figures_that_nobody_keeps_up_are_withdrawn(api: ApiDouble) -> None:
+    withdraw(api.kube, SYSTEM)
+    CardsPublisher(api.kube, SYSTEM, dict).publish()
+    api.deliver = Script(lost_request, methods=("DELETE",))
+    withdraw(api.kube, SYSTEM)
+    assert CARDS in api.objects
+    withdraw(api.kube, SYSTEM)
+    assert CARDS not in api.objects
 
 
 def test_fragments_are_counted_by_model_and_pool() -> None:

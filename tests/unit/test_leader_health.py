@@ -49,6 +49,23 @@ def test_a_leader_is_in_trouble_when_a_watch_has_ended(leader: Leader) -> None:
     assert leader.trouble() == "a watch has ended"
 
 
+def test_a_leader_without_an_extender_deletes_the_figures_of_one_that_was(api: ApiDouble, leader: Leader) -> None:
+    """Models would be chosen by them for ever, as nobody keeps them up."""
+    path, gone = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-cards", threading.Event()
+    api.store(path, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
+
+    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
+        answer = effect()
+        if method == "DELETE":
+            gone.set()
+        return answer
+
+    api.deliver = deliver
+    leader.start()
+    assert gone.wait(PATIENT)
+    assert path not in api.objects
+
+
 def test_a_stop_waits_for_the_removal_that_is_on_its_way(api: ApiDouble, leader: Leader) -> None:
     """The patch has landed, and its Event is still to come."""
     patched, goes_on = threading.Event(), threading.Event()
