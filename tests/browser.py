@@ -24,6 +24,9 @@ document.addEventListener("securitypolicyviolation", (event) => window.violation
 READABLE = 4.5
 """The contrast of text and its ground, as WCAG 2 asks it of text of this size (success criterion 1.4.3)."""
 
+DISCERNIBLE = 3.0
+"""The least contrast of what has to be seen and is no text (WCAG 2.1, 1.4.11)."""
+
 CONTRASTS = """
 () => {
   const parse = (color) => color.match(/[\\d.]+/g).map(Number);
@@ -38,20 +41,42 @@ CONTRASTS = """
     }
     return [255, 255, 255];
   };
+  const contrast = (element, style) => {
+    const [behind, opacity] = [ground(element), Number(style.opacity)];
+    const seen = parse(style.color).slice(0, 3).map((v, i) => v * opacity + behind[i] * (1 - opacity));
+    const [one, other] = [light(seen), light(behind)].sort((a, b) => b - a);
+    return (one + 0.05) / (other + 0.05);
+  };
   const found = {};
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
     if (element.closest(".unseen, .skip, noscript")) continue;
-    const color = getComputedStyle(element).color;
-    const [one, other] = [light(parse(color)), light(ground(element))].sort((a, b) => b - a);
-    found[`${element.className}: ${element.textContent.trim()}`] = (one + 0.05) / (other + 0.05);
+    found[`${element.className}: ${element.textContent.trim()}`] = contrast(element, getComputedStyle(element));
+  }
+  for (const element of document.querySelectorAll("main *, header *")) {
+    const before = getComputedStyle(element, "::before");
+    if (!/[\\w]/.test(before.content.replace("none", "")) || !element.checkVisibility()) continue;
+    found[`before ${element.className}: ${before.content}`] = contrast(element, before);
   }
   return found;
 }
 """
-"""Returns the contrast of every text that can be seen to what is behind it, by the text."""
+"""Returns the contrast of every text that can be seen to what is behind it, by the text; also of what styles add."""
+
+BORDER = """
+(element) => {
+  const light = (color) => color.match(/[\\d.]+/g).map(Number).slice(0, 3)
+    .map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const { borderTopColor, backgroundColor } = getComputedStyle(element);
+  const [one, other] = [light(borderTopColor), light(backgroundColor)].sort((a, b) => b - a);
+  return (one + 0.05) / (other + 0.05);
+}
+"""
+"""Returns the contrast of a field's border to what is in it."""
 
 
 @contextmanager

@@ -42,7 +42,7 @@ SMALLEST_ZIPPED = 1024
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml")
 
-COME_AGAIN = {"Retry-After": "2", "Refresh": "2"}
+COME_AGAIN = {"Retry-After": "2"}
 
 
 @dataclass(frozen=True)

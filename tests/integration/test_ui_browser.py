@@ -16,7 +16,7 @@ from controller.ui.feed import Feed
 from controller.ui.server import serve
 from controller.ui.source import PodRow, Refusal
 from controller.ui.views import Views
-from tests.browser import CONTRASTS, NARROW, READABLE, WIDE, Tab, browsing, tab
+from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, browsing, tab
 from tests.usage_samples import Sample, ago, company, crowd, model_use, namespace_use
 
 
@@ -132,6 +132,13 @@ def test_every_text_can_be_read_on_its_ground(
         if not path:
             for step in range(12):
                 assert re.search(rf"\bh{step}\b", cell(page, "steps", f"S{step:02}").get_attribute("class") or "")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_search_field_can_be_told_from_its_ground(browser: Browser, leader: Served, scheme: str) -> None:
+    with tab(browser, color_scheme=scheme) as opened:
+        page = opened.open(leader.url)
+        assert page.get_by_role("searchbox").evaluate(BORDER) >= DISCERNIBLE
 
 
 def test_a_click_on_a_header_sorts_and_the_address_keeps_it(opened: Tab, leader: Served) -> None:
@@ -273,6 +280,7 @@ def test_a_page_whose_leader_is_gone_says_so_and_follows_the_next_one(browser: B
     page = opened.open(leader.url)
     leader.stand_by()
     expect(page.locator("#state")).to_have_text("Connecting again…")
+    expect(page.locator("#said")).to_have_text("Connection lost: the figures may be out of date")
     leader.sample.report(namespace_use("robotics", model_use("V100", 4, 4), model_use("M40", 4)))
     leader.lead()
     expect(cell(page, "robotics", "V100")).to_have_text("4 of 4", timeout=30000)

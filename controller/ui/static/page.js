@@ -194,12 +194,13 @@ let source;
 let heard = 0;
 let failures = 0;
 
-function show(name, text) {
+function show(name, text, told) {
   state.hidden = false;
-  if (state.dataset.state !== name) {
-    state.dataset.state = name;
-    state.textContent = text;
-  }
+  const before = state.dataset.state;
+  if (before === name) return;
+  state.dataset.state = name;
+  state.textContent = text;
+  if (before !== "none") announce(told, true);
 }
 
 // A tab that nobody sees does not listen: browsers allow few connections, and the leader few listeners
@@ -211,7 +212,7 @@ function follow() {
   const hear = () => {
     heard = Date.now();
     failures = 0;
-    show("live", "Live");
+    show("live", "Live", "Live again");
   };
   source.addEventListener("open", hear);
   source.addEventListener("beat", hear);
@@ -230,7 +231,7 @@ function follow() {
 // Where the stream cannot be had at all, the page is loaded again now and then instead
 function lost() {
   source.close();
-  show("late", "Connecting again…");
+  show("late", "Connecting again…", "Connection lost: the figures may be out of date");
   setTimeout(follow, Math.min(AGAIN * 2 ** failures, LONGEST));
   failures += 1;
   if (failures > 3) load(location.href);
