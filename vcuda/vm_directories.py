@@ -92,6 +92,12 @@ class Kind(StrEnum):
     LINK = "link"
     SOCKET = "socket"
     OTHER = "other"
+    UNKNOWN = "unknown"
+
+    @property
+    def may_be_directory(self) -> bool:
+        """Whether it is one, or does not let itself be asked: opening it tells."""
+        return self in (Kind.DIRECTORY, Kind.UNKNOWN)
 
 
 class Reason(StrEnum):
@@ -174,7 +180,7 @@ def standing(form: Form, name: str, kind: Kind, facts: Facts) -> Keep | None:
     uid = form.uid(name)
     if uid is None:
         return Keep(Reason.FOREIGN)
-    if kind is not Kind.DIRECTORY:
+    if not kind.may_be_directory:
         return Keep(Reason.LINK) if kind is Kind.LINK else Keep(Reason.NOT_A_DIRECTORY, kind.value)
     return absent(uid, facts)
 

@@ -23,7 +23,7 @@ from controller.node.tree import Entry, Place, entries, identity_of, opened, ope
 from controller.node.usage import InUse, check_unused, survey
 from vcuda.errors import VcudaError
 from vcuda.sightings import MOST_TRACKED, Now, Patience
-from vcuda.vm_directories import TRASH, Facts, Form, Keep, Kind, Reason, Trashed, absent, standing
+from vcuda.vm_directories import TRASH, Facts, Form, Keep, Reason, Trashed, absent, standing
 
 # Reasons of which a single directory is not to blame: it is tried again with the next pass.
 _GENERAL = frozenset({Reason.POD, Reason.KUBELET, Reason.PODS_UNKNOWN, Reason.KUBELET_UNKNOWN})
@@ -142,6 +142,9 @@ class Pass:
             stamp = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False).st_mtime
         except FileNotFoundError:
             return False  # somebody else has removed it
+        except OSError as error:
+            self._keep(entry.name, keep_after(error))  # such as a mount point whose file system has died
+            return False
         keep = self.sweep.grace.hold(entry.name, entry.inode, stamp)
         if keep is not None:
             self._keep(entry.name, keep)
@@ -176,7 +179,7 @@ class Pass:
         found: list[tuple[Trashed, Entry]] = []
         for entry in islice(entries(trash.fd), MOST_TRACKED):
             trashed = self.sweep.form.read_trashed(entry.name)
-            if trashed is None or not (trashed.moving or entry.kind is Kind.DIRECTORY):
+            if trashed is None or not (trashed.moving or entry.kind.may_be_directory):
                 self._keep(f"{TRASH}/{entry.name}", Keep(Reason.FOREIGN))
             else:
                 found.append((trashed, entry))

@@ -114,10 +114,22 @@ def entries(fd: int) -> Generator[Entry]:
     """Yield what an open directory holds, in no order, a few at a time."""
     with os.scandir(fd) as listing:
         for entry in listing:
-            yield Entry(entry.name, _kind(entry), entry.inode())
+            kind = _kind(entry)
+            if kind is not None:
+                yield Entry(entry.name, kind, entry.inode())
 
 
-def _kind(entry: os.DirEntry[str]) -> Kind:
+def _kind(entry: os.DirEntry[str]) -> Kind | None:
+    """Tell what it is; None where it has just gone."""
+    try:
+        return _listed_kind(entry)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return Kind.UNKNOWN
+
+
+def _listed_kind(entry: os.DirEntry[str]) -> Kind:
     """Tell what it is, mostly without a further call: a directory's listing says so."""
     if entry.is_dir(follow_symlinks=False):
         return Kind.DIRECTORY
@@ -170,7 +182,7 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, Entry]]:
     """Yield (descriptor of its directory, entry) for all that lies below ``top``, however wide or deep.
 
     Few descriptors and little memory, whatever the tree. Refused where a mount point lies in it, or where it changes
-    while it is read. A link is yielded, and not followed.
+    while it is read, or something in it cannot be asked what it is. A link is yielded, and not followed.
     """
     levels = [_Level.of(os.dup(top))]
     try:
@@ -179,6 +191,8 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, Entry]]:
             if entry is None:
                 _ascend(levels)
                 continue
+            if entry.kind is Kind.UNKNOWN:
+                raise Refused(Reason.ERROR, f"what {entry.name} is cannot be read")
             yield levels[-1].fd, entry
             if entry.kind is Kind.DIRECTORY:
                 levels.append(_Level.of(open_directory(entry.name, levels[-1].fd, mount)))

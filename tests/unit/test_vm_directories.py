@@ -97,6 +97,7 @@ def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
         pytest.param(Kind.DIRECTORY, Facts(frozenset({UID}), unknown=UNKNOWN), Keep(Reason.POD), id="but one knows"),
         pytest.param(Kind.DIRECTORY, Facts(), None, id="gone"),
         pytest.param(Kind.DIRECTORY, Facts(frozenset({OTHER}), frozenset({OTHER})), None, id="another's pod"),
+        pytest.param(Kind.UNKNOWN, Facts(), None, id="gone, as far as can be told: opening it tells the rest"),
         pytest.param(Kind.LINK, Facts(), Keep(Reason.LINK), id="a link"),
         pytest.param(Kind.FILE, Facts(), Keep(Reason.NOT_A_DIRECTORY, "file"), id="a file"),
         pytest.param(Kind.OTHER, Facts(), Keep(Reason.NOT_A_DIRECTORY, "other"), id="a FIFO"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from controller.node.kubelet_pods import Kubelet, NoKubelet
-from controller.node.outcome import Outcome, Verdict
+from controller.node.outcome import Outcome, Report, Verdict
 from controller.node.removal import OutOfTime
 from controller.node.sweep import Sweep
 from controller.node.trash import OpenHands, real_hands
@@ -169,9 +169,13 @@ class Agent:
     def sweep(self, give_up: Callable[[], bool] = lambda: False) -> dict[str, Outcome]:
         """One pass: what it said, by path."""
         said: list[Outcome] = []
-        with suppress(OutOfTime):
-            self.blocked = self._sweep.run(said.append, give_up)
+        self.run(said.append, give_up)
         return {outcome.path: outcome for outcome in said}
+
+    def run(self, report: Report, give_up: Callable[[], bool] = lambda: False) -> None:
+        """One pass that tells ``report``."""
+        with suppress(OutOfTime):
+            self.blocked = self._sweep.run(report, give_up)
 
     def sweep_after_grace(self) -> dict[str, Outcome]:
         """Two passes with more than the grace in between, the first of which moves nothing that is new to the agent."""

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from typing import Any
 import pytest
 
 from controller.node import removal, trash
-from controller.node.outcome import Verdict
+from controller.node.outcome import Outcome, Verdict
 from controller.node.trash import no_hands
+from tests.integration.node import fuse
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Pods, need_root, snapshot, uid
 from vcuda.vm_directories import TRASH, Keep, Reason
 
@@ -151,6 +153,96 @@ def test_a_directory_that_cannot_be_moved_leaves_the_rest_to_go_on_and_is_tried_
     steps.before = lambda *_: None
     disk.clocks.advance(60)
     assert agent.sweep()[uid(2)].verdict is Verdict.MOVED
+
+
+def test_a_mount_point_whose_file_system_has_died_leaves_the_rest_to_go_on(disk: Disk, agent: Agent) -> None:
+    """Asking for its age, or what it is, fails; without a cluster too."""
+    need_root()
+    nested(disk, 1)
+    with fuse.mounted(nested(disk, 2), dead=True):
+        said = agent.sweep_after_grace()
+        assert said[uid(2)].keep == Keep(Reason.ERROR, os.strerror(errno.ENOTCONN))
+        assert said[uid(1)].verdict is Verdict.MOVED
+        assert disk.names() == {uid(2)}
+    assert agent.reason(uid(2)) is None
+
+
+@pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
+def test_a_directory_that_does_not_tell_its_age_leaves_the_rest_to_go_on(
+    disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    for each in (1, 2, 3):
+        nested(disk, each)
+    plain = os.stat
+
+    def fail(path: Any, **named: Any) -> os.stat_result:
+        if path == uid(2):
+            raise OSError(number, os.strerror(number))
+        return plain(path, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", fail)
+        said = agent.sweep_after_grace()
+    assert said[uid(2)].keep == Keep(Reason.ERROR, os.strerror(number))
+    assert disk.names() == {uid(2)}
+    assert agent.reason(uid(2)) is None
+
+
+def test_sockets_that_go_while_the_root_is_read_leave_the_rest_to_go_on(disk: Disk) -> None:
+    """What is no file, directory or link has to be asked what it is."""
+    nested(disk, 1)
+    for number in range(5):
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
+            bound.bind(str(disk.root / f"{number}.sock"))
+    said = set()
+
+    def report(outcome: Outcome) -> None:
+        said.add(outcome.path)
+        for path in disk.root.glob("*.sock"):
+            path.unlink()
+
+    Agent(disk).run(report)
+    assert uid(1) in said
+    assert len(said) == 2, "of the sockets, the one that was told of before they went"
+
+
+class Unlisted:
+    """An entry of a directory whose listing does not tell what it is (DT_UNKNOWN), and that cannot be asked."""
+
+    def __init__(self, entry: os.DirEntry[str], error: OSError) -> None:
+        self.name = entry.name
+        self.inode = entry.inode
+        self._error = error
+
+    def is_dir(self, *, follow_symlinks: bool) -> bool:
+        assert not follow_symlinks
+        raise self._error
+
+
+@pytest.mark.parametrize("where", ["in the root", "inside"])
+def test_what_cannot_be_asked_what_it_is_stays_and_leaves_the_rest_to_go_on(
+    disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    nested(disk, 1)
+    nested(disk, 2)
+    victim = uid(1) if where == "in the root" else "vcuda.config"
+    plain = os.scandir
+
+    @contextlib.contextmanager
+    def scandir(fd: int) -> Iterator[Iterator[os.DirEntry[str] | Unlisted]]:
+        hides = where == "in the root" or uid(1) in str(Path(f"/proc/self/fd/{fd}").readlink())
+        error = OSError(errno.EIO, os.strerror(errno.EIO))
+        with plain(fd) as listing:
+            yield (Unlisted(each, error) if hides and each.name == victim else each for each in listing)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        said = agent.sweep_after_grace()
+    if where == "inside":
+        assert said[uid(1)].keep == Keep(Reason.ERROR, "what vcuda.config is cannot be read")
+        assert disk.names() == {uid(1)}
+    else:
+        assert disk.names() == set(), "opening it told"
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
