@@ -20,7 +20,7 @@ SPACING = 5.0
 MISSED = 5
 """Periods without the end of a sweep after which the agent is not healthy."""
 
-Run = Callable[[Report, Callable[[], bool]], Keep | None]
+Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], Keep | None]
 """`controller.node.sweep.Sweep.run`, or what stands for it."""
 
 
@@ -86,7 +86,7 @@ class Agent:
         """Make one pass, whatever comes of it."""
         deadline = time.monotonic() + self._pace.period
         self._teller.begin()
-        result = self._result(lambda: self._wakes.stopping or time.monotonic() > deadline)
+        result = self._result(lambda: time.monotonic() > deadline)
         self._teller.end(result, time.time())
         if result != "failed":
             self._ended = time.monotonic()
@@ -101,7 +101,7 @@ class Agent:
 
     def _result(self, give_up: Callable[[], bool]) -> str:
         try:
-            blocked = self._run(self._teller, give_up)
+            blocked = self._run(self._teller, give_up, lambda: self._wakes.stopping)
         except OutOfTime:
             return "unfinished"
         except OSError as error:

@@ -11,6 +11,10 @@ from controller.node.renaming import rename
 from controller.node.tree import Place, entries, open_directory
 from vcuda.vm_directories import Kind
 
+BATCH = 10_000
+"""Entries that every deletion deletes, though the time is up: where the check before it takes a whole period, it would
+else never begin."""
+
 _BLOCK = 512  # bytes; the unit of st_blocks, whatever the file system's own (stat(2))
 
 
@@ -19,17 +23,21 @@ class OutOfTime(Exception):
 
 
 class Removal:
-    """Empties and removes one directory in a place. ``freed`` counts the bytes given back, ``give_up`` may end it.
+    """Empties and removes one directory in a place. ``freed`` counts the bytes given back.
+
+    ``stopping`` ends it at once, ``give_up`` after a batch.
 
     A directory below the first level is not descended into but moved up to the top and emptied there: so nothing
     depends on the depth, and a process that is killed leaves a tree that is only flatter. What cannot be deleted does
     not keep the rest from it. All of it happens by descriptor, and a link is deleted as a link.
     """
 
-    def __init__(self, place: Place, give_up: Callable[[], bool]) -> None:
+    def __init__(self, place: Place, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         self.freed = 0
         self._place = place
         self._give_up = give_up
+        self._stopping = stopping
+        self._steps = count()
         self._fresh = count()
         self._failures: list[OSError | Refused] = []
 
@@ -89,7 +97,7 @@ class Removal:
 
     def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
         """Take one step; one that fails is remembered, and the others go on."""
-        if self._give_up():
+        if self._stopping() or (next(self._steps) >= BATCH and self._give_up()):
             raise OutOfTime
         try:
             step(*arguments)

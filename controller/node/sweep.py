@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -20,6 +21,7 @@ from controller.node.refused import Refused, keep_after
 from controller.node.removal import OutOfTime, Removal
 from controller.node.trash import Hands, OpenHands
 from controller.node.tree import Entry, Place, entries, identity_of, opened, opened_root
+from controller.node.turns import Turns
 from controller.node.usage import InUse, check_unused, survey
 from vcuda.errors import VcudaError
 from vcuda.sightings import MOST_TRACKED, Now, Patience
@@ -27,6 +29,8 @@ from vcuda.vm_directories import TRASH, Facts, Form, Keep, Reason, Trashed, abse
 
 # Reasons of which a single directory is not to blame: it is tried again with the next pass.
 _GENERAL = frozenset({Reason.POD, Reason.KUBELET, Reason.PODS_UNKNOWN, Reason.KUBELET_UNKNOWN})
+
+T = TypeVar("T")
 
 
 def now() -> Now:
@@ -46,6 +50,7 @@ class Sweep:
     ``grace`` holds what is in the root, ``retention`` what is in the trash; above ``disk_pressure`` (a share of 1) of
     the file system's blocks or inodes the latter does not count. ``open_hands`` acts, or only says what it would do.
     ``sees_all``: /proc shows every process of the host, so one that cannot be looked into may be the one that matters.
+    ``turns`` remembers what ran out of time.
     """
 
     root: Path
@@ -58,12 +63,17 @@ class Sweep:
     disk_pressure: float = 0.85
     sees_all: bool = False
     clock: Callable[[], Now] = now
+    turns: Turns = field(default_factory=Turns)
 
-    def run(self, report: Report, give_up: Callable[[], bool] = never) -> Keep | None:
+    def run(
+        self, report: Report, give_up: Callable[[], bool] = never, stopping: Callable[[], bool] = never
+    ) -> Keep | None:
         """Make one pass. Return why nothing could go, or None where the pass was whole.
 
         OSError where the root cannot be read; one that does not exist holds nothing.
-        OutOfTime once ``give_up`` answers true; what was done until then stands, and a later pass does the rest.
+        OutOfTime once ``give_up`` answers true; what was done until then stands, and a later pass does the rest. It is
+        not asked before one directory of the root and one of the trash have had their turn, so that there is an end
+        however slow the disk; ``stopping`` is asked at every step.
         """
         facts = self._facts()
         with ExitStack() as stack:
@@ -75,9 +85,7 @@ class Sweep:
             if isinstance(hands, Keep):
                 self._only_report(root, structs.replace(facts, unknown=hands), report)
                 return hands
-            a_pass = Pass(self, root, facts, hands, report, give_up)
-            a_pass.over_root()
-            a_pass.over_trash()
+            Pass(self, root, facts, hands, report, give_up, stopping).over_all()
         return None
 
     def _hands(self, root: Place, facts: Facts, stack: ExitStack) -> Hands | Keep:
@@ -117,11 +125,22 @@ class Pass:
     hands: Hands
     report: Report
     give_up: Callable[[], bool]
+    stopping: Callable[[], bool]
 
     @cached_property
     def in_use(self) -> InUse:
         """What processes hold; looked at once a pass, and only where something may go."""
         return survey(self.root.fd, self.root.mount)
+
+    def over_all(self) -> None:
+        """Take the root, and then the trash: the latter has its turn though the former took all the time."""
+        try:
+            self.over_root()
+        except OutOfTime:
+            if not self.stopping():
+                self.over_trash()
+            raise
+        self.over_trash()
 
     def over_root(self) -> None:
         """Report everything in the root, and move to the trash what may go."""
@@ -133,8 +152,7 @@ class Pass:
                 gone.append(entry)
             else:
                 self._keep(entry.name, keep or Keep(Reason.TOO_MANY))
-        for entry in [entry for entry in gone if self._may_go(entry)]:
-            self._move(entry)
+        self._in_turn(self._move, [entry for entry in gone if self._may_go(entry)])
 
     def _may_go(self, entry: Entry) -> bool:
         """Ask for each before anything is done, so that a sweep that ends early has seen them all."""
@@ -150,9 +168,14 @@ class Pass:
             self._keep(entry.name, keep)
         return keep is None
 
+    def _in_turn(self, act: Callable[[T], None], all_of_them: list[T]) -> None:
+        """Act on one after the other; on the first whatever the time."""
+        for number, each in enumerate(all_of_them):
+            if self.stopping() or (number and self.give_up()):
+                raise OutOfTime
+            act(each)
+
     def _move(self, entry: Entry) -> None:
-        if self.give_up():
-            raise OutOfTime
         try:
             self.report(Outcome(entry.name, self._take(entry)))
         except (VcudaError, OSError) as error:
@@ -171,7 +194,10 @@ class Pass:
             return self.hands.take(entry.name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
-        """Report everything in the trash, and delete what has been there long enough: what came first goes first."""
+        """Report everything in the trash, and delete what has been there long enough.
+
+        What came first goes first, but for what ran out of time: that leaves the others their turn.
+        """
         trash = self.hands.place
         if trash is None:
             return
@@ -183,9 +209,10 @@ class Pass:
                 self._keep(f"{TRASH}/{entry.name}", Keep(Reason.FOREIGN))
             else:
                 found.append((trashed, entry))
-        found.sort(key=lambda each: each[0].time)
-        for trashed, entry in [each for each in found if self._may_be_deleted(*each)]:
-            self._delete(trash, trashed, entry)
+        turns = self.sweep.turns
+        turns.begin([entry.name for _, entry in found])
+        found.sort(key=lambda each: (turns.place(each[1].name), each[0].time))
+        self._in_turn(lambda each: self._delete(trash, *each), [each for each in found if self._may_be_deleted(*each)])
 
     def _may_be_deleted(self, trashed: Trashed, entry: Entry) -> bool:
         """Give back what is in the trash by mistake; then as in the root."""
@@ -210,16 +237,15 @@ class Pass:
             self._keep(path, keep_after(error))
 
     def _delete(self, trash: Place, trashed: Trashed, entry: Entry) -> None:
-        if self.give_up():
-            raise OutOfTime
         path = f"{TRASH}/{entry.name}"
-        removal = Removal(trash, self.give_up)
+        removal = Removal(trash, self.give_up, self.stopping)
         try:
             with opened(trash, entry.name) as fd:
                 self._check_unused(fd, {entry.name, trashed.name, trashed.uid})
             verdict = self.hands.delete(entry.name, removal)
             self.report(Outcome(path, verdict, freed=removal.freed))
         except OutOfTime:
+            self.sweep.turns.ran_out(entry.name)
             self.report(Outcome(path, Verdict.KEPT, Keep(Reason.TOO_MANY), removal.freed))
             raise
         except (VcudaError, OSError) as error:
@@ -229,7 +255,7 @@ class Pass:
         mounted = names & self.in_use.mounted
         if mounted:
             raise Refused(Reason.MOUNT, min(mounted))
-        check_unused(fd, self.root.mount, self.in_use)
+        check_unused(fd, self.root.mount, self.in_use, self.stopping)
         if self.sweep.sees_all and self.in_use.unseen:
             raise Refused(Reason.UNSEEN, f"process {self.in_use.unseen[0]}")
 

@@ -13,11 +13,12 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.node.refused import Refused
+from controller.node.removal import OutOfTime
 from controller.node.tree import Mount, identity_of, walk
 from vcuda.vm_directories import Kind, Reason
 
@@ -119,11 +120,16 @@ def sees_host() -> bool:
         return False
 
 
-def check_unused(fd: int, mount: Mount, in_use: InUse) -> None:
-    """Look through an open directory; Refused where something in it is in use, or a mount point."""
+def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bool]) -> None:
+    """Look through an open directory; Refused where something in it is in use, or a mount point.
+
+    OutOfTime where the process is ``stopping``: it may hold millions of files.
+    """
     if identity_of(fd).inode in in_use.inodes:
         raise Refused(Reason.OPEN, "the directory itself")
     for parent, entry in walk(fd, mount):
+        if stopping():
+            raise OutOfTime
         if entry.inode in in_use.inodes:
             raise Refused(Reason.OPEN, entry.name)
         if entry.kind is Kind.SOCKET and listens(parent, entry.name):

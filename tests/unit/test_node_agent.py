@@ -31,7 +31,7 @@ class Sweeps:
 
     script: list[tuple[list[Outcome], Keep | BaseException | None]] = field(default_factory=lambda: [([], None)])
 
-    def __call__(self, report: Report, _give_up: Callable[[], bool]) -> Keep | None:
+    def __call__(self, report: Report, _give_up: Callable[[], bool], _stopping: Callable[[], bool]) -> Keep | None:
         said, result = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         for outcome in said:
             report(outcome)
@@ -188,21 +188,21 @@ def test_a_fault_of_our_own_ends_the_agent(registry: CollectorRegistry) -> None:
         agent_of(registry, Sweeps([([], ZeroDivisionError())])).loop()
 
 
-def test_it_gives_up_a_sweep_when_it_is_stopped_and_after_a_period(
+def test_a_sweep_is_told_when_the_agent_is_stopped_and_when_its_period_is_over(
     registry: CollectorRegistry, clock: list[float]
 ) -> None:
     wakes = Wakes()
     seen = []
 
-    def sweep(_report: Report, give_up: Callable[[], bool]) -> None:
-        seen.append(give_up())
+    def sweep(_report: Report, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
+        seen.append((give_up(), stopping()))
         clock[0] += 61
-        seen.append(give_up())
+        seen.append((give_up(), stopping()))
         wakes.stop()
-        seen.append(give_up())
+        seen.append((give_up(), stopping()))
 
     Agent(sweep, Teller(SweepMetrics(registry), structlog.get_logger()), wakes, Pace(60)).loop()
-    assert seen == [False, True, True]
+    assert seen == [(False, False), (True, False), (True, True)]
 
 
 def waited(wakes: Wakes, pace: Pace) -> float:

@@ -166,16 +166,23 @@ class Agent:
         )
         self.blocked: Keep | None = None
 
-    def sweep(self, give_up: Callable[[], bool] = lambda: False) -> dict[str, Outcome]:
+    def sweep(
+        self, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
+    ) -> dict[str, Outcome]:
         """One pass: what it said, by path."""
         said: list[Outcome] = []
-        self.run(said.append, give_up)
+        self.run(said.append, give_up, stopping)
         return {outcome.path: outcome for outcome in said}
 
-    def run(self, report: Report, give_up: Callable[[], bool] = lambda: False) -> None:
+    def run(
+        self,
+        report: Report,
+        give_up: Callable[[], bool] = lambda: False,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         """One pass that tells ``report``."""
         with suppress(OutOfTime):
-            self.blocked = self._sweep.run(report, give_up)
+            self.blocked = self._sweep.run(report, give_up, stopping)
 
     def sweep_after_grace(self) -> dict[str, Outcome]:
         """Two passes with more than the grace in between, the first of which moves nothing that is new to the agent."""
