@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from vcuda.vm_directories import Kind, Reason
 # kubelet's volumes of a pod. Whoever bind-mounts kubelet's directory keeps copies of them long after the pod's end, so
 # they tell nothing; what its containers mount from beside them (etc-hosts) does.
 _VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
+_MOUNT = re.compile("(?P<number>[0-9]+) [0-9]+ (?P<major>[0-9]+):(?P<minor>[0-9]+) ", re.ASCII)
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # what /proc says of a process that has ended, or is about to
 _HOST_THREAD = "kthreadd"  # process 2 in the host's PID namespace, and in no other
 
@@ -44,72 +45,106 @@ class InUse:
 
 def survey(root: int, mount: Mount, proc: Path = Path("/proc")) -> InUse:
     """Look at every process but this one, for what it holds on the device of ``root``, an open directory."""
-    found = InUse()
-    device = _device_in_maps(root, mount)
-    mapped = re.compile(rb" %s (\d+) " % re.escape(device))
-    namespaces: set[str] = set()
-    _read_mounts(proc / "self", found, namespaces)
+    looking = _Survey(proc, mount.device, re.compile(rb" %s (\d+) " % re.escape(_device_in_maps(root, mount))))
+    looking.read_mounts(proc / "self")
     for pid in os.listdir(proc):  # noqa: PTH208  # names are wanted, by the thousand
         if pid.isdigit() and int(pid) != os.getpid():
-            _look_at(proc / pid, found, mount.device, mapped, namespaces)
-    return found
+            looking.at_process(proc / pid)
+    return looking.found
 
 
-def _look_at(process: Path, found: InUse, device: int, mapped: re.Pattern[bytes], namespaces: set[str]) -> None:
+@dataclass
+class _Survey:
+    """A look at processes under way. ``mapped`` matches what is mapped from the device in a line of maps."""
+
+    proc: Path
+    device: int
+    mapped: re.Pattern[bytes]
+    found: InUse = field(default_factory=InUse)
+    namespaces: set[str] = field(default_factory=set)
+
+    def at_process(self, process: Path) -> None:
+        """Look at the first thread; where that has ended before the others, and holds nothing any more, at each.
+
+        Such a process is not gone (pthread_exit(3), "Notes"), and what its threads hold is seen at them alone.
+        """
+        if self._at_thread(process):
+            return
+        others = [self._at_thread(thread) for thread in _other_threads(process)]
+        if others and not any(others):
+            self.found.unseen.append(process.name)
+
+    def _at_thread(self, thread: Path) -> bool:
+        """Look at what a thread holds; return whether it has not ended meanwhile.
+
+        One that ends lets go of its memory before all else (do_exit in Linux' kernel/exit.c): where that is still to
+        be read, last, the rest was whole.
+        """
+        try:
+            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # as above
+                self._add(f"{thread}/fd/{number}")
+            self._add(f"{thread}/cwd")
+            self._add(f"{thread}/root")
+            self.read_mounts(thread)
+            maps = (thread / "maps").read_bytes()
+        except PermissionError:
+            self.found.unseen.append(thread.name)
+            return True
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            return False
+        self.found.inodes.update(map(int, self.mapped.findall(maps)))
+        return bool(maps)
+
+    def _add(self, link: str) -> None:
+        """Take note of the file behind one of /proc's links; one that was closed meanwhile is no longer held.
+
+        A file that does not let itself be asked (FUSE, a server that is away) is on another file system than ours.
+        PermissionError where it is the process that does not.
+        """
+        try:
+            held = os.stat(link)  # noqa: PTH116  # twice as fast, and there are many
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                Path(link).readlink()
+            return
+        if held.st_dev == self.device:
+            self.found.inodes.add(held.st_ino)
+
+    def read_mounts(self, process: Path) -> None:
+        """Read the mounts of a process, once for all that share them: fields 4 and 5 of proc_pid_mountinfo(5)."""
+        namespace = str((process / "ns" / "mnt").readlink())
+        if namespace in self.namespaces:
+            return
+        lines = _lines_of(process / "mountinfo")
+        self.namespaces.add(namespace)
+        for line in lines:
+            for path in line.split(" ", 5)[3:5]:
+                self.found.mounted.update(_VOLUMES.sub("", path).split("/"))
+
+
+def _other_threads(process: Path) -> list[Path]:
+    """Return all but the first; none where the process has ended."""
     try:
-        for number in os.listdir(f"{process}/fd"):  # noqa: PTH208  # as above
-            _add(f"{process}/fd/{number}", found, device)
-        _add(f"{process}/cwd", found, device)
-        _add(f"{process}/root", found, device)
-        found.inodes.update(map(int, mapped.findall((process / "maps").read_bytes())))
-        _read_mounts(process, found, namespaces)
-    except PermissionError:
-        found.unseen.append(process.name)
-    except OSError as error:
-        if error.errno not in _GONE:
-            raise
-
-
-def _add(link: str, found: InUse, device: int) -> None:
-    """Take note of the file behind one of /proc's links; one that was closed meanwhile is no longer held.
-
-    A file that does not let itself be asked (FUSE, a server that is away) is on another file system than ours.
-    PermissionError where it is the process that does not.
-    """
-    try:
-        held = os.stat(link)  # noqa: PTH116  # twice as fast, and there are many
+        names = os.listdir(process / "task")  # noqa: PTH208  # as above
     except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            Path(link).readlink()
-        return
-    if held.st_dev == device:
-        found.inodes.add(held.st_ino)
-
-
-def _read_mounts(process: Path, found: InUse, namespaces: set[str]) -> None:
-    """Read the mounts of a process, once for all that share them: fields 4 and 5 of proc_pid_mountinfo(5)."""
-    namespace = str((process / "ns" / "mnt").readlink())
-    if namespace in namespaces:
-        return
-    namespaces.add(namespace)
-    for line in (process / "mountinfo").read_text(errors="surrogateescape").splitlines():
-        fields = line.split(" ", 5)
-        for path in fields[3:5]:
-            found.mounted.update(_VOLUMES.sub("", path).split("/"))
+        return []
+    return [process / "task" / name for name in names if name != process.name]
 
 
 def _device_in_maps(root: int, mount: Mount) -> bytes:
     """Return the device as /proc/PID/maps writes it: the file system's own, where btrfs shows others in st_dev."""
-    for line in _lines_of("/proc/self/mountinfo"):
-        fields = line.split(b" ", 3)
-        if int(fields[0]) == mount.number:
-            major, minor = map(int, fields[2].split(b":"))
-            return b"%02x:%02x" % (major, minor)
+    for line in _lines_of(Path("/proc/self/mountinfo")):
+        found = _MOUNT.match(line)
+        if found and int(found["number"]) == mount.number:
+            return b"%02x:%02x" % (int(found["major"]), int(found["minor"]))
     raise Refused(Reason.ERROR, f"mount {mount.number} of descriptor {root} is not in /proc/self/mountinfo")
 
 
-def _lines_of(path: str) -> Iterator[bytes]:
-    yield from Path(path).read_bytes().splitlines()
+def _lines_of(path: Path) -> list[str]:
+    """Return the lines of one of /proc's files: there a newline in a path is escaped, and no other end of a line."""
+    return os.fsdecode(path.read_bytes()).split("\n")
 
 
 def sees_host() -> bool:

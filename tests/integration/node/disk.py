@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -202,3 +203,16 @@ def need_root() -> None:
     """Skip a test that only root can set up."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
+
+
+@contextmanager
+def tmpfs(path: Path, options: str) -> Iterator[None]:
+    """Mount a file system of its own; skipped where that is not allowed."""
+    command = ("mount", "-t", "tmpfs", "-o", options, "none", path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mount needs CAP_SYS_ADMIN: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", path), check=True)

@@ -20,7 +20,7 @@ from controller.node import renaming, trash
 from controller.node.outcome import Verdict
 from controller.node.tree import opened_root
 from controller.node.usage import InUse, survey
-from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, need_root, snapshot, uid
+from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, need_root, snapshot, tmpfs, uid
 from vcuda.vm_directories import TRASH, Keep, Reason
 
 DEEP = 3000
@@ -162,8 +162,14 @@ def test_a_directory_with_a_socket_that_somebody_listens_on_stays_until_nobody_d
 
 
 HOLD = """
-import ctypes, mmap, os, sys
+import ctypes, mmap, os, platform, sys, threading, time
 path, how = sys.argv[1:]
+def outlive():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    print(flush=True)
+    sys.stdin.read()
+    os._exit(0)
 os.chdir(path if how == "cwd" else "/")
 held = os.open(path if how == "directory" else path + "/main/vcuda.config", os.O_RDONLY)
 if how == "map":  # not by the module mmap, which keeps a descriptor of its own
@@ -172,6 +178,9 @@ if how == "map":  # not by the module mmap, which keeps a descriptor of its own
     libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, held, 0)
 if how in ("map", "cwd"):
     os.close(held)
+if how == "thread":
+    threading.Thread(target=outlive).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit: of this thread alone
 print(flush=True)
 sys.stdin.read()
 """
@@ -190,7 +199,7 @@ def held(path: Path, how: str) -> Iterator[None]:
         process.communicate()
 
 
-@pytest.mark.parametrize("how", ["file", "map", "directory", "cwd"])
+@pytest.mark.parametrize("how", ["file", "map", "directory", "cwd", "thread"])
 def test_what_another_process_holds_open_or_mapped_stays_until_it_lets_go(disk: Disk, agent: Agent, how: str) -> None:
     path = disk.make(uid(1))
     disk.make(uid(2))
@@ -286,6 +295,28 @@ def test_a_directory_that_a_container_has_mounted_stays(disk: Disk, agent: Agent
     assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
 
 
+@pytest.mark.parametrize("char", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028", "\udc85"])
+def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, char: str) -> None:
+    """The kernel escapes newlines alone, and anyone may give such a name to what is mounted into a container."""
+    need_root()
+    path = disk.make(uid(1))
+    source = disk.base / f"volume{char}9 9 8:1 x"
+    source.touch()
+    with bind_mount(source, path / "pids.config"):
+        assert agent.reason(uid(1)) is Reason.MOUNT
+
+
+def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
+    """As of a subPath, which its pod's author names: it is listed before a root that is mounted later."""
+    need_root()
+    source, target = disk.base / "sub\rpath", disk.base / "target"
+    source.mkdir()
+    target.mkdir()
+    with bind_mount(source, target), tmpfs(disk.root, "size=1m"):
+        disk.make(uid(1))
+        assert agent.reason(uid(1)) is None
+
+
 @pytest.mark.parametrize("where", ["shallow", "deep"])
 def test_a_mount_that_appears_after_the_mounts_were_read_is_not_crossed(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, where: str
@@ -294,7 +325,7 @@ def test_a_mount_that_appears_after_the_mounts_were_read_is_not_crossed(
     path = disk.make(uid(1))
     at = path / "main" / "mnt" / ("x/y/z" if where == "deep" else "")
     at.mkdir(parents=True)
-    monkeypatch.setattr("controller.node.usage._read_mounts", lambda *_: None)
+    monkeypatch.setattr("controller.node.usage._Survey.read_mounts", lambda *_: None)
     with bind_mount(disk.guarded, at):
         assert agent.reason(uid(1)) is Reason.MOUNT
 

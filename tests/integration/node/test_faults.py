@@ -21,7 +21,7 @@ from controller.node import removal, trash
 from controller.node.outcome import Outcome, Verdict
 from controller.node.trash import no_hands
 from tests.integration.node import fuse
-from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Pods, need_root, snapshot, uid
+from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Pods, need_root, snapshot, tmpfs, uid
 from vcuda.vm_directories import TRASH, Keep, Reason
 
 STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (trash, "rename"), (removal, "rename")]
@@ -322,19 +322,6 @@ def test_two_directories_moved_in_the_same_second_under_one_name(disk: Disk, age
     assert agent.sweep()[uid(1)].keep == Keep(Reason.ERROR, os.strerror(errno.EEXIST))
     disk.clocks.advance(60)
     assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
-
-
-@contextlib.contextmanager
-def tmpfs(path: Path, options: str) -> Iterator[None]:
-    """Mount a file system of its own; skipped where that is not allowed."""
-    command = ("mount", "-t", "tmpfs", "-o", options, "none", path)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mount needs CAP_SYS_ADMIN: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(("umount", path), check=True)
 
 
 def test_a_read_only_file_system_keeps_everything_until_it_can_be_written(disk: Disk, agent: Agent) -> None:
