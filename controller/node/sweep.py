@@ -19,10 +19,11 @@ from controller.node.outcome import Outcome, Report, Verdict
 from controller.node.pod_sources import PodSource
 from controller.node.refused import Refused, keep_after
 from controller.node.removal import OutOfTime, Removal
+from controller.node.surveyor import Surveyor
 from controller.node.trash import Hands, OpenHands
 from controller.node.tree import Entry, Place, entries, identity_of, opened, opened_root
 from controller.node.turns import Turns
-from controller.node.usage import InUse, check_unused, survey
+from controller.node.usage import InUse, check_unused, mount_points
 from vcuda.errors import VcudaError
 from vcuda.sightings import MOST_TRACKED, Now, Patience
 from vcuda.vm_directories import TRASH, Facts, Form, Keep, Reason, Trashed, absent, standing
@@ -50,7 +51,7 @@ class Sweep:
     ``grace`` holds what is in the root, ``retention`` what is in the trash; above ``disk_pressure`` (a share of 1) of
     the file system's blocks or inodes the latter does not count. ``open_hands`` acts, or only says what it would do.
     ``sees_all``: /proc shows every process of the host, so one that cannot be looked into may be the one that matters.
-    ``turns`` remembers what ran out of time.
+    ``surveyor`` looks at them, ``turns`` remembers what ran out of time.
     """
 
     root: Path
@@ -63,6 +64,7 @@ class Sweep:
     disk_pressure: float = 0.85
     sees_all: bool = False
     clock: Callable[[], Now] = now
+    surveyor: Surveyor = field(default_factory=Surveyor)
     turns: Turns = field(default_factory=Turns)
 
     def run(
@@ -130,7 +132,12 @@ class Pass:
     @cached_property
     def in_use(self) -> InUse:
         """What processes hold; looked at once a pass, and only where something may go."""
-        return survey(self.root.fd, self.root.mount)
+        return self.sweep.surveyor.survey(self.root, self.stopping)
+
+    @cached_property
+    def mount_points(self) -> frozenset[str]:
+        """Names of mount points: what is mounted there may never answer, so they are not touched."""
+        return mount_points()
 
     def over_all(self) -> None:
         """Take the root, and then the trash: the latter has its turn though the former took all the time."""
@@ -156,12 +163,15 @@ class Pass:
 
     def _may_go(self, entry: Entry) -> bool:
         """Ask for each before anything is done, so that a sweep that ends early has seen them all."""
+        if entry.name in self.mount_points:
+            self._keep(entry.name, Keep(Reason.MOUNT, entry.name))
+            return False
         try:
             stamp = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False).st_mtime
         except FileNotFoundError:
             return False  # somebody else has removed it
         except OSError as error:
-            self._keep(entry.name, keep_after(error))  # such as a mount point whose file system has died
+            self._keep(entry.name, keep_after(error))
             return False
         keep = self.sweep.grace.hold(entry.name, entry.inode, stamp)
         if keep is not None:
@@ -187,10 +197,11 @@ class Pass:
         if uid in self.sweep.pods.confirmed():
             raise Refused(Reason.POD)
         self.sweep.kubelet.check_gone(uid)
+        self._check_mounts({entry.name, uid})
         with opened(self.root, entry.name) as fd:
             if identity_of(fd).inode != entry.inode:
                 raise Refused(Reason.CHANGED)
-            self._check_unused(fd, {entry.name, uid})
+            self._check_unused(fd)
             return self.hands.take(entry.name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
@@ -240,8 +251,9 @@ class Pass:
         path = f"{TRASH}/{entry.name}"
         removal = Removal(trash, self.give_up, self.stopping)
         try:
+            self._check_mounts({entry.name, trashed.name, trashed.uid})
             with opened(trash, entry.name) as fd:
-                self._check_unused(fd, {entry.name, trashed.name, trashed.uid})
+                self._check_unused(fd)
             verdict = self.hands.delete(entry.name, removal)
             self.report(Outcome(path, verdict, freed=removal.freed))
         except OutOfTime:
@@ -251,10 +263,12 @@ class Pass:
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.retention, entry.name, path, error, removal.freed)
 
-    def _check_unused(self, fd: int, names: set[str]) -> None:
+    def _check_mounts(self, names: set[str]) -> None:
         mounted = names & self.in_use.mounted
         if mounted:
             raise Refused(Reason.MOUNT, min(mounted))
+
+    def _check_unused(self, fd: int) -> None:
         check_unused(fd, self.root.mount, self.in_use, self.stopping)
         if self.sweep.sees_all and self.in_use.unseen:
             raise Refused(Reason.UNSEEN, f"process {self.in_use.unseen[0]}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_OPEN = 64  # levels of a walk; what lies above is closed, and found again by ".."
 _MOST_PARKED = 10_000  # entries a closed level may still have to visit: they are held in memory
 _PARKED = -1
+_MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
 
 class Identity(NamedTuple):
@@ -90,12 +92,20 @@ def open_directory(name: str, parent: int, mount: Mount) -> int:
 
 def mount_of(fd: int) -> Mount:
     """Return the mount that an open directory was reached by."""
-    info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    return Mount(os.fstat(fd).st_dev, mount_number(f"/proc/self/fdinfo/{fd}"))
+
+
+def mount_number(info: str) -> int:
+    """Return the number of the mount that a file was reached by, from what /proc tells of its descriptor."""
+    fd = os.open(info, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        text = os.read(info, 4096)
+        text = os.read(fd, 4096)
     finally:
-        os.close(info)
-    return Mount(os.fstat(fd).st_dev, int(text.partition(b"mnt_id:")[2].split(None, 1)[0]))
+        os.close(fd)
+    number = _MOUNT_NUMBER.search(text)
+    if number is None:
+        raise Refused(Reason.ERROR, f"{info} does not tell a mount")
+    return int(number[1])
 
 
 def identity_of(fd: int) -> Identity:

@@ -1,5 +1,8 @@
 """Whether a directory is in use: by processes that hold files open, map them, listen on a socket, or mount it.
 
+A process may hold files of a server that does not answer (NFS, FUSE), and whoever asks for them waits as well. So the
+mount of each is looked up first: only files of the root's own file system are asked for, and of mounts that are
+nowhere in sight.
 Files are told by device and inode, as a path means different things to processes in different mount namespaces. Of
 other users' processes /proc shows this only to CAP_SYS_PTRACE (proc(5)), and of those outside a container only where
 it shares the host's PIDs.
@@ -13,21 +16,35 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from controller.node.refused import Refused
 from controller.node.removal import OutOfTime
-from controller.node.tree import Mount, identity_of, walk
+from controller.node.tree import Mount, identity_of, mount_number, walk
 from vcuda.vm_directories import Kind, Reason
 
 # kubelet's volumes of a pod. Whoever bind-mounts kubelet's directory keeps copies of them long after the pod's end, so
 # they tell nothing; what its containers mount from beside them (etc-hosts) does.
 _VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
-_MOUNT = re.compile("(?P<number>[0-9]+) [0-9]+ (?P<major>[0-9]+):(?P<minor>[0-9]+) ", re.ASCII)
+_MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) ")
+_OWN_MOUNTS = Path("/proc/self/mountinfo")
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # what /proc says of a process that has ended, or is about to
 _HOST_THREAD = "kthreadd"  # process 2 in the host's PID namespace, and in no other
+
+Device = tuple[int, int]
+"""Major and minor number."""
+
+
+class _Mounted(NamedTuple):
+    """A mount: its number, its file system's device, what of that is mounted, and where; as mountinfo writes paths."""
+
+    number: int
+    device: Device
+    root: str
+    point: str
 
 
 @dataclass
@@ -45,23 +62,33 @@ class InUse:
 
 def survey(root: int, mount: Mount, proc: Path = Path("/proc")) -> InUse:
     """Look at every process but this one, for what it holds on the device of ``root``, an open directory."""
-    looking = _Survey(proc, mount.device, re.compile(rb" %s (\d+) " % re.escape(_device_in_maps(root, mount))))
+    home = _device_of(root, mount)
+    looking = _Survey(mount.device, home, re.compile(rb" %02x:%02x (\d+) " % home))
     looking.read_mounts(proc / "self")
-    for pid in os.listdir(proc):  # noqa: PTH208  # names are wanted, by the thousand
-        if pid.isdigit() and int(pid) != os.getpid():
-            looking.at_process(proc / pid)
+    names = os.listdir(proc)  # noqa: PTH208  # names are wanted, by the thousand
+    processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
+    for process in processes:
+        with contextlib.suppress(OSError):  # met again below
+            looking.read_mounts(process)
+    for process in processes:
+        looking.at_process(process)
     return looking.found
 
 
 @dataclass
 class _Survey:
-    """A look at processes under way. ``mapped`` matches what is mapped from the device in a line of maps."""
+    """A look at processes under way.
 
-    proc: Path
+    ``device`` is the root's by stat(2), ``home`` its file system's; ``mapped`` matches what is mapped from the latter
+    in a line of maps. ``mounts``: the device of each mount that was seen, by its number.
+    """
+
     device: int
+    home: Device
     mapped: re.Pattern[bytes]
     found: InUse = field(default_factory=InUse)
     namespaces: set[str] = field(default_factory=set)
+    mounts: dict[int, Device] = field(default_factory=dict)
 
     def at_process(self, process: Path) -> None:
         """Look at the first thread; where that has ended before the others, and holds nothing any more, at each.
@@ -82,9 +109,9 @@ class _Survey:
         """
         try:
             for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # as above
-                self._add(f"{thread}/fd/{number}")
-            self._add(f"{thread}/cwd")
-            self._add(f"{thread}/root")
+                self._add_open(f"{thread}/fd/{number}", f"{thread}/fdinfo/{number}")
+            self._add_directory(f"{thread}/cwd")
+            self._add_directory(f"{thread}/root")
             self.read_mounts(thread)
             maps = (thread / "maps").read_bytes()
         except PermissionError:
@@ -97,30 +124,49 @@ class _Survey:
         self.found.inodes.update(map(int, self.mapped.findall(maps)))
         return bool(maps)
 
-    def _add(self, link: str) -> None:
-        """Take note of the file behind one of /proc's links; one that was closed meanwhile is no longer held.
+    def _add_open(self, link: str, info: str) -> None:
+        """Take note of an open file; one that was closed meanwhile is no longer held.
 
-        A file that does not let itself be asked (FUSE, a server that is away) is on another file system than ours.
-        PermissionError where it is the process that does not.
+        PermissionError where the process does not let itself be looked into.
         """
+        with contextlib.suppress(FileNotFoundError):
+            if _has_path(link) and self._may_be_here(mount_number(info)):
+                self._add(lambda: os.stat(link))  # noqa: PTH116  # twice as fast, and there are many
+
+    def _add_directory(self, link: str) -> None:
+        """Take note of a working or root directory; of these /proc tells no mount, but a descriptor of ours does."""
         try:
-            held = os.stat(link)  # noqa: PTH116  # twice as fast, and there are many
+            fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
+        except PermissionError:
+            raise
         except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                Path(link).readlink()
             return
-        if held.st_dev == self.device:
-            self.found.inodes.add(held.st_ino)
+        try:
+            if self._may_be_here(mount_number(f"/proc/self/fdinfo/{fd}")):
+                self._add(lambda: os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def _may_be_here(self, mount: int) -> bool:
+        return self.mounts.get(mount, self.home) == self.home
+
+    def _add(self, ask: Callable[[], os.stat_result]) -> None:
+        """Take note of a file. One that does not let itself be asked is on another file system than ours."""
+        with contextlib.suppress(OSError):
+            held = ask()
+            if held.st_dev == self.device:
+                self.found.inodes.add(held.st_ino)
 
     def read_mounts(self, process: Path) -> None:
-        """Read the mounts of a process, once for all that share them: fields 4 and 5 of proc_pid_mountinfo(5)."""
+        """Read the mounts of a process, once for all that share them: proc_pid_mountinfo(5)."""
         namespace = str((process / "ns" / "mnt").readlink())
         if namespace in self.namespaces:
             return
         lines = _lines_of(process / "mountinfo")
         self.namespaces.add(namespace)
-        for line in lines:
-            for path in line.split(" ", 5)[3:5]:
+        for found in _mounts_in(lines):
+            self.mounts[found.number] = found.device
+            for path in (found.root, found.point):
                 self.found.mounted.update(_VOLUMES.sub("", path).split("/"))
 
 
@@ -133,13 +179,36 @@ def _other_threads(process: Path) -> list[Path]:
     return [process / "task" / name for name in names if name != process.name]
 
 
-def _device_in_maps(root: int, mount: Mount) -> bytes:
-    """Return the device as /proc/PID/maps writes it: the file system's own, where btrfs shows others in st_dev."""
-    for line in _lines_of(Path("/proc/self/mountinfo")):
-        found = _MOUNT.match(line)
-        if found and int(found["number"]) == mount.number:
-            return b"%02x:%02x" % (int(found["major"]), int(found["minor"]))
-    raise Refused(Reason.ERROR, f"mount {mount.number} of descriptor {root} is not in /proc/self/mountinfo")
+def _has_path(link: str) -> bool:
+    """Return whether one of /proc's links leads to a file: not to a pipe, a socket, or the like."""
+    try:
+        return os.readlink(link).startswith("/")  # noqa: PTH115  # as above
+    except (PermissionError, FileNotFoundError):
+        raise
+    except OSError:
+        return True  # its path is too long to be told
+
+
+def _device_of(root: int, mount: Mount) -> Device:
+    """Return the device of the root's file system, where btrfs shows others in st_dev; maps and mountinfo tell this."""
+    for found in _mounts_in(_lines_of(_OWN_MOUNTS)):
+        if found.number == mount.number:
+            return found.device
+    raise Refused(Reason.ERROR, f"mount {mount.number} of descriptor {root} is not in {_OWN_MOUNTS}")
+
+
+def mount_points() -> frozenset[str]:
+    """Return the last parts of the paths of all mount points that this process sees."""
+    return frozenset(found.point.rpartition("/")[2] for found in _mounts_in(_lines_of(_OWN_MOUNTS)))
+
+
+def _mounts_in(lines: Iterable[str]) -> Iterator[_Mounted]:
+    """Yield the mounts in lines of mountinfo; what is none is passed over."""
+    for line in lines:
+        match = _MOUNT.match(line)
+        if match:
+            number, major, minor, root, point = match.groups()
+            yield _Mounted(int(number), (int(major), int(minor)), root, point)
 
 
 def _lines_of(path: Path) -> list[str]:

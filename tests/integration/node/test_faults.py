@@ -155,13 +155,15 @@ def test_a_directory_that_cannot_be_moved_leaves_the_rest_to_go_on_and_is_tried_
     assert agent.sweep()[uid(2)].verdict is Verdict.MOVED
 
 
-def test_a_mount_point_whose_file_system_has_died_leaves_the_rest_to_go_on(disk: Disk, agent: Agent) -> None:
-    """Asking for its age, or what it is, fails; without a cluster too."""
+@pytest.mark.parametrize("dead", [True, False], ids=["has died", "does not answer"])
+def test_a_mount_point_of_a_file_system_that_cannot_be_asked_leaves_the_rest_to_go_on(
+    disk: Disk, agent: Agent, *, dead: bool
+) -> None:
     need_root()
     nested(disk, 1)
-    with fuse.mounted(nested(disk, 2), dead=True):
+    with fuse.mounted(nested(disk, 2), dead=dead):
         said = agent.sweep_after_grace()
-        assert said[uid(2)].keep == Keep(Reason.ERROR, os.strerror(errno.ENOTCONN))
+        assert said[uid(2)].keep == Keep(Reason.MOUNT, uid(2))
         assert said[uid(1)].verdict is Verdict.MOVED
         assert disk.names() == {uid(2)}
     assert agent.reason(uid(2)) is None
