@@ -21,7 +21,7 @@ from controller.node.refused import Refused, keep_after
 from controller.node.removal import OutOfTime, Removal
 from controller.node.surveyor import Surveyor
 from controller.node.trash import Hands, OpenHands
-from controller.node.tree import Entry, Place, entries, identity_of, opened, opened_root
+from controller.node.tree import Entry, Identity, Place, entries, identity_of, opened, opened_root
 from controller.node.turns import Turns
 from controller.node.usage import InUse, check_unused, mount_points
 from vcuda.errors import VcudaError
@@ -159,24 +159,26 @@ class Pass:
                 gone.append(entry)
             else:
                 self._keep(entry.name, keep or Keep(Reason.TOO_MANY))
-        self._in_turn(self._move, [entry for entry in gone if self._may_go(entry)])
+        found = [(entry.name, self._may_go(entry)) for entry in gone]
+        self._in_turn(self._move, [(name, identity) for name, identity in found if identity])
 
-    def _may_go(self, entry: Entry) -> bool:
-        """Ask for each before anything is done, so that a sweep that ends early has seen them all."""
+    def _may_go(self, entry: Entry) -> Identity | None:
+        """Return what it is where it may go; all are asked before anything is done, so that each sweep sees each."""
         if entry.name in self.mount_points:
             self._keep(entry.name, Keep(Reason.MOUNT, entry.name))
-            return False
+            return None
         try:
-            stamp = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False).st_mtime
+            about = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False)
         except FileNotFoundError:
-            return False  # somebody else has removed it
+            return None  # somebody else has removed it
         except OSError as error:
             self._keep(entry.name, keep_after(error))
-            return False
-        keep = self.sweep.grace.hold(entry.name, entry.inode, stamp)
+            return None
+        keep = self.sweep.grace.hold(entry.name, about.st_ino, about.st_mtime)
         if keep is not None:
             self._keep(entry.name, keep)
-        return keep is None
+            return None
+        return Identity(about.st_dev, about.st_ino)
 
     def _in_turn(self, act: Callable[[T], None], all_of_them: list[T]) -> None:
         """Act on one after the other; on the first whatever the time."""
@@ -185,24 +187,25 @@ class Pass:
                 raise OutOfTime
             act(each)
 
-    def _move(self, entry: Entry) -> None:
+    def _move(self, gone: tuple[str, Identity]) -> None:
+        name, _ = gone
         try:
-            self.report(Outcome(entry.name, self._take(entry)))
+            self.report(Outcome(name, self._take(*gone)))
         except (VcudaError, OSError) as error:
-            self._put_off(self.sweep.grace, entry.name, entry.name, error)
+            self._put_off(self.sweep.grace, name, name, error)
 
-    def _take(self, entry: Entry) -> Verdict:
+    def _take(self, name: str, identity: Identity) -> Verdict:
         """Check once more, at the last moment, everything that may have changed, and move the directory."""
-        uid = self.sweep.form.uid(entry.name) or ""
+        uid = self.sweep.form.uid(name) or ""
         if uid in self.sweep.pods.confirmed():
             raise Refused(Reason.POD)
         self.sweep.kubelet.check_gone(uid)
-        self._check_mounts({entry.name, uid})
-        with opened(self.root, entry.name) as fd:
-            if identity_of(fd).inode != entry.inode:
+        self._check_names({name, uid})
+        with opened(self.root, name) as fd:
+            if identity_of(fd) != identity:
                 raise Refused(Reason.CHANGED)
             self._check_unused(fd)
-            return self.hands.take(entry.name, fd, int(self.sweep.clock().wall))
+            return self.hands.take(name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
         """Report everything in the trash, and delete what has been there long enough.
@@ -251,7 +254,7 @@ class Pass:
         path = f"{TRASH}/{entry.name}"
         removal = Removal(trash, self.give_up, self.stopping)
         try:
-            self._check_mounts({entry.name, trashed.name, trashed.uid})
+            self._check_names({entry.name, trashed.name, trashed.uid})
             with opened(trash, entry.name) as fd:
                 self._check_unused(fd)
             verdict = self.hands.delete(entry.name, removal)
@@ -263,10 +266,12 @@ class Pass:
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.retention, entry.name, path, error, removal.freed)
 
-    def _check_mounts(self, names: set[str]) -> None:
-        mounted = names & self.in_use.mounted
+    def _check_names(self, names: set[str]) -> None:
+        mounted, named = names & self.in_use.mounted, names & self.in_use.named
         if mounted:
             raise Refused(Reason.MOUNT, min(mounted))
+        if named:
+            raise Refused(Reason.OPEN, min(named))
 
     def _check_unused(self, fd: int) -> None:
         check_unused(fd, self.root.mount, self.in_use, self.stopping)

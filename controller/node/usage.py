@@ -1,11 +1,12 @@
 """Whether a directory is in use: by processes that hold files open, map them, listen on a socket, or mount it.
 
-A process may hold files of a server that does not answer (NFS, FUSE), and whoever asks for them waits as well. So the
-mount of each is looked up first: only files of the root's own file system are asked for, and of mounts that are
-nowhere in sight.
 Files are told by device and inode, as a path means different things to processes in different mount namespaces. Of
 other users' processes /proc shows this only to CAP_SYS_PTRACE (proc(5)), and of those outside a container only where
 it shares the host's PIDs.
+
+A process may hold files of a server that does not answer (NFS, FUSE), and whoever asks for them waits as well. So the
+mount of each is looked up first. Only files of the root's own file system are asked for, and those of mounts that are
+nowhere to be seen.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from controller.node.refused import Refused
 from controller.node.removal import OutOfTime
-from controller.node.tree import Mount, identity_of, mount_number, walk
+from controller.node.tree import Identity, Mount, identity_at, identity_of, mount_number, walk
 from vcuda.vm_directories import Kind, Reason
 
 # kubelet's volumes of a pod. Whoever bind-mounts kubelet's directory keeps copies of them long after the pod's end, so
 # they tell nothing; what its containers mount from beside them (etc-hosts) does.
 _VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
-_MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) ")
+_MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) .*? - ([^ ]*) ", re.DOTALL)
+_PATH = re.compile(rb" (/.*)$", re.MULTILINE)
+_STACKED = ("overlay", "aufs")
 _OWN_MOUNTS = Path("/proc/self/mountinfo")
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # what /proc says of a process that has ended, or is about to
 _HOST_THREAD = "kthreadd"  # process 2 in the host's PID namespace, and in no other
@@ -39,31 +43,41 @@ Device = tuple[int, int]
 
 
 class _Mounted(NamedTuple):
-    """A mount: its number, its file system's device, what of that is mounted, and where; as mountinfo writes paths."""
+    """A mount: its number, its file system's device, what of that is mounted, where, and its kind.
+
+    Paths are as mountinfo writes them.
+    """
 
     number: int
     device: Device
     root: str
     point: str
+    kind: str
 
 
 @dataclass
 class InUse:
     """What processes hold, as far as it could be seen.
 
-    ``inodes``: of files on the root's device that are open, mapped, or a working or root directory. ``mounted``: every
-    part of the paths of mounts and of what they mount. ``unseen``: ids of processes that could not be looked into.
+    ``files``: what is open, or a working or root directory. ``mapped``: inodes of what is mapped from the root's file
+    system; ``named``: where that is a stacked one, every part of the paths of mapped files. ``mounted``: every part of
+    the paths of mounts and of what they mount. ``unseen``: ids of processes that could not be looked into.
     """
 
-    inodes: set[int] = field(default_factory=set)
+    files: set[Identity] = field(default_factory=set)
+    mapped: set[int] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
     mounted: set[str] = field(default_factory=set)
     unseen: list[str] = field(default_factory=list)
 
+    def holds(self, file: Identity) -> bool:
+        """Return whether a process has this file open or mapped."""
+        return file in self.files or file.inode in self.mapped
+
 
 def survey(root: int, mount: Mount, proc: Path = Path("/proc")) -> InUse:
-    """Look at every process but this one, for what it holds on the device of ``root``, an open directory."""
-    home = _device_of(root, mount)
-    looking = _Survey(mount.device, home, re.compile(rb" %02x:%02x (\d+) " % home))
+    """Look at every process but this one, for what it holds on the file system of ``root``, an open directory."""
+    looking = _Survey(_mounted_at(root, mount))
     looking.read_mounts(proc / "self")
     names = os.listdir(proc)  # noqa: PTH208  # names are wanted, by the thousand
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
@@ -79,13 +93,10 @@ def survey(root: int, mount: Mount, proc: Path = Path("/proc")) -> InUse:
 class _Survey:
     """A look at processes under way.
 
-    ``device`` is the root's by stat(2), ``home`` its file system's; ``mapped`` matches what is mapped from the latter
-    in a line of maps. ``mounts``: the device of each mount that was seen, by its number.
+    ``home`` is the root's mount; ``mounts``: the device of each that was seen, by its number.
     """
 
-    device: int
-    home: Device
-    mapped: re.Pattern[bytes]
+    home: _Mounted
     found: InUse = field(default_factory=InUse)
     namespaces: set[str] = field(default_factory=set)
     mounts: dict[int, Device] = field(default_factory=dict)
@@ -121,8 +132,23 @@ class _Survey:
             if error.errno not in _GONE:
                 raise
             return False
-        self.found.inodes.update(map(int, self.mapped.findall(maps)))
+        self._add_mapped(maps)
         return bool(maps)
+
+    def _add_mapped(self, maps: bytes) -> None:
+        """Take note of what is mapped from the root's file system.
+
+        Of a file on a stacked one, kernels before 6.8 show the device and inode in the layer below: its path tells it.
+        """
+        self.found.mapped.update(map(int, self._inode.findall(maps)))
+        if self.home.kind in _STACKED:
+            for path in set(_PATH.findall(maps)):
+                self.found.named.update(os.fsdecode(path).split("/"))
+
+    @cached_property
+    def _inode(self) -> re.Pattern[bytes]:
+        """Matches the inode of what is mapped from the root's file system, in a line of maps."""
+        return re.compile(rb" %02x:%02x (\d+) " % self.home.device)
 
     def _add_open(self, link: str, info: str) -> None:
         """Take note of an open file; one that was closed meanwhile is no longer held.
@@ -148,14 +174,13 @@ class _Survey:
             os.close(fd)
 
     def _may_be_here(self, mount: int) -> bool:
-        return self.mounts.get(mount, self.home) == self.home
+        return self.mounts.get(mount, self.home.device) == self.home.device
 
     def _add(self, ask: Callable[[], os.stat_result]) -> None:
         """Take note of a file. One that does not let itself be asked is on another file system than ours."""
         with contextlib.suppress(OSError):
             held = ask()
-            if held.st_dev == self.device:
-                self.found.inodes.add(held.st_ino)
+            self.found.files.add(Identity(held.st_dev, held.st_ino))
 
     def read_mounts(self, process: Path) -> None:
         """Read the mounts of a process, once for all that share them: proc_pid_mountinfo(5)."""
@@ -189,11 +214,11 @@ def _has_path(link: str) -> bool:
         return True  # its path is too long to be told
 
 
-def _device_of(root: int, mount: Mount) -> Device:
-    """Return the device of the root's file system, where btrfs shows others in st_dev; maps and mountinfo tell this."""
+def _mounted_at(root: int, mount: Mount) -> _Mounted:
+    """Return the root's mount. Its device is the file system's own, as in maps, where btrfs shows others in st_dev."""
     for found in _mounts_in(_lines_of(_OWN_MOUNTS)):
         if found.number == mount.number:
-            return found.device
+            return found
     raise Refused(Reason.ERROR, f"mount {mount.number} of descriptor {root} is not in {_OWN_MOUNTS}")
 
 
@@ -207,8 +232,8 @@ def _mounts_in(lines: Iterable[str]) -> Iterator[_Mounted]:
     for line in lines:
         match = _MOUNT.match(line)
         if match:
-            number, major, minor, root, point = match.groups()
-            yield _Mounted(int(number), (int(major), int(minor)), root, point)
+            number, major, minor, root, point, kind = match.groups()
+            yield _Mounted(int(number), (int(major), int(minor)), root, point, kind)
 
 
 def _lines_of(path: Path) -> list[str]:
@@ -229,15 +254,23 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
 
     OutOfTime where the process is ``stopping``: it may hold millions of files.
     """
-    if identity_of(fd).inode in in_use.inodes:
+    if in_use.holds(identity_of(fd)):
         raise Refused(Reason.OPEN, "the directory itself")
     for parent, entry in walk(fd, mount):
         if stopping():
             raise OutOfTime
-        if entry.inode in in_use.inodes:
+        if _is_held(entry.name, parent, in_use):
             raise Refused(Reason.OPEN, entry.name)
         if entry.kind is Kind.SOCKET and listens(parent, entry.name):
             raise Refused(Reason.LISTENING, entry.name)
+
+
+def _is_held(name: str, parent: int, in_use: InUse) -> bool:
+    """Return whether a process holds a file. A directory's listing may show another inode than the file itself."""
+    try:
+        return in_use.holds(identity_at(name, parent))
+    except FileNotFoundError:
+        return False  # somebody else has removed it
 
 
 def listens(parent: int, name: str) -> bool:

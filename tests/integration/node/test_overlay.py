@@ -1,0 +1,79 @@
+"""A root on overlayfs, as of nodes that run from an image: a file is numbered by the layer that it lies in."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from controller.node.outcome import Verdict
+from controller.node.tree import opened_root
+from controller.node.usage import survey
+from tests.integration.node.disk import HOUR, Agent, Disk, need_root, tmpfs, uid
+from tests.integration.node.test_attacks import held, sweep_through
+from vcuda.vm_directories import Reason
+
+
+@pytest.fixture(params=["several file systems", "several file systems, xino=auto", "one file system"])
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
+    """A disk on an overlay; where it takes several file systems, listings show other inodes than files."""
+    need_root()
+    lower, upper, merged = (tmp_path / name for name in ("lower", "upper", "merged"))
+    for path in (lower, upper, merged):
+        path.mkdir()
+    with ExitStack() as stack:
+        stack.enter_context(tmpfs(upper, "size=10m"))
+        if request.param == "one file system":
+            lower = upper / "lower"
+            lower.mkdir()
+        else:
+            stack.enter_context(tmpfs(lower, "size=1m"))
+        for name in ("changes", "work"):
+            (upper / name).mkdir()
+        options = f"lowerdir={lower},upperdir={upper / 'changes'},workdir={upper / 'work'}"
+        options += ",xino=auto" if "xino" in request.param else ""
+        command = ("mount", "-t", "overlay", "-o", options, "none", merged)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no overlayfs here: {done.stderr.strip()}")
+        stack.callback(subprocess.run, ("umount", merged), check=True)
+        disk = Disk(merged)
+        disk.furnish()
+        with disk.untouched():
+            yield disk
+
+
+def test_what_is_garbage_goes(disk: Disk, agent: Agent) -> None:
+    disk.make(uid(1))
+    disk.make(uid(2))
+    disk.pods.uids = {uid(2)}
+    sweep_through(disk, agent)
+    assert (disk.names(), disk.trash()) == ({uid(2)}, set())
+
+
+@pytest.mark.parametrize("how", ["file", "map", "directory", "cwd"])
+def test_what_another_process_holds_stays_until_it_lets_go(disk: Disk, agent: Agent, how: str) -> None:
+    path = disk.make(uid(1))
+    with held(path, how):
+        assert agent.reason(uid(1)) is Reason.OPEN
+    disk.clocks.advance(HOUR)
+    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+
+
+def test_what_is_mapped_is_told_by_its_path_too(disk: Disk, tmp_path: Path) -> None:
+    """As before Linux 6.8, which shows of mapped files the device and inode in their layer."""
+    process = tmp_path / "proc" / "7"
+    (process / "ns").mkdir(parents=True)
+    (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")
+    (process / "fd").mkdir()
+    (process / "mountinfo").touch()
+    line = f"7f0000000000-7f0000001000 rw-s 00000000 00:fe 4711                 /etc/vm/{uid(1)}/main/vcuda.config\n"
+    (process / "maps").write_text(line)
+    (tmp_path / "proc" / "self").symlink_to("7")
+    with opened_root(disk.root) as root:
+        assert uid(1) in survey(root.fd, root.mount, tmp_path / "proc").named
+    with opened_root(tmp_path) as plain:
+        assert survey(plain.fd, plain.mount, tmp_path / "proc").named == set()
