@@ -11,7 +11,7 @@ import msgspec
 from controller.removals import Found, Sweep, retried
 from vcuda.errors import NotFound
 from vcuda.kube import Kube, NodeWatch, Subject
-from vcuda.objects import Node
+from vcuda.objects import Node, can_be_name
 from vcuda.stale_locks import Lock, find_stale_lock, read_locks
 
 _NODE = msgspec.json.Decoder(Node)
@@ -75,6 +75,8 @@ class NodeLocks:
         return lock.expires(seen, now, self._timeout)
 
     def _holder_exists(self, namespace: str, name: str) -> bool:
+        if not (can_be_name(namespace) and can_be_name(name)):
+            return False
         try:
             self._kube.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
         except NotFound:

@@ -10,10 +10,10 @@ import msgspec
 
 from controller.pod_watch import PodWatch
 from controller.removals import Found, Sweep, retried
-from vcuda.errors import NotFound
+from vcuda.errors import ApiError, NotFound
 from vcuda.kube import Key, Kube, NodeWatch, Subject
-from vcuda.objects import Pod
-from vcuda.stale import find_stale, first_stale
+from vcuda.objects import Pod, can_be_name
+from vcuda.stale import Exists, find_stale, first_stale
 from vcuda.stored_pods import StoredPod, read_stored
 
 _POD = msgspec.json.Decoder(Pod)
@@ -82,9 +82,12 @@ class PodAllocations:
         if pod is None:
             return None
         now = self._wall()
-        removals = find_stale(pod, self._exists, now, self._timeout)
+        asking = _Asking(self._exists)
+        removals = find_stale(pod, asking, now, self._timeout)
         if not removals:
-            since = first_stale(pod, self._exists, now, self._timeout)
+            since = first_stale(pod, asking, now, self._timeout)
+            if asking.refused:
+                raise asking.refused
             return None if since is None else since - now
         subject = Subject("v1", "Pod", pod.name, pod.namespace, pod.uid, stored.metadata.resource_version)
         self._sweep.remove(Found(subject, path, removals))
@@ -97,8 +100,29 @@ class PodAllocations:
         """Return whether there is such a node. That one is missing is believed of etcd alone, not of the watch."""
         if self._is_known(node):
             return True
+        if not can_be_name(node):
+            return False
         try:
             self._kube.get(f"/api/v1/nodes/{quote(node, safe='')}")
         except NotFound:
             return False
         return True
+
+
+class _Asking:
+    """Asks for nodes on behalf of one rule. An answer that is none leaves the other rules to be judged by.
+
+    A node that the API server refuses to tell of counts as one that exists; ``refused`` is what it said.
+    """
+
+    def __init__(self, exists: Exists) -> None:
+        self.refused: ApiError | None = None
+        self._exists = exists
+
+    def __call__(self, node: str) -> bool:
+        """Return whether there is such a node, as far as is known."""
+        try:
+            return self._exists(node)
+        except ApiError as error:
+            self.refused = error
+            return True

@@ -6,6 +6,7 @@ Field names are Kubernetes' own in snake case. ``None`` stands for absent and fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -20,6 +21,17 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by a kubelet on the pod that shows one of its static pods (pkg/kubelet/types); but anyone can write it."""
+
+_LONGEST_NAME = 253
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+
+
+def can_be_name(text: str) -> bool:
+    """Return whether a node, pod or namespace can have this name: a DNS subdomain of RFC 1123, as all of theirs are.
+
+    Nothing else may be asked for: a slash, however it is quoted, leads to another resource of the API.
+    """
+    return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
 class View(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -244,3 +244,33 @@ def test_while_nobody_can_say_whether_a_node_exists_nothing_is_removed(cleaner: 
     [line] = cleaner.serve()
     assert line["log_level"] == "warning"
     assert (calls, marks_on(cleaner)) == (["GET", "GET"], kept)
+
+
+@pytest.mark.parametrize("node", ["a/b", "../x", "..", "gpu-1?watch=1", "GPU-1", "gpu 1", "a" * 254, "gpu-1\n"])
+def test_what_can_be_no_nodes_name_is_not_asked_for_and_names_no_node(cleaner: Cleaner, node: str) -> None:
+    """The API server takes GET nodes/a%2Fb for a subresource, which it answers with 403 for ever."""
+    store(cleaner, node=node)
+    cleaner.api.forget_calls()
+    [line] = cleaner.serve()
+    assert (line["rule"], marks_on(cleaner)) == ("node-gone", {})
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "the pod alone was asked for"
+
+
+def test_where_a_node_may_not_be_asked_for_its_pods_are_still_freed_in_time(cleaner: Cleaner) -> None:
+    store(cleaner)
+    cleaner.api.remove(f"{NODES}/{NODE}")
+    cleaner.watch()
+    plain, refused = cleaner.api.get, ApiError(403, "nodes is forbidden")
+
+    def get(path: str, *arguments: Any, **named: Any) -> bytes:
+        if path.startswith(NODES):
+            raise refused
+        return plain(path, *arguments, **named)
+
+    cleaner.api.get = get  # type: ignore[method-assign]  # deliveries do not tell what is read
+    for cleaner.now in (START, START + RETRY, START + TIMEOUT - 1):
+        assert {(line["log_level"], line["error"]) for line in cleaner.serve()} == {("warning", str(refused))}
+        assert marks_on(cleaner)
+    cleaner.now = START + TIMEOUT + RETRY
+    [line] = cleaner.serve()
+    assert (line["rule"], marks_on(cleaner)) == ("unbound", {})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 
+import pytest
+
 from controller.allocation_gc import PERIOD, PERIODS
 from controller.removals import Reporting
 from tests.allocated import NODE, rfc3339
@@ -42,6 +44,16 @@ def test_a_lock_whose_pod_goes_is_removed_within_a_period(cleaner: Cleaner) -> N
     cleaner.now = START + 10 + PERIOD
     [line] = cleaner.serve()
     assert line["rule"] == "lock-holder-gone"
+
+
+@pytest.mark.parametrize("holder", ["team-a,a/b", "team-a/pods,x", "..,x", "team-a,Holder"])
+def test_what_can_be_no_pods_name_is_not_asked_for_and_names_no_pod(cleaner: Cleaner, holder: str) -> None:
+    lock(cleaner, f"{rfc3339(START)},{holder}")
+    cleaner.now = START + 10
+    cleaner.api.forget_calls()
+    [line] = cleaner.serve()
+    assert line["rule"] == "lock-holder-gone"
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "the node alone was asked for"
 
 
 def test_a_lock_that_is_given_back_in_time_costs_no_request(cleaner: Cleaner) -> None:
