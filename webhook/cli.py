@@ -20,6 +20,7 @@ from certs.files import serving_files, write_files
 from certs.names import DEVELOPMENT
 from vcuda import __version__
 from vcuda.errors import BadInput, QuotaFault
+from vcuda.flags import FiniteRange
 from vcuda.kube import QuotaPlace
 from vcuda.logs import configure_batched
 from vcuda.patches import Hints
@@ -78,7 +79,7 @@ def main() -> None:
 @_option("--system-namespace", default="vcuda-quota", help="Namespace of this system, where the ledgers are.")
 @_hint_options
 @_option("--threads", default=32, type=click.IntRange(1, 256), help="Requests served at once.")
-@_option("--drain-seconds", default=5.0, type=click.FloatRange(0, 600), help="Work on after readiness has failed.")
+@_option("--drain-seconds", default=5.0, type=FiniteRange(0, 600), help="Work on after readiness has failed.")
 @_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @_option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
 @_option("--quota", type=_file, help="Quota document, or the ConfigMap that holds it; for --standalone.")

@@ -25,6 +25,7 @@ from controller.node.trash import no_hands, real_hands
 from controller.node.usage import sees_host
 from controller.status_server import serve_status
 from vcuda.errors import BadInput
+from vcuda.flags import FiniteRange
 from vcuda.kube import Kube
 from vcuda.logs import configure
 from vcuda.sightings import Patience, Stamped, Watched
@@ -91,12 +92,12 @@ class Settings(msgspec.Struct, frozen=True):
 @_option("--kubelet-pods", type=_directory, help="/var/lib/kubelet/pods: what kubelet keeps stays.")
 @_option("--pod-uid", help="Uid of the pod that this runs in: a list of pods without it is not this node's.")
 @_option("--host-pid", is_flag=True, help="The pod has hostPID: what any process holds open stays.")
-@_option("--grace", default=300.0, type=click.FloatRange(0), metavar="SECONDS", help="Nothing younger goes.")
-@_option("--trash-retention", default=3600.0, type=click.FloatRange(0), metavar="SECONDS", help="Stay in .trash.")
-@_option("--disk-pressure", default=85.0, type=click.FloatRange(0, 100), metavar="PERCENT", help="Above, no stay.")
+@_option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Nothing younger goes.")
+@_option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Stay in .trash.")
+@_option("--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Above, no stay.")
 @_option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
 @_option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the pod's service account.")
-@_option("--period", default=60.0, type=click.FloatRange(0.1), metavar="SECONDS", help="Time between sweeps.")
+@_option("--period", default=60.0, type=FiniteRange(0.1, 86400), metavar="SECONDS", help="Time between sweeps.")
 @_option("--status-address", default="0.0.0.0:8080", metavar="HOST:PORT", help="/healthz, /readyz and /metrics.")
 @_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @_option("--once", is_flag=True, help="Sweep once, print a line for each directory, and end.")
