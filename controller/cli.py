@@ -17,6 +17,7 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
+from controller.addresses import parse_address
 from controller.allocation_gc import Garbage
 from controller.auditor import Auditing
 from controller.elector import Elector, Terms
@@ -182,6 +183,7 @@ def run(
     Exit status: 0 stopped, 1 the lease was lost (start it again), 2 bad input.
     """
     times = _times(storable_seconds, full_pass_seconds)
+    status = _address(status_address, "--status-address")
     namespace, slash, name = quota_configmap.partition("/")
     if not (namespace and slash and name):
         raise click.BadParameter(f"{quota_configmap!r} is not NAMESPACE/NAME.", param_hint="--quota-configmap")
@@ -215,7 +217,7 @@ def run(
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     elector = Elector(kube, (system_namespace, "vcuda-controller"), own_name, terms=terms, wait=stop.wait)
     leading = _serve_page(ui_address, kube, labels, elector, leader)
-    sys.exit(_lead(elector, leader, _address(status_address, "--status-address"), registry, leading))
+    sys.exit(_lead(elector, leader, status, registry, leading))
 
 
 def _serve_page(
@@ -242,12 +244,16 @@ def _lead(
 ) -> int:
     """Wait for the lease, act while it is held, and end with it."""
     started = threading.Event()
-    port = serve_status(
-        address,
-        registry,
-        healthy=lambda: leader.trouble() if started.is_set() else None,
-        ready=lambda: None if not started.is_set() or leader.ready else "the first list is not complete",
-    )
+    try:
+        port = serve_status(
+            address,
+            registry,
+            healthy=lambda: leader.trouble() if started.is_set() else None,
+            ready=lambda: None if not started.is_set() or leader.ready else "the first list is not complete",
+        )
+    except OSError as error:
+        shown = f"{address[0]}:{address[1]}"
+        raise click.BadParameter(f"{shown}: {error.strerror or error}.", param_hint="--status-address") from error
     structlog.get_logger().info("serving status", port=port)
     if not elector.acquire():
         return 0
@@ -286,7 +292,7 @@ def _end() -> None:
 
 
 def _address(text: str, option: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdigit():
-        raise click.BadParameter(f"{text!r} is not HOST:PORT.", param_hint=option)
-    return host.strip("[]"), int(port)
+    try:
+        return parse_address(text)
+    except BadInput as error:
+        raise click.BadParameter(str(error), param_hint=option) from error

@@ -9,15 +9,28 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from controller.addresses import family_of
+
 Check = Callable[[], str | None]
 """Returns None when all is well, else what is wrong."""
 
 
 def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healthy: Check, ready: Check) -> int:
-    """Serve /healthz, /readyz and /metrics in a thread of their own; return the port."""
-    server = ThreadingHTTPServer(address, _handler(registry, {"/healthz": healthy, "/readyz": ready}))
+    """Serve /healthz, /readyz and /metrics in a thread of their own; return the port.
+
+    Raises OSError where the address cannot be had.
+    """
+    server = _Server(address, _handler(registry, {"/healthz": healthy, "/readyz": ready}))
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
-    return server.server_address[1]
+    return int(server.server_address[1])
+
+
+class _Server(ThreadingHTTPServer):
+    """Listens with the family that the host wants."""
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = family_of(address[0])
+        super().__init__(address, handler)
 
 
 def _handler(registry: CollectorRegistry, checks: dict[str, Check]) -> type[BaseHTTPRequestHandler]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from controller.addresses import family_of
 from controller.extender.metrics import ExtenderMetrics
 from controller.extender.placer import Placer
 from vcuda import __version__
@@ -55,7 +56,7 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], tls: Tls, verbs: Mapping[str, Verb], metrics: ExtenderMetrics) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.address_family = family_of(address[0])
         self.verbs = verbs
         self.metrics = metrics
         self._tls = tls

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
+from controller.addresses import parse_address
 from controller.node.agent import Agent, Pace, Wakes
 from controller.node.kubelet_pods import Kubelet, KubeletPods, NoKubelet
 from controller.node.metrics import SweepMetrics
@@ -146,8 +147,7 @@ def _check(settings: Settings) -> None:
 
 
 def _once(settings: Settings) -> int:
-    if not settings.directory.is_dir():
-        raise BadInput(f"{settings.directory} is no directory.")
+    _check_root(settings.directory)
     pods, as_of = _pods_of(settings)
     sweep = settings.sweep(pods, Stamped(settings.grace, as_of), Stamped(settings.trash_retention))
     outcomes: list[Outcome] = []
@@ -161,6 +161,15 @@ def _once(settings: Settings) -> int:
         return 0
     click.echo(f"Warning: nothing was removed: {blocked}", err=True)
     return FAILED if blocked.reason is Reason.PODS_UNKNOWN else 0
+
+
+def _check_root(root: Path) -> None:
+    try:
+        is_directory = root.is_dir()
+    except OSError as error:  # such as of a name that is too long, or below a directory that may not be entered
+        raise BadInput(f"{root}: {error.strerror}.") from error
+    if not is_directory:
+        raise BadInput(f"{root} is no directory.")
 
 
 def _pods_of(settings: Settings) -> tuple[PodSource, float]:
@@ -178,17 +187,23 @@ def _pods_of(settings: Settings) -> tuple[PodSource, float]:
 
 def _read(name: str) -> tuple[bytes, float]:
     """Return the text of a file, or of standard input, and when it was written."""
-    if name == "-":
-        return sys.stdin.buffer.read(), time.time()
     try:
+        if name == "-":
+            return _standard_input(), time.time()
         with Path(name).open("rb") as file:
             return file.read(), Path(name).stat().st_mtime
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror}.") from error
 
 
+def _standard_input() -> bytes:
+    if sys.stdin is None:  # as Python has it where the descriptor is closed
+        raise BadInput("--pods -: standard input is closed.")
+    return sys.stdin.buffer.read()
+
+
 def _stay(settings: Settings) -> int:
-    address = _address(settings.status_address)
+    address = _address(settings)
     kube, witness = Kube.connect(settings.kubeconfig), Witness(settings.pod_uid)
     configure(settings.log_level)
     wakes = Wakes()
@@ -199,12 +214,15 @@ def _stay(settings: Settings) -> int:
     registry = CollectorRegistry()
     log = structlog.get_logger()
     agent = Agent(sweep.run, Teller(SweepMetrics(registry), log), wakes, Pace(settings.period))
-    port = serve_status(
-        address,
-        registry,
-        healthy=lambda: agent.unhealthy() or (None if pods.reflector.alive else "the watch has ended"),
-        ready=lambda: None if pods.reflector.synced.is_set() else "the first list is not complete",
-    )
+    try:
+        port = serve_status(
+            address,
+            registry,
+            healthy=lambda: agent.unhealthy() or (None if pods.reflector.alive else "the watch has ended"),
+            ready=lambda: None if pods.reflector.synced.is_set() else "the first list is not complete",
+        )
+    except OSError as error:
+        raise BadInput(f"--status-address: {settings.status_address}: {error.strerror or error}.") from error
     log.info("serving status", port=port)
     pods.reflector.start()
     agent.loop()
@@ -214,8 +232,8 @@ def _stay(settings: Settings) -> int:
     return 0
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdigit():
-        raise BadInput(f"--status-address: {text!r} is not HOST:PORT.")
-    return host.strip("[]"), int(port)
+def _address(settings: Settings) -> tuple[str, int]:
+    try:
+        return parse_address(settings.status_address)
+    except BadInput as error:
+        raise BadInput(f"--status-address: {error}") from error

@@ -30,6 +30,8 @@ from wsgiref.headers import Headers
 
 import structlog
 
+from controller.addresses import family_of
+
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
@@ -67,7 +69,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], application: WSGIApplication, most: int) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.address_family = family_of(address[0])
         self.application = application
         self._free = threading.BoundedSemaphore(most)
         super().__init__(address, _Handler)

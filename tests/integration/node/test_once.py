@@ -200,6 +200,30 @@ def test_bad_input(as_root: Once, flags: list[str], says: str) -> None:
     assert (says in done.stderr, done.stdout) == (True, "")
 
 
+@pytest.mark.parametrize("root", ["closed/vm", "n" * 300])
+def test_a_root_that_cannot_be_looked_for_is_bad_input(disk: Disk, root: str) -> None:
+    need_root()
+    disk.base.chmod(0o755)
+    once = Once(disk, PLAIN)
+    (disk.base / "closed").mkdir()
+    (disk.base / "closed").chmod(0)
+    done = once(listed(), "--root", disk.base / root, status=2)
+    assert done.stderr.startswith(f"Error: {disk.base / root}: ")
+    assert (done.stderr.count("\n"), done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "says"),
+    [("<&-", "standard input is closed"), ("0>/dev/null", "-: Bad file descriptor")],
+    ids=["closed", "not to be read"],
+)
+def test_pods_from_a_standard_input_that_is_none(disk: Disk, redirection: str, says: str) -> None:
+    where = ("--root", disk.root, "--node", NODE, "--scheme", disk.scheme)
+    command = ("sh", "-c", f'exec "$0" "$@" {redirection}', PROGRAM, "node", "--once", "--pods", "-", *where)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, says in done.stderr, done.stderr.count("\n")) == (2, True, 1), done
+
+
 def test_a_root_that_is_a_link_is_refused(disk: Disk, as_root: Once) -> None:
     (disk.base / "link").symlink_to(disk.root)
     assert "Not a directory" in as_root(listed(), "--root", disk.base / "link", status=1).stderr

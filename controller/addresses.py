@@ -1,0 +1,40 @@
+"""Addresses to listen on, as flags give them."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+
+from vcuda.errors import BadInput
+
+_LAST_PORT = 65535
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and the port of HOST:PORT; BadInput where it is none. An IPv6 host is best put in brackets."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        good = ":" in host and _can_be_host(host)
+    else:
+        good = _can_be_host(host)
+    if not (good and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
+        raise BadInput(f"{text!r} is not HOST:PORT.")
+    return host, int(port)
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Return the family to listen with."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _can_be_host(host: str) -> bool:
+    """Return whether this is an IPv6 address, or may be another or a name; an empty one stands for all addresses."""
+    with contextlib.suppress(ValueError):  # UnicodeError is one: no name
+        if ":" in host:
+            ipaddress.IPv6Address(host)
+        else:
+            host.encode("idna")
+        return True
+    return False
