@@ -13,8 +13,8 @@ from controller.node.tree import Place
 from controller.node.usage import InUse, survey
 from vcuda.vm_directories import Reason
 
-PATIENCE = 30.0
-"""Seconds that a look may take; one at a thousand processes takes less than one."""
+PATIENCE = 120.0
+"""Seconds that a look may take; one at a thousand processes takes about one."""
 
 _STEP = 0.2  # seconds between two looks whether the process is to stop
 

@@ -36,6 +36,7 @@ _PATH = re.compile(rb" (/.*)$", re.MULTILINE)
 _STACKED = ("overlay", "aufs")
 _OWN_MOUNTS = Path("/proc/self/mountinfo")
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # what /proc says of a process that has ended, or is about to
+_STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)  # of a thread or server that is gone
 _HOST_THREAD = "kthreadd"  # process 2 in the host's PID namespace, and in no other
 
 Device = tuple[int, int]
@@ -119,11 +120,11 @@ class _Survey:
         be read, last, the rest was whole.
         """
         try:
-            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # as above
+            self.read_mounts(thread)
+            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # names are wanted, by the thousand
                 self._add_open(f"{thread}/fd/{number}", f"{thread}/fdinfo/{number}")
             self._add_directory(f"{thread}/cwd")
             self._add_directory(f"{thread}/root")
-            self.read_mounts(thread)
             maps = (thread / "maps").read_bytes()
         except PermissionError:
             self.found.unseen.append(thread.name)
@@ -156,31 +157,38 @@ class _Survey:
         PermissionError where the process does not let itself be looked into.
         """
         with contextlib.suppress(FileNotFoundError):
-            if _has_path(link) and self._may_be_here(mount_number(info)):
-                self._add(lambda: os.stat(link))  # noqa: PTH116  # twice as fast, and there are many
+            if _has_path(link):
+                self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # twice as fast, and there are many
 
     def _add_directory(self, link: str) -> None:
         """Take note of a working or root directory; of these /proc tells no mount, but a descriptor of ours does."""
         try:
             fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
-        except PermissionError:
+        except OSError as error:
+            if error.errno in _STALE:
+                return
             raise
-        except OSError:
-            return
         try:
-            if self._may_be_here(mount_number(f"/proc/self/fdinfo/{fd}")):
-                self._add(lambda: os.fstat(fd))
+            self._add(mount_number(f"/proc/self/fdinfo/{fd}"), lambda: os.fstat(fd))
         finally:
             os.close(fd)
 
-    def _may_be_here(self, mount: int) -> bool:
-        return self.mounts.get(mount, self.home.device) == self.home.device
+    def _add(self, mount: int, ask: Callable[[], os.stat_result]) -> None:
+        """Take note of a file, unless its mount is known to be of another file system: then it is not asked.
 
-    def _add(self, ask: Callable[[], os.stat_result]) -> None:
-        """Take note of a file. One that does not let itself be asked is on another file system than ours."""
-        with contextlib.suppress(OSError):
+        OSError where one of the root's file system does not tell what it is. Where the mount is not known, that is
+        taken for a file of a server that has died.
+        """
+        known = self.mounts.get(mount)
+        if known not in (None, self.home.device):
+            return
+        try:
             held = ask()
-            self.found.files.add(Identity(held.st_dev, held.st_ino))
+        except OSError:
+            if known:
+                raise
+            return
+        self.found.files.add(Identity(held.st_dev, held.st_ino))
 
     def read_mounts(self, process: Path) -> None:
         """Read the mounts of a process, once for all that share them: proc_pid_mountinfo(5)."""
