@@ -116,7 +116,7 @@ def serve(
       vcuda-webhook serve --standalone --quota gpuquota.yaml --bind 127.0.0.1:8443
           without a cluster, with a certificate made for this run
 
-    Exit status: 0 stopped, 2 bad input.
+    Exit status: 0 stopped, 1 the address cannot be listened on, 2 bad input.
     """
     configure_batched(log_level)
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)

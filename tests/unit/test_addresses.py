@@ -29,7 +29,7 @@ HOSTS = ["[::1", "[]", "[here]", "[::g]", "a:b", "[[::1]]", "a..b", "a" * 64]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "here", "::1", *(f"here:{port}" for port in PORTS), *(f"{host}:1" for host in HOSTS)]
+    "text", ["", "here", "8080", "::1", *(f"here:{port}" for port in PORTS), *(f"{host}:1" for host in HOSTS)]
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(BadInput, match="is not HOST:PORT"):
