@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from vcuda.errors import BadInput
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+_Content = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class ServingCertificate:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._seen = _fingerprint(directory)
+        self._loaded = _fingerprint(directory)
+        self._refused: _Content | None = None
         self._served = _load(directory)
         self.reload_failures = 0
 
@@ -58,24 +60,31 @@ class ServingCertificate:
         """Read the files; serve a new good pair, or keep the last good one and log what is wrong, once a content.
 
         The files are compared by content, not by their times: that is exact, follows the links kubelet swaps, and
-        costs two small reads. Files that change while they are read are left to the next poll. One thread calls this.
+        costs two small reads. Files that change while they are read are left to the next poll; a pair that was refused
+        is tried again at each, because it may have been no fault of its own. One thread calls this.
         """
         found = _fingerprint(self._directory)
-        if found == self._seen:
+        if found == self._loaded:
+            self._refused = None
             return
         try:
-            loaded, fault = _load(self._directory), None
+            loaded, fault = _load(self._directory), ""
         except BadInput as error:
             loaded, fault = None, str(error)
         if _fingerprint(self._directory) != found:
             return
-        self._seen = found
         if loaded is None:
+            self._refuse(found, fault)
+            return
+        self._loaded, self._refused, self._served = found, None, loaded
+        _log.info("serving certificate reloaded", expiry=loaded.expiry)
+
+    def _refuse(self, content: _Content, fault: str) -> None:
+        """Count and log a bad pair, unless it is the one that was there before."""
+        if content != self._refused:
+            self._refused = content
             self.reload_failures += 1
             _log.error("serving certificate not reloaded, the last good one stays", reason=fault)
-        else:
-            self._served = loaded
-            _log.info("serving certificate reloaded", expiry=loaded.expiry)
 
 
 def watch(serving: ServingCertificate, stop: threading.Event, interval: float = 5.0) -> None:
@@ -136,7 +145,7 @@ def _bad(path: Path, fault: str) -> BadInput:
     return BadInput(f"{path} {fault}. To make a good pair: vcuda-certs issue --dir {path.parent}")
 
 
-def _fingerprint(directory: Path) -> tuple[str, str]:
+def _fingerprint(directory: Path) -> _Content:
     """What tells one content of both files from another, without keeping the key."""
     return _digest(directory / "tls.crt"), _digest(directory / "tls.key")
 

@@ -78,7 +78,8 @@ class WebhookServer(BaseApplication):
             self.cfg.set(name, value)
 
     def load(self) -> Any:
-        """Make the application, in the worker."""
+        """Make the application, in the worker. One in another's place was forked from what was read at the start."""
+        self.certificate.poll()
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
         gc.freeze()  # what is loaded now stays: no collection while serving has to look at it again

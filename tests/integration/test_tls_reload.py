@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import ssl
+import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +36,8 @@ from certs.authority import Signed, make_authority, make_leaf
 from certs.files import serving_files, write_files
 from certs.names import DEVELOPMENT
 from tests.integration.tls_echo import Echo, echo, echoing
+from tests.integration.webhook_process import WebhookProcess, serving
+from tests.processes import PATIENCE
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate, watch
 
@@ -340,6 +345,38 @@ def test_files_that_change_while_they_are_read_are_left_to_the_next_poll(
         assert served_by(server) == der(second)
 
 
+def test_a_good_pair_that_could_not_be_read_at_first_is_tried_again_and_told_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, a disk that failed for a moment: the content alone does not say that it is bad."""
+    old, new = new_leaf(days=1), new_leaf()
+    write_plainly(directory, old)
+    serving = ServingCertificate(directory)
+    write_plainly(directory, new)
+
+    def refuse(_content: bytes) -> list[x509.Certificate]:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vcuda.tls.x509.load_pem_x509_certificates", refuse)
+        (line,) = logged(serving)
+    assert "tls.crt cannot be read: Too many open files" in line["reason"]
+    assert [line["log_level"] for line in logged(serving)] == ["info"]
+    assert (serving.expiry, serving.reload_failures) == (new.expires.timestamp(), 1)
+
+
+def test_a_bad_pair_that_comes_back_after_the_good_one_is_reported_again(directory: Path) -> None:
+    good = new_leaf()
+    write_plainly(directory, good)
+    serving = ServingCertificate(directory)
+    for failures in (1, 2):
+        write_raw(directory, b"bad", None)
+        assert len(logged(serving)) == 1
+        write_plainly(directory, good)
+        assert logged(serving) == []
+        assert serving.reload_failures == failures
+
+
 @given(
     position=st.integers(0, len(der(GOOD)) - 1),
     replacement=st.binary(max_size=8),
@@ -385,3 +422,44 @@ def test_the_watch_picks_a_new_pair_up_by_itself_and_ends_when_told(directory: P
     finally:
         stop.set()
         watching.join()
+
+
+@pytest.fixture
+def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
+    """The webhook as a process, which reads its first certificate from the directory."""
+    write_as_kubelet(directory, new_leaf())
+    (directory / "ca.crt").write_bytes(AUTHORITY.certificate_pem())
+    quota = tmp_path / "gpuquota.yaml"
+    quota.write_text("team-a: {quota: {M40: 8}}")
+    with serving("--standalone", "--quota", quota, "--cert-dir", directory, ca=directory / "ca.crt") as running:
+        yield running
+
+
+def replace_worker(server: WebhookProcess) -> None:
+    """Kill the one worker, and return when gunicorn has forked another."""
+    killed = server.worker()
+    os.kill(killed, signal.SIGKILL)
+    pid, deadline = server.process.pid, time.monotonic() + PATIENCE
+    while Path(f"/proc/{pid}/task/{pid}/children").read_text().split() in ([], [str(killed)]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_in_anothers_place_serves_what_is_in_the_files_from_its_first_connection(
+    directory: Path, server: WebhookProcess
+) -> None:
+    """It is forked from what was read at the start: a leaf that has expired since, or whose CA is trusted no more."""
+    authority = make_authority(NOW)
+    write_as_kubelet(directory, make_leaf(authority, DEVELOPMENT, NOW))
+    replace_worker(server)
+    server.tls = ssl.create_default_context(cadata=authority.certificate_pem().decode())
+    assert server.get("/healthz").status == HTTPStatus.OK
+
+
+def test_a_worker_in_anothers_place_that_finds_a_bad_pair_serves_the_first_one(
+    directory: Path, server: WebhookProcess
+) -> None:
+    (directory / "tls.key").write_bytes(b"garbage")
+    replace_worker(server)
+    assert server.get("/healthz").status == HTTPStatus.OK
+    assert server.metric("vcuda_serving_certificate_reload_failures_total") == 1
