@@ -33,6 +33,10 @@ class ApiFault(Exception):
     """The API server did not do what it was asked to; the message says what, and why."""
 
 
+class Forbidden(ApiFault):
+    """We have no right to what was asked."""
+
+
 class Conflicted(ApiFault):
     """Somebody else has written the object since it was read: nothing was changed."""
 
@@ -118,6 +122,8 @@ def _checked(what: str, status: int, body: Json) -> Json:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         return body
     message = f"{what}: {body.get('message') or 'no reason given'} (HTTP {status})"
+    if status == HTTPStatus.FORBIDDEN:
+        raise Forbidden(message)
     if status == HTTPStatus.CONFLICT or (status == HTTPStatus.NOT_FOUND and what.startswith("PATCH")):
         raise Conflicted(message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:

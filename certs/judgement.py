@@ -61,6 +61,13 @@ def everywhere(state: State, authority: Signed | None) -> bool:
     return authority is not None and all(authority.certificate in hook.bundle for hook in state.hooks())
 
 
+def published(state: State, authority: Signed | None) -> bool:
+    """Whether every caBundle that may be written has ``authority``."""
+    unlocked = (one for one in state.configurations if not one.locked)
+    hooks = (hook for configuration in unlocked for hook in configuration.hooks)
+    return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
+
+
 def served_everywhere(state: State, now: datetime) -> bool:
     """Whether some endpoint is ready, and all show a leaf of the current authority."""
     return bool(state.ready()) and not others(state, now)

@@ -5,6 +5,7 @@ follows its Secret only after kubelet has, 30 to 100 s later (open-policy-agent/
 is first trusted everywhere beside the old one, and read back; only after the overlap does a leaf of its own reach the
 Secret; and the old one is trusted until every endpoint has been dialled, has shown the new leaf, and the retention is
 over. No step depends on another run's memory: times are in annotations of the CA Secret, all else is what is stored.
+However long the next authority has to wait, the leaf does not end meanwhile: the current one renews it.
 
 Where nothing works any more (the leaf is gone or expired, and no endpoint is trusted) nothing is waited for.
 """
@@ -18,6 +19,7 @@ from cryptography import x509
 from certs.judgement import (
     broken,
     current_signs,
+    everywhere,
     known,
     may_work,
     noted_since,
@@ -26,7 +28,7 @@ from certs.judgement import (
     served_everywhere,
     shown,
 )
-from certs.state import Certificates, Problem, State, is_valid, issued, signed_by
+from certs.state import Certificates, Problem, State, in_look_ahead, is_valid, issued, signed_by
 from certs.steps import (
     PROPAGATION,
     Decision,
@@ -58,11 +60,11 @@ def plan(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision:
         _authority(state, now, terms)
         or _bundles(state, now, terms, seen)
         or _broken_leaf(state, now, terms, seen)
-        or _promotion(state, now, terms, seen)
+        or _following(state, now, terms, seen)
         or _due_leaf(state, now, terms, seen)
         or _propagation(state, now, terms)
         or _retirement(state, now, terms, seen)
-        or Done(_next_due(state))
+        or _end(state)
     )
 
 
@@ -87,7 +89,7 @@ def _bundles(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision 
     unwanted = retired if not needed and _retained(state, now, terms, seen) is None else frozenset()
     wanted = tuple(one for one in known(state) if is_valid(one, now) and (needed or one not in retired))
     reason = "it need not trust the retired CA any more" if unwanted else "it has to trust every CA that may be served"
-    for configuration in state.configurations:
+    for configuration in (one for one in state.configurations if not one.locked):
         bundles = tuple(_bundle(hook.bundle, wanted, unwanted) for hook in configuration.hooks)
         if any(hook.faulty for hook in configuration.hooks) or bundles != configuration.bundles():
             return SetBundles(str(configuration), bundles, reason)
@@ -108,14 +110,24 @@ def _broken_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decis
     return _settling(state, now, terms, seen.current) or IssueLeaf(reason)
 
 
+def _following(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+    """(c) The next authority takes over; until it may, whatever it waits for, a leaf in its look-ahead is renewed."""
+    decision = _promotion(state, now, terms, seen)
+    if isinstance(decision, Wait | Refused):
+        return _ageing_leaf(state, now, terms, seen) or decision
+    return decision
+
+
 def _promotion(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
-    """(c) The next authority signs from when it has been trusted everywhere for the overlap."""
+    """The next authority signs from when it has been trusted everywhere for the overlap."""
     if state.authorities.following is None:
         return None
     if reason := broken(state, now, terms):
         return _settling(state, now, terms, seen.following) or Promote(f"nothing is gained by waiting: {reason}")
     if not any(state.hooks()):
         return Refused((Problem(_nowhere(state), terms.commands.register),))
+    if not everywhere(state, state.authorities.following):
+        return Refused(state.locked())
     since = noted_since(state, now, served=False)
     if since is None:
         return NoteTrusted("every caBundle was read back and has the next CA")
@@ -123,6 +135,17 @@ def _promotion(state: State, now: datetime, terms: Terms, seen: Seen) -> Decisio
     return _lasting(since, terms.overlap, seen.following, now, reason) or Promote(
         "every caBundle has had the next CA for the overlap"
     )
+
+
+def _ageing_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+    """A leaf in its look-ahead is renewed by the current authority where that gains time, and none trusts it less."""
+    leaf, current = state.serving.leaf, state.authorities.current
+    if leaf is None or current is None or not in_look_ahead(leaf.certificate, now):
+        return None
+    trusted = signed_by(leaf.certificate, current.certificate) or everywhere(state, current)
+    if not current_signs(state, now) or not trusted or current.expires <= leaf.expires:
+        return None
+    return _settling(state, now, terms, seen.current) or IssueLeaf(f"the leaf {outdated(leaf.certificate, now, terms)}")
 
 
 def _due_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
@@ -146,13 +169,13 @@ def _propagation(state: State, now: datetime, terms: Terms) -> Decision | None:
 
 def _retirement(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
     """(e) A retired authority, which `_bundles` has just found in no caBundle any more, is forgotten."""
-    if not state.authorities.retired:
+    retired = state.authorities.retired
+    if not retired:
         return None
-    return (
-        _unserved(state, now, terms)
-        or _retained(state, now, terms, seen)
-        or Forget("no caBundle has the retired CA any more")
-    )
+    if waiting := _unserved(state, now, terms) or _retained(state, now, terms, seen):
+        return waiting
+    locked = any(one in hook.bundle for hook in state.hooks() for one in retired)
+    return None if locked else Forget("no caBundle has the retired CA any more")
 
 
 def _unserved(state: State, now: datetime, terms: Terms) -> Decision | None:
@@ -202,6 +225,11 @@ def _lasting(since: datetime, span: timedelta, seen: timedelta, now: datetime, r
 def _nowhere(state: State) -> str:
     text = "no webhook configuration with our label calls the Service, so none could trust the next CA"
     return f"{text} ({'; '.join(state.left_alone)})" if state.left_alone else text
+
+
+def _end(state: State) -> Done | Refused:
+    """All is done, but for what a person has to unlock."""
+    return Refused(state.locked()) if state.locked() else Done(_next_due(state))
 
 
 def _next_due(state: State) -> datetime | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from certs.api import Conflicted, Unreachable
+from certs.api import Conflicted, Forbidden, Unreachable
 from certs.changes import Write, write_of
-from certs.judgement import everywhere, served_everywhere
+from certs.judgement import published, served_everywhere
 from certs.plan import plan
 from certs.state import Problem, State, fingerprint
-from certs.steps import Decision, Done, Refused, Seen, Step, Terms, Wait
+from certs.steps import Decision, Done, Refused, Seen, SetBundles, Step, Terms, Wait
 
 POLL = 2.0
 """Seconds between two looks while something is waited for."""
@@ -66,15 +66,24 @@ class SystemClock:
 
 @dataclass(slots=True)
 class Sightings:
-    """Since when this run has seen a thing at every reading, in seconds of a clock that does not jump."""
+    """Since when this run has seen a thing at every reading, in seconds of a clock that does not jump.
+
+    ``forbidden``: the configurations that it was not allowed to write.
+    """
 
     _since: dict[str, float] = field(default_factory=dict)
+    forbidden: dict[str, Problem] = field(default_factory=dict)
+
+    def with_locks(self, state: State) -> State:
+        """The state with those configurations locked."""
+        found = ((one, self.forbidden.get(str(one))) for one in state.configurations)
+        return replace(state, configurations=tuple(replace(one, locked=why) if why else one for one, why in found))
 
     def look(self, state: State, now: datetime, monotonic: float) -> Seen:
         """Take note of what holds in ``state``, and return for how long that has been so."""
         signing = {"following": state.authorities.following, "current": state.authorities.current}
         names = {slot: fingerprint(one.certificate) for slot, one in signing.items() if one}
-        holding = {name for slot, name in names.items() if everywhere(state, signing[slot])}
+        holding = {name for slot, name in names.items() if published(state, signing[slot])}
         if served_everywhere(state, now) and "current" in names:
             holding.add(f"served {names['current']}")
         self._since = {name: self._since.get(name, monotonic) for name in holding}
@@ -110,15 +119,14 @@ class Rotation:
             try:
                 decision, state = self._decide(sightings)
                 if isinstance(decision, Done | Refused):
-                    return decision
+                    return _ended(decision, state)
                 if isinstance(decision, Wait):
                     last = self._announce(decision, last)
                     if not self._wait(decision, deadline):
-                        return decision
+                        return _ended(decision, state)
                 else:
                     steps += 1
-                    self.told(decision)
-                    self.store.write(write_of(decision, state, self.clock.now(), self.terms))
+                    self._take(decision, state, sightings)
                 faults = 0
             except (Conflicted, Unreachable):
                 faults += 1
@@ -129,10 +137,21 @@ class Rotation:
         return Refused((Problem(text, self.terms.commands.rehearse),))
 
     def _decide(self, sightings: Sightings) -> tuple[Decision, State]:
-        state = self.store.read(self.clock.now)
+        state = sightings.with_locks(self.store.read(self.clock.now))
         now = self.clock.now()
         seen = sightings.look(state, now, self.clock.monotonic())
         return plan(state, now, self.terms, seen), state
+
+    def _take(self, step: Step, state: State, sightings: Sightings) -> None:
+        """Make the step's write. A configuration that may not be written does not keep the others from their steps."""
+        self.told(step)
+        try:
+            self.store.write(write_of(step, state, self.clock.now(), self.terms))
+        except Forbidden as error:
+            if not isinstance(step, SetBundles):
+                raise
+            problem = Problem(f"{step.configuration} may not be written: {error}", self.terms.commands.allow)
+            sightings.forbidden[step.configuration] = problem
 
     def _announce(self, decision: Wait, last: str) -> str:
         if decision.reason != last:
@@ -147,3 +166,11 @@ class Rotation:
             return False
         self.clock.sleep(min(due, self.longest_sleep))
         return True
+
+
+def _ended(decision: Done | Refused | Wait, state: State) -> Done | Refused | Wait:
+    """How the run ends: whatever else it has come to, what it could not write is a person's to see."""
+    if not state.locked():
+        return decision
+    others = decision.problems if isinstance(decision, Refused) else ()
+    return Refused(tuple(dict.fromkeys((*others, *state.locked()))))

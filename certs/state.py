@@ -75,12 +75,16 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A webhook configuration: ``kind`` is Mutating- or ValidatingWebhookConfiguration."""
+    """A webhook configuration: ``kind`` is Mutating- or ValidatingWebhookConfiguration.
+
+    ``locked`` says why it is not to be written, where it is not; what its caBundles trust counts all the same.
+    """
 
     kind: str
     name: str
     version: str
     hooks: tuple[Hook, ...]
+    locked: Problem | None = None
 
     def __str__(self) -> str:
         return f"{self.kind.lower()}/{self.name}"
@@ -129,6 +133,10 @@ class State:
     def hooks(self) -> Iterator[Hook]:
         """Every webhook that calls our Service."""
         return (hook for configuration in self.configurations for hook in configuration.hooks)
+
+    def locked(self) -> tuple[Problem, ...]:
+        """What a person has to do before all configurations can be written."""
+        return tuple(one.locked for one in self.configurations if one.locked)
 
     def ready(self) -> tuple[Endpoint, ...]:
         """The endpoints that are called."""

@@ -29,6 +29,7 @@ class Commands:
     restart: str = "kubectl -n vcuda-quota rollout restart deployment/vcuda-webhook"
     endpoints: str = "kubectl -n vcuda-quota get pods,endpoints"
     rehearse: str = "vcuda-certs rotate --dry-run"
+    allow: str = "kubectl edit clusterrole vcuda-certs"
     register: str = "kubectl label validatingwebhookconfiguration NAME app.kubernetes.io/part-of=vcuda-quota"
 
 
@@ -54,8 +55,8 @@ class Terms:
 class Seen:
     """How long this run itself has seen things without a break, by a clock that does not jump.
 
-    ``following`` and ``current``: that authority in every caBundle. ``served``: every endpoint with a leaf of the
-    current one.
+    ``following`` and ``current``: that authority in every caBundle that may be written. ``served``: every endpoint with
+    a leaf of the current one.
     """
 
     following: timedelta = timedelta()

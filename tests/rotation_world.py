@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 
-from certs.api import Conflicted
+from certs.api import Conflicted, Forbidden
 from certs.authority import Signed, make_authority, make_leaf
 from certs.changes import Write, WriteAuthorities, WriteBundles, WriteServing, after
 from certs.names import service_names
-from certs.state import Authorities, Certificates, Configuration, Endpoint, Hook, Serving, State, is_valid, trusts
+from certs.state import Authorities, Certificates, Configuration, Endpoint, Hook, Serving, State, trusts
 from certs.steps import Terms
 
 START = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -48,8 +48,8 @@ class Pod:
 class World:
     """Store and clock in one. ``lives_after``: writes that may be made before the run is killed; None: any number.
 
-    ``lost`` collects each time that a leaf, valid and trusted before, was served while a caBundle that is still gone by
-    did not trust it any more.
+    ``lost`` collects each time that a leaf, trusted before, was served while a caBundle that is still gone by did not
+    trust it any more, or after its end. ``forbidden``: the configurations that may not be written.
     """
 
     state: State = field(default_factory=State)
@@ -61,6 +61,7 @@ class World:
     past: list[tuple[datetime, dict[str, Certificates]]] = field(default_factory=list)
     trusted: set[tuple[str, x509.Certificate]] = field(default_factory=set)
     hopeless: frozenset[x509.Certificate] = frozenset()
+    forbidden: frozenset[str] = frozenset()
     writes: int = 0
 
     def now(self) -> datetime:
@@ -94,6 +95,8 @@ class World:
             self.lives_after -= 1
             if self.lives_after == -1:
                 raise Killed
+        if isinstance(write, WriteBundles) and str(configuration_of(self.state, write)) in self.forbidden:
+            raise Forbidden("forbidden by RBAC")
         if version_of(self.state, write) != guard_of(write):
             raise Conflicted("written by another")
         self.writes += 1
@@ -131,7 +134,7 @@ class World:
         worked = any(key[0] == name for key in self.trusted)
         if all(trust):
             self.trusted.add((name, leaf))
-        elif is_valid(leaf, self.time) and ((name, leaf) in self.trusted or (worked and leaf not in self.hopeless)):
+        elif (name, leaf) in self.trusted or (worked and leaf not in self.hopeless):
             self.lost.append(f"{self.time}: {name} does not trust what {pod.address} serves")
 
     def forget_what_worked(self) -> None:
@@ -149,10 +152,12 @@ class World:
         )
 
 
-def healthy(lags: Sequence[timedelta] = (timedelta(0), timedelta(seconds=90)), extra: Certificates = ()) -> World:
+def healthy(
+    lags: Sequence[timedelta] = (timedelta(0), timedelta(seconds=90)), extra: Certificates = (), terms: Terms = TERMS
+) -> World:
     """A world where a rotation has nothing to do; ``extra`` certificates are in its caBundles too."""
-    authority = make_authority(START)
-    leaf = make_leaf(authority, NAMES, START)
+    authority = make_authority(START, terms.authority_life)
+    leaf = make_leaf(authority, NAMES, START, terms.leaf_life)
     bundle = (*extra, authority.certificate)
     configurations = (
         Configuration("MutatingWebhookConfiguration", "vcuda-quota", "m", (Hook(0, "mutate", bundle),)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -9,17 +10,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from certs.api import Api, Conflicted, Unreachable
+from certs.api import Api, Conflicted, Forbidden, Unreachable
 from certs.changes import Write
 from certs.cli import main
 from certs.cluster import Cluster
 from certs.parsing import Place
 from certs.rotation import MOST_STEPS, PATIENCE, Rotation
 from certs.state import State
-from certs.steps import Done, MakeAuthority, Refused
+from certs.steps import Done, MakeAuthority, Refused, Terms
 from tests.e2e.ports import free_ports
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
-from tests.rotation_world import TERMS, World, healthy
+from tests.rotation_world import START, TERMS, World, healthy
 
 NOW = datetime.now(UTC)
 
@@ -123,6 +124,39 @@ def test_after_many_in_a_row_the_run_ends_with_the_fault() -> None:
     world = failing(*[Unreachable("no answer")] * PATIENCE)
     with pytest.raises(Unreachable):
         Rotation(world, TERMS, timedelta(minutes=5), world, lambda _: None).run()
+
+
+@pytest.mark.parametrize("terms", [TERMS, replace(TERMS, issued_before=START + timedelta(seconds=30))])
+def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewed_and_is_told(terms: Terms) -> None:
+    """Its caBundle was emptied, say, so that there is something to write."""
+    world = healthy([timedelta(0)])
+    empty, *rest = world.state.configurations
+    empty = replace(empty, hooks=tuple(replace(hook, bundle=()) for hook in empty.hooks))
+    world.state = replace(world.state, configurations=(empty, *rest))
+    world.time += timedelta(days=61)
+    world.forbidden = frozenset({str(empty)})
+    ended = Rotation(world, terms, timedelta(minutes=5), world, lambda _: None).run()
+    assert isinstance(ended, Refused)
+    [problem] = ended.problems
+    assert problem.text == f"{empty} may not be written: forbidden by RBAC"
+    assert problem.command == "kubectl edit clusterrole vcuda-certs"
+    leaf = world.state.serving.leaf
+    assert leaf
+    assert (leaf.expires - world.time).days in (89, 90)
+
+
+def test_a_secret_that_may_not_be_written_ends_the_run() -> None:
+    world = failing(Forbidden("forbidden by RBAC"))
+    rotation = Rotation(world, TERMS, timedelta(minutes=5), world, lambda _: None)
+    with pytest.raises(Forbidden):
+        rotation.run()
+
+
+def test_the_api_servers_refusal_of_a_write_is_told_apart(script: Script, server: str, tmp_path: Path) -> None:
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
+    script.answers.append(status(403, "not allowed"))
+    with pytest.raises(Forbidden, match="not allowed"):
+        Api.connect(tmp_path / "kubeconfig").patch("/apis/x", {}, "application/json-patch+json")
 
 
 def test_a_run_whose_steps_are_undone_again_and_again_comes_to_an_end() -> None:

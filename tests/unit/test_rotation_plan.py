@@ -232,6 +232,91 @@ def test_without_a_configuration_a_good_authority_is_not_replaced() -> None:
     assert "kubectl label validatingwebhookconfiguration" in decision.problems[0].command
 
 
+def waiting_for_the_next_authority(terms: Terms = NEW) -> World:
+    """A world in its overlap, whose leaf has come into its look-ahead meanwhile."""
+    world = rotated(Wait, terms)
+    leaf = make_leaf(current_of(world), NAMES, START, timedelta(seconds=80))
+    world.state = replace(world.state, serving=replace(world.state.serving, leaf=leaf))
+    for pod in world.pods:
+        pod.leaf = leaf.certificate
+    return world
+
+
+def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
+    """The overlap may be longer than what the leaf has left."""
+    terms = replace(NEW, overlap=timedelta(days=30))
+    world = waiting_for_the_next_authority(terms)
+    assert isinstance(at(world, terms, replace(SEEN_LONG, current=timedelta())), Wait)
+    decision = at(world, terms)
+    assert isinstance(decision, IssueLeaf)
+    take(world, decision, terms)
+    leaf = world.state.serving.leaf
+    assert leaf
+    assert signed_by(leaf.certificate, current_of(world).certificate)
+    assert at(world, terms) == Wait(
+        "the API servers are given time to trust the next CA", START + timedelta(days=30, seconds=60)
+    )
+
+
+def test_a_leaf_that_is_due_is_renewed_though_nobody_can_trust_the_next_authority() -> None:
+    """It may be long until a person has seen to the label of the configurations."""
+    world = waiting_for_the_next_authority()
+    world.state = replace(world.state, configurations=())
+    decision = at(world)
+    assert isinstance(decision, IssueLeaf)
+    take(world, decision)
+    assert isinstance(at(world), Refused)
+
+
+def test_a_leaf_is_not_renewed_again_and_again_where_its_authority_ends_with_it() -> None:
+    terms = replace(NEW, overlap=LONG, authority_life=4 * LONG)
+    world = rotated(Wait, terms)
+    world.time = START + timedelta(days=729)
+    leaf = make_leaf(current_of(world), NAMES, START + timedelta(days=700))
+    world.state = replace(world.state, serving=replace(world.state.serving, leaf=leaf))
+    assert isinstance(at(world, terms), Wait)
+
+
+LOCK = Problem("validatingwebhookconfiguration/vcuda-quota may not be written", "kubectl edit")
+
+
+def locked(world: World) -> World:
+    """The world with one of its configurations locked."""
+    *rest, last = world.state.configurations
+    world.state = replace(world.state, configurations=(*rest, replace(last, locked=LOCK)))
+    return world
+
+
+def test_a_locked_configuration_is_told_of_though_nothing_is_due() -> None:
+    assert at(locked(healthy()), TERMS) == Refused((LOCK,))
+
+
+def test_a_leaf_is_renewed_beside_a_locked_configuration() -> None:
+    world = locked(healthy([timedelta(0)]))
+    world.time += timedelta(days=61)
+    assert isinstance(at(world, TERMS), IssueLeaf)
+
+
+def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted() -> None:
+    world = locked(healthy([timedelta(0)]))
+    world.sleep(60)
+    steps = []
+    while not isinstance(decision := at(world), Refused):
+        steps.append(type(decision))
+        take(world, decision)
+    assert decision == Refused((LOCK,))
+    assert steps == [MakeAuthority, SetBundles]
+
+
+def test_an_authority_that_a_locked_configuration_still_trusts_is_not_forgotten() -> None:
+    world = rotated(Forget)
+    old = world.state.authorities.retired
+    *rest, last = world.state.configurations
+    holding = replace(last, locked=LOCK, hooks=tuple(replace(hook, bundle=old) for hook in last.hooks))
+    world.state = replace(world.state, configurations=(*rest, holding))
+    assert at(world) == Refused((LOCK,))
+
+
 def test_a_lost_authority_stays_trusted_until_its_leaves_are_gone() -> None:
     world = healthy([timedelta(0)])
     old = current_of(world).certificate

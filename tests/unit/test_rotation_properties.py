@@ -199,6 +199,40 @@ def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take
     assert world.lost == []
 
 
+@given(
+    lags=lags,
+    authority_hours=st.integers(6, 8),
+    leaf_minutes=st.integers(60, 150),
+    overlap=st.floats(0.01, 0.25),
+    retention=st.floats(0.01, 0.25),
+    locked=st.booleans(),
+)
+@example(
+    lags=[timedelta(), timedelta(seconds=90)],
+    authority_hours=12,
+    leaf_minutes=120,
+    overlap=1 / 12,
+    retention=1 / 12,
+    locked=False,
+)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_however_short_the_lives_no_leaf_ends_while_it_is_served(
+    lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, locked: bool
+) -> None:
+    """Even where the overlap is longer than a leaf's look-ahead, or one configuration may not be written for a time."""
+    life = timedelta(hours=authority_hours)
+    terms = Terms(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
+    world = healthy(lags, terms=terms)
+    if locked:
+        world.forbidden = frozenset({str(world.state.configurations[0])})
+    end = START + (life * 0.9 if locked else life * 1.5)
+    while world.time < end:
+        run(world, terms, timedelta(seconds=30))
+        world.sleep(leaf_minutes * 60 / 9)
+    assert world.works()
+    assert world.lost == []
+
+
 @given(lags=lags, turns=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=80))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_two_runs_at_once_do_no_harm(lags: list[timedelta], turns: list[tuple[int, bool]]) -> None:
