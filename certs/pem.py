@@ -13,6 +13,7 @@ from certs.authority import Signed
 from certs.state import Certificates
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 
 
@@ -46,8 +47,32 @@ def write_certificates(certificates: Certificates) -> bytes:
 def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     """Return the first certificate and its ECDSA key; ``name`` is that of the two files, as in ``tls``.
 
-    Raises Unusable.
+    Raises Unusable, as well for anything after it that is no certificate: a server that reads the pair refuses it then.
     """
+    pair = _read_pair(certificate, key, name)
+    if not _readable(certificate):
+        raise Unusable(f"{name}.crt holds more than certificates")
+    return pair
+
+
+def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
+    """Return a pair that may sign leaves; raises Unusable. What is after the certificate keeps it from nothing."""
+    pair = _read_pair(certificate, key, name)
+    if not is_authority(pair.certificate):
+        raise Unusable(f"{name}.crt is not the certificate of a CA")
+    return pair
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Whether it says that it may sign others."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return False
+
+
+def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
+    """Return the first certificate and its ECDSA key, whatever is around them; raises Unusable."""
     if not certificate or not key:
         missing = [file for file, text in ((f"{name}.crt", certificate), (f"{name}.key", key)) if not text]
         raise Unusable(f"{' and '.join(missing)} missing")
@@ -60,19 +85,11 @@ def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     return Signed(found[0], private)
 
 
-def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return a pair that may sign leaves; raises Unusable."""
-    pair = read_pair(certificate, key, name)
-    if not is_authority(pair.certificate):
-        raise Unusable(f"{name}.crt is not the certificate of a CA")
-    return pair
-
-
-def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether it says that it may sign others."""
+def _readable(text: bytes) -> bool:
+    """Whether all that begins as a certificate is one; words around them do no harm."""
     try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return bool(x509.load_pem_x509_certificates(text)) and _BEGIN not in _BLOCK.sub(b"", text)
+    except _UNREADABLE:
         return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from certs.parsing import (
 )
 from certs.pem import Unusable, read_authority, read_certificates, read_pair, write_certificates
 from certs.state import Mark, fingerprint
+from vcuda.errors import BadInput
+from vcuda.tls import ServingCertificate
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 CA, NEXT = make_authority(NOW), make_authority(NOW)
@@ -117,6 +120,41 @@ def test_a_leaf_of_a_wrong_key_is_no_leaf_but_its_authorities_are_read() -> None
     found = read_serving(secret(tls_crt=LEAF.certificate_pem(), tls_key=CA.key_pem(), ca_crt=CA.certificate_pem()))
     assert (found.leaf, found.authorities) == (None, (CA.certificate,))
     assert found.fault == "tls.key is not the key of tls.crt"
+
+
+NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
+    """Whether the rotation takes this certificate with the leaf's key for a pair, and whether the webhook does."""
+    (directory / "tls.crt").write_bytes(certificate)
+    (directory / "tls.key").write_bytes(LEAF.key_pem())
+    try:
+        serving = ServingCertificate(directory)
+    except BadInput:
+        serving = None
+    return not read_serving(secret(tls_crt=certificate, tls_key=LEAF.key_pem())).fault, serving is not None
+
+
+AFTER_THE_LEAF = {
+    "nothing": (b"", True),
+    "its CA": (CA.certificate_pem(), True),
+    "words": (b"made by hand\n", True),
+    "no certificate": (NO_CERTIFICATE, False),
+    "half a certificate": (CA.certificate_pem()[:300], False),
+    "a certificate of half the length": (CA.certificate_pem()[:300] + CA.certificate_pem()[-40:], False),
+}
+
+
+@pytest.mark.parametrize(("rest", "good"), AFTER_THE_LEAF.values(), ids=AFTER_THE_LEAF.keys())
+def test_a_pair_is_good_where_the_webhook_serves_it(tmp_path: Path, rest: bytes, *, good: bool) -> None:
+    """Else the rotation would find nothing to mend while no replica can start."""
+    assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
+
+
+def test_an_authority_signs_on_whatever_is_after_its_certificate() -> None:
+    """Nobody else reads it, and a new one would take a whole rotation."""
+    assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 
 
 def test_a_pair_reads_back() -> None:
