@@ -92,7 +92,10 @@ def is_ours(certificate: x509.Certificate) -> bool:
     """Whether a certificate bears the name that `make_authority` gives; anybody may give it too, so nothing is trusted
     by it.
     """
-    return any(str(one.value).startswith(_AUTHORITY_NAME) for one in certificate.subject)
+    try:
+        return any(str(one.value).startswith(_AUTHORITY_NAME) for one in certificate.subject)
+    except ValueError:  # a subject that cannot be read
+        return False
 
 
 def _builder(

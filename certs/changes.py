@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from certs.authority import Signed, is_ours, make_authority, make_leaf
+from certs.judgement import strays
 from certs.state import Authorities, Certificates, Hook, Mark, Serving, State, fingerprint
 from certs.steps import Forget, IssueLeaf, MakeAuthority, NoteServed, NoteTrusted, Promote, SetBundles, Step, Terms
 
@@ -102,8 +103,7 @@ def _with_following(state: State, now: datetime, terms: Terms) -> Authorities:
 
 
 def _found_elsewhere(state: State) -> Certificates:
-    bundled = (certificate for hook in state.hooks() for certificate in hook.bundle)
-    return tuple(one for one in (*state.serving.authorities, *bundled) if is_ours(one))
+    return (*filter(is_ours, state.serving.authorities), *strays(state))
 
 
 def _bundles(step: SetBundles, state: State) -> WriteBundles:

@@ -54,11 +54,12 @@ class Cluster:
         """Return everything as it is now, each endpoint dialled. Raises ApiFault.
 
         The serving Secret is read first: a leaf is only written over the one that was there before the authority was
-        read that signs it.
+        read that signs it. The CA Secret is read after the caBundles: an authority in these that it does not know is
+        none that another run has just made.
         """
         serving = self.api.get(self._secret(self.place.serving_secret))
-        authorities = self.api.get(self._secret(self.place.authority_secret))
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
+        authorities = self.api.get(self._secret(self.place.authority_secret))
         tool = other_tool(serving.body) if serving else ""
         ours, left, mixed = self._configurations(listed, tool)
         clock = _clock_problem(listed["MutatingWebhookConfiguration"], now())

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from cryptography import x509
 
-from certs.authority import Signed
+from certs.authority import Signed, is_ours
 from certs.state import (
     Certificates,
     Endpoint,
@@ -54,6 +54,15 @@ def known(state: State) -> Certificates:
     """Every authority in the CA Secret, in the order of their making."""
     signing = (state.authorities.current, state.authorities.following)
     return (*state.authorities.retired, *(one.certificate for one in signing if one))
+
+
+def strays(state: State) -> Certificates:
+    """Authorities of ours in caBundles that the CA Secret does not know: a backup was restored, or a part of it lost.
+
+    They go as retired ones do, and are put into no other caBundle: their name alone does not make them trusted.
+    """
+    found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
+    return tuple(one for one in found if one not in known(state))
 
 
 def everywhere(state: State, authority: Signed | None) -> bool:

@@ -27,6 +27,7 @@ from certs.judgement import (
     outdated,
     served_everywhere,
     shown,
+    strays,
 )
 from certs.state import Certificates, Problem, State, in_look_ahead, is_valid, issued, signed_by
 from certs.steps import (
@@ -84,7 +85,7 @@ def _bundles(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision 
     Once nobody serves a leaf of theirs, retired ones are not put back where they are missing: else of two runs, of
     which one has waited longer than the other, or was killed while it took them out, each would undo the other's work.
     """
-    retired = frozenset(state.authorities.retired)
+    retired = frozenset((*state.authorities.retired, *strays(state)))
     needed = _unserved(state, now, terms) is not None
     unwanted = retired if not needed and _retained(state, now, terms, seen) is None else frozenset()
     wanted = tuple(one for one in known(state) if is_valid(one, now) and (needed or one not in retired))
@@ -170,12 +171,12 @@ def _propagation(state: State, now: datetime, terms: Terms) -> Decision | None:
 def _retirement(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
     """(e) A retired authority, which `_bundles` has just found in no caBundle any more, is forgotten."""
     retired = state.authorities.retired
-    if not retired:
+    if not retired and not strays(state):
         return None
     if waiting := _unserved(state, now, terms) or _retained(state, now, terms, seen):
         return waiting
     locked = any(one in hook.bundle for hook in state.hooks() for one in retired)
-    return None if locked else Forget("no caBundle has the retired CA any more")
+    return Forget("no caBundle has the retired CA any more") if retired and not locked else None
 
 
 def _unserved(state: State, now: datetime, terms: Terms) -> Decision | None:

@@ -85,9 +85,9 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     date = {"Date": format_datetime(NOW, usegmt=True)}
     missing = {"message": "not found"}
     script.answers += [
-        *[Answer(missing, status=404, headers=date)] * 2,
-        *[Answer({"items": []}, headers=date)] * 2,
         Answer(missing, status=404, headers=date),
+        *[Answer({"items": []}, headers=date)] * 2,
+        *[Answer(missing, status=404, headers=date)] * 2,
     ]
     place = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
     state = Cluster(Api.connect(tmp_path / "kubeconfig"), place, "a=b").read(lambda: NOW + off)

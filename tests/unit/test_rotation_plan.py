@@ -317,6 +317,38 @@ def test_an_authority_that_a_locked_configuration_still_trusts_is_not_forgotten(
     assert at(world) == Refused((LOCK,))
 
 
+def test_an_authority_of_ours_that_only_a_cabundle_knows_goes_as_a_retired_one() -> None:
+    """It is trusted until every endpoint has shown another's leaf for the retention; no other caBundle gets it."""
+    world = healthy([timedelta(0)])
+    stray = make_authority(START - HOUR).certificate
+    first, *rest = world.state.configurations
+    with_stray = replace(first, hooks=tuple(replace(hook, bundle=(stray, *hook.bundle)) for hook in first.hooks))
+    world.state = replace(world.state, configurations=(with_stray, *rest))
+    noted = at(world, TERMS)
+    assert isinstance(noted, NoteServed)
+    take(world, noted, TERMS)
+    assert isinstance(at(world, TERMS), Wait)
+    world.time += TERMS.retention
+    dropped = at(world, TERMS)
+    assert isinstance(dropped, SetBundles)
+    assert dropped.bundles == ((current_of(world).certificate,),)
+    take(world, dropped, TERMS)
+    assert isinstance(at(world, TERMS), Done)
+
+
+def test_an_authority_of_ours_that_only_a_cabundle_knows_stays_while_an_endpoint_shows_a_leaf_of_it() -> None:
+    world = healthy([timedelta(0)] * 2)
+    stray = make_authority(START)
+    bundles = tuple(
+        replace(one, hooks=tuple(replace(hook, bundle=(stray.certificate, *hook.bundle)) for hook in one.hooks))
+        for one in world.state.configurations
+    )
+    world.state = replace(world.state, configurations=bundles)
+    world.pods[0].leaf = make_leaf(stray, NAMES, START).certificate
+    world.time += timedelta(days=2)
+    assert isinstance(at(world, TERMS), Refused)
+
+
 def test_a_lost_authority_stays_trusted_until_its_leaves_are_gone() -> None:
     world = healthy([timedelta(0)])
     old = current_of(world).certificate

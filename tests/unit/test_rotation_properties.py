@@ -80,6 +80,17 @@ def restore_an_old_leaf(world: World) -> None:
     world.state = replace(world.state, serving=serving)
 
 
+def restore_an_old_authority(world: World) -> None:
+    """A backup of the CA Secret is put back: what has been made since is in the caBundles alone."""
+    backup = Authorities(world.state.authorities.version, make_authority(world.time - DAY))
+    world.state = replace(world.state, authorities=backup)
+
+
+def lose_the_retired(world: World) -> None:
+    """What is read of a CA Secret whose retired.crt is garbage."""
+    world.state = replace(world.state, authorities=replace(world.state.authorities, retired=(), faults=("garbage",)))
+
+
 def sleep_through_the_leaf(world: World) -> None:
     world.sleep(timedelta(days=91).total_seconds())
 
@@ -99,6 +110,8 @@ DAMAGES: list[Damage] = [
     forget_the_times,
     set_the_clock_back,
     restore_an_old_leaf,
+    restore_an_old_authority,
+    lose_the_retired,
     sleep_through_the_leaf,
     sleep_through_everything,
 ]
@@ -181,6 +194,10 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
     damages=[lose_authorities, empty_bundles, restore_an_old_leaf],
     deaths=[],
     budget=timedelta(seconds=15),
+)
+@example(lags=[timedelta(seconds=90)], progress=6, damages=[lose_the_retired], deaths=[], budget=timedelta(seconds=15))
+@example(
+    lags=[timedelta(seconds=90)], progress=10, damages=[restore_an_old_authority], deaths=[], budget=timedelta(days=2)
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take_trust_away(
