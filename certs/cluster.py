@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +21,7 @@ from certs.parsing import (
     TLS_TYPE,
     TRUSTED,
     Place,
+    is_labelled,
     mark_text,
     other_tool,
     read_addresses,
@@ -42,11 +43,11 @@ _LABELS = {"app.kubernetes.io/part-of": "vcuda-quota", MANAGED_BY: OURS}
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """``selector`` chooses the webhook configurations; ``addresses`` replaces the Service's endpoints where given."""
+    """``labels``: those of our webhook configurations. ``addresses`` replaces the Service's endpoints where given."""
 
     api: Api
     place: Place
-    selector: str
+    labels: Mapping[str, str]
     port_name: str = "https"
     addresses: tuple[str, ...] = ()
 
@@ -93,7 +94,10 @@ class Cluster:
     def _configurations(
         self, listed: dict[str, Reply], tool: str
     ) -> tuple[tuple[Configuration, ...], tuple[str, ...], tuple[Problem, ...]]:
-        """Return those that are ours, what is left alone, and those that another tool looks after than the Secret."""
+        """Return those that are ours, what is left alone, and those that another tool looks after than the Secret.
+
+        All are listed, whatever their labels: one that has lost ours would be cut off when the CA changes.
+        """
         ours: list[Configuration] = []
         left: list[str] = []
         mixed: list[Problem] = []
@@ -101,11 +105,21 @@ class Cluster:
             for item in reply.body.get("items") or ():
                 configuration, elsewhere = read_configuration(item, kind, self.place)
                 other = other_tool(item)
+                if not is_labelled(item, self.labels):
+                    ours += [self._unlabelled(configuration)] if configuration.hooks and not other and not tool else []
+                    continue
                 if not other:
                     ours.append(configuration)
                 left += [f"the caBundles of {configuration} are {other}'s"] if other else elsewhere
                 mixed += [_mixed(configuration, other, tool)] if configuration.hooks and other != tool else []
         return tuple(ours), tuple(left), tuple(mixed)
+
+    def _unlabelled(self, configuration: Configuration) -> Configuration:
+        """One that calls the Service and is not known to be ours: it is never written."""
+        kind, name = configuration.kind.lower(), configuration.name
+        label = " ".join(f"{key}={value}" for key, value in self.labels.items())
+        text = f"{configuration} calls the Service and is without our label, so its caBundles are not looked after"
+        return replace(configuration, locked=Problem(text, f"kubectl label {kind} {name} {label} --overwrite"))
 
     def _secret_problems(self, serving: Reply | None, authorities: Reply | None) -> tuple[Problem, ...]:
         kinds = ((serving, TLS_TYPE), (authorities, None))
@@ -119,7 +133,7 @@ class Cluster:
         return list(read_addresses(found.body, self.port_name)) if found else []
 
     def _list(self, resource: str) -> Reply:
-        return self.api.get(f"{ADMISSION}/{resource}", labelSelector=self.selector) or Reply({}, None)
+        return self.api.get(f"{ADMISSION}/{resource}") or Reply({}, None)
 
     def _write_authorities(self, after: Authorities) -> None:
         data = {

@@ -212,10 +212,11 @@ def _names(where: dict[str, Any]) -> Names:
 
 def _commands(where: dict[str, Any]) -> Commands:
     namespace, service = where["namespace"], where["service"]
+    label = " ".join(f"{key}={value}" for key, value in where["selector"].items())
     return Commands(
         restart=f"kubectl -n {namespace} rollout restart deployment/{service}",
         endpoints=f"kubectl -n {namespace} get pods,endpoints",
-        register=f"kubectl label validatingwebhookconfiguration NAME {where['selector']}",
+        register=f"kubectl label validatingwebhookconfiguration NAME {label}",
     )
 
 

@@ -20,6 +20,7 @@ SHORTEST_LIFE = timedelta(minutes=1)
 LONGEST_LIFE = timedelta(days=36500)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")
 _SPAN = re.compile(r"(\d+)([smhd])")
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
@@ -69,6 +70,14 @@ def parse_past(text: str) -> datetime:
     return moment
 
 
+def parse_selector(text: str) -> dict[str, str]:
+    """Return the labels of KEY=VALUE, several joined by a comma; raises ValueError."""
+    matches = [_LABEL.fullmatch(part) for part in text.split(",")]
+    if not all(matches):
+        raise ValueError(f"{text!r} is no label: write KEY=VALUE, several joined by a comma")
+    return {match[1]: match[2] for match in matches if match}
+
+
 def parse_host_port(text: str) -> str:
     """Return HOST:PORT as it is; raises ValueError."""
     host, _, port = text.rpartition(":")
@@ -103,8 +112,11 @@ _CLUSTER = (
     option("--serving-secret", default="vcuda-webhook-tls", help="Secret that the webhook mounts."),
     option(
         "--selector",
+        metavar="KEY=VALUE",
         default="app.kubernetes.io/part-of=vcuda-quota",
-        help="Label of the webhook configurations whose caBundles are ours.",
+        type=parsed(parse_selector),
+        help="Label of the webhook configurations whose caBundles are ours. One without it that calls the Service is"
+        " left as it is, and told of.",
     ),
     option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="One more name; repeatable."),
     option("--ip", multiple=True, metavar="ADDRESS", type=parsed(parse_address), help="One more address; repeatable."),

@@ -41,6 +41,11 @@ def other_tool(item: Json) -> str:
     return next((tool for prefix, tool in _OTHERS.items() if any(key.startswith(prefix) for key in annotations)), "")
 
 
+def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
+    """Whether the object has all these labels."""
+    return labels.items() <= _part(item, "metadata", "labels").items()
+
+
 def secret_problem(secret: Json, place: Place, wanted_type: str | None) -> Problem | None:
     """Why the Secret may not be written, however bad what it holds: others made it, or its form cannot be changed."""
     name = str(_part(secret, "metadata")["name"])

@@ -62,6 +62,7 @@ def report_on(state: State, place: Place, now: datetime, terms: Terms, rotate: s
         failing = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in calls if call.fault})
         problems += [Problem(text, terms.commands.restart) for text in failing]
     rows = tuple(_rows(state, place, now))
+    problems += [problem for problem in state.locked() if problem not in problems]
     return Report(rows, calls, tuple(_notes(state)), _following(decision), tuple(problems))
 
 

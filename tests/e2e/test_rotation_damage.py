@@ -191,6 +191,23 @@ def test_a_secret_that_may_not_be_written_is_left_as_it_is(stage: Stage, change:
     assert "Done" in stage.rotate()
 
 
+def test_a_configuration_that_lost_its_label_is_told_and_goes_on_working(stage: Stage, namespace: str) -> None:
+    """The CA is not changed before a person has put the label back."""
+    path = PATHS["ValidatingWebhookConfiguration"]
+    stage.cluster.rest.merge_patch(path, {"metadata": {"labels": None}})
+    before = stage.cluster.rest.get(path)
+    since = utc_now()
+    refused = stage.run("rotate", "--issued-before", since)
+    assert refused.returncode == 1
+    assert stage.run("status").returncode == 1
+    assert stage.cluster.rest.get(path) == before
+    await_creates(stage, namespace)
+    command = refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ")
+    stage.cluster.kubectl(*command.split())
+    assert "Done" in stage.rotate("--issued-before", since)
+    assert_at_rest(stage)
+
+
 def test_what_cert_manager_looks_after_is_left_alone(stage: Stage) -> None:
     theirs = {"metadata": {"annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     injected = {"metadata": {"annotations": {"cert-manager.io/inject-ca-from": "vcuda-quota/webhook"}}}

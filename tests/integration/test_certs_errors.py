@@ -23,6 +23,8 @@ from tests.integration.scripted import Answer, Script, status, write_kubeconfig
 from tests.rotation_world import START, TERMS, World, healthy
 
 NOW = datetime.now(UTC)
+PLACE = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
+LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 
 
 def run(kubeconfig: Path, *arguments: str) -> Result:
@@ -89,10 +91,43 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
         *[Answer({"items": []}, headers=date)] * 2,
         *[Answer(missing, status=404, headers=date)] * 2,
     ]
-    place = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
-    state = Cluster(Api.connect(tmp_path / "kubeconfig"), place, "a=b").read(lambda: NOW + off)
+    state = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).read(lambda: NOW + off)
     [problem] = state.problems
     assert "the clock here says" in problem.text
+
+
+CALLS = {"service": {"namespace": PLACE.namespace, "name": PLACE.service}}
+INJECTED = {"cert-manager.io/inject-ca-from": "vcuda-quota/webhook"}
+
+
+def configuration(
+    name: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **client: object
+) -> dict[str, object]:
+    """A webhook configuration with one webhook."""
+    metadata = {"name": name, "labels": labels, "annotations": annotations, "resourceVersion": "1"}
+    return {"metadata": metadata, "webhooks": [{"name": "validate", "clientConfig": client or CALLS}]}
+
+
+def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_told_with_the_command(
+    script: Script, server: str, tmp_path: Path
+) -> None:
+    """Else its caBundle would stay behind when the CA changes, and all that it guards could not be created."""
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
+    items = [
+        configuration("vcuda-quota", LABELS),
+        configuration("lost", {"app.kubernetes.io/part-of": "another"}),
+        configuration("injected", {}, INJECTED),
+        configuration("elsewhere", {}, url="https://example.com/x"),
+    ]
+    missing = Answer({"message": "not found"}, status=404)
+    script.answers += [missing, Answer({"items": []}), Answer({"items": items}), missing, missing]
+    state = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).read(lambda: NOW)
+    assert [(one.name, bool(one.locked)) for one in state.configurations] == [("vcuda-quota", False), ("lost", True)]
+    [problem] = state.locked()
+    assert problem.command == (
+        "kubectl label validatingwebhookconfiguration lost app.kubernetes.io/part-of=vcuda-quota --overwrite"
+    )
+    assert (state.left_alone, state.problems) == ((), ())
 
 
 class Failing(World):

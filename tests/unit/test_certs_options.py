@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from certs.options import format_span, parse_host_port, parse_life, parse_past, parse_span
+from certs.options import format_span, parse_host_port, parse_life, parse_past, parse_selector, parse_span
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,25 @@ def test_a_span_is_a_number_and_a_unit(text: str, span: timedelta) -> None:
         (parse_past, "9999-01-31T12:00:00Z", "is in the future"),
         (parse_host_port, "10.0.0.7", "is not HOST:PORT"),
         (parse_host_port, ":8443", "is not HOST:PORT"),
+        (parse_selector, "part-of", "write KEY=VALUE"),
+        (parse_selector, "a!=", "write KEY=VALUE"),
+        (parse_selector, "a=b,", "write KEY=VALUE"),
+        (parse_selector, "a==b", "write KEY=VALUE"),
+        (parse_selector, "a in (b)", "write KEY=VALUE"),
+        (parse_selector, "a!=b", "write KEY=VALUE"),
     ],
 )
 def test_what_is_refused_says_what_to_write(parse: Callable[[str], object], text: str, told: str) -> None:
     with pytest.raises(ValueError, match=r".+") as raised:
         parse(text)
     assert told in str(raised.value)
+
+
+def test_a_selector_is_one_label_or_several() -> None:
+    assert parse_selector("app.kubernetes.io/part-of=vcuda-quota, b=c") == {
+        "app.kubernetes.io/part-of": "vcuda-quota",
+        "b": "c",
+    }
 
 
 def test_a_time_that_is_over_is_taken() -> None:
