@@ -93,9 +93,21 @@ def is_ours(certificate: x509.Certificate) -> bool:
     by it.
     """
     try:
-        return any(str(one.value).startswith(_AUTHORITY_NAME) for one in certificate.subject)
+        return _is_our_name(certificate.subject)
     except ValueError:  # a subject that cannot be read
         return False
+
+
+def is_signed_by_ours(certificate: x509.Certificate) -> bool:
+    """Whether a certificate names an authority of `make_authority` as its issuer."""
+    try:
+        return _is_our_name(certificate.issuer)
+    except ValueError:
+        return False
+
+
+def _is_our_name(name: x509.Name) -> bool:
+    return any(str(one.value).startswith(_AUTHORITY_NAME) for one in name)
 
 
 def _builder(

@@ -108,7 +108,7 @@ class Cluster:
                 if not is_labelled(item, self.labels):
                     ours += [self._unlabelled(configuration)] if configuration.hooks and not other and not tool else []
                     continue
-                if not other:
+                if other in ("", tool):
                     ours.append(configuration)
                 left += [f"the caBundles of {configuration} are {other}'s"] if other else elsewhere
                 mixed += [_mixed(configuration, other, tool)] if configuration.hooks and other != tool else []

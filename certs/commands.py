@@ -113,7 +113,8 @@ def rotate(
     Exit status: 0 done, or a later run has to go on; 1 a person is needed, or the API server did not answer; 2 bad
     input.
     """
-    terms = Terms(_names(where), ca_life, leaf_life, overlap, retention, issued_before, _commands(where))
+    registered = not where["unregistered"]
+    terms = Terms(_names(where), ca_life, leaf_life, overlap, retention, issued_before, registered, _commands(where))
     told = Told(click.echo if output == "table" else lambda _: None)
     with_faults(lambda: _finish(_rotate(_cluster(where), terms, timeout, told, dry_run=dry_run), told, output))
 
@@ -134,7 +135,7 @@ def status(*, output: str, **where: Any) -> None:
 
     def show() -> int:
         cluster = _cluster(where)
-        terms = Terms(_names(where), commands=_commands(where))
+        terms = Terms(_names(where), registered=not where["unregistered"], commands=_commands(where))
         now = SystemClock().now()
         found = report.report_on(cluster.read(SystemClock().now), cluster.place, now, terms, _rotate_now(where))
         click.echo({"table": report.table, "json": report.document}[output](found))

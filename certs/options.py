@@ -118,6 +118,11 @@ _CLUSTER = (
         help="Label of the webhook configurations whose caBundles are ours. One without it that calls the Service is"
         " left as it is, and told of.",
     ),
+    option(
+        "--unregistered",
+        is_flag=True,
+        help="No webhook configuration calls the Service: who calls it has the CA by other means.",
+    ),
     option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="One more name; repeatable."),
     option("--ip", multiple=True, metavar="ADDRESS", type=parsed(parse_address), help="One more address; repeatable."),
     option(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from certs.authority import Signed
+from certs.names import parse_address, service_names
 from certs.pem import Unusable, is_authority, read_authority, read_certificates, read_pair
 from certs.state import Authorities, Certificates, Configuration, Hook, Mark, Problem, Serving
 
@@ -111,7 +112,8 @@ def read_configuration(item: Json, kind: str, place: Place) -> tuple[Configurati
             left.append(f"webhook {webhook.get('name')} of {kind.lower()}/{metadata['name']} calls {elsewhere}")
             continue
         bundle, whole = _bundle(_part(webhook, "clientConfig").get("caBundle"))
-        hooks.append(Hook(index, str(webhook.get("name")), bundle, not whole))
+        server = _server(_part(webhook, "clientConfig"))
+        hooks.append(Hook(index, str(webhook.get("name")), bundle, not whole, server))
     return Configuration(kind, str(metadata["name"]), _version(item), tuple(hooks)), tuple(left)
 
 
@@ -157,12 +159,28 @@ def _authority(data: Mapping[str, bytes], name: str) -> tuple[Signed | None, str
 def _elsewhere(client: Json, place: Place) -> str:
     """Where a webhook calls that is not ours; empty for ours."""
     if url := client.get("url"):
-        authority = str(url).partition("://")[2].partition("/")[0]
-        address = authority if authority.rpartition(":")[2].isdigit() else f"{authority}:443"
-        return "" if address in place.addresses else str(url)
+        return "" if _address(str(url)) in place.addresses else str(url)
     service = _part(client, "service")
     called = (service.get("namespace"), service.get("name"))
     return "" if called == (place.namespace, place.service) else f"Service {called[0]}/{called[1]}"
+
+
+def _address(url: str) -> str:
+    """HOST:PORT of a URL."""
+    authority = url.partition("://")[2].partition("/")[0]
+    return authority if authority.rpartition(":")[2].isdigit() else f"{authority}:443"
+
+
+def _server(client: Json) -> str:
+    """The name that the API server wants in the leaf of a webhook that is ours."""
+    if url := client.get("url"):
+        host = _address(str(url)).rpartition(":")[0].strip("[]")
+        try:
+            return str(parse_address(host))
+        except ValueError:
+            return host.lower()
+    service = _part(client, "service")
+    return service_names(str(service.get("name")), str(service.get("namespace"))).dns[2]
 
 
 def _bundle(text: object) -> tuple[Certificates, bool]:

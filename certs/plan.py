@@ -48,6 +48,7 @@ from certs.steps import (
     settle,
 )
 
+_UNCALLED = "no webhook configuration with our label calls the Service"
 _MOMENT = "the API servers are given a moment to read the caBundles"
 
 
@@ -65,7 +66,7 @@ def plan(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision:
         or _due_leaf(state, now, terms, seen)
         or _propagation(state, now, terms)
         or _retirement(state, now, terms, seen)
-        or _end(state)
+        or _end(state, now, terms)
     )
 
 
@@ -126,7 +127,8 @@ def _promotion(state: State, now: datetime, terms: Terms, seen: Seen) -> Decisio
     if reason := broken(state, now, terms):
         return _settling(state, now, terms, seen.following) or Promote(f"nothing is gained by waiting: {reason}")
     if not any(state.hooks()):
-        return Refused((Problem(_nowhere(state), terms.commands.register),))
+        text = f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}"
+        return Refused((Problem(text, terms.commands.register),))
     if not everywhere(state, state.authorities.following):
         return Refused(state.locked())
     since = noted_since(state, now, served=False)
@@ -223,14 +225,28 @@ def _lasting(since: datetime, span: timedelta, seen: timedelta, now: datetime, r
     return Wait(reason, until) if until > now else None
 
 
-def _nowhere(state: State) -> str:
-    text = "no webhook configuration with our label calls the Service, so none could trust the next CA"
-    return f"{text} ({'; '.join(state.left_alone)})" if state.left_alone else text
+def _elsewhere(state: State) -> str:
+    return f" ({'; '.join(state.left_alone)})" if state.left_alone else ""
 
 
-def _end(state: State) -> Done | Refused:
-    """All is done, but for what a person has to unlock."""
-    return Refused(state.locked()) if state.locked() else Done(_next_due(state))
+def _end(state: State, now: datetime, terms: Terms) -> Done | Refused:
+    """All is done, but for what a person has to unlock, and for who should call and answer."""
+    problems = (*idle(state, now, terms), *state.locked())
+    return Refused(problems) if problems else Done(_next_due(state))
+
+
+def idle(state: State, now: datetime, terms: Terms) -> tuple[Problem, ...]:
+    """What a person has to see to before any call can succeed, though the certificates are as they should be.
+
+    A fresh leaf may be the first one, for which the webhook waits before it starts: it is given time.
+    """
+    leaf = state.serving.leaf
+    if leaf and now - issued(leaf.certificate) < PROPAGATION:
+        return ()
+    uncalled = Problem(f"{_UNCALLED}{_elsewhere(state)}", terms.commands.register)
+    unanswered = Problem("no endpoint is ready, so no call is answered", terms.commands.endpoints)
+    found = ((uncalled, terms.registered and not any(state.hooks())), (unanswered, not state.ready()))
+    return tuple(problem for problem, there in found if there)
 
 
 def _next_due(state: State) -> datetime | None:

@@ -11,10 +11,12 @@ from cryptography import x509
 
 from certs.judgement import broken, shown
 from certs.parsing import Place
-from certs.plan import plan
-from certs.state import Certificates, Problem, State, fingerprint, issued, trusts
+from certs.plan import idle, plan
+from certs.state import Certificates, Endpoint, Hook, Problem, State, fingerprint, is_for, issued, may_chain, trusts
 from certs.steps import Decision, Done, Refused, Seen, Terms, Wait
 
+_UNTRUSTED = "the caBundle does not trust the leaf that is served"
+_PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
 _FOREVER = Seen(*[timedelta(days=36500)] * 3)
 
 
@@ -31,11 +33,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Whether the API server, calling this webhook at this endpoint, trusts what it sees; ``fault`` says why not."""
+    """Whether the API server, calling this webhook at this endpoint, trusts what it sees; ``fault`` says why not.
+
+    ``trusted`` is None where that cannot be told from here, and ``fault`` says why.
+    """
 
     webhook: str
     endpoint: str
-    fault: str
+    trusted: bool | None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +59,30 @@ def report_on(state: State, place: Place, now: datetime, terms: Terms, rotate: s
     """Return the report. ``rotate`` is the command that rotates now, for what should have been done by a rotation."""
     decision = plan(state, now, terms, _FOREVER)
     calls = tuple(_calls(state, now))
-    problems = [*(decision.problems if isinstance(decision, Refused) else ())]
-    if not isinstance(decision, Refused | Done | Wait):
-        failing = sorted({call.fault for call in calls if call.fault})
-        late = [*failing, *filter(None, [_late(state, now, terms)])]
-        problems += [Problem(f"a rotation has not run, or has not come to its end: {text}", rotate) for text in late]
-    elif not isinstance(decision, Refused):
-        failing = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in calls if call.fault})
-        problems += [Problem(text, terms.commands.restart) for text in failing]
+    failing = [call for call in calls if call.trusted is False]
+    if isinstance(decision, Refused):
+        problems = decision.problems
+    elif isinstance(decision, Done | Wait):
+        command = f"kubectl -n {place.namespace} describe secret {place.serving_secret}"
+        problems = _failing(failing, command if state.tool else terms.commands.restart)
+    else:
+        problems = _undone(failing, _late(state, now, terms), rotate)
+    others = (*state.locked(), *(idle(state, now, terms) if state.tool else ()))
     rows = tuple(_rows(state, place, now))
-    problems += [problem for problem in state.locked() if problem not in problems]
-    return Report(rows, calls, tuple(_notes(state)), _following(decision), tuple(problems))
+    every = tuple(dict.fromkeys((*problems, *others)))
+    return Report(rows, calls, tuple(_notes(state, terms)), _following(decision), every)
+
+
+def _failing(calls: Iterable[Call], command: str) -> tuple[Problem, ...]:
+    """What does not work though no rotation has anything to do."""
+    texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in calls})
+    return tuple(Problem(text, command) for text in texts)
+
+
+def _undone(calls: Iterable[Call], late: str, command: str) -> tuple[Problem, ...]:
+    """What a rotation would mend, and should have mended before."""
+    texts = [*sorted({call.fault for call in calls}), *filter(None, [late])]
+    return tuple(Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts)
 
 
 def table(report: Report) -> str:
@@ -71,7 +90,7 @@ def table(report: Report) -> str:
     certificates = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
     certificates += [(r.certificate, r.place, shown(r.expires), str(r.days_left), r.note) for r in report.rows]
     calls = [("WEBHOOK", "ENDPOINT", "TRUSTED")]
-    calls += [(call.webhook, call.endpoint, f"no: {call.fault}" if call.fault else "yes") for call in report.calls]
+    calls += [(call.webhook, call.endpoint, _answer(call)) for call in report.calls]
     parts = [columns(certificates), columns(calls) if report.calls else "", *report.notes, f"Next: {report.following}"]
     parts += [f"Needs a person: {problem}" for problem in report.problems]
     return "\n\n".join(filter(None, parts))
@@ -91,7 +110,7 @@ def document(report: Report) -> str:
             for row in report.rows
         ],
         "calls": [
-            {"webhook": call.webhook, "endpoint": call.endpoint, "trusted": not call.fault, "fault": call.fault}
+            {"webhook": call.webhook, "endpoint": call.endpoint, "trusted": call.trusted, "fault": call.fault}
             for call in report.calls
         ],
         "notes": report.notes,
@@ -145,16 +164,27 @@ def _grouped(pairs: Iterable[tuple[Certificates, str]]) -> dict[Certificates, li
 
 
 def _calls(state: State, now: datetime) -> Iterator[Call]:
-    for hook in state.hooks():
-        for endpoint in state.ready():
-            trusted = trusts(hook.bundle, endpoint.leaf, now)
-            fault = "" if trusted else endpoint.fault or _untrusted(endpoint.leaf, now)
-            yield Call(hook.name, endpoint.address, fault)
+    return (_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
 
 
-def _untrusted(leaf: x509.Certificate | None, now: datetime) -> str:
-    ended = leaf is not None and leaf.not_valid_after_utc <= now
-    return "the leaf that is served has expired" if ended else "the caBundle does not trust the leaf that is served"
+def _call(hook: Hook, endpoint: Endpoint, now: datetime) -> Call:
+    fault = endpoint.fault or _fault(hook, endpoint.leaf, now)
+    if fault == _UNTRUSTED and endpoint.leaf and may_chain(hook.bundle, endpoint.leaf, now):
+        return Call(hook.name, endpoint.address, None, _PERHAPS)
+    return Call(hook.name, endpoint.address, not fault, fault)
+
+
+def _fault(hook: Hook, leaf: x509.Certificate | None, now: datetime) -> str:
+    """Why the API server does not accept ``leaf`` for this webhook, as far as is known; empty where it does."""
+    if leaf and leaf.not_valid_after_utc <= now:
+        return "the leaf that is served has expired"
+    if leaf and hook.server and not is_for(leaf, hook.server):
+        return f"the leaf that is served is not for {hook.server}"
+    return "" if trusts(hook.bundle, leaf, now) else _UNTRUSTED
+
+
+def _answer(call: Call) -> str:
+    return {True: "yes", False: f"no: {call.fault}", None: f"cannot tell: {call.fault}"}[call.trusted]
 
 
 def _late(state: State, now: datetime, terms: Terms) -> str:
@@ -169,9 +199,9 @@ def _late(state: State, now: datetime, terms: Terms) -> str:
     return ""
 
 
-def _notes(state: State) -> Iterator[str]:
+def _notes(state: State, terms: Terms) -> Iterator[str]:
     yield from state.left_alone
-    if not any(state.hooks()) and not state.tool:
+    if not any(state.hooks()) and terms.registered:
         yield "No webhook configuration with our label calls the Service."
     if not state.ready():
         yield "No endpoint is ready."

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
-from certs.authority import BACKDATE, Signed
+from certs.authority import BACKDATE, Signed, is_ours, is_signed_by_ours
 from certs.names import Names
 
 Certificates = tuple[x509.Certificate, ...]
@@ -64,13 +64,15 @@ class Serving:
 class Hook:
     """One webhook of a configuration, at ``index`` of its list, that calls our Service; and the CAs in its caBundle.
 
-    ``faulty``: something in the caBundle is no certificate.
+    ``faulty``: something in the caBundle is no certificate. ``server``: the name that the API server asks a leaf for;
+    empty where that is not known.
     """
 
     index: int
     name: str
     bundle: Certificates
     faulty: bool = False
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,26 @@ def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, no
     if leaf is None or not is_valid(leaf, now):
         return False
     return any(is_valid(authority, now) and signed_by(leaf, authority) for authority in bundle)
+
+
+def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: datetime) -> bool:
+    """Whether a client that goes by ``bundle`` may accept ``leaf`` by an intermediate CA that is served along with it.
+
+    None of what is served but the leaf is read here. Authorities of ours sign no others.
+    """
+    if is_signed_by_ours(leaf) or not is_valid(leaf, now):
+        return False
+    roots = [authority for authority in bundle if is_valid(authority, now) and not is_ours(authority)]
+    try:
+        return leaf.issuer != leaf.subject and any(authority.subject != leaf.issuer for authority in roots)
+    except ValueError:  # a name that cannot be read
+        return False
+
+
+def is_for(leaf: x509.Certificate, server: str) -> bool:
+    """Whether the leaf is for this DNS name or IP address, by itself or by a wildcard in place of its first label."""
+    names = {name.lower() for name in names_of(leaf)}
+    return not names.isdisjoint({server, f"*.{server.partition('.')[2]}"})
 
 
 def names_of(subject: Names | x509.Certificate) -> frozenset[str]:

@@ -39,7 +39,7 @@ class Terms:
 
     ``overlap``: how long a new authority is trusted everywhere before a leaf of its own is served. ``retention``: how
     long the old one is trusted after the last leaf of its own was served. ``issued_before``: certificates made before
-    then are replaced, however long they live.
+    then are replaced, however long they live. ``registered``: webhook configurations are to call the Service.
     """
 
     names: Names
@@ -48,6 +48,7 @@ class Terms:
     overlap: timedelta = OVERLAP
     retention: timedelta = RETENTION
     issued_before: datetime | None = None
+    registered: bool = True
     commands: Commands = field(default_factory=Commands)
 
 

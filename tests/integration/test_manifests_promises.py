@@ -228,10 +228,11 @@ def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: 
     job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
     assert pod_spec(job) == pod_spec(cron_job)
     found = flags(job)
-    key, _, value = str(found["selector"]).partition("=")
+    wanted = found["selector"]
+    assert isinstance(wanted, dict)
     for each in base:
         if each["kind"].endswith("WebhookConfiguration"):
-            assert each["metadata"]["labels"][key] == value
+            assert wanted.items() <= each["metadata"]["labels"].items()
     service = one(base, "Service", str(found["service"]))
     assert service["metadata"]["namespace"] == found["namespace"]
     assert [port["name"] for port in service["spec"]["ports"]] == [found["port_name"]]
@@ -242,6 +243,17 @@ def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: 
         called = hook["clientConfig"]["service"]
         assert (called["namespace"], called["name"]) == (found["namespace"], found["service"])
         assert called["port"] == service["spec"]["ports"][0]["port"]
+
+
+def test_the_extenders_rotation_misses_no_configuration() -> None:
+    """The scheduler has the CA from a file: each run would find that nobody calls, and fail."""
+    [directory] = [each for each in EVERY if each.name == "scheduler"]
+    objects = rendered(directory)
+    for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
+        assert flags(one(objects, kind, name))["unregistered"] is True
+    assert not [
+        hook for hook in webhooks(objects).values() if hook["clientConfig"]["service"]["name"] == "vcuda-extender"
+    ]
 
 
 # Overlays

@@ -210,9 +210,9 @@ def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_
         ],
     }
     found, left = read_configuration(item, "MutatingWebhookConfiguration", PLACE)
-    assert [(hook.index, hook.name, hook.bundle, hook.faulty) for hook in found.hooks] == [
-        (1, "ours", (CA.certificate,), False),
-        (3, "by address", (), True),
+    assert [(hook.index, hook.name, hook.bundle, hook.faulty, hook.server) for hook in found.hooks] == [
+        (1, "ours", (CA.certificate,), False, "vcuda-webhook.vcuda-quota.svc"),
+        (3, "by address", (), True, "10.0.0.7"),
     ]
     assert len(left) == 2
     assert "calls https://example.com/x" in left[0]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from certs.authority import Signed, make_authority, make_leaf
+from certs.names import Names, service_names
 from certs.parsing import Place
-from certs.report import Report, report_on
-from certs.state import Problem
+from certs.report import Report, document, report_on, table
+from certs.state import Authorities, Certificates, Problem, Serving
 from certs.steps import Terms
-from tests.rotation_world import TERMS, World, healthy
+from tests.rotation_world import NAMES, START, TERMS, World, current_of, healthy
 
 PLACE = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 
@@ -33,3 +40,156 @@ def test_a_configuration_that_is_locked_is_a_persons_to_unlock(days: int) -> Non
     world.state = replace(world.state, configurations=(replace(first, locked=lock), *rest))
     world.time += timedelta(days=days)
     assert report(world).problems == (lock,)
+
+
+def unready(world: World) -> None:
+    for pod in world.pods:
+        pod.ready = False
+
+
+def unregister(world: World) -> None:
+    world.state = replace(world.state, configurations=())
+
+
+NOBODY = {
+    "no endpoint": (lambda world: world.pods.clear(), "no endpoint is ready", "get pods,endpoints"),
+    "none ready": (unready, "no endpoint is ready", "get pods,endpoints"),
+    "no configuration": (unregister, "no webhook configuration with our label", "kubectl label"),
+}
+
+
+@pytest.mark.parametrize(("change", "text", "command"), NOBODY.values(), ids=NOBODY.keys())
+def test_that_nobody_calls_or_answers_is_a_persons_to_see(
+    change: Callable[[World], None], text: str, command: str
+) -> None:
+    """All certificates may be good, and no pod can be created all the same. A first installation is given time."""
+    world = healthy()
+    change(world)
+    assert report(world).problems == ()
+    world.time += timedelta(minutes=11)
+    [problem] = report(world).problems
+    assert text in problem.text
+    assert command in problem.command
+    of_another_tool(world, make_authority(START))
+    assert problem in report(world).problems
+
+
+def of_another_tool(world: World, root: Signed) -> None:
+    """Let another tool look after all: every caBundle is its root alone."""
+    configurations = tuple(
+        replace(one, hooks=tuple(replace(hook, bundle=(root.certificate,)) for hook in one.hooks))
+        for one in world.state.configurations
+    )
+    world.state = replace(
+        world.state,
+        configurations=configurations,
+        tool="cert-manager",
+        authorities=Authorities(),
+        serving=Serving(),
+    )
+
+
+def serve(world: World, leaf: x509.Certificate) -> None:
+    for pod in world.pods:
+        pod.leaf = leaf
+
+
+def ask_for(world: World, server: str) -> None:
+    """Let the API server ask for this name."""
+    world.state = replace(
+        world.state,
+        configurations=tuple(
+            replace(one, hooks=tuple(replace(hook, server=server) for hook in one.hooks))
+            for one in world.state.configurations
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dns", "trusted"),
+    [
+        pytest.param(NAMES.dns, True, id="the Service's names"),
+        pytest.param(("*.vcuda-quota.svc",), True, id="a wildcard"),
+        pytest.param(("VCUDA-webhook.vcuda-quota.SVC",), True, id="in capitals"),
+        pytest.param(("*.svc",), False, id="a wildcard of another depth"),
+        pytest.param(service_names("vcuda-webhook", "gpu").dns, False, id="another namespace"),
+    ],
+)
+def test_a_leaf_is_trusted_for_the_name_that_is_asked_for(dns: tuple[str, ...], *, trusted: bool) -> None:
+    world, root = healthy(), make_authority(START)
+    of_another_tool(world, root)
+    ask_for(world, "vcuda-webhook.vcuda-quota.svc")
+    serve(world, make_leaf(root, Names(dns), START).certificate)
+    found = report(world)
+    assert {call.trusted for call in found.calls} == {trusted}
+    assert bool(found.problems) is not trusted
+    if not trusted:
+        assert "is not for vcuda-webhook.vcuda-quota.svc" in found.problems[0].text
+        assert found.problems[0].command == "kubectl -n vcuda-quota describe secret vcuda-webhook-tls"
+
+
+def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
+    """A certificate of a CA that is not ours, by itself or by another one."""
+    own = ec.generate_private_key(ec.SECP256R1()) if name != issuer else key
+    subject, issued_by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, issuer))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issued_by)
+        .public_key(own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(START - timedelta(days=1))
+        .not_valid_after(START + timedelta(days=900))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Signed(certificate, own)
+
+
+def test_whether_a_chain_by_an_intermediate_ca_is_trusted_cannot_be_told_and_needs_nobody() -> None:
+    """The endpoint sends the intermediate along, and Python reads the leaf alone."""
+    world, key = healthy(), ec.generate_private_key(ec.SECP256R1())
+    root = foreign("root", "root", key)
+    middle = foreign("middle", "root", key)
+    of_another_tool(world, root)
+    serve(world, make_leaf(middle, NAMES, START).certificate)
+    found = report(world)
+    assert found.problems == ()
+    assert {call.trusted for call in found.calls} == {None}
+    assert "cannot tell: an intermediate CA may be between" in table(found)
+    assert {call["trusted"] for call in json.loads(document(found))["calls"]} == {None}
+
+
+ROOT = foreign("root", "root", ec.generate_private_key(ec.SECP256R1()))
+ROOT_AGAIN = foreign("root", "root", ec.generate_private_key(ec.SECP256R1()))
+OURS = make_authority(START)
+NOT_TRUSTED: dict[str, tuple[x509.Certificate, Certificates]] = {
+    "by a CA of ours": (make_leaf(OURS, NAMES, START).certificate, (ROOT.certificate,)),
+    "by nobody": (ROOT_AGAIN.certificate, (ROOT.certificate,)),
+    "an empty caBundle": (make_leaf(ROOT, NAMES, START).certificate, ()),
+    "a caBundle of ours": (make_leaf(ROOT, NAMES, START).certificate, (OURS.certificate,)),
+    "a CA of the same name": (make_leaf(ROOT_AGAIN, NAMES, START).certificate, (ROOT.certificate,)),
+}
+
+
+@pytest.mark.parametrize(("leaf", "bundle"), NOT_TRUSTED.values(), ids=NOT_TRUSTED.keys())
+def test_what_no_intermediate_ca_can_explain_is_not_trusted(leaf: x509.Certificate, bundle: Certificates) -> None:
+    world = healthy()
+    of_another_tool(world, ROOT)
+    configurations = tuple(
+        replace(one, hooks=tuple(replace(hook, bundle=bundle) for hook in one.hooks))
+        for one in world.state.configurations
+    )
+    world.state = replace(world.state, configurations=configurations)
+    serve(world, leaf)
+    found = report(world)
+    assert {call.trusted for call in found.calls} == {False}
+    assert found.problems
+
+
+def test_a_leaf_that_has_ended_is_told_as_that() -> None:
+    world = healthy()
+    serve(world, make_leaf(current_of(world), NAMES, START, timedelta(minutes=1)).certificate)
+    world.time += timedelta(hours=1)
+    assert "the leaf that is served has expired" in table(report(world))

@@ -221,6 +221,28 @@ def test_a_first_run_makes_everything_without_waiting() -> None:
     assert steps == [MakeAuthority, Promote, IssueLeaf]
 
 
+def test_where_nobody_calls_or_answers_for_long_a_person_is_sent_there() -> None:
+    """The certificates are as they should be, and no call succeeds."""
+    world = World(State())
+    while not isinstance(decision := at(world, TERMS, Seen()), Done):
+        take(world, decision, TERMS)
+    world.time += timedelta(minutes=9)
+    assert isinstance(at(world, TERMS, Seen()), Done)
+    world.time += timedelta(minutes=2)
+    decision = at(world, TERMS, Seen())
+    assert isinstance(decision, Refused)
+    assert [problem.command.split()[1] for problem in decision.problems] == ["label", "-n"]
+
+
+def test_where_no_configuration_is_to_call_none_is_missed() -> None:
+    """The extender's certificate is such: the scheduler that calls it has the CA from a file."""
+    world = healthy()
+    world.state = replace(world.state, configurations=())
+    world.time += HOUR
+    assert isinstance(at(world, TERMS), Refused)
+    assert isinstance(at(world, replace(TERMS, registered=False)), Done)
+
+
 def test_without_a_configuration_a_good_authority_is_not_replaced() -> None:
     """A label that was mistyped must not pass for trust everywhere."""
     world = healthy([timedelta(0)])
