@@ -196,6 +196,10 @@ def _described(decision: Step | Wait | Done | Refused) -> dict[str, str]:
 
 
 def _cluster(where: dict[str, Any]) -> Cluster:
+    if where["ca_secret"] == where["serving_secret"]:
+        raise click.UsageError(
+            "--ca-secret and --serving-secret are two: the webhook mounts one, and nobody the other."
+        )
     place = Place(
         where["namespace"],
         where["service"],

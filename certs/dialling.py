@@ -33,7 +33,7 @@ def dial(address: str, server_name: str, *, ready: bool = True, timeout: float =
         ):
             shown = connection.getpeercert(binary_form=True) or b""
         return Endpoint(address, ready, x509.load_der_x509_certificate(shown))
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError, OverflowError, x509.InvalidVersion) as error:
         return Endpoint(address, ready, None, f"cannot be asked: {error}")
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 SHORTEST_LIFE = timedelta(minutes=1)
-LONGEST_LIFE = timedelta(days=36500)
+LONGEST = timedelta(days=36500)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")
@@ -39,20 +39,17 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse_span(text: str) -> timedelta:
-    """Return a time such as 90d, 12h, 5m or 30s; raises ValueError."""
-    match = _SPAN.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a time: write a number and one of s, m, h and d, such as 90d or 30s")
-    try:
-        return timedelta(**{_UNITS[match[2]]: int(match[1])})
-    except OverflowError as error:
-        raise ValueError(f"{text!r} is longer than a time can be") from error
+    """Return a time such as 90d, 12h, 5m or 30s, of a hundred years at most; raises ValueError."""
+    span = _span(text)
+    if span > LONGEST:
+        raise ValueError(f"{text!r} is longer than a time can be: write {format_span(LONGEST)} at most")
+    return span
 
 
 def parse_life(text: str) -> timedelta:
     """Return the life of a certificate, which has to outlive its own issue; raises ValueError."""
-    life = parse_span(text)
-    if not SHORTEST_LIFE <= life <= LONGEST_LIFE:
+    life = _span(text)
+    if not SHORTEST_LIFE <= life <= LONGEST:
         raise ValueError(f"{text!r} is not a life for a certificate: write 1m to 36500d")
     return life
 
@@ -93,6 +90,16 @@ def format_span(span: timedelta) -> str:
         if seconds and seconds % size == 0:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def _span(text: str) -> timedelta:
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time: write a number and one of s, m, h and d, such as 90d or 30s")
+    try:
+        return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    except OverflowError:
+        return timedelta.max
 
 
 _CLUSTER = (

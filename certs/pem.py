@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from certs.authority import Signed
-from certs.state import Certificates
+from certs.state import UNREADABLE_EXTENSIONS, Certificates
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
@@ -67,7 +67,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
     """Whether it says that it may sign others."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+    except UNREADABLE_EXTENSIONS:
         return False
 
 

@@ -152,7 +152,10 @@ def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, no
 
 def _short(certificate: x509.Certificate) -> str:
     """Name a certificate so that two are told apart: its subject, and the start of its fingerprint."""
-    common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
+    try:
+        common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
+    except ValueError:
+        common = "(an unreadable subject)"
     return f"{common} [{fingerprint(certificate)[:8]}]"
 
 

@@ -15,6 +15,8 @@ from certs.names import Names
 
 Certificates = tuple[x509.Certificate, ...]
 
+UNREADABLE_EXTENSIONS = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError)
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -208,6 +210,6 @@ def names_of(subject: Names | x509.Certificate) -> frozenset[str]:
         return frozenset([*subject.dns, *map(str, subject.addresses)])
     try:
         names = subject.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+    except UNREADABLE_EXTENSIONS:
         return frozenset()
     return frozenset([*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))])

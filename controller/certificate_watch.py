@@ -131,7 +131,7 @@ def dial(address: str, server_name: str) -> Shown:
         ):
             shown = connection.getpeercert(binary_form=True) or b""
         leaf = x509.load_der_x509_certificate(shown)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError, x509.InvalidVersion) as error:
         return Shown(address, fault=str(error))
     return Shown(address, hashlib.sha256(shown).hexdigest(), leaf.not_valid_before_utc, leaf.not_valid_after_utc)
 

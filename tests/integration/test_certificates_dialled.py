@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -19,6 +20,7 @@ from certs.dialling import dial, dial_all
 from certs.files import serving_files, write_files
 from certs.names import DEVELOPMENT
 from controller.certificate_watch import REASON, CertificateWatch, Shown, is_late
+from controller.certificate_watch import dial as dial_for_the_controller
 from tests.api_double import ApiDouble
 from tests.e2e.ports import free_ports
 from tests.integration.tls_echo import Echo, echoing
@@ -60,6 +62,28 @@ def test_a_server_that_speaks_no_tls_or_says_nothing_is_given_up(tmp_path: Path)
         silent = f"127.0.0.1:{listener.getsockname()[1]}"
         found = dial_all([(silent, True), (server.address, True)], "x", timeout=2.0)
     assert [(one.address, one.leaf) for one in found] == [(silent, None), (server.address, LEAF.certificate)]
+
+
+def of_version_6(leaf: Signed) -> bytes:
+    """A certificate in PEM that says it is of a version that there is none of; OpenSSL serves it all the same."""
+    content = leaf.certificate.public_bytes(Encoding.DER)
+    version_3, version_6 = bytes.fromhex("a003020102"), bytes.fromhex("a003020105")
+    assert content.count(version_3) == 1
+    return ssl.DER_cert_to_PEM_cert(content.replace(version_3, version_6)).encode()
+
+
+def test_a_certificate_that_cannot_be_read_is_one_that_could_not_be_asked_for(tmp_path: Path) -> None:
+    """Neither the rotation nor the leading controller ends by it."""
+    (tmp_path / "tls.crt").write_bytes(of_version_6(LEAF))
+    (tmp_path / "tls.key").write_bytes(LEAF.key_pem())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    with echoing(lambda: context) as server:
+        found = dial(server.address, "x")
+        shown = dial_for_the_controller(server.address, "x")
+    assert found.leaf is None
+    assert "not a valid X509 version" in found.fault
+    assert "not a valid X509 version" in shown.fault
 
 
 def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:

@@ -63,6 +63,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("certs.rotation.time.sleep", lambda _: None)
 
 
+@pytest.mark.parametrize("command", ["rotate", "status"])
+def test_one_secret_cannot_be_both(kubeconfig: Path, command: str) -> None:
+    """The webhook, which mounts it, would read the key of the CA."""
+    ended = run(kubeconfig, command, "--ca-secret", "vcuda-webhook-tls")
+    assert ended.exit_code == 2
+    assert "--ca-secret and --serving-secret are two" in ended.output
+
+
 @pytest.mark.parametrize("content", [None, "nonsense: [", "[]", "clusters: 7"])
 def test_without_usable_credentials_the_command_says_so(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "kubeconfig"

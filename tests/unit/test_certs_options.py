@@ -29,7 +29,9 @@ def test_a_span_is_a_number_and_a_unit(text: str, span: timedelta) -> None:
     [
         (parse_span, "90", "write a number and one of s, m, h and d"),
         (parse_span, "-5m", "write a number and one of s, m, h and d"),
-        (parse_span, "9999999999999d", "longer than a time can be"),
+        (parse_span, "9999999999999d", "longer than a time can be: write 36500d at most"),
+        (parse_span, "3000000d", "longer than a time can be: write 36500d at most"),
+        (parse_life, "9999999999999d", "write 1m to 36500d"),
         (parse_life, "59s", "write 1m to 36500d"),
         (parse_life, "36501d", "write 1m to 36500d"),
         (parse_past, "yesterday", "write one such as 2026-01-31T12:00:00Z"),

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtensionOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from certs.authority import make_authority, make_leaf
+from certs.authority import Signed, is_ours, is_signed_by_ours, make_authority, make_leaf
 from certs.names import DEVELOPMENT
 from certs.parsing import (
     MANAGED_BY,
@@ -30,8 +33,8 @@ from certs.parsing import (
     read_serving,
     secret_problem,
 )
-from certs.pem import Unusable, read_authority, read_certificates, read_pair, write_certificates
-from certs.state import Mark, fingerprint
+from certs.pem import Unusable, is_authority, read_authority, read_certificates, read_pair, write_certificates
+from certs.state import Mark, fingerprint, names_of
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate
 
@@ -150,6 +153,37 @@ AFTER_THE_LEAF = {
 def test_a_pair_is_good_where_the_webhook_serves_it(tmp_path: Path, rest: bytes, *, good: bool) -> None:
     """Else the rotation would find nothing to mend while no replica can start."""
     assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
+
+
+def unusual(subject: x509.Name, names: bytes) -> Signed:
+    """A self-signed certificate whose alternative names are these bytes."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + timedelta(days=1))
+        .add_extension(x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Signed(certificate, key)
+
+
+def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authority() -> None:
+    """An ediPartyName, which the library does not know."""
+    odd = unusual(x509.Name([]), bytes.fromhex("3006a504a1020c00"))
+    assert names_of(odd.certificate) == frozenset()
+    assert not is_authority(odd.certificate)
+    assert read_serving(secret(tls_crt=odd.certificate_pem(), tls_key=odd.key_pem())).leaf
+
+
+def test_a_certificate_with_a_subject_that_cannot_be_read_is_not_ours() -> None:
+    text = CA.certificate.public_bytes(Encoding.DER).replace(b"vcuda quota", b"vcuda \xff\xfeota")
+    odd = x509.load_der_x509_certificate(text)
+    assert (is_ours(odd), is_signed_by_ours(odd)) == (False, False)
 
 
 def test_an_authority_signs_on_whatever_is_after_its_certificate() -> None:

@@ -11,6 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from certs.authority import Signed, make_authority, make_leaf
 from certs.names import Names, service_names
@@ -193,3 +194,10 @@ def test_a_leaf_that_has_ended_is_told_as_that() -> None:
     serve(world, make_leaf(current_of(world), NAMES, START, timedelta(minutes=1)).certificate)
     world.time += timedelta(hours=1)
     assert "the leaf that is served has expired" in table(report(world))
+
+
+def test_a_leaf_whose_subject_cannot_be_read_is_shown_all_the_same() -> None:
+    world = healthy()
+    leaf = make_leaf(OURS, NAMES, START).certificate.public_bytes(Encoding.DER)
+    serve(world, x509.load_der_x509_certificate(leaf.replace(b"quota webhook", b"\xff\xfeota webhook")))
+    assert "(an unreadable subject)" in table(report(world))
