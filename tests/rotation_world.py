@@ -28,16 +28,23 @@ class Killed(BaseException):
 
 @dataclass
 class Pod:
-    """An endpoint. What the Secret holds is served ``lag`` later."""
+    """An endpoint. What the Secret holds is served ``lag`` later; not ready, it becomes so at ``ready_from``."""
 
     address: str
     lag: timedelta
     leaf: x509.Certificate | None = None
     ready: bool = True
     coming: list[tuple[datetime, x509.Certificate]] = field(default_factory=list)
+    ready_from: datetime | None = None
+
+    def changes(self) -> list[datetime]:
+        """When it will be another than it is."""
+        return [*(due for due, _ in self.coming), *([self.ready_from] if self.ready_from else [])]
 
     def live(self, now: datetime) -> None:
         """Serve what has come by now."""
+        if self.ready_from and self.ready_from <= now:
+            self.ready, self.ready_from = True, None
         for due, leaf in self.coming:
             if due <= now:
                 self.leaf = leaf
@@ -71,17 +78,16 @@ class World:
         return self.elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, in pieces short enough to see every pod change."""
-        while seconds > 0:
-            piece = min(seconds, 7.0)
-            seconds -= piece
-            self.elapsed += piece
-            self.time += timedelta(seconds=piece)
-            self.look()
-            if not any(pod.coming for pod in self.pods):
-                self.elapsed += seconds
-                self.time += timedelta(seconds=seconds)
-                break
+        """Let time pass, from one change of a pod to the next."""
+        end = self.time + timedelta(seconds=seconds)
+        while (now := min([end, *(due for pod in self.pods for due in pod.changes())])) < end:
+            self.pass_to(now)
+        self.pass_to(end)
+
+    def pass_to(self, moment: datetime) -> None:
+        """Let it be ``moment``."""
+        self.elapsed += max(0.0, (moment - self.time).total_seconds())
+        self.time = max(moment, self.time)
         self.look()
 
     def read(self, now: Callable[[], datetime]) -> State:
@@ -176,6 +182,15 @@ def healthy(
     pods = [Pod(f"10.0.0.{number}:8443", lag, leaf.certificate) for number, lag in enumerate(lags)]
     world = World(state, pods)
     world.look()
+    return world
+
+
+def with_stragglers(world: World, pods: Sequence[tuple[timedelta, timedelta]]) -> World:
+    """The world with pods more, each (so late, not ready before so long), that show the first leaf until then."""
+    leaf = world.state.serving.leaf
+    for number, (lag, unready) in enumerate(pods):
+        address, certificate = f"10.0.1.{number}:8443", leaf.certificate if leaf else None
+        world.pods.append(Pod(address, lag, certificate, ready=False, ready_from=START + unready))
     return world
 
 

@@ -136,16 +136,18 @@ def test_a_note_from_the_future_is_written_anew() -> None:
 
 
 def test_the_old_authority_stays_while_one_endpoint_shows_a_leaf_of_it_though_it_is_not_ready() -> None:
-    world = rotated(NoteServed)
-    old = world.state.authorities.retired[0]
+    """It may become ready at any time."""
+    world = rotated(IssueLeaf)
+    straggler, old_leaf = world.pods[0], world.pods[0].leaf
     take(world, at(world))
-    world.time += LONG
-    straggler = world.pods[0]
-    straggler.ready, kept = False, make_leaf(make_authority(world.time), NAMES, world.time)
-    straggler.leaf = kept.certificate
-    decision = plan(world.read(world.now), world.now(), replace(TERMS, leaf_life=LONG), SEEN_LONG)
-    assert not isinstance(decision, SetBundles | Forget)
-    assert all(old in hook.bundle for hook in world.state.hooks())
+    world.sleep(1)
+    take(world, at(world))
+    world.time += timedelta(days=2)
+    assert isinstance(at(world), SetBundles)
+    straggler.ready, straggler.leaf = False, old_leaf
+    assert isinstance(at(world), Refused)
+    straggler.leaf = None
+    assert isinstance(at(world), SetBundles)
 
 
 def unready(world: World) -> None:

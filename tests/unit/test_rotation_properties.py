@@ -17,7 +17,7 @@ from certs.plan import plan
 from certs.rotation import Rotation, Sightings
 from certs.state import Authorities, Hook, Serving, signed_by
 from certs.steps import Done, Refused, Terms, Wait
-from tests.rotation_world import NAMES, START, TERMS, Killed, World, current_of, healthy
+from tests.rotation_world import NAMES, START, TERMS, Killed, World, current_of, healthy, with_stragglers
 
 DAY = timedelta(days=1)
 FOREIGN = make_authority(START).certificate
@@ -117,6 +117,8 @@ DAMAGES: list[Damage] = [
 ]
 
 lags = st.lists(st.integers(0, 90).map(lambda seconds: timedelta(seconds=seconds)), min_size=1, max_size=3)
+hours = st.integers(0, 60).map(lambda count: timedelta(hours=count))
+stragglers = st.lists(st.tuples(hours, hours), max_size=1)
 budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedelta(minutes=5), timedelta(days=2)])
 
 
@@ -151,12 +153,13 @@ def assert_at_rest(world: World) -> None:
     assert world.works()
 
 
-@given(lags=lags, deaths=st.lists(st.integers(0, 8), max_size=12), budget=budgets)
+@given(lags=lags, late=stragglers, deaths=st.lists(st.integers(0, 8), max_size=12), budget=budgets)
+@example(lags=[timedelta()], late=[(3 * DAY, 2.2 * DAY)], deaths=[], budget=timedelta(minutes=5))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_rotation_killed_anywhere_ends_the_same_and_never_takes_trust_away(
-    lags: list[timedelta], deaths: list[int], budget: timedelta
+    lags: list[timedelta], late: list[tuple[timedelta, timedelta]], deaths: list[int], budget: timedelta
 ) -> None:
-    world = healthy(lags, extra=(FOREIGN,))
+    world = with_stragglers(healthy(lags, extra=(FOREIGN,)), late)
     before = current_of(world)
     world.sleep(60)
     ended = run_daily(world, replace(TERMS, issued_before=START + timedelta(seconds=30)), deaths, budget)
@@ -183,6 +186,7 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
 
 @given(
     lags=lags,
+    late=stragglers,
     progress=st.integers(0, 10),
     damages=st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3),
     deaths=st.lists(st.integers(0, 8), max_size=6),
@@ -190,20 +194,39 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
 )
 @example(
     lags=[timedelta(), timedelta(seconds=1)],
+    late=[],
     progress=0,
     damages=[lose_authorities, empty_bundles, restore_an_old_leaf],
     deaths=[],
     budget=timedelta(seconds=15),
 )
-@example(lags=[timedelta(seconds=90)], progress=6, damages=[lose_the_retired], deaths=[], budget=timedelta(seconds=15))
 @example(
-    lags=[timedelta(seconds=90)], progress=10, damages=[restore_an_old_authority], deaths=[], budget=timedelta(days=2)
+    lags=[timedelta(seconds=90)],
+    late=[],
+    progress=6,
+    damages=[lose_the_retired],
+    deaths=[],
+    budget=timedelta(seconds=15),
+)
+@example(
+    lags=[timedelta(seconds=90)],
+    late=[],
+    progress=10,
+    damages=[restore_an_old_authority],
+    deaths=[],
+    budget=timedelta(days=2),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take_trust_away(
-    lags: list[timedelta], progress: int, damages: list[Damage], deaths: list[int], budget: timedelta
+    lags: list[timedelta],
+    late: list[tuple[timedelta, timedelta]],
+    *,
+    progress: int,
+    damages: list[Damage],
+    deaths: list[int],
+    budget: timedelta,
 ) -> None:
-    world = healthy(lags)
+    world = with_stragglers(healthy(lags), late)
     world.sleep(60)
     terms = replace(TERMS, issued_before=START + timedelta(seconds=30))
     run(world, terms, timedelta(days=2), progress)
@@ -250,11 +273,13 @@ def test_however_short_the_lives_no_leaf_ends_while_it_is_served(
     assert world.lost == []
 
 
-@given(lags=lags, turns=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=80))
+@given(lags=lags, late=stragglers, turns=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=80))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_two_runs_at_once_do_no_harm(lags: list[timedelta], turns: list[tuple[int, bool]]) -> None:
+def test_two_runs_at_once_do_no_harm(
+    lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
+) -> None:
     """Each in turn reads and decides, or makes the write it decided on, however long ago: guarded by its version."""
-    world = healthy(lags)
+    world = with_stragglers(healthy(lags), late)
     world.sleep(60)
     terms = replace(TERMS, issued_before=START + timedelta(seconds=30), overlap=DAY / 24)
     sightings = [Sightings(), Sightings()]
