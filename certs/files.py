@@ -8,10 +8,12 @@ is killed between two of them. (kubelet: AtomicWriter in kubernetes/pkg/volume/u
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -73,10 +75,15 @@ def present_files(directory: Path) -> tuple[str, ...]:
 def write_files(directory: Path, files: Sequence[File]) -> None:
     """Replace the set in ``directory``, which is made where it is missing, with ``files`` in one step.
 
-    Links of an earlier set that this one does not hold are removed. Raises OSError, the old set untouched where it
-    was written by this function.
+    Links of an earlier set that this one does not hold are removed, and so is what runs have left that were killed.
+    Raises OSError, the old set untouched where it was written by this function.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    with _alone(directory):
+        _replace(directory, files)
+
+
+def _replace(directory: Path, files: Sequence[File]) -> None:
     version = Path(tempfile.mkdtemp(prefix=_VERSION_PREFIX, dir=directory))
     try:
         for file in files:
@@ -86,14 +93,25 @@ def write_files(directory: Path, files: Sequence[File]) -> None:
         # Links first: until ..data moves they show the old set, or in a new directory none of it.
         for file in files:
             _link(directory / file.name, f"{_DATA}/{file.name}", version)
-        old = _target(directory / _DATA)
         _link(directory / _DATA, version.name, version)
     except BaseException:
         if _target(directory / _DATA) != version.name:  # interrupted right after the swap, it is in use
             shutil.rmtree(version)
         raise
     _sync(directory)
-    _remove_old(directory, old, {file.name for file in files})
+    _remove_old(directory, version.name, {file.name for file in files})
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Let no other run write here meanwhile, on a file system that has locks: one would remove what another makes."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _create(path: Path, file: File) -> None:
@@ -116,13 +134,17 @@ def _target(path: Path) -> str | None:
     return str(path.readlink()) if path.is_symlink() else None
 
 
-def _remove_old(directory: Path, version: str | None, kept: set[str]) -> None:
-    """Remove the version before, if this module made it, and the links to files that no longer exist."""
+def _remove_old(directory: Path, version: str, kept: set[str]) -> None:
+    """Remove every version but this one that this module made, and the links to files that no longer exist.
+
+    A run that was killed left its own, or the one before: with the key of a CA in it, perhaps.
+    """
     for name in set(present_files(directory)) - kept:
         if _target(directory / name) == f"{_DATA}/{name}":
             (directory / name).unlink()
-    if version is not None and version.startswith(_VERSION_PREFIX) and "/" not in version:
-        shutil.rmtree(directory / version, ignore_errors=True)  # gone already, or not ours to remove
+    for old in directory.glob(f"{_VERSION_PREFIX}*"):
+        if old.name != version:
+            shutil.rmtree(old, ignore_errors=True)  # gone already, or not ours to remove
 
 
 def _sync(directory: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import ssl
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -329,6 +331,40 @@ def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr
     assert (contents(directory), listing(directory)) == (old, listed)
+
+
+@pytest.mark.parametrize("moment", ["_remove_old", "_sync"])
+def test_what_a_killed_run_has_left_is_removed_by_the_next(directory: Path, moment: str) -> None:
+    """Killed right after the swap, or before it: no key of a CA stays behind that nobody sees."""
+    write_files(directory, new_set(with_ca_key=True))
+    killed = subprocess.run(
+        (sys.executable, "-c", KILLED.format(moment=moment), directory), check=False, cwd=Path(__file__).parents[2]
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(directory.glob("..issued-*"))) == 2
+    write_files(directory, new_set())
+    [version] = directory.glob("..issued-*")
+    assert (directory / "..data").readlink() == Path(version.name)
+    assert not list(directory.rglob("ca.key"))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from certs import files
+from tests.integration.test_issue import new_set
+files.{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+files.write_files(Path(sys.argv[1]), new_set(with_ca_key=True))
+"""
+
+
+def test_two_runs_at_once_leave_one_whole_set(directory: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda _: write_files(directory, new_set()), range(40)):
+            pass
+    [version] = directory.glob("..issued-*")
+    assert (directory / "..data").readlink() == Path(version.name)
+    assert handshake(directory, "localhost")
 
 
 def test_an_interrupt_right_after_the_swap_keeps_the_new_set(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
