@@ -15,9 +15,10 @@ from certs.changes import Write
 from certs.cli import main
 from certs.cluster import Cluster
 from certs.parsing import Place
+from certs.plan import plan
 from certs.rotation import MOST_STEPS, PATIENCE, Rotation
 from certs.state import State
-from certs.steps import Done, MakeAuthority, Refused, Terms
+from certs.steps import Done, MakeAuthority, Refused, Seen, Terms
 from tests.e2e.ports import free_ports
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
 from tests.rotation_world import START, TERMS, World, healthy
@@ -136,6 +137,19 @@ def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_to
         "kubectl label validatingwebhookconfiguration lost app.kubernetes.io/part-of=vcuda-quota --overwrite"
     )
     assert (state.left_alone, state.problems) == ((), ())
+
+
+def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, server: str, tmp_path: Path) -> None:
+    """So that `status` can tell whether its caBundles trust what is served; nothing of it is ever written."""
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
+    theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
+    items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
+    missing = Answer({"message": "not found"}, status=404)
+    script.answers += [Answer(theirs), Answer({"items": []}), Answer({"items": items}), missing, missing]
+    state = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).read(lambda: NOW)
+    assert (state.tool, [one.name for one in state.configurations]) == ("cert-manager", ["vcuda-quota"])
+    assert state.problems == ()
+    assert plan(state, NOW, TERMS, Seen()) == Done(None)
 
 
 class Failing(World):
