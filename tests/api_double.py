@@ -40,9 +40,13 @@ def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
 
 
 class ApiDouble:
-    """Objects by path. ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail."""
+    """Objects by path. ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail.
 
-    def __init__(self) -> None:
+    ``checks_bindings``: a pod is only bound at the uid and the version that its Binding names, as from Kubernetes 1.23.
+    """
+
+    def __init__(self, *, checks_bindings: bool = True) -> None:
+        self.checks_bindings = checks_bindings
         self.objects: dict[str, dict[str, Any]] = {}
         self.calls: list[str] = []
         self.deliver: Delivery = delivered
@@ -79,10 +83,12 @@ class ApiDouble:
         return self._call("GET", timeout, effect)
 
     def post(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
-        """Create an object in a collection."""
+        """Create an object in a collection, or bind a pod."""
         manifest = json.loads(body)
 
         def effect() -> bytes:
+            if path.endswith("/binding"):
+                return self._bind(path.removesuffix("/binding"), manifest)
             own = f"{path}/{manifest['metadata']['name']}"
             if own in self.objects:
                 raise Conflict(409, "already exists")
@@ -138,6 +144,20 @@ class ApiDouble:
     def stream(self, path: str, _params: object = None, *, connect_timeout: float = 10, read_timeout: float) -> Never:
         """Refuse a watch: what is known of this API server is what was listed."""
         raise Unreachable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
+
+    def _bind(self, path: str, binding: dict[str, Any]) -> bytes:
+        known, asked = self._known(path), binding["metadata"]
+        metadata, spec = known["metadata"], known["spec"]
+        if spec.get("nodeName"):
+            raise Conflict(409, f"pod {metadata['name']} is already assigned to node {spec['nodeName']}")
+        if self.checks_bindings and any(
+            asked.get(key) not in (None, metadata[key]) for key in ("uid", "resourceVersion")
+        ):
+            raise Conflict(409, "Precondition failed")
+        annotations = {**metadata.get("annotations", {}), **asked.get("annotations", {})}
+        bound = {**known, "metadata": {**metadata, "annotations": annotations}}
+        self.store(path, {**bound, "spec": {**spec, "nodeName": binding["target"]["name"]}})
+        return b'{"kind": "Status", "status": "Success"}'
 
     def _known(self, path: str) -> dict[str, Any]:
         if path not in self.objects:

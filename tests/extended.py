@@ -9,14 +9,16 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from controller.extender.binder import Binder
 from controller.extender.book import Book
+from controller.extender.desk import Desk
 from controller.extender.journal import NAME, Journal
 from controller.extender.metrics import ExtenderMetrics
 from controller.extender.placer import Placer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from vcuda.cards import Share
-from vcuda.extender import Candidates
+from vcuda.extender import Binding, Candidates
 from vcuda.objects import Node, NodeStatus, ObjectMeta, Pod
 from vcuda.records import read_holding
 from vcuda.stored_pods import StoredPod, read_stored
@@ -59,9 +61,9 @@ class Leader:
         self.seconds = 0.0
         self.journal = Journal(api.kube, SYSTEM, holder)
         metrics = ExtenderMetrics(CollectorRegistry())
-        self.placer = Placer(
-            api.kube, self.book, self.journal, metrics, self._lose, now=self._tick, clock=lambda: self.seconds
-        )
+        desk = Desk(api.kube, self.book, self.journal, self._lose)
+        self.placer = Placer(desk, metrics, now=self._tick, clock=lambda: self.seconds)
+        self.binder = Binder(desk, metrics, clock=lambda: self.seconds)
         for name, count in (cards or {"n1": 2}).items():
             self.book.node_changed(None, gpu_node(name, count))
 
@@ -82,6 +84,10 @@ class Leader:
         """What the scheduler is answered that asks about these nodes, with the pod as it knows it."""
         answer: dict[str, Any] = json.loads(self.placer.filter(Candidates(msgspec.convert(pod, Pod), tuple(names))))
         return answer
+
+    def bind(self, name: str, node: str) -> str:
+        """What the scheduler is answered that wants the pod bound to a node: why not, or nothing."""
+        return self.binder.bind(Binding("team-a", name, f"uid-{name}", node))
 
     def _tick(self) -> int:
         self.now += 1

@@ -39,11 +39,8 @@ class Candidates(msgspec.Struct, frozen=True):
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:
-        """Return the answer that nothing was decided; the scheduler tries the pod again.
-
-        The scheduler takes the message for a format (``fmt.Errorf``), so no percent sign may be in it.
-        """
-        return self._result((), {}, message.replace("%", " percent"))
+        """Return the answer that nothing was decided; the scheduler tries the pod again."""
+        return self._result((), {}, _plain(message))
 
     def _result(self, names: Iterable[str], reasons: Mapping[str, Reason], error: str) -> bytes:
         passed: dict[str, Any]
@@ -72,6 +69,15 @@ class Preemption(msgspec.Struct, frozen=True):
     victims: Mapping[str, Victims]
 
 
+class Binding(msgspec.Struct, frozen=True):
+    """A pod that the scheduler wants to be bound to a node."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+
+
 class _Named(View, frozen=True):
     name: str = ""
     uid: str = ""
@@ -84,6 +90,7 @@ class _Head(View, frozen=True):
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAWS = msgspec.json.Decoder(tuple[msgspec.Raw, ...] | None)
 _NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
+_STRING = msgspec.json.Decoder(str)
 _HEAD = msgspec.json.Decoder(_Head)
 _POD = msgspec.json.Decoder(Pod)
 _ABSENT = msgspec.Raw(b"null")
@@ -129,9 +136,32 @@ def write_preemption(victims: Mapping[str, Victims]) -> bytes:
     return msgspec.json.encode({"NodeNameToMetaVictims": nodes})
 
 
+def read_binding(body: bytes) -> Binding:
+    """Read ExtenderBindingArgs; raises BadInput."""
+    try:
+        fields = _fields(body)
+        namespace, name, uid, node = (_STRING.decode(fields[key]) for key in _BINDING_KEYS)
+        return Binding(namespace, name, uid, node)
+    except (KeyError, *UNDECODABLE) as error:
+        raise BadInput(f"no ExtenderBindingArgs: {error}") from error
+
+
+_BINDING_KEYS = ("podnamespace", "podname", "poduid", "node")
+
+
+def write_binding(error: str) -> bytes:
+    """Return the ExtenderBindingResult; without an error the pod is bound."""
+    return msgspec.json.encode({"Error": _plain(error)})
+
+
 def write_priorities(scores: Mapping[str, int]) -> bytes:
     """Return a HostPriorityList; scores are from 0 to 10."""
     return msgspec.json.encode([{"Host": name, "Score": score} for name, score in scores.items()])
+
+
+def _plain(message: str) -> str:
+    """Return an error without a percent sign: the scheduler takes it for a format (``fmt.Errorf``)."""
+    return message.replace("%", " percent")
 
 
 def _victims(raw: msgspec.Raw) -> Victims:

@@ -20,6 +20,9 @@ class Promise(msgspec.Struct, frozen=True):
 
     It is written by a patch that only lands while the pod has resourceVersion ``base``; ``landed`` is the version that
     this made, and None while it may land still. The shares are the pod's until its own version tells what came of it.
+
+    One for a ``binding`` goes with a call that binds the pod with these shares. Not every API server refuses it for the
+    pod's version, so until the pod is bound it may land, whatever the pod was given since.
     """
 
     uid: str
@@ -28,12 +31,15 @@ class Promise(msgspec.Struct, frozen=True):
     base: str
     holding: Holding
     landed: str | None = None
+    binding: bool = False
 
-    def is_settled_by(self, version: str) -> bool:
-        """Return whether a pod seen at this version shows the placement, or shows that it can never land."""
+    def is_settled_by(self, pod: StoredPod) -> bool:
+        """Return whether the pod as it is seen shows the placement, or shows that it can never land."""
+        if self.binding:
+            return bool(pod.node) or not pod.live
         if self.landed is not None:
-            return not is_older(version, self.landed)
-        return is_older(self.base, version)
+            return not is_older(pod.version, self.landed)
+        return is_older(self.base, pod.version)
 
 
 class _Account(msgspec.Struct):
@@ -43,11 +49,11 @@ class _Account(msgspec.Struct):
     promises: tuple[Promise, ...] = ()
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Return all that the pod may have. A placement that has landed has replaced the one that was seen."""
-        promised = tuple(promise.holding for promise in self.promises)
-        if self.seen is None or any(promise.landed for promise in self.promises):
-            return promised
-        return (self.seen, *promised)
+        """Return all that the pod may have, each once. A placement that landed has replaced the one that was seen."""
+        held = [promise.holding for promise in self.promises]
+        if self.seen is not None and not any(promise.landed for promise in self.promises):
+            held.append(self.seen)
+        return tuple(dict.fromkeys(held))
 
 
 class Book:
@@ -84,7 +90,7 @@ class Book:
         with self._lock:
             if new is not None:
                 account = self._accounts.get(new.uid, _Account())
-                left = tuple(promise for promise in account.promises if not promise.is_settled_by(new.version))
+                left = tuple(promise for promise in account.promises if not promise.is_settled_by(new))
                 self._set(new.uid, _Account(new.holding, left))
             elif old is not None:
                 self._set(old.uid, _Account())
@@ -102,7 +108,7 @@ class Book:
             self._set(promise.uid, _Account(account.seen, tuple(p for p in account.promises if p is not promise)))
 
     def keep(self, promise: Promise, version: str) -> None:
-        """Count a placement as written: it made ``version`` of the pod, and whatever else was promised to it is void.
+        """Count a placement as written: it made ``version`` of the pod, and others that were promised to it are void.
 
         The watch may have shown that version before the answer to the patch was here; then there is nothing to do.
         """
@@ -110,7 +116,13 @@ class Book:
             account = self._accounts.get(promise.uid, _Account())
             if promise in account.promises:
                 kept = msgspec.structs.replace(promise, landed=version)
-                self._set(promise.uid, _Account(account.seen, (kept,)))
+                bindings = (other for other in account.promises if other.binding)
+                self._set(promise.uid, _Account(account.seen, (kept, *bindings)))
+
+    def holds(self, uid: str, holding: Holding) -> bool:
+        """Return whether these shares are counted for the pod."""
+        with self._lock:
+            return holding in self._accounts.get(uid, _Account()).holdings()
 
     def forget(self, uid: str) -> None:
         """Count nothing more for a pod that is proven not to exist."""

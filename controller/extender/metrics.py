@@ -29,9 +29,20 @@ class ExtenderMetrics:
             registry=registry,
         )
 
+        self._bindings = Counter(
+            "vcuda_extender_bindings",
+            "Bindings that the scheduler asked for, by outcome: bound, error (to be tried again).",
+            ["outcome"],
+            registry=registry,
+        )
+
     def count(self, outcome: str) -> None:
         """Count one pod."""
         self._placements.labels(outcome).inc()
+
+    def count_binding(self, outcome: str) -> None:
+        """Count one binding."""
+        self._bindings.labels(outcome).inc()
 
     def observe(self, verb: str, seconds: float) -> None:
         """Count one call."""

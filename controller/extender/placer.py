@@ -6,66 +6,46 @@ watch has shown them or not, and is answered only when its patch is known to hav
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
-from urllib.parse import quote
 
 import msgspec
 import structlog
 
-from controller.extender.book import Book, Promise
+from controller.extender.book import Promise
 from controller.extender.deadline import Deadline
-from controller.extender.journal import Journal
+from controller.extender.desk import TIMEOUT, TRIES, Desk, path_of
 from controller.extender.metrics import ExtenderMetrics
 from vcuda.allocate import Choice, Known, Order, Placement, allot, packed
 from vcuda.cards import Cards, Reason
 from vcuda.demands import Wish, read_wish
-from vcuda.errors import ApiError, Conflict, Deposed, NotFound, NotPlaced, Unreachable, VcudaError
+from vcuda.errors import ApiError, Conflict, NotPlaced, Unreachable, VcudaError
 from vcuda.extender import Candidates, Preemption, Victims
-from vcuda.kube import MERGE_PATCH, Kube
+from vcuda.kube import MERGE_PATCH
 from vcuda.objects import UNDECODABLE, Pod
 from vcuda.records import Holding, annotations_for, patch_of, read_holding
-
-TRIES = 4
-"""How often one call places a pod that others change meanwhile; the scheduler itself writes its conditions."""
-
-TIMEOUT = 3.0
-"""Seconds for one call to the API server. A placement makes two, and one more where its outcome is unknown."""
-
-PATIENCE = 5.0
-"""Seconds that a call waits for those before it."""
 
 _POD = msgspec.json.Decoder(Pod)
 
 
 class Placer:
-    """The extender's decisions. ``on_lost`` is called when another process leads: this one must end.
-
-    ``now`` is Unix time in nanoseconds; ``clock`` is in seconds, and only runs forward.
-    """
+    """The extender's decisions. ``now`` is Unix time in nanoseconds; ``clock`` is in seconds, and only runs forward."""
 
     def __init__(
         self,
-        kube: Kube,
-        book: Book,
-        journal: Journal,
+        desk: Desk,
         metrics: ExtenderMetrics,
-        on_lost: Callable[[], None],
         *,
         order: Order = packed,
         now: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kube = kube
-        self._book = book
-        self._journal = journal
+        self._desk = desk
+        self._book = desk.book
         self._metrics = metrics
-        self._on_lost = on_lost
         self._order = order
         self._now = now
         self._clock = clock
-        self._turn = threading.Lock()
         self._unshown: frozenset[Promise] = frozenset()
         self._log = structlog.get_logger()
 
@@ -82,7 +62,8 @@ class Placer:
         if isinstance(wish, Reason):
             return candidates.failing(dict.fromkeys(candidates.names, wish))
         try:
-            choice = self._in_turn(candidates.pod, wish, candidates.names, deadline)
+            with self._desk.turn():
+                choice = self._place(candidates.pod, wish, candidates.names, deadline)
         except VcudaError as error:
             self._metrics.count("error")
             self._log.warning("not placed", pod=_name(candidates.pod), error=str(error))
@@ -124,7 +105,7 @@ class Placer:
         promises = frozenset(self._book.promises())
         for promise in promises & self._unshown:
             try:
-                self._read(promise)
+                self._desk.read(promise)
             except (VcudaError, *UNDECODABLE) as error:
                 self._log.info("promised shares to a pod that is not to be had", pod=promise.name, error=str(error))
         self._unshown = promises
@@ -136,14 +117,6 @@ class Placer:
             and cards.scheme is wish.scheme
             and not isinstance(allot(cards, wish.demands), Reason)
         )
-
-    def _in_turn(self, pod: Pod, wish: Wish, names: Iterable[str], deadline: Deadline) -> Choice:
-        if not self._turn.acquire(timeout=PATIENCE):
-            raise NotPlaced("placements before this one take too long")
-        try:
-            return self._place(pod, wish, names, deadline)
-        finally:
-            self._turn.release()
 
     def _place(self, pod: Pod, wish: Wish, names: Iterable[str], deadline: Deadline) -> Choice:
         for _ in range(TRIES):
@@ -179,13 +152,13 @@ class Placer:
         holding = Holding(choice.node, choice.allotment.all_shares())
         promise = Promise(metadata.uid, metadata.namespace, metadata.name, metadata.resource_version, holding)
         written = annotations_for(wish.scheme, choice.node, choice.allotment.shares, self._now())
-        timeout = self._announce(promise, deadline)
+        timeout = self._desk.announce(promise, deadline)
         patch = patch_of(written, pod.annotations, metadata.uid, metadata.resource_version)
         try:
-            answer = self._kube.patch(_path(promise), patch, MERGE_PATCH, timeout=timeout)
+            answer = self._desk.kube.patch(path_of(promise), patch, MERGE_PATCH, timeout=timeout)
         except Conflict:
             self._book.withdraw(promise)
-            return self._read(promise, deadline.within(TIMEOUT))
+            return self._desk.read(promise, deadline.within(TIMEOUT))
         except ApiError as error:
             self._book.withdraw(promise)
             raise NotPlaced(f"the pod's annotations cannot be written: {error}") from error
@@ -194,24 +167,11 @@ class Placer:
         self._book.keep(promise, _POD.decode(answer).metadata.resource_version)
         return None
 
-    def _announce(self, promise: Promise, deadline: Deadline) -> float:
-        """Count the placement, and write down that it may be sent; return the seconds for that. Only then may it be."""
-        self._book.promise(promise)
-        try:
-            self._journal.write(self._book.promises(), deadline)
-            return deadline.within(TIMEOUT)
-        except Deposed:
-            self._on_lost()
-            raise
-        except VcudaError:
-            self._book.withdraw(promise)
-            raise
-
     def _after_unknown(
         self, promise: Promise, written: dict[str, str], error: Unreachable, deadline: Deadline
     ) -> Pod | None:
         """Find out what came of a patch that was not answered. While it may land still its shares stay taken."""
-        pod = self._read(promise, deadline.within(TIMEOUT))
+        pod = self._desk.read(promise, deadline.within(TIMEOUT))
         if written.items() <= pod.annotations.items():
             self._book.keep(promise, pod.metadata.resource_version)
             return None
@@ -219,22 +179,6 @@ class Placer:
             raise NotPlaced(f"whether the pod's annotations were written is not known: {error}") from error
         self._book.withdraw(promise)
         return pod
-
-    def _read(self, promise: Promise, timeout: float = TIMEOUT) -> Pod:
-        """Return the pod as it is stored; raises NotPlaced where it is gone, or another has its name."""
-        try:
-            pod = _POD.decode(self._kube.get(_path(promise), timeout=timeout))
-        except NotFound as error:
-            self._book.forget(promise.uid)
-            raise NotPlaced("the pod is gone") from error
-        if pod.metadata.uid != promise.uid:
-            self._book.forget(promise.uid)
-            raise NotPlaced("the pod is gone, and another has its name")
-        return pod
-
-
-def _path(promise: Promise) -> str:
-    return f"/api/v1/namespaces/{quote(promise.namespace)}/pods/{quote(promise.name)}"
 
 
 def _name(pod: Pod) -> str:

@@ -14,11 +14,19 @@ from typing import Any
 import structlog
 
 from controller.addresses import family_of
+from controller.extender.binder import Binder
 from controller.extender.metrics import ExtenderMetrics
 from controller.extender.placer import Placer
 from vcuda import __version__
 from vcuda.errors import BadInput
-from vcuda.extender import read_candidates, read_preemption, write_preemption, write_priorities
+from vcuda.extender import (
+    read_binding,
+    read_candidates,
+    read_preemption,
+    write_binding,
+    write_preemption,
+    write_priorities,
+)
 
 LARGEST = 256 * 2**20
 """Bytes of a request: some 10,000 nodes, where the scheduler sends them whole."""
@@ -34,7 +42,7 @@ Verb = Callable[[bytes], bytes]
 """Answers the body of one kind of request; raises BadInput where it is none."""
 
 
-def verbs_of(placer: Placer) -> Mapping[str, Verb]:
+def verbs_of(placer: Placer, binder: Binder) -> Mapping[str, Verb]:
     """Return what is answered, by its path. ``priorities`` is gpu-admission's own name for ``prioritize``."""
 
     def scores(body: bytes) -> bytes:
@@ -44,6 +52,7 @@ def verbs_of(placer: Placer) -> Mapping[str, Verb]:
         "/scheduler/predicates": lambda body: placer.filter(read_candidates(body)),
         "/scheduler/prioritize": scores,
         "/scheduler/priorities": scores,
+        "/scheduler/bind": lambda body: write_binding(binder.bind(read_binding(body))),
         "/scheduler/preempt": lambda body: write_preemption(placer.preempt(read_preemption(body))),
     }
 

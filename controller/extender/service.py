@@ -11,8 +11,10 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
+from controller.extender.binder import Binder
 from controller.extender.book import Book, Promise
 from controller.extender.cards_publisher import CardsPublisher
+from controller.extender.desk import Desk
 from controller.extender.endpoints import Advertiser
 from controller.extender.journal import Journal
 from controller.extender.metrics import CardsCollector, ExtenderMetrics
@@ -72,7 +74,8 @@ class Extender:
         self._book = Book()
         self._journal = Journal(kube, system_namespace, uuid.uuid4().hex)
         self._metrics = ExtenderMetrics(registry)
-        self._placer = Placer(kube, self._book, self._journal, self._metrics, on_fault)
+        desk = Desk(kube, self._book, self._journal, on_fault)
+        self._placer, self._binder = Placer(desk, self._metrics), Binder(desk, self._metrics)
         self._server: Server | None = None
         self._stopping = threading.Event()
         self._taken = False
@@ -122,7 +125,8 @@ class Extender:
             self._placer.look_for_the_gone()
         self._spawn("promises", self._look)
         listening = self._listening
-        self._server = Server(listening.address, listening.certificate.current, verbs_of(self._placer), self._metrics)
+        verbs = verbs_of(self._placer, self._binder)
+        self._server = Server(listening.address, listening.certificate.current, verbs, self._metrics)
         self._server.start()
         self._log.info("serving extender", port=self._server.port)
         self._spawn("certificate", lambda: watch(listening.certificate, self._stopping))

@@ -20,7 +20,9 @@ from urllib.parse import urlsplit
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from controller.extender.binder import Binder
 from controller.extender.book import Book
+from controller.extender.desk import Desk
 from controller.extender.journal import Journal
 from controller.extender.metrics import ExtenderMetrics
 from controller.extender.placer import Placer
@@ -105,9 +107,10 @@ def extending(plane: Plane, book: Book) -> Iterator[Callable[[bytes], Taken]]:
     journal = Journal(kube, SYSTEM_NAMESPACE, "bench")
     journal.take()
     metrics = ExtenderMetrics(CollectorRegistry())
-    placer = Placer(kube, book, journal, metrics, lambda: None)
+    desk = Desk(kube, book, journal, lambda: None)
+    verbs = verbs_of(Placer(desk, metrics), Binder(desk, metrics))
     certificate = ServingCertificate(plane.certificates)
-    server = Server(("127.0.0.1", 0), certificate.current, verbs_of(placer), metrics)
+    server = Server(("127.0.0.1", 0), certificate.current, verbs, metrics)
     server.start()
     context = ssl.create_default_context(cafile=str(plane.ca))
     with closing(http.client.HTTPSConnection("127.0.0.1", server.port, context=context)) as connection:

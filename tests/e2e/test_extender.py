@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+import ssl
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +18,7 @@ import pytest
 import yaml
 
 from tests.builders import MODEL, POOL, container, pod
-from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken
+from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken, wanted
 from tests.e2e.cluster import Cluster
 from tests.e2e.component import Component
 from tests.e2e.control_plane import ControlPlane
@@ -29,6 +33,9 @@ NODES, CARDS, CARD_MEMORY = 5, 8, 64
 PODS = 200
 PATIENCE = 150.0
 """Seconds: what failed by an error is tried again by the scheduler after up to 90."""
+
+FIRST_MINOR_THAT_CHECKS = 23
+"""The first Kubernetes whose API server binds a pod only at the uid and the version that its Binding names."""
 
 pytestmark = [pytest.mark.usefixtures("scheduler"), pytest.mark.timeout(400)]
 
@@ -89,6 +96,14 @@ def bound(stored: Json) -> bool:
     return bool(stored["spec"].get("nodeName"))
 
 
+def bound_with_cards(stored: list[Json]) -> list[Json]:
+    """The pods that are bound and ask for cards; each has its node written on it."""
+    with_cards = [each for each in stored if bound(each) and any(wanted(one)[0] for one in each["spec"]["containers"])]
+    for each in with_cards:
+        assert each["metadata"]["annotations"]["tencent.com/predicate-node"] == each["spec"]["nodeName"]
+    return with_cards
+
+
 def why_not(stored: Json) -> str:
     """What the pod says of why it is not scheduled; empty where it says nothing yet."""
     conditions = stored["status"].get("conditions", [])
@@ -142,8 +157,23 @@ def test_200_mixed_pods_at_once_are_bound_where_they_fit_and_the_rest_say_why(
         create_all(cluster, namespace, [mixed(number, rng) for number in range(PODS)])
         stored = settle(cluster, namespace, gpu_nodes, PODS)
         print_figures(stored, leader)
+        assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == len(bound_with_cards(stored))
     assert any(bound(each) for each in stored)
     assert any("whole vcuda cards needed" in why_not(each) or "Insufficient" in why_not(each) for each in stored)
+
+
+@pytest.mark.usefixtures("extended")
+def test_200_shares_that_fill_every_card_are_all_bound_by_the_extender(
+    cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
+) -> None:
+    share = pod(container({CORES: "20", MEMORY: "12"}), schedulerName=NAME)
+    with controlling(installation, *site.flags) as leader:
+        leader.await_log("serving extender")
+        create_all(cluster, namespace, [{**share, "metadata": {"name": f"share-{each}"}} for each in range(PODS)])
+        stored = settle(cluster, namespace, gpu_nodes, PODS)
+        print_figures(stored, leader)
+        assert len(bound_with_cards(stored)) == PODS
+        assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == PODS
 
 
 @pytest.mark.usefixtures("extended")
@@ -169,11 +199,72 @@ def test_when_the_leader_is_killed_half_way_the_next_one_goes_on_and_no_card_is_
     drop_lease(cluster)
 
 
+def ask(site: Site, verb: str, asked: Json) -> Json:
+    """What the extender answers the scheduler."""
+    context = ssl.create_default_context(cafile=str(site.ca))
+    request = urllib.request.Request(f"{site.url}/scheduler/{verb}", json.dumps(asked).encode())  # noqa: S310  # https
+    with urllib.request.urlopen(request, context=context, timeout=30) as answer:  # noqa: S310  # the same
+        found: Json = json.load(answer)
+        return found
+
+
+def binding_of(stored: Json, node: str) -> Json:
+    """What the scheduler asks with that wants a pod bound to a node (ExtenderBindingArgs)."""
+    metadata = stored["metadata"]
+    return {
+        "PodName": metadata["name"],
+        "PodNamespace": metadata["namespace"],
+        "PodUID": metadata["uid"],
+        "Node": node,
+    }
+
+
+def test_a_pod_that_was_moved_is_not_bound_where_it_was_and_a_late_binding_brings_its_cards_with_it(
+    cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
+) -> None:
+    """API servers before 1.23 bind whatever they are asked to; those after refuse the late one."""
+    pods, [first, second, *_] = f"/api/v1/namespaces/{namespace}/pods", gpu_nodes
+    share = pod(container({CORES: "60", MEMORY: "8"}), schedulerName="nobody")
+    with controlling(installation, *site.flags) as leader:
+        leader.await_log("serving extender")
+        created = [{**share, "metadata": {"name": name}} for name in ("moved", "late")]
+        create_all(cluster, namespace, created)
+        stored = {name: cluster.rest.get(f"{pods}/{name}") for name in ("moved", "late")}
+        late: Json = {}
+        for name, was in stored.items():
+            assert ask(site, "predicates", {"Pod": was, "NodeNames": [first]})["NodeNames"] == [first]
+            late = cluster.rest.get(f"{pods}/{name}")
+            asked = {"Pod": late, "NodeNames": [second]}
+            assert ask(site, "predicates", asked)["NodeNames"] == [second]
+        moved = stored["moved"]
+        error = ask(site, "bind", binding_of(moved, first))["Error"]
+        assert error == f"the pod is not placed on {first} any more"
+        assert ask(site, "bind", binding_of(moved, second)) == {"Error": ""}
+        assert ask(site, "bind", binding_of(moved, second)) == {"Error": ""}
+        assert cluster.rest.get(f"{pods}/moved")["spec"]["nodeName"] == second
+        assert cluster.events(namespace) == []
+        status = cluster.rest.send("POST", f"{pods}/late/binding", as_sent(late, first)).status
+        assert status == (HTTPStatus.CREATED if cluster.control_plane.minor < FIRST_MINOR_THAT_CHECKS else 409)
+        after = cluster.rest.get(f"{pods}/late")
+        if bound(after):
+            assert after["spec"]["nodeName"] == first == after["metadata"]["annotations"]["tencent.com/predicate-node"]
+
+
+def as_sent(placed: Json, node: str) -> Json:
+    """The Binding that the extender sends for a pod that is placed on a node."""
+    keys = ("name", "namespace", "uid", "resourceVersion", "annotations")
+    metadata = {key: placed["metadata"][key] for key in keys}
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+
+
 def print_figures(stored: list[Json], leader: ControllerProcess) -> None:
     used = taken(stored, CARD_MEMORY)
     cores = sum(cores for cores, _ in used.values())
     placed = leader.metric("vcuda_extender_placements_total", outcome="placed")
+    binds = leader.metric("vcuda_extender_bindings_total", outcome="bound")
     print(f"{sum(map(bound, stored))} of {len(stored)} bound, {cores} of {NODES * CARDS * 100} cores, {placed} placed")
+    print(f"{binds} by the extender")
 
 
 @pytest.fixture
@@ -208,6 +299,7 @@ def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publis
         assert leader.metric("vcuda_fragmented_cores", model="M40", pool="public") == 70
         subsets = cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/endpoints/vcuda-extender")["subsets"]
         assert subsets[0]["addresses"] == [{"ip": "10.1.2.3"}]
+        assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == 1
         assert [line for line in leader.output().splitlines() if "system:serviceaccount" in line] == []
         assert not may(account, "patch", "endpoints/another", SYSTEM_NAMESPACE)
         before = cluster.rest.get(f"{published}/gpu-cards")

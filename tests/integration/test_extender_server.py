@@ -18,7 +18,7 @@ from controller.extender.metrics import ExtenderMetrics
 from controller.extender.server import LARGEST, Server, verbs_of
 from tests.api_double import ApiDouble
 from tests.e2e.installation import make_certificates
-from tests.extended import Leader, shares, store_pod
+from tests.extended import Leader, as_stored, shares, store_pod
 from vcuda import __version__
 from vcuda.tls import ServingCertificate
 
@@ -37,7 +37,8 @@ def server(api: ApiDouble, registry: CollectorRegistry, tmp_path: Path) -> Itera
     def broken(_body: bytes) -> bytes:
         raise RuntimeError("a fault")
 
-    verbs = {**verbs_of(Leader(api).leads().placer), "/broken": broken}
+    leader = Leader(api).leads()
+    verbs = {**verbs_of(leader.placer, leader.binder), "/broken": broken}
     current = ServingCertificate(tmp_path).current
     running = Server(("127.0.0.1", 0), current, verbs, ExtenderMetrics(registry))
     running.start()
@@ -59,7 +60,7 @@ def post(connection: http.client.HTTPConnection, path: str, body: object) -> tup
     return answer.status, answer.read()
 
 
-def test_a_connection_is_kept_from_filter_to_prioritize_to_preempt(
+def test_a_connection_is_kept_from_filter_to_prioritize_to_preempt_to_bind(
     api: ApiDouble, connection: http.client.HTTPSConnection
 ) -> None:
     pod = store_pod(api, "train", 100)
@@ -73,6 +74,9 @@ def test_a_connection_is_kept_from_filter_to_prioritize_to_preempt(
         assert json.loads(answer) == [{"Host": "n1", "Score": 0}, {"Host": "cpu", "Score": 10}]
     status, answer = post(connection, "/scheduler/preempt", {"Pod": pod, "NodeNameToMetaVictims": {"n1": {}}})
     assert json.loads(answer) == {"NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
+    named = {"PodName": "train", "PodNamespace": "team-a", "PodUID": pod["metadata"]["uid"], "Node": "n1"}
+    assert post(connection, "/scheduler/bind", named) == (HTTPStatus.OK, b'{"Error":""}')
+    assert as_stored(api, "train")["spec"]["nodeName"] == "n1"
     assert connection.sock is before
 
 
@@ -87,7 +91,8 @@ def test_its_version_is_told(connection: http.client.HTTPSConnection) -> None:
         ("POST", FILTER, b"{", HTTPStatus.BAD_REQUEST),
         ("POST", FILTER, b"{}", HTTPStatus.BAD_REQUEST),
         ("POST", "/scheduler/preempt", b"[]", HTTPStatus.BAD_REQUEST),
-        ("POST", "/scheduler/bind", b"{}", HTTPStatus.NOT_FOUND),
+        ("POST", "/scheduler/bind", b"{}", HTTPStatus.BAD_REQUEST),
+        ("POST", "/scheduler/unbind", b"{}", HTTPStatus.NOT_FOUND),
         ("GET", FILTER, None, HTTPStatus.NOT_FOUND),
     ],
 )

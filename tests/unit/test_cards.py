@@ -90,3 +90,13 @@ def test_what_was_taken_comes_back_and_the_sums_are_those_of_the_cards(kept: lis
     assert (cards.free_cores, cards.free_memory) == (sum(cores for cores, _ in free), sum(mib for _, mib in free))
     assert cards.whole == sum(map(cards.is_whole, range(4)))
     assert cards.most_cores == max(cores for cores, _ in free)
+
+
+def test_shares_are_free_one_beside_the_other_or_not() -> None:
+    cards = Cards.unused(GPU_MANAGER, 1, 64)
+    assert cards.have([Share(0, 60, 1024), Share(0, 40, 1024)])
+    assert not cards.have([Share(0, 60, 1024), Share(0, 41, 1024)])
+    assert not cards.have([Share(0, 60, 16384), Share(0, 10, 1)])
+    assert not cards.have([Share(0, 10, 0), Share(0, 100, 0)])
+    assert not cards.have([Share(1, 10, 0)])
+    assert cards.have([Share(0, 100, 0)])

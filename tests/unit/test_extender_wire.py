@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from tests.builders import vcuda_pod
 from vcuda.cards import Reason
 from vcuda.errors import BadInput
 from vcuda.extender import (
+    Binding,
     Candidates,
     Victims,
+    read_binding,
     read_candidates,
     read_preemption,
+    write_binding,
     write_preemption,
     write_priorities,
 )
@@ -101,6 +105,24 @@ def test_victims_come_as_uids_or_as_pods_and_go_back_as_uids(field: dict[str, An
 def test_no_victims_are_none() -> None:
     preemption = read_preemption(json.dumps({"Pod": vcuda_pod(), "NodeNameToMetaVictims": {"n1": {}}}).encode())
     assert preemption.victims == {"n1": Victims((), 0)}
+
+
+@pytest.mark.parametrize("spelt", [str, str.lower])
+def test_a_binding_names_the_pod_and_the_node(spelt: Callable[[str], str]) -> None:
+    asked = {"PodName": "train", "PodNamespace": "team-a", "PodUID": "u1", "Node": "n1"}
+    body = json.dumps({spelt(key): value for key, value in asked.items()}).encode()
+    assert read_binding(body) == Binding("team-a", "train", "u1", "n1")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"PodName": "a", "PodNamespace": "b", "PodUID": 3, "Node": ""}'])
+def test_what_is_no_binding_is_bad_input(body: bytes) -> None:
+    with pytest.raises(BadInput, match="no ExtenderBindingArgs"):
+        read_binding(body)
+
+
+def test_a_binding_is_answered_with_an_error_or_none() -> None:
+    assert json.loads(write_binding("")) == {"Error": ""}
+    assert json.loads(write_binding("at 100%")) == {"Error": "at 100 percent"}
 
 
 def test_scores_are_a_list_of_hosts() -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from controller.extender.deadline import BUDGET
-from controller.extender.placer import TIMEOUT
+from controller.extender.desk import TIMEOUT
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.extended import JOURNAL, Leader, as_stored, gpu_node, journaled, pod_path, seen, shares, store_pod
 from vcuda.cards import Share

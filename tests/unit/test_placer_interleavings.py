@@ -1,4 +1,7 @@
-"""Whatever fails, whoever leads and whatever the watch has shown yet: no card is ever given over what it has."""
+"""Whatever fails, whoever leads and whatever the watch has shown yet: no card is ever given over what it has.
+
+And no pod is ever bound to another node than the one its cards are on.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,27 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.api_double import ApiDouble, Delivery, Late, Script, delivered, lost_reply, lost_request
+from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.extended import CARD_BLOCKS, Leader, as_stored, pod_path, seen, store_pod
 
 CARDS = {"n1": 2, "n2": 1}
-FAULTS = st.sampled_from(["delivered", "lost request", "lost reply", "late"])
+FAULTS = st.sampled_from(["delivered"] * 6 + ["lost request", "lost reply", "late"])
+"""Mostly none: pods have to be placed for anything to be given twice."""
+LEADERS = st.sampled_from([1, 1, 1, 2])
+"""The newest leader, or the one before it."""
 SIZES = st.sampled_from([30, 60, 75, 100, 200])
+NODES = st.sampled_from([["n1"], ["n2"], ["n1", "n2"]])
 WHICH = st.integers(0, 5)
 
 
 class Placements(RuleBasedStateMachine):
     """Leaders that come one after the other, of which each thinks that it still leads, beside one API server."""
 
+    checks_bindings = True
+
     def __init__(self) -> None:
         super().__init__()
-        self.api = ApiDouble()
+        self.api = ApiDouble(checks_bindings=self.checks_bindings)
         self.leaders: list[Leader] = []
         self.late = Late()
         self.shown: dict[tuple[int, str], Any] = {}
@@ -44,23 +53,41 @@ class Placements(RuleBasedStateMachine):
         for name in self.pods():
             self.show(leader, name)
 
-    @rule(cores=SIZES)
-    def create(self, cores: int) -> None:
+    @rule(cores=SIZES, nodes=NODES)
+    def create(self, cores: int, nodes: list[str]) -> None:
+        """A pod comes, and the scheduler asks about it."""
         self.created += 1
-        store_pod(self.api, f"pod-{self.created}", cores)
+        self.leaders[-1].filter(store_pod(self.api, f"pod-{self.created}", cores), nodes)
 
-    @rule(which=WHICH, patch=FAULTS, put=FAULTS, who=st.integers(1, 2), nodes=st.sampled_from([["n1"], ["n1", "n2"]]))
+    @rule(which=WHICH, patch=FAULTS, put=FAULTS, who=LEADERS, nodes=NODES)
     @precondition(lambda self: self.pods())
     def schedule(self, which: int, patch: str, put: str, who: int, nodes: list[str]) -> None:
         """The scheduler asks about a pod, the newest leader or the one before it; calls get lost, or come late."""
         name = self.pods()[which % len(self.pods())]
-        leader = self.leaders[-min(who, len(self.leaders))]
-        patches, puts = Script(self.fault(patch), methods=("PATCH",)), Script(self.fault(put), methods=("PUT",))
-        self.api.deliver = lambda method, timeout, effect: patches(
-            method, timeout, lambda: puts(method, timeout, effect)
-        )
-        leader.filter(as_stored(self.api, name), nodes)
+        self.api.deliver = self.faults(PATCH=patch, PUT=put)
+        self.leader(who).filter(as_stored(self.api, name), nodes)
         self.api.deliver = delivered
+
+    @rule(
+        which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=st.sampled_from([None, None, *CARDS])
+    )
+    @precondition(lambda self: self.placed())
+    def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
+        """The scheduler has a pod bound to the node that it was placed on, or to one from which it may have moved."""
+        name = self.placed()[which % len(self.placed())]
+        node = node or as_stored(self.api, name)["metadata"]["annotations"]["tencent.com/predicate-node"]
+        self.api.deliver = self.faults(POST=post, PUT=put)
+        error = self.leader(who).bind(name, node)
+        self.api.deliver = delivered
+        assert error or as_stored(self.api, name)["spec"].get("nodeName") == node
+
+    @rule(which=WHICH, nodes=NODES)
+    @precondition(lambda self: self.placed())
+    def move(self, which: int, nodes: list[str]) -> None:
+        """While a pod is being bound the scheduler's next leader has it placed anew."""
+        name = self.placed()[which % len(self.placed())]
+        self.bind(which, "late", "delivered", 1, None)
+        self.leaders[-1].filter(as_stored(self.api, name), nodes)
 
     @rule()
     def land(self) -> None:
@@ -76,15 +103,13 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, phase=st.sampled_from(["Running", "Succeeded", None]))
     @precondition(lambda self: self.pods())
     def change(self, which: int, phase: str | None) -> None:
-        """A pod is bound where it was placed, ends, or is deleted."""
+        """A pod runs where it is bound, ends, or is deleted."""
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
-        node = pod["metadata"].get("annotations", {}).get("tencent.com/predicate-node")
         if phase is None:
             self.api.remove(pod_path(name))
-        elif node:
-            spec = {**pod["spec"], "nodeName": node}
-            self.api.store(pod_path(name), {**pod, "spec": spec, "status": {"phase": phase}})
+        elif pod["spec"].get("nodeName") and pod.get("status", {}).get("phase") != "Succeeded":
+            self.api.store(pod_path(name), {**pod, "status": {"phase": phase}})
 
     @rule(who=WHICH)
     def look(self, who: int) -> None:
@@ -99,6 +124,7 @@ class Placements(RuleBasedStateMachine):
             annotations = pod["metadata"].get("annotations", {})
             if not annotations or pod.get("status", {}).get("phase") == "Succeeded":
                 continue
+            assert pod["spec"].get("nodeName") in (None, annotations["tencent.com/predicate-node"])
             limits = pod["spec"]["containers"][0]["resources"]["limits"]
             asked, blocks = limits["tencent.com/vcuda-core"], limits["tencent.com/vcuda-memory"]
             for card in annotations["tencent.com/predicate-gpu-idx-0"].split(","):
@@ -117,6 +143,24 @@ class Placements(RuleBasedStateMachine):
         leader.book.pod_changed(self.shown.get(key), new)
         self.shown[key] = new
 
+    def leader(self, who: int) -> Leader:
+        """The newest leader, or the one before it."""
+        return self.leaders[-min(who, len(self.leaders))]
+
+    def placed(self) -> list[str]:
+        """The pods that have cards and are not bound."""
+        pods = {name: as_stored(self.api, name) for name in self.pods()}
+        return [n for n, pod in pods.items() if "annotations" in pod["metadata"] and "nodeName" not in pod["spec"]]
+
+    def faults(self, **by_method: str) -> Delivery:
+        """Deliver the next call of each of these methods as named, and all others as they are."""
+        scripts = {method: Script(self.fault(fault), methods=(method,)) for method, fault in by_method.items()}
+
+        def deliver(method: str, timeout: float, effect: Effect) -> bytes:
+            return scripts.get(method, delivered)(method, timeout, effect)
+
+        return deliver
+
     def fault(self, name: str) -> Delivery:
         faults: dict[str, Delivery] = {
             "delivered": delivered,
@@ -127,5 +171,13 @@ class Placements(RuleBasedStateMachine):
         return faults[name]
 
 
+class PlacementsBefore123(Placements):
+    """The same beside an API server that binds whatever it is asked to."""
+
+    checks_bindings = False
+
+
 TestPlacements = Placements.TestCase
-TestPlacements.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPlacementsBefore123 = PlacementsBefore123.TestCase
+TestPlacements.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestPlacementsBefore123.settings = TestPlacements.settings
