@@ -24,7 +24,7 @@ from vcuda.patches import MODEL_ANNOTATION
 from vcuda.placement import would_be_pinned
 from vcuda.tables import aligned
 from vcuda.usage import ModelUse, NamespaceUse
-from vcuda.workloads import workloads_in
+from vcuda.workloads import NO_PODS, workloads_in
 
 BAR = 20
 """Characters of the bar that shows how much of a limit is in use."""
@@ -106,8 +106,9 @@ def main(
 def explain(target: Target, *, filename: str, namespace: str | None, output: str | None) -> None:
     """Ask the cluster what would happen to the pods of a manifest now: a server-side dry run, nothing is created.
 
-    Takes what makes pods: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob. One pod of each is asked
-    about, beside what runs already. What the cluster warns of is printed on standard error.
+    Takes what makes pods: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob. What makes none is passed
+    over; another kind with a pod template in it is bad input. One pod of each is asked about, beside what runs already.
+    What the cluster warns of is printed on standard error.
 
     \b
     Examples:
@@ -128,6 +129,8 @@ def explain(target: Target, *, filename: str, namespace: str | None, output: str
     except VcudaError as error:
         _fail(str(error), FAILED)
     _show_verdicts(verdicts, form)
+    if not verdicts:
+        click.echo(NO_PODS, err=True)
     sys.exit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
 
 

@@ -17,6 +17,9 @@ T = TypeVar("T")
 MOST_PODS = 10_000
 """Pods that one workload may stand for here."""
 
+NO_PODS = "no pods found"
+"""What is told beside an empty answer."""
+
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
 """What PyYAML raises: a ValueError for a date that is none, the last for nesting without end."""
 
@@ -86,14 +89,36 @@ def _listed(where: str, document: object) -> Iterator[tuple[str, Manifest]]:
 
 
 def _makes_pods(manifest: Manifest) -> bool:
-    """Return whether an object is a pod, or looks as if it made some; a Service or a ConfigMap does not."""
-    spec = manifest.get("spec")
-    template = isinstance(spec, dict) and ("template" in spec or "jobTemplate" in spec)
-    return template or manifest["kind"] in _KINDS
+    """Return whether an object is a pod, or makes some: that of a kind not known here has a pod template somewhere."""
+    return manifest["kind"] in _KINDS or _holds_template(manifest.get("spec"))
+
+
+def _holds_template(spec: object) -> bool:
+    """Return whether a pod template is anywhere in it; each value is looked at once, however often an alias has it."""
+    waiting, seen = [spec], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            if _is_template(value.get("template")):
+                return True
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return False
+
+
+def _is_template(value: object) -> bool:
+    spec = value.get("spec") if isinstance(value, dict) else None
+    return isinstance(spec, dict) and "containers" in spec
 
 
 def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
     kind = manifest["kind"]
+    if kind not in _KINDS:
+        raise BadInput(f"{where}: how many pods a {kind} makes is not known here; give its pods instead")
     metadata = _mapping(where, manifest, "metadata")
     spec = _mapping(where, manifest, "spec")
     name = str(metadata.get("name") or metadata.get("generateName") or "")
@@ -115,8 +140,6 @@ def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
 
 def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
     """Return how many pods there are at once. A DaemonSet's depend on the nodes: one is looked at."""
-    if kind not in _KINDS:
-        raise BadInput(f"{where}: how many pods a {kind} makes is not known here; give its pods instead")
     counts = [spec[field] for field in _KINDS[kind] if spec.get(field) is not None]
     for count in counts:
         if type(count) is not int or not 0 <= count <= MOST_PODS:

@@ -25,6 +25,7 @@ from vcuda.kube import QuotaPlace
 from vcuda.logs import configure_batched
 from vcuda.patches import Hints
 from vcuda.placement import NodeLabels
+from vcuda.workloads import NO_PODS
 from webhook import check as offline
 from webhook.assembly import Cluster, MakeService, Standalone
 from webhook.manifests import read_workloads
@@ -156,8 +157,9 @@ def check(
     """Say what the webhook would do with the pods of these manifests, without a cluster.
 
     Takes Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job and CronJob; several documents a file, Lists, and -
-    for standard input. Pods are decided in order, each beside those admitted before it; replicas count, a DaemonSet
-    counts once. Nothing that runs already is known here.
+    for standard input. What makes no pods is passed over; another kind with a pod template in it is bad input. Pods
+    are decided in order, each beside those admitted before it; replicas count, a DaemonSet counts once. Nothing that
+    runs already is known here.
 
     \b
     Examples:
@@ -173,6 +175,8 @@ def check(
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
     else:
         click.echo("\n".join(offline.table(rows)))
+    if not rows:
+        click.echo(NO_PODS, err=True)
     sys.exit(1 if any(row.refused for row in rows) else 0)
 
 

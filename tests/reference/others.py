@@ -52,7 +52,7 @@ def chapters() -> tuple[Chapter, ...]:
             stale,
             tuple(Told(message, f"Rule `{rule}`.") for rule, message in _removed()),
         ),
-        Chapter("kubectl gpuquota", "Behind `Error:`, or as the reason of `explain`.", tuple(_plugin())),
+        Chapter("kubectl gpuquota", "Behind `Error:`, as the reason of `explain`, or alone.", tuple(_plugin())),
     )
 
 
@@ -184,6 +184,12 @@ def _plugin() -> Iterator[Told]:
     table = _said(_Cluster(), "explain", "-f", "-", stdin=pod)
     yield Told(
         table.splitlines()[-1].split(maxsplit=3)[-1], "The namespace is not limited, or the pod asks for no GPU."
+    )
+    nothing = _said(_Cluster(), "explain", "-f", "-", stdin="kind: Service")
+    yield Told(
+        nothing.splitlines()[-1],
+        "Nothing in the manifest makes pods; `vcuda-webhook check` says the same. Give the pods of what is made by"
+        " a controller of your own.",
     )
 
 

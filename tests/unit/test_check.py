@@ -69,8 +69,10 @@ def test_some_refused(directory: Path) -> None:
 
 
 def test_nothing_to_check_is_no_failure(directory: Path) -> None:
-    result = check(directory, text="")
-    assert (result.exit_code, result.stdout.split()[0]) == (0, "OBJECT")
+    """Yet it is told: an empty table looks as if all were well."""
+    result = check(directory, text="kind: Service")
+    assert (result.exit_code, result.stdout.split()[0], result.stderr) == (0, "OBJECT", "no pods found\n")
+    assert check(directory, cards(1)).stderr == ""
 
 
 @pytest.mark.parametrize(

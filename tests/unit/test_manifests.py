@@ -132,9 +132,19 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
         pytest.param("kind: List\nitems: 5", "file, document 1: items must be a list", id="items is a number"),
         pytest.param("kind: List\nitems: {a: b}", "file, document 1: items must be a list", id="items is a mapping"),
         pytest.param(
-            "kind: Rollout\nspec: {template: {}}",
+            "kind: Rollout\nspec: {template: {spec: {containers: []}}}",
             "file, document 1: how many pods a Rollout makes is not known here; give its pods instead",
             id="an unknown kind with a template",
+        ),
+        pytest.param(
+            "kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}",
+            "file, document 1: how many pods a PyTorchJob makes is not known here; give its pods instead",
+            id="an unknown kind with a template further in",
+        ),
+        pytest.param(
+            "kind: RayCluster\nspec: {template: x, workers: [{template: {spec: {containers: []}}}]}",
+            "file, document 1: how many pods a RayCluster makes is not known here; give its pods instead",
+            id="an unknown kind with a template in a list",
         ),
         pytest.param(
             "kind: Pod\nmetadata: []", "file, document 1: metadata must be a mapping", id="metadata is a list"
@@ -229,6 +239,27 @@ def test_what_makes_no_pods_is_passed_over(tmp_path: Path) -> None:
     assert [workload.kind for workload in read_workloads([bundle], "team-a")] == ["Pod"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("kind: SealedSecret\nspec: {template: {type: Opaque}}", id="another template"),
+        pytest.param("kind: X\nspec: {jobTemplate: {spec: {}}, template: {spec: {replicas: 1}}}", id="no containers"),
+        pytest.param("kind: X\nspec: {template: {spec: [containers]}}", id="a list"),
+        pytest.param("kind: X\nspec: [{template: null}]", id="a template that is null"),
+        pytest.param("kind: X\nspec: &a {template: {spec: *a}, same: [*a]}", id="an object inside itself"),
+        pytest.param("kind: PodTemplate\ntemplate: {spec: {containers: []}}", id="a template that nothing is made of"),
+    ],
+)
+def test_only_a_template_with_containers_makes_pods_of_an_unknown_kind(text: str) -> None:
+    assert workloads_in("file", text, "team-a") == []
+
+
+def test_aliases_of_aliases_are_looked_at_once() -> None:
+    lines = ["a0: &a0 {}", *(f"a{at}: &a{at} [*a{at - 1}, *a{at - 1}]" for at in range(1, 60))]
+    text = "kind: X\nspec:\n" + "\n".join(f"  {line}" for line in lines)
+    assert workloads_in("file", text, "team-a") == []
+
+
 def test_a_null_field_counts_as_absent(tmp_path: Path) -> None:
     """As in Kubernetes; YAML written by hand or by a template has them."""
     manifest = vcuda_pod()
@@ -240,10 +271,9 @@ def test_a_null_field_counts_as_absent(tmp_path: Path) -> None:
 
 def test_the_place_of_a_fault_names_file_and_document(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    rollout = {"kind": "Rollout", "spec": {"template": TEMPLATE}}
     good.write_text(yaml.safe_dump(vcuda_pod()))
-    bad.write_text(
-        yaml.safe_dump_all([vcuda_pod(), {"kind": "List", "items": [{"kind": "Rollout", "spec": {"template": {}}}]}])
-    )
+    bad.write_text(yaml.safe_dump_all([vcuda_pod(), {"kind": "List", "items": [rollout]}]))
     assert len(read_workloads([good, good], "team-a")) == 2
     with pytest.raises(BadInput) as caught:
         read_workloads([good, bad], "team-a")

@@ -344,6 +344,20 @@ def test_a_bad_manifest(cluster: Cluster, manifest: Path, text: str) -> None:
     assert cluster.asked == []
 
 
+def test_a_manifest_without_pods(cluster: Cluster, manifest: Path) -> None:
+    result = explain(manifest, {"kind": "Service"})
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "[]\n", "no pods found\n")
+    assert cluster.asked == []
+
+
+def test_what_makes_pods_in_a_way_that_is_not_known_is_bad_input(cluster: Cluster, manifest: Path) -> None:
+    replicas = {"Worker": {"template": {"spec": vcuda_pod()["spec"]}}}
+    result = explain(manifest, vcuda_pod(), {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}})
+    told = f"Error: {manifest}, document 2: how many pods a PyTorchJob makes is not known here; give its pods instead\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", told)
+    assert cluster.asked == []
+
+
 def test_a_manifest_from_standard_input(cluster: Cluster) -> None:
     assert cluster.deliver is delivered
     result = run("-n", "team-a", "explain", "-f", "-", "-o", "yaml", input=yaml.safe_dump(vcuda_pod()))
