@@ -24,7 +24,7 @@ from vcuda.patches import MODEL_ANNOTATION
 from vcuda.placement import would_be_pinned
 from vcuda.tables import aligned
 from vcuda.usage import ModelUse, NamespaceUse
-from vcuda.workloads import NO_PODS, workloads_in
+from vcuda.workloads import NO_PODS, Workload, workloads_in
 
 BAR = 20
 """Characters of the bar that shows how much of a limit is in use."""
@@ -99,11 +99,19 @@ def main(
 
 
 @main.command()
-@click.option("-f", "--filename", required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option(
+    "-f",
+    "--filename",
+    "filenames",
+    required=True,
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="A manifest, - for standard input; repeatable.",
+)
 @click.option("-n", "--namespace", help="Namespace; also before the command.")
 @click.option("-o", "--output", type=OUTPUTS, help="Also before the command.  [default: table]")
 @click.pass_obj
-def explain(target: Target, *, filename: str, namespace: str | None, output: str | None) -> None:
+def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None, output: str | None) -> None:
     """Ask the cluster what would happen to the pods of a manifest now: a server-side dry run, nothing is created.
 
     Takes what makes pods: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob. What makes none is passed
@@ -120,8 +128,7 @@ def explain(target: Target, *, filename: str, namespace: str | None, output: str
     kube = target.connect()
     home, form = namespace or target.namespace, output or target.output
     try:
-        with click.open_file(filename, encoding="utf-8") as file:
-            workloads = workloads_in(filename, file.read(), home)
+        workloads = [workload for filename in filenames for workload in _workloads(filename, home)]
     except (OSError, UnicodeDecodeError, BadInput) as error:
         _fail(str(error), BAD_INPUT)
     try:
@@ -132,6 +139,11 @@ def explain(target: Target, *, filename: str, namespace: str | None, output: str
     if not verdicts:
         click.echo(NO_PODS, err=True)
     sys.exit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
+
+
+def _workloads(filename: str, namespace: str) -> list[Workload]:
+    with click.open_file(filename, encoding="utf-8") as file:
+        return workloads_in(filename, file.read(), namespace)
 
 
 class Verdict(msgspec.Struct, frozen=True):

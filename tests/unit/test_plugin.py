@@ -358,6 +358,23 @@ def test_what_makes_pods_in_a_way_that_is_not_known_is_bad_input(cluster: Cluste
     assert cluster.asked == []
 
 
+def test_every_manifest_that_is_named_is_asked_about_in_their_order(cluster: Cluster, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).write_text(yaml.safe_dump(vcuda_pod(metadata={"name": name})))
+    files = ["-f", str(tmp_path / "b"), "-f", "-", "-f", str(tmp_path / "a")]
+    result = run("-n", "team-a", "explain", *files, "-o", "json", input=yaml.safe_dump(vcuda_pod()))
+    assert [verdict["object"] for verdict in json.loads(result.stdout)] == ["Pod/b", "Pod/train-0", "Pod/a"]
+    assert len(cluster.asked) == 3
+
+
+def test_nothing_is_asked_where_one_of_several_manifests_is_bad(cluster: Cluster, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_text(yaml.safe_dump(vcuda_pod()))
+    bad.write_text("{")
+    result = run("-n", "team-a", "explain", "-f", str(bad), "-f", str(good))
+    assert (result.exit_code, result.stdout, cluster.asked) == (2, "", [])
+
+
 def test_a_manifest_from_standard_input(cluster: Cluster) -> None:
     assert cluster.deliver is delivered
     result = run("-n", "team-a", "explain", "-f", "-", "-o", "yaml", input=yaml.safe_dump(vcuda_pod()))
