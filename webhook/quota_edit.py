@@ -45,23 +45,25 @@ def check_edit(
     try:
         document = (_CONFIG_MAP.decode(request.object).data or {}).get(place.key)
     except UNDECODABLE as error:
-        return _refused((Fault("", f"the ConfigMap cannot be read: {error}"),))
+        return _refused(place, (Fault("", f"the ConfigMap cannot be read: {error}"),))
     if document is None:
-        return _refused((Fault(f"data.{place.key}", "is missing; the quota document belongs there"),))
+        return _refused(place, (Fault(f"data.{place.key}", "is missing; the quota document belongs there"),))
     try:
         quota = parse_quota(document)
     except QuotaFault as fault:
-        return _refused(fault.faults)
+        return _refused(place, fault.faults)
     warnings = list(_warnings(quota, facts, ledgers, time.monotonic() + comparing))
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return Answer("quota-accepted", warnings=warnings)
 
 
-def _refused(faults: tuple[Fault, ...]) -> Answer:
+def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> Answer:
+    """Return the refusal. kubectl prints its faults and not its message, so how many are left out is one of them."""
     shown = faults[:MOST_FAULTS]
-    more = f"; and {len(faults) - len(shown)} more" if len(faults) > len(shown) else ""
-    message = "the quota document is malformed: " + "; ".join(str(fault) for fault in shown) + more
+    if len(faults) > len(shown):
+        shown += (Fault(f"data.{place.key}", f"and {len(faults) - len(shown)} more faults"),)
+    message = "the quota document is malformed: " + "; ".join(map(str, shown))
     return Answer("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, shown)
 
 

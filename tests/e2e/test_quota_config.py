@@ -15,6 +15,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.installation import Installation, await_nodes, await_ready, installed, registered, running
 from tests.e2e.quota_config_map import KEY, QuotaConfigMap
 from tests.integration.reviews import card_pod, gpu_pod, pinned
+from webhook.quota_edit import MOST_FAULTS
 
 MALFORMED = """
 team-a: {quota: {M40: -1, P100: "2"}}
@@ -40,10 +41,24 @@ def test_a_malformed_edit_is_refused_with_the_path_of_every_fault(own: Installat
 
 
 def test_kubectl_shows_the_path_of_every_fault(cluster: Cluster, own: Installation) -> None:
-    manifest = json.dumps(own.quota.manifest(MALFORMED))
+    """And nothing else: not the webhook's name, not what the message says besides."""
+    heading, *faults = refusal(cluster, own, MALFORMED)
+    assert heading.strip() == "The request is invalid:"
+    assert tuple(fault.removeprefix("* ").partition(": ")[0] for fault in faults) == PATHS
+
+
+def test_kubectl_shows_how_many_faults_are_not_named(cluster: Cluster, own: Installation) -> None:
+    entries = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
+    _, *faults = refusal(cluster, own, f"team-a: {{quota: {{{entries}}}}}")
+    assert (len(faults), faults[-1]) == (MOST_FAULTS + 1, f"* data.{KEY}: and 5 more faults")
+
+
+def refusal(cluster: Cluster, own: Installation, document: str) -> list[str]:
+    """What kubectl says to whoever applies this document."""
+    manifest = json.dumps(own.quota.manifest(document))
     refused = cluster.kubectl("apply", "-f", "-", stdin=manifest, check=False)
-    assert refused.returncode == 1
-    assert [path for path in PATHS if path not in refused.stderr] == []
+    assert (refused.returncode, refused.stdout) == (1, "")
+    return refused.stderr.splitlines()
 
 
 def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: Cluster, own: Installation) -> None:

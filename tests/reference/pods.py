@@ -42,9 +42,16 @@ NODES = builders.nodes(
     one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
 )
 
+DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'
 LIMITED = (
-    'kubectl prints them behind `admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`); for'
-    " the pods of a ReplicaSet, Job and so on they stand in its events (`kubectl describe`)."
+    f"kubectl prints them behind {DENIED}; for the pods of a ReplicaSet, Job and so on they stand in its events"
+    " (`kubectl describe`), behind the same."
+)
+INVALID = (
+    "kubectl prints `The request is invalid:` and, of what is shown here, only what follows `malformed GPU request:`:"
+    " of each fault the path of the field and what to write, one a line where there are several. The whole sentence,"
+    f" behind {DENIED}, stands in the events of a ReplicaSet, Job and so on, and in what `kubectl gpuquota explain`"
+    " says. No API server stores some of these quantities: the offline check tells them."
 )
 
 
@@ -54,8 +61,7 @@ def chapters() -> tuple[Chapter, ...]:
         Chapter("Refused by quota: 403", LIMITED, tuple(_refused())),
         Chapter(
             "Malformed requests: 422",
-            f"{LIMITED} Each begins with `malformed GPU request:` and the path of the field, and says what to write;"
-            " several stand together. No API server stores some of these quantities: the offline check tells them.",
+            INVALID,
             tuple(_malformed()),
         ),
         Chapter(

@@ -72,9 +72,10 @@ LARGE = (
 def chapters() -> tuple[Chapter, ...]:
     """Every message about the quota document."""
     printed = (
-        'kubectl prints them behind `admission webhook "config.quota.vcuda.io" denied the request: the quota document'
-        " is malformed:`; `vcuda-webhook` prints them line by line, and the Event `MalformedQuota` has them too. Each"
-        " says what to write instead; in front stands the path."
+        "kubectl prints them behind `The request is invalid:`, one a line where there are several; the message itself,"
+        ' `admission webhook "config.quota.vcuda.io" denied the request: the quota document is malformed:` and all of'
+        " them, it does not show. `vcuda-webhook` prints them line by line; the Event `MalformedQuota` has them too."
+        " Each says what to write instead; in front stands the path."
     )
     spots = f"The same; in front stands a line and a column, as in `{_fault('a: {quota: ]}')}`."
     return (

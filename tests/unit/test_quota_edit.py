@@ -126,8 +126,9 @@ def test_what_is_no_config_map_is_refused(raw: bytes) -> None:
 def test_a_refusal_stays_readable_however_much_is_wrong() -> None:
     entries = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
     answer = edited(f"team-a: {{quota: {{{entries}}}}}")
-    assert len(answer.faults) == MOST_FAULTS
-    assert answer.message.endswith("; and 5 more")
+    *named, last = answer.faults
+    assert (len(named), last) == (MOST_FAULTS, Fault("data.gpu_quota", "and 5 more faults"))
+    assert answer.message.endswith("; data.gpu_quota: and 5 more faults")
 
 
 # What looks wrong in a good document
