@@ -22,6 +22,7 @@ from vcuda.kube import Kube
 from vcuda.objects import ConfigMap, Pod
 from vcuda.patches import MODEL_ANNOTATION
 from vcuda.placement import would_be_pinned
+from vcuda.quota import Mode
 from vcuda.tables import aligned
 from vcuda.usage import ModelUse, NamespaceUse
 from vcuda.workloads import NO_PODS, Workload, workloads_in
@@ -215,13 +216,22 @@ def _show(uses: list[NamespaceUse], output: str) -> None:
         _dump(uses, output)
         return
     heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB")
-    _echo(aligned([heading, *(_row(use, model) for use in uses for model in use.models)]))
+    _echo(aligned([heading, *(row for use in uses for row in _rows(use))]))
 
 
-def _row(use: NamespaceUse, model: ModelUse) -> tuple[str, ...]:
+def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each model; one where there is none. A mode stands beside the namespace unless it enforces."""
+    namespace = use.namespace if use.mode == Mode.ENFORCE else f"{use.namespace} ({use.mode})"
+    for model in use.models:
+        yield _row(namespace, model)
+    if not use.models:
+        yield (namespace, "no GPU", "", "", "", "", "")
+
+
+def _row(namespace: str, model: ModelUse) -> tuple[str, ...]:
     memory = "" if model.memory_limit is None else f"{model.memory_used} of {model.memory_limit}"
     return (
-        use.namespace,
+        namespace,
         model.model,
         f"{model.used:g}",
         f"{model.limit:g}",

@@ -33,8 +33,10 @@ class Cluster(ApiDouble):
         self.warnings: tuple[str, ...] = ()
         self.asked: list[tuple[str, object, Manifest]] = []
 
-    def publish(self, namespace: str, *models: Mapping[str, Any], text: str | None = None) -> None:
-        use = {"namespace": namespace, "mode": "enforce", "models": models}
+    def publish(
+        self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str | None = None
+    ) -> None:
+        use = {"namespace": namespace, "mode": mode, "models": models}
         metadata = {"name": "gpu-quota-usage", "namespace": namespace}
         data = {"usage.json": json.dumps(use) if text is None else text}
         path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
@@ -116,6 +118,26 @@ def test_every_namespace(cluster: Cluster) -> None:
     cluster.publish("team-b", P100)
     rows = [line.split()[:2] for line in run("-A").stdout.splitlines()[1:]]
     assert rows == [["team-a", "M40"], ["team-b", "P100"]]
+
+
+def test_a_namespace_that_may_use_no_gpu_has_a_row(cluster: Cluster) -> None:
+    cluster.publish("team-a")
+    cluster.publish("team-b", P100)
+    shown = ["team-a     no GPU", "team-b     P100    0     0      [--------------------]  0"]
+    assert run("-A").stdout.splitlines()[1:] == shown
+    assert run("-n", "team-a").stdout.splitlines()[1:] == ["team-a     no GPU"]
+
+
+def test_a_mode_that_does_not_enforce_stands_beside_the_namespace(cluster: Cluster) -> None:
+    cluster.publish("team-a", M40)
+    cluster.publish("team-b", P100, mode="warn")
+    cluster.publish("team-c", mode="audit")
+    assert run("-A").stdout.splitlines() == [
+        "NAMESPACE       MODEL   USED  LIMIT                          PENDING  MEMORY MiB",
+        "team-a          M40     6.5   8      [################----]  1",
+        "team-b (warn)   P100    0     0      [--------------------]  0",
+        "team-c (audit)  no GPU",
+    ]
 
 
 def test_no_namespace_at_all_is_an_empty_table(cluster: Cluster) -> None:
