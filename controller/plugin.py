@@ -23,6 +23,7 @@ from vcuda.objects import ConfigMap, Pod
 from vcuda.patches import MODEL_ANNOTATION
 from vcuda.placement import would_be_pinned
 from vcuda.quota import Mode
+from vcuda.quota_values import NO_NAMESPACE, is_namespace_name
 from vcuda.tables import aligned
 from vcuda.usage import ModelUse, NamespaceUse
 from vcuda.workloads import NO_PODS, Workload, workloads_in
@@ -45,10 +46,12 @@ class Target(msgspec.Struct, frozen=True):
     named: str | None
     output: str
 
-    @property
-    def namespace(self) -> str:
-        """The namespace that was named, or the context's."""
-        return self.named or _namespace_of(self.kubeconfig, self.context)
+    def namespace(self, named: str | None = None) -> str:
+        """Return the one named, here or before the command, or the context's; end with `BAD_INPUT` if it is no name."""
+        namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
+        if not is_namespace_name(namespace):
+            _fail(f"{namespace!r} {NO_NAMESPACE}", BAD_INPUT)
+        return namespace
 
     def connect(self) -> Kube:
         """Return a handle on the cluster; end with `BAD_INPUT` where the kubeconfig cannot be read."""
@@ -93,7 +96,7 @@ def main(
     if context.invoked_subcommand is None:
         kube = target.connect()
         try:
-            uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace))
+            uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
         except VcudaError as error:
             _fail(str(error), FAILED)
         _show(uses, output)
@@ -127,7 +130,7 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     Exit status: 0 all would be admitted, 1 some would be refused or the cluster did not answer, 2 bad input.
     """
     kube = target.connect()
-    home, form = namespace or target.namespace, output or target.output
+    home, form = target.namespace(namespace), output or target.output
     try:
         workloads = [workload for filename in filenames for workload in _workloads(filename, home)]
     except (OSError, UnicodeDecodeError, BadInput) as error:
@@ -161,7 +164,7 @@ class Verdict(msgspec.Struct, frozen=True):
 def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Verdict:
     body = msgspec.json.encode(pod, enc_hook=str)
     try:
-        answer = kube.post_heard(f"/api/v1/namespaces/{quote(namespace)}/pods", body, {"dryRun": "All"})
+        answer = kube.post_heard(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods", body, {"dryRun": "All"})
     except ApiError as error:
         if error.status == HTTPStatus.UNAUTHORIZED:
             raise  # nobody has looked at the pod
@@ -187,7 +190,7 @@ def _show_verdicts(verdicts: list[Verdict], output: str) -> None:
 
 def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
     try:
-        yield _read(kube.get(f"/api/v1/namespaces/{quote(namespace)}/configmaps/{NAME}"))
+        yield _read(kube.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps/{NAME}"))
     except NotFound:
         _fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
 

@@ -32,16 +32,24 @@ class WrongValueError(ValueError):
     """This cannot stand here; a ValueError, because those are what pydantic gathers."""
 
 
-def namespace_name(name: str) -> str:
-    """Return ``name`` if it is ``*`` or a DNS label of RFC 1123 (Kubernetes documentation, namespaces).
+NO_NAMESPACE = (
+    "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
+)
+"""What is said of a name that no namespace can have."""
 
-    Any other name can never be a namespace's, so that its entry would silently never apply.
+
+def is_namespace_name(name: object) -> bool:
+    """Return whether it is a DNS label of RFC 1123, as the name of every namespace is (Kubernetes documentation)."""
+    return isinstance(name, str) and _DNS_LABEL.fullmatch(name) is not None
+
+
+def namespace_name(name: str) -> str:
+    """Return ``name`` if it is ``*`` or can be a namespace's.
+
+    The entry of any other would silently never apply.
     """
-    if name != DEFAULT and not _DNS_LABEL.fullmatch(name):
-        raise WrongValueError(
-            "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit "
-            "at both ends, or `*` for every namespace without its own entry"
-        )
+    if name != DEFAULT and not is_namespace_name(name):
+        raise WrongValueError(f"{NO_NAMESPACE}, or `*` for every namespace without its own entry")
     return name
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from vcuda.errors import BadInput
 from vcuda.objects import Pod
+from vcuda.quota_values import NO_NAMESPACE, is_namespace_name
 
 Manifest = dict[str, Any]
 T = TypeVar("T")
@@ -123,6 +124,8 @@ def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
     spec = _mapping(where, manifest, "spec")
     name = str(metadata.get("name") or metadata.get("generateName") or "")
     home = str(metadata.get("namespace") or namespace)
+    if not is_namespace_name(home):
+        raise BadInput(f"{where}: {home!r} {NO_NAMESPACE}")
     if kind == "Pod":
         return Workload(kind, name, home, _checked(where, {**manifest, "metadata": {**metadata, "namespace": home}}), 1)
     if kind == "CronJob":

@@ -180,6 +180,7 @@ def _plugin() -> Iterator[Told]:
     damaged = _Cluster()
     damaged.store(path, {"metadata": {"name": NAME, "namespace": "team-a"}, "data": {KEY: "{"}})
     yield Told(_said(damaged), "Somebody has edited it: delete it, and the controller publishes it anew.")
+    yield Told(_said(_Cluster(), "-n", "Team-A"), "Of `-n`, of the context or of a manifest, whose place is told then.")
     pod = json.dumps({**vcuda_pod(), "metadata": {"name": "train-0"}})
     table = _said(_Cluster(), "explain", "-f", "-", stdin=pod)
     yield Told(

@@ -149,6 +149,12 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
         pytest.param(
             "kind: Pod\nmetadata: []", "file, document 1: metadata must be a mapping", id="metadata is a list"
         ),
+        pytest.param(
+            "kind: Pod\nmetadata: {namespace: a/../b}",
+            "file, document 1: 'a/../b' can never be a namespace; write at most 63 lower-case letters, digits and `-`,"
+            " with a letter or digit at both ends",
+            id="a namespace that is none",
+        ),
         pytest.param("kind: Pod\nspec: null", "file, document 1: malformed: it has no pod spec", id="no spec"),
         pytest.param("kind: Job\nspec: {}", "file, document 1: malformed: it has no pod spec", id="no template"),
         pytest.param("kind: Job\nspec: x", "file, document 1: spec must be a mapping", id="spec is text"),

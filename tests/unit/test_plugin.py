@@ -71,6 +71,11 @@ def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return cluster
 
 
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    return tmp_path / "pods.yaml"
+
+
 def run(*arguments: str, **options: Any) -> Result:
     return CliRunner().invoke(main, arguments, **options)
 
@@ -213,7 +218,7 @@ def test_bad_arguments(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
 
 
-def kubeconfig(path: Path, current: str | None, **namespaces: str | None) -> Path:
+def kubeconfig(path: Path, current: str | None, **namespaces: object) -> Path:
     """Write a kubeconfig with a context for each namespace."""
     contexts = [
         {"name": name, "context": {"cluster": "c", "user": "u", "namespace": namespace}}
@@ -251,12 +256,38 @@ def test_the_namespace_is_kubectl_s(
     assert row.split()[0] == namespace
 
 
+NO_NAMESPACE = (
+    "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
+)
+
+
+@pytest.mark.parametrize("name", ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64, "team-a\n", "5?x=y"])
+@pytest.mark.parametrize("explaining", [False, True])
+def test_a_name_that_no_namespace_can_have(cluster: Cluster, manifest: Path, name: str, explaining: bool) -> None:
+    """It would stand in a path, and lead to another namespace than the one it names."""
+    cluster.publish("team-b", M40)
+    manifest.write_text(yaml.safe_dump(vcuda_pod()))
+    result = run(*(["explain", "-f", str(manifest)] if explaining else []), "-n", name)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {name!r} {NO_NAMESPACE}\n")
+    assert (cluster.asked, cluster.calls) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["team-a/../team-b", "TEAM"])
+def test_a_manifest_in_what_can_be_no_namespace(cluster: Cluster, manifest: Path, name: str) -> None:
+    result = explain(manifest, vcuda_pod(metadata={"namespace": name}))
+    told = f"Error: {manifest}, document 1: {name!r} {NO_NAMESPACE}\n"
+    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (2, "", told, [])
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("name", [5, True, ["team-a"], "TEAM"])
+def test_a_context_in_what_can_be_no_namespace(tmp_path: Path, name: object) -> None:
+    path = kubeconfig(tmp_path / "config", "mine", mine=name)
+    result = run("--kubeconfig", str(path))
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {name!r} {NO_NAMESPACE}\n")
+
+
 # What would become of a pod
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    return tmp_path / "pods.yaml"
 
 
 def explain(manifest: Path, *documents: Manifest, output: str = "json") -> Result:

@@ -18,7 +18,7 @@ class CardsWatch:
     """Follows ConfigMap ``gpu-cards`` in the system's namespace. Where there is none nothing is known."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
-        path = f"/api/v1/namespaces/{quote(namespace)}/configmaps"
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps"
         params = {"fieldSelector": f"metadata.name={CONFIG_MAP}"}
         self._key = (namespace, CONFIG_MAP)
         self.reflector: Reflector[Figures] = Reflector(kube, path, _decode, params=params)

@@ -53,7 +53,7 @@ def post_event(kube: Kube, event: Event) -> None:
     """
     home = event.subject.namespace or DEFAULT_NAMESPACE
     try:
-        kube.post(f"/api/v1/namespaces/{quote(home)}/events", msgspec.json.encode(_manifest(event, home)))
+        kube.post(f"/api/v1/namespaces/{quote(home, safe='')}/events", msgspec.json.encode(_manifest(event, home)))
     except Conflict:
         return
 

@@ -107,7 +107,7 @@ class LedgerStore:
             Unreachable: no answer.
 
         """
-        path, version = f"/api/v1/namespaces/{quote(namespace)}/pods", ""
+        path, version = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods", ""
         stored: list[StoredPod] = []
         for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
@@ -178,10 +178,10 @@ class LedgerStore:
 
     @property
     def _collection(self) -> str:
-        return f"/api/v1/namespaces/{quote(self._namespace)}/configmaps"
+        return f"/api/v1/namespaces/{quote(self._namespace, safe='')}/configmaps"
 
     def _path(self, namespace: str) -> str:
-        return f"{self._collection}/{quote(ledger_name(namespace))}"
+        return f"{self._collection}/{quote(ledger_name(namespace), safe='')}"
 
 
 def ledger_name(namespace: str) -> str:

@@ -52,7 +52,7 @@ class QuotaWatch:
         self._quota: Quota | None = None
         self._faulty = False
         self._on_change = on_change
-        self._path = f"/api/v1/namespaces/{quote(place.namespace)}/configmaps"
+        self._path = f"/api/v1/namespaces/{quote(place.namespace, safe='')}/configmaps"
         self._params = {"fieldSelector": f"metadata.name={place.name}"}
         self.reflector = Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
