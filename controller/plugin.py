@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
@@ -33,6 +34,8 @@ BAR = 20
 
 FAILED, BAD_INPUT = 1, 2
 
+OWN_KUBECONFIG = Path("~/.kube/config")
+
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 _USE = msgspec.json.Decoder(NamespaceUse)
 OUTPUTS = click.Choice(["table", "json", "yaml"])
@@ -54,9 +57,12 @@ class Target(msgspec.Struct, frozen=True):
         return namespace
 
     def connect(self) -> Kube:
-        """Return a handle on the cluster; end with `BAD_INPUT` where the kubeconfig cannot be read."""
+        """Return a handle on kubectl's cluster; end with `BAD_INPUT` where the kubeconfig cannot be read.
+
+        As in client-go a person's own kubeconfig comes before the service account of the pod they are in.
+        """
         try:
-            return Kube.connect(self.kubeconfig, self.context)
+            return Kube.connect(self.kubeconfig or _own_kubeconfig(), self.context)
         except BadInput as error:
             _fail(str(error), BAD_INPUT)
 
@@ -263,6 +269,12 @@ def _dump(value: Iterable[msgspec.Struct], output: str) -> None:
 
 def _echo(lines: Iterable[str]) -> None:
     click.echo("\n".join(lines))
+
+
+def _own_kubeconfig() -> Path | None:
+    """Return the kubeconfig in the home directory, if there is one."""
+    home = os.environ.get("HOME")
+    return OWN_KUBECONFIG if home and (Path(home) / OWN_KUBECONFIG.relative_to("~")).exists() else None
 
 
 def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -218,7 +218,7 @@ def test_bad_arguments(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
 
 
-def kubeconfig(path: Path, current: str | None, **namespaces: object) -> Path:
+def kubeconfig(path: Path, current: str | None, server: str = "https://127.0.0.1:1", **namespaces: object) -> Path:
     """Write a kubeconfig with a context for each namespace."""
     contexts = [
         {"name": name, "context": {"cluster": "c", "user": "u", "namespace": namespace}}
@@ -227,11 +227,50 @@ def kubeconfig(path: Path, current: str | None, **namespaces: object) -> Path:
     given = {"current-context": current} if current else {}
     config = {
         "contexts": contexts,
-        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
         "users": [{"name": "u", "user": {}}],
     }
     path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **config, **given}))
     return path
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "server"),
+    [
+        pytest.param(["home"], {}, "https://home", id="the one in the home directory"),
+        pytest.param(["home", "named"], {"KUBECONFIG": "named"}, "https://named", id="the one that a variable names"),
+        pytest.param(["named"], {"KUBECONFIG": "named"}, "https://named", id="that alone"),
+    ],
+)
+def test_a_kubeconfig_comes_before_the_service_account(
+    home: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], given: dict[str, str], server: str
+) -> None:
+    """In a pod too, as for kubectl: else the same command line would ask two clusters."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    paths = {"home": home / ".kube" / "config", "named": home / "named"}
+    for name in files:
+        paths[name].parent.mkdir(exist_ok=True)
+        kubeconfig(paths[name], "mine", server=f"https://{name}", mine="team-a")
+    for variable, name in given.items():
+        monkeypatch.setenv(variable, str(paths[name]))
+    asked = []
+
+    def get(kube: Kube, path: str) -> NoReturn:
+        asked.append((kube.api.configuration.host, path))
+        raise Unreachable("timed out")
+
+    monkeypatch.setattr(Kube, "get", get)
+    assert run().stderr == "Error: timed out\n"
+    assert asked == [(server, "/api/v1/namespaces/team-a/configmaps/gpu-quota-usage")]
+
+
+@pytest.mark.usefixtures("home")
+def test_in_a_pod_without_a_kubeconfig_the_service_account_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    result = run("-n", "team-a")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: KUBERNETES_SERVICE_HOST is set, but the pod's service account cannot")
 
 
 @pytest.mark.parametrize(
