@@ -29,6 +29,7 @@ _option = functools.partial(click.option, show_envvar=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="vcuda-quota", message="%(prog)s %(version)s")
 def main() -> None:
     """Certificates of the vcuda quota webhook.
 

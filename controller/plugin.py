@@ -73,7 +73,13 @@ class Target(msgspec.Struct, frozen=True):
 @click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
 @click.option("-n", "--namespace", help="Namespace; without it the context's.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
-@click.option("--kubeconfig", envvar="KUBECONFIG", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--kubeconfig",
+    envvar="KUBECONFIG",
+    show_envvar=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Without it: ~/.kube/config, or where there is none the pod's service account.",
+)
 @click.option("--context", "context_name", help="Context of the kubeconfig.")
 @click.option("-o", "--output", type=OUTPUTS, default="table", show_default=True)
 @click.pass_context

@@ -15,8 +15,9 @@ fails where it differs: do not edit it. How to run the system is in [operations.
 
 [Flags](#flags) · [Metrics](#metrics) · [Label values](#label-values) · [Events](#events) ·
 [Annotations and labels](#annotations-and-labels) · [Messages](#messages)"""
-FLAGS = """Each can be set by its environment variable too; what is given on the command line comes first. `--help` has
-examples."""
+FLAGS = """Each can be set by the environment variable beside it; what is given on the command line comes first. Of
+`kubectl gpuquota` only `--kubeconfig` has one, which is kubectl's own. `--help` has examples, and `--version` of each
+program says which release it is of."""
 METRICS = """`_bucket`, `_sum` and `_count` stand behind the name of a histogram. Cores are hundredths of a card.
 What to alert on is in `manifests/components/prometheus/rules.yaml`."""
 EVENTS = """On the object that each is about, so `kubectl describe` shows it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -57,6 +58,31 @@ def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags
     assert {variable for variable in variables if f"`{variable}`" not in section} == set()
 
 
+def test_every_flag_has_a_variable_but_those_of_the_plugin_which_has_kubectl_s() -> None:
+    """As the page and the README say."""
+    without = {leaf.name: [option.name for option in options(leaf) if not variables(leaf, option)] for leaf in LEAVES}
+    assert {name for name, flags in without.items() if flags} == {"kubectl gpuquota", "kubectl gpuquota explain"}
+    [plugin] = [leaf for leaf in LEAVES if leaf.name == "kubectl gpuquota"]
+    assert [found for option in options(plugin) for found in variables(plugin, option)] == ["KUBECONFIG"]
+    assert all(option.show_envvar for leaf in LEAVES for option in options(leaf) if variables(leaf, option))
+
+
+def options(leaf: flags.Leaf) -> list[click.Option]:
+    return [each for each in leaf.command.params if isinstance(each, click.Option) and not each.is_eager]
+
+
+def variables(leaf: flags.Leaf, option: click.Option) -> list[str]:
+    return flags.variables(leaf.context, option)
+
+
+@pytest.mark.parametrize("program", flags.PROGRAMS)
+def test_every_program_says_its_version(program: str) -> None:
+    command = flags.PROGRAMS[program]
+    shown = CliRunner().invoke(command, ["--version"], prog_name=program)
+    assert shown.exit_code == 0
+    assert re.fullmatch(rf"{program} \d+\.\d+\.\d+\n", shown.output)
+
+
 def test_every_metric_of_the_source_is_in_a_registry_that_the_page_is_made_from() -> None:
     found = {family.name for families in metrics.families().values() for family in families}
     assert {name for name in metrics.in_the_source() if not {name, f"{name}_total"} & found} == set()
@@ -93,7 +119,7 @@ def is_said(sentence: Sentence, said: tuple[str, ...]) -> bool:
 def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     ours = {option for leaf in LEAVES for each in leaf.command.params for option in each.opts}
-    theirs = {"--help", "--request-timeout", "--from", "--all", "--all-namespaces", "--ignore-not-found"}
+    theirs = {"--help", "--version", "--request-timeout", "--from", "--all", "--all-namespaces", "--ignore-not-found"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - ours - theirs == set()
     families = {family.name for found in metrics.families().values() for family in found}
     suffixed = {f"{family}{suffix}" for family in families for suffix in ("", "_bucket", "_sum", "_count")}
