@@ -124,11 +124,13 @@ def choose(
 def choose_regardless(
     candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]
 ) -> Choice:
-    """Return the best candidate even where none has room, for quotas that only warn. There must be a candidate."""
+    """Return the best candidate even where none has room, for quotas that do not enforce. There must be a candidate."""
     choice = choose(candidates, quota, asked, usage)
     if isinstance(choice, Choice):
         return choice
-    return Choice(_ranked(candidates, quota, asked, usage)[0], "over quota on every model, and this quota only warns")
+    return Choice(
+        _ranked(candidates, quota, asked, usage)[0], "over quota on every model, and this quota does not enforce"
+    )
 
 
 def _ranked(candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]) -> list[str]:

@@ -25,6 +25,11 @@ PODS = GroupVersionKind(version="v1", kind="Pod")
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
+UNASKED = frozenset({"kube-system", "vcuda-quota", "vcuda-quota-node"})
+"""Namespaces about whose pods the API server asks nobody, as manifests/base/registration.yaml has it."""
+
+_COUNTED = "a system namespace: the API server asks nobody about its pods, so they count and are never refused"
+
 
 class Row(msgspec.Struct, frozen=True):
     """What becomes of ``count`` pods of one workload; ``charge`` is for each of them."""
@@ -75,6 +80,8 @@ def _decide(workload: Workload, facts: Facts, ledgers: Ledgers, holds: Holds) ->
         charge=str(charge) if charge.cores else "",
         reason="; ".join(story for story in stories if story),
     )
+    if workload.namespace in UNASKED and last.outcome not in _WORDS:
+        return "counted", msgspec.structs.replace(row, decision="counted", model="", reason=_COUNTED)
     return (last.outcome, last.model, bool(last.warnings)), row
 
 

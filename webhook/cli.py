@@ -158,7 +158,8 @@ def check(
 
     Takes Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job and CronJob; several documents a file, Lists, and -
     for standard input. What makes no pods is passed over; another kind with a pod template in it is bad input. Pods
-    are decided in order, each beside those admitted before it; replicas count, a DaemonSet counts once. Nothing that
+    are decided in order, each beside those admitted before it; replicas count, a DaemonSet counts once. Those of
+    kube-system and of this system are counted and never refused, as the manifests register the webhook. Nothing that
     runs already is known here.
 
     \b

@@ -11,6 +11,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tests.builders import MODEL, POOL, Manifest, container, pod, vcuda_pod
+from tests.reference.sources import ROOT
+from webhook.check import UNASKED
 from webhook.cli import main
 
 QUOTA = """
@@ -277,6 +279,38 @@ def test_the_reason_tells_what_is_changed(directory: Path) -> None:
         "allocation records removed: hami.io/bind-time, tencent.com/gpu-assigned",
         "nodeName moved to a required node affinity",
     ]
+
+
+def test_a_quota_that_only_audits_is_not_said_to_warn(directory: Path) -> None:
+    (directory / "quota.yaml").write_text("team-a: {mode: audit, quota: {M40: 1}}")
+    (row,) = rows(check(directory, cards(2), options=("-o", "json")))
+    reason = "over quota on every model, and this quota does not enforce"
+    assert (row["decision"], row["model"], row["reason"]) == ("admitted", "M40", reason)
+
+
+@pytest.mark.parametrize("namespace", sorted(UNASKED))
+@pytest.mark.parametrize("core", [100, 150, 900])
+def test_pods_of_a_system_namespace_are_counted_and_never_refused(directory: Path, namespace: str, core: int) -> None:
+    """Not even malformed: the API server asks nobody."""
+    (directory / "quota.yaml").write_text(f"{namespace}: {{quota: {{M40: 1}}}}")
+    replicas = deployment(3, {"tencent.com/vcuda-core": core})
+    result = check(directory, replicas, options=("-n", namespace, "-o", "json"))
+    reason = "a system namespace: the API server asks nobody about its pods, so they count and are never refused"
+    (row,) = rows(result)
+    assert (row["count"], row["decision"], row["model"], row["reason"]) == (3, "counted", "", reason)
+    assert result.exit_code == 0
+
+
+def test_a_system_namespace_without_an_entry_is_not_limited(directory: Path) -> None:
+    (directory / "quota.yaml").write_text("'*': {quota: {}}")
+    assert decisions(directory, cards(1, metadata={"namespace": "kube-system"})) == ["1 not limited"]
+
+
+def test_those_that_nobody_is_asked_about_are_as_the_manifests_have_it() -> None:
+    manifests = yaml.safe_load_all((ROOT / "manifests" / "base" / "registration.yaml").read_text(encoding="utf-8"))
+    hooks = [hook for manifest in manifests for hook in manifest["webhooks"] if "namespaceSelector" in hook]
+    excluded = [hook["namespaceSelector"]["matchExpressions"] for hook in hooks]
+    assert {frozenset(expression["values"]) for [expression] in excluded} == {UNASKED}
 
 
 def test_warnings_are_part_of_the_reason(directory: Path) -> None:

@@ -215,12 +215,12 @@ def test_whole_cards_take_their_share_of_the_memory() -> None:
         pytest.param(300, Choice("P100", "the only model with room, 3 cards of 4 cards free"), id="room"),
         pytest.param(
             900,
-            Choice("P100", "over quota on every model, and this quota only warns"),
+            Choice("P100", "over quota on every model, and this quota does not enforce"),
             id="no-room",
         ),
     ],
 )
-def test_a_quota_that_only_warns_always_chooses(asked: int, choice: Choice) -> None:
+def test_a_quota_that_does_not_enforce_always_chooses(asked: int, choice: Choice) -> None:
     quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
     candidates = Candidates(("M40", "P100"), frozenset(), {})
     assert choose_regardless(candidates, quota, Charge(asked), cards(P100=100)) == choice

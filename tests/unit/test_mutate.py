@@ -173,10 +173,10 @@ def test_untouched(manifest: Manifest, fields: dict[str, Any], outcome: str) -> 
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
-def test_over_a_quota_that_only_warns_a_pod_is_pinned_all_the_same(mode: Mode) -> None:
+def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_all_the_same(mode: Mode) -> None:
     answer = mutated(vcuda_pod(), {"M40": 800, "P100": 150}, mode)
     assert (answer.outcome, answer.allowed, answer.model) == ("pinned", True, "P100")
-    assert answer.reason == "over quota on every model, and this quota only warns"
+    assert answer.reason == "over quota on every model, and this quota does not enforce"
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
