@@ -105,6 +105,7 @@ def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
             },
         ],
         "unpinned": [],
+        "more_unpinned": 0,
     }
 
 
