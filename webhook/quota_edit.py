@@ -59,12 +59,16 @@ def check_edit(
 
 
 def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> Answer:
-    """Return the refusal. kubectl prints its faults and not its message, so how many are left out is one of them."""
-    shown = faults[:MOST_FAULTS]
+    """Return the refusal. kubectl prints its faults and not its message, so how many are left out is one of them.
+
+    It prints the path of each, so one of the document as a whole has the document's.
+    """
+    document, shown = f"data.{place.key}", faults[:MOST_FAULTS]
     if len(faults) > len(shown):
-        shown += (Fault(f"data.{place.key}", f"and {len(faults) - len(shown)} more faults"),)
+        shown += (Fault(document, f"and {len(faults) - len(shown)} more faults"),)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
-    return Answer("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, shown)
+    causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
+    return Answer("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
 
 
 def _warnings(quota: Quota, facts: Facts | None, ledgers: Ledgers, deadline: float) -> Iterator[str]:

@@ -88,6 +88,12 @@ def test_creation_and_update_are_checked(operation: str) -> None:
 # Malformed
 
 
+def test_what_is_wrong_with_the_document_as_a_whole_has_its_path() -> None:
+    """Kubectl prints a path and a colon before each cause."""
+    [cause] = edited("{{{").causes
+    assert cause.path == "data.gpu_quota"
+
+
 def test_a_malformed_document_is_refused_with_the_path_of_every_fault() -> None:
     answer = edited("team-a: {quota: {M40: 8, V100: {cards: -1}}, pools: [x]}")
     assert (answer.outcome, answer.allowed, answer.status) == (
