@@ -222,6 +222,7 @@ def _commands(where: dict[str, Any]) -> Commands:
         restart=f"kubectl -n {namespace} rollout restart deployment/{service}",
         endpoints=f"kubectl -n {namespace} get pods,endpoints",
         register=f"kubectl label validatingwebhookconfiguration NAME {label}",
+        replace=f"kubectl -n {namespace} delete secret {where['ca_secret']} {where['serving_secret']}",
     )
 
 

@@ -65,16 +65,27 @@ def strays(state: State) -> Certificates:
     return tuple(one for one in found if one not in known(state))
 
 
-def everywhere(state: State, authority: Signed | None) -> bool:
-    """Whether every caBundle has ``authority``."""
-    return authority is not None and all(authority.certificate in hook.bundle for hook in state.hooks())
-
-
 def published(state: State, authority: Signed | None) -> bool:
     """Whether every caBundle that may be written has ``authority``."""
     unlocked = (one for one in state.configurations if not one.locked)
     hooks = (hook for configuration in unlocked for hook in configuration.hooks)
     return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
+
+
+def cut_off(state: State, authority: Signed | None, now: datetime) -> bool:
+    """Whether calls that succeed now would fail if ``authority`` signed: of a configuration that may not be written.
+
+    That is one which trusts what is served, or is about to be, and not the authority. What cannot be asked may show
+    what it trusts.
+    """
+    if authority is None:
+        return False
+    leaf = state.serving.leaf
+    leaves = [endpoint.leaf for endpoint in state.endpoints if endpoint.leaf] + ([leaf.certificate] if leaf else [])
+    silent = any(endpoint.leaf is None for endpoint in state.ready())
+    locked = (hook for configuration in state.configurations if configuration.locked for hook in configuration.hooks)
+    without = [hook.bundle for hook in locked if authority.certificate not in hook.bundle]
+    return any((silent and bundle) or any(trusts(bundle, one, now) for one in leaves) for bundle in without)
 
 
 def served_everywhere(state: State, now: datetime) -> bool:

@@ -19,7 +19,7 @@ from cryptography import x509
 from certs.judgement import (
     broken,
     current_signs,
-    everywhere,
+    cut_off,
     known,
     may_work,
     noted_since,
@@ -49,6 +49,10 @@ from certs.steps import (
 )
 
 _UNCALLED = "no webhook configuration with our label calls the Service"
+_UNREGISTERED = (
+    "the CA has to be replaced, and whoever calls the Service has to be given the next one, which nobody can tell from "
+    "here: delete both Secrets to have it replaced by the next run, and restart the callers then"
+)
 _MOMENT = "the API servers are given a moment to read the caBundles"
 
 
@@ -109,6 +113,8 @@ def _broken_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decis
     reason = broken(state, now, terms)
     if not reason or not current_signs(state, now):
         return None
+    if cut_off(state, state.authorities.current, now):
+        return Refused(state.locked())
     return _settling(state, now, terms, seen.current) or IssueLeaf(reason)
 
 
@@ -124,13 +130,12 @@ def _promotion(state: State, now: datetime, terms: Terms, seen: Seen) -> Decisio
     """The next authority signs from when it has been trusted everywhere for the overlap."""
     if state.authorities.following is None:
         return None
+    if cut_off(state, state.authorities.following, now):
+        return Refused(state.locked())
     if reason := broken(state, now, terms):
         return _settling(state, now, terms, seen.following) or Promote(f"nothing is gained by waiting: {reason}")
-    if not any(state.hooks()):
-        text = f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}"
-        return Refused((Problem(text, terms.commands.register),))
-    if not everywhere(state, state.authorities.following):
-        return Refused(state.locked())
+    if problem := _untrusting(state, terms):
+        return Refused((problem,))
     since = noted_since(state, now, served=False)
     if since is None:
         return NoteTrusted("every caBundle was read back and has the next CA")
@@ -140,12 +145,21 @@ def _promotion(state: State, now: datetime, terms: Terms, seen: Seen) -> Decisio
     )
 
 
+def _untrusting(state: State, terms: Terms) -> Problem | None:
+    """Why nobody is known to trust the next authority."""
+    if not terms.registered:
+        return Problem(_UNREGISTERED, terms.commands.replace)
+    if not any(state.hooks()):
+        return Problem(f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}", terms.commands.register)
+    return None
+
+
 def _ageing_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
     """A leaf in its look-ahead is renewed by the current authority where that gains time, and none trusts it less."""
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not in_look_ahead(leaf.certificate, now):
         return None
-    trusted = signed_by(leaf.certificate, current.certificate) or everywhere(state, current)
+    trusted = signed_by(leaf.certificate, current.certificate) or not cut_off(state, current, now)
     if not current_signs(state, now) or not trusted or current.expires <= leaf.expires:
         return None
     return _settling(state, now, terms, seen.current) or IssueLeaf(f"the leaf {outdated(leaf.certificate, now, terms)}")

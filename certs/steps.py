@@ -31,6 +31,7 @@ class Commands:
     rehearse: str = "vcuda-certs rotate --dry-run"
     allow: str = "kubectl edit clusterrole vcuda-certs"
     register: str = "kubectl label validatingwebhookconfiguration NAME app.kubernetes.io/part-of=vcuda-quota"
+    replace: str = "kubectl -n vcuda-quota delete secret vcuda-webhook-ca vcuda-webhook-tls"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from controller.metrics import AuditMetrics
 from vcuda.audit import Finding, audit
 from vcuda.errors import Conflict, HeldByBudget, NotFound, Unreachable, VcudaError
 from vcuda.kube import Event, Kube, LedgerStore, NodeWatch, QuotaWatch, Subject, post_event
+from vcuda.quota import UNASKED_NAMESPACES
 from vcuda.stored_pods import StoredPod
 
 COMPONENT = "vcuda-controller"
@@ -79,7 +80,7 @@ class Evictor:
         """
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        if quota is None or limits is None or namespace in quota.system:
+        if quota is None or limits is None or namespace in quota.system | UNASKED_NAMESPACES:
             return None
         _, pods = self._store.pods(namespace)
         if self._quota.stored_version() != quota.version:

@@ -278,18 +278,28 @@ def _echo(lines: Iterable[str]) -> None:
 
 
 def _own_kubeconfig() -> Path | None:
-    """Return the kubeconfig in the home directory, if there is one."""
+    """Return the kubeconfig in the home directory, if one is there that names a context: an empty one says nothing."""
     home = os.environ.get("HOME")
-    return OWN_KUBECONFIG if home and (Path(home) / OWN_KUBECONFIG.relative_to("~")).exists() else None
+    path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
+    if path is None or not path.exists():
+        return None
+    try:
+        config = yaml.safe_load(path.read_bytes())
+    except (OSError, yaml.YAMLError):
+        return OWN_KUBECONFIG  # to read it again says what is wrong with it
+    return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
 def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
     """Return the namespace of the context in use, as kubectl does; ``default`` where it names none."""
-    config = KubeConfigMerger(str(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
+    try:
+        config = KubeConfigMerger(str(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
+    except TypeError:  # an empty file
+        config = None
     if config is None:  # in a pod, without a kubeconfig
         return "default"
     name = context or config.value.get("current-context")
-    contexts = {each.value["name"]: each.value.get("context") for each in config.value["contexts"]}
+    contexts = {each.value["name"]: each.value.get("context") for each in config.value.get("contexts") or ()}
     return (contexts.get(name) or {}).get("namespace") or "default"
 
 

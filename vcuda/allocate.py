@@ -128,7 +128,7 @@ def _whole_cards(cards: Cards, demand: Demand) -> tuple[Share, ...]:
     if demand.cards > cards.whole:
         return ()
     whole = (card for card in range(len(cards.used_cores)) if cards.is_whole(card))
-    return tuple(Share(card, CORES_PER_CARD, cards.card_memory) for card in itertools.islice(whole, demand.cards))
+    return tuple(Share(card, CORES_PER_CARD, demand.memory) for card in itertools.islice(whole, demand.cards))
 
 
 def _shortage(cards: Cards, demand: Demand) -> Reason:

@@ -12,6 +12,9 @@ import msgspec
 
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
+UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", "vcuda-quota-node"})
+"""Namespaces about whose pods the API server asks nobody, as manifests/base/registration.yaml has it."""
+
 
 class Mode(enum.StrEnum):
     """What happens to a pod over quota: refused, admitted with a warning, or admitted and only recorded."""

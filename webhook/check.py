@@ -10,6 +10,7 @@ import jsonpatch
 import msgspec
 
 from vcuda.objects import Pod
+from vcuda.quota import UNASKED_NAMESPACES
 from vcuda.requests import read_request
 from vcuda.review import Answer, GroupVersionKind, Request
 from vcuda.tables import aligned
@@ -24,9 +25,6 @@ from webhook.validate import validate
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
-
-UNASKED = frozenset({"kube-system", "vcuda-quota", "vcuda-quota-node"})
-"""Namespaces about whose pods the API server asks nobody, as manifests/base/registration.yaml has it."""
 
 _COUNTED = "a system namespace: the API server asks nobody about its pods, so they count and are never refused"
 
@@ -80,7 +78,7 @@ def _decide(workload: Workload, facts: Facts, ledgers: Ledgers, holds: Holds) ->
         charge=str(charge) if charge.cores else "",
         reason="; ".join(story for story in stories if story),
     )
-    if workload.namespace in UNASKED and last.outcome not in _WORDS:
+    if workload.namespace in UNASKED_NAMESPACES and last.outcome not in _WORDS:
         return "counted", msgspec.structs.replace(row, decision="counted", model="", reason=_COUNTED)
     return (last.outcome, last.model, bool(last.warnings)), row
 

@@ -12,7 +12,7 @@ from vcuda.charge import CORES_PER_CARD, Usage, cards
 from vcuda.errors import Fault, QuotaFault, Unreachable, UnreadableLedger
 from vcuda.kube import QuotaPlace
 from vcuda.objects import UNDECODABLE, ConfigMap
-from vcuda.quota import Limit, NamespaceQuota, Quota
+from vcuda.quota import UNASKED_NAMESPACES, Limit, NamespaceQuota, Quota
 from vcuda.quota_document import parse_quota
 from vcuda.review import Answer, Request
 from webhook.facts import Facts
@@ -52,7 +52,7 @@ def check_edit(
         quota = parse_quota(document)
     except QuotaFault as fault:
         return _refused(place, fault.faults)
-    warnings = list(_warnings(quota, facts, ledgers, time.monotonic() + comparing))
+    warnings = [*_compared(quota, facts, ledgers, time.monotonic() + comparing), *_doubts(quota, facts)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return Answer("quota-accepted", warnings=warnings)
@@ -71,21 +71,28 @@ def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> Answer:
     return Answer("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
 
 
-def _warnings(quota: Quota, facts: Facts | None, ledgers: Ledgers, deadline: float) -> Iterator[str]:
+def _doubts(quota: Quota, facts: Facts | None) -> Iterator[str]:
+    """Say what looks wrong in the document itself."""
     entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
     if facts:
         for namespace, entry in entries.items():
             yield from _unknown_names(namespace, entry, facts)
     system = facts.quota.system if facts else quota.system
-    for namespace in sorted(quota.namespaces.keys() & system):
+    for namespace in sorted(quota.namespaces.keys() & (system | UNASKED_NAMESPACES)):
         yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
+
+
+def _compared(quota: Quota, facts: Facts | None, ledgers: Ledgers, deadline: float) -> list[str]:
+    """Return what is wrong with the changed limits beside what is in use; first of all that not all were compared."""
     before = facts.quota.namespaces if facts else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
+    found: list[str] = []
     for done, (namespace, entry) in enumerate(changed):
         if time.monotonic() >= deadline:
-            yield f"{len(changed) - done} of the namespaces were not compared with what is in use: they are too many"
-            return
-        yield from _below_use(namespace, entry, ledgers)
+            left = len(changed) - done
+            return [f"{left} of the namespaces were not compared with what is in use: they are too many", *found]
+        found += _below_use(namespace, entry, ledgers)
+    return found
 
 
 def _unknown_names(namespace: str, entry: NamespaceQuota, facts: Facts) -> Iterator[str]:

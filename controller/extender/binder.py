@@ -70,12 +70,16 @@ class Binder:
         try:
             self._send(pod, binding, deadline.within(TIMEOUT))
         except Conflict:
-            self._withdraw(promise)
+            if promise:
+                self._desk.book.withdraw(promise)
             return False
         except (ApiError, NotPlaced):
-            self._withdraw(promise)
+            if promise:
+                self._desk.retract(promise, deadline)
             raise
         except Unreachable as error:  # it may land still, so its shares stay the pod's
+            if promise:
+                self._desk.book.linger(promise)
             if not self._is_bound(self._desk.read(binding, deadline.within(TIMEOUT)), binding):
                 raise NotPlaced(f"whether the pod was bound is not known: {error}") from error
         return True
@@ -120,7 +124,3 @@ class Binder:
         target = {"apiVersion": "v1", "kind": "Node", "name": binding.node}
         manifest = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         self._desk.kube.post(f"{path_of(binding)}/binding", msgspec.json.encode(manifest), timeout=timeout)
-
-    def _withdraw(self, promise: Promise | None) -> None:
-        if promise is not None:
-            self._desk.book.withdraw(promise)

@@ -107,6 +107,17 @@ class Book:
             account = self._accounts.get(promise.uid, _Account())
             self._set(promise.uid, _Account(account.seen, tuple(p for p in account.promises if p is not promise)))
 
+    def linger(self, promise: Promise) -> None:
+        """Count a binding on that may land still; earlier ones with the same shares need not be counted beside it.
+
+        Else each try whose outcome is not known would add one, to a journal that has an end.
+        """
+        with self._lock:
+            account = self._accounts.get(promise.uid, _Account())
+            if any(other is promise for other in account.promises):
+                left = (p for p in account.promises if p is promise or not (p.binding and p.holding == promise.holding))
+                self._set(promise.uid, _Account(account.seen, tuple(left)))
+
     def keep(self, promise: Promise, version: str) -> None:
         """Count a placement as written: it made ``version`` of the pod, and others that were promised to it are void.
 

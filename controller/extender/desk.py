@@ -9,6 +9,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
+import structlog
 
 from controller.extender.book import Book, Promise
 from controller.extender.deadline import Deadline
@@ -54,6 +55,7 @@ class Desk:
         self._journal = journal
         self._on_lost = on_lost
         self._turn = threading.Lock()
+        self._log = structlog.get_logger()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -80,6 +82,17 @@ class Desk:
         except VcudaError:
             self.book.withdraw(promise)
             raise
+
+    def retract(self, promise: Promise, deadline: Deadline) -> None:
+        """Count no more what was refused for certain, and write that down if it can be: the next leader reads it."""
+        self.book.withdraw(promise)
+        try:
+            with self.turn():
+                self._journal.write(self.book.promises(), deadline)
+        except Deposed:
+            self._on_lost()
+        except VcudaError as error:
+            self._log.info("what was refused still stands in the journal", pod=promise.name, error=str(error))
 
     def read(self, named: Named, timeout: float = TIMEOUT) -> Pod:
         """Return the pod as it is stored; raises NotPlaced where it is gone, or another has its name."""

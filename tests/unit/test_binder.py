@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -82,6 +83,36 @@ def test_a_pod_is_bound_where_it_was_placed_and_the_binding_carries_the_placemen
         "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
     }
     assert node_of(api, "train") == "n1"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(limits(60), id="a share"),
+        pytest.param({"tencent.com/vcuda-core": 100}, id="a card, no word of its memory"),
+        pytest.param(limits(100), id="a card"),
+        pytest.param({"tencent.com/vcuda-core": 200}, id="two cards"),
+        pytest.param({"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 128}, id="two cards, their memory"),
+    ],
+)
+def test_a_pod_is_bound_though_the_watch_has_not_shown_its_placement(api: ApiDouble, asked: Mapping[str, int]) -> None:
+    """The scheduler is often faster."""
+    leader = Leader(api, cards={"n1": 2}).leads()
+    metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
+    api.store(pod_path("train"), vcuda_pod(asked, metadata=metadata))
+    assert leader.filter(as_stored(api, "train"))["NodeNames"] == ["n1"]
+    assert leader.bind("train", "n1") == ""
+
+
+def test_bindings_whose_outcome_is_not_known_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
+    """The scheduler tries each pod again and again, for as long as it lasts."""
+    place(leader, "train", "n1")
+    for _ in range(5):
+        api.deliver = Script(lost_request, methods=("POST",))
+        assert "whether the pod was bound is not known" in leader.bind("train", "n1")
+    assert len(leader.book.promises()) == 1
+    api.deliver = delivered
+    assert leader.bind("train", "n1") == ""
 
 
 def test_it_is_written_down_before_it_is_sent_and_until_it_is_seen(api: ApiDouble, leader: Leader) -> None:
@@ -241,6 +272,17 @@ def test_a_binding_that_is_refused_is_told_and_counts_no_more(api: ApiDouble, le
     place(leader, "train", "n1")
     api.deliver = Script(forbidden, methods=("POST",))
     assert "pods/binding is forbidden" in leader.bind("train", "n1")
+    assert leader.book.promises() == ()
+    assert journaled(api) == [], "the next leader would count it"
+
+
+def test_a_refusal_that_cannot_be_written_down_counts_no_more_all_the_same(api: ApiDouble, leader: Leader) -> None:
+    def forbidden(*_: object) -> bytes:
+        raise ApiError(403, "pods/binding is forbidden")
+
+    place(leader, "train", "n1")
+    api.deliver = Script(delivered, forbidden, lost_request, methods=("PUT", "POST"))
+    assert leader.bind("train", "n1") == "pods/binding is forbidden (HTTP 403)"
     assert leader.book.promises() == ()
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from tests.builders import MODEL, POOL, Manifest, container, pod, vcuda_pod
 from tests.reference.sources import ROOT
-from webhook.check import UNASKED
+from vcuda.quota import UNASKED_NAMESPACES
 from webhook.cli import main
 
 QUOTA = """
@@ -288,7 +288,7 @@ def test_a_quota_that_only_audits_is_not_said_to_warn(directory: Path) -> None:
     assert (row["decision"], row["model"], row["reason"]) == ("admitted", "M40", reason)
 
 
-@pytest.mark.parametrize("namespace", sorted(UNASKED))
+@pytest.mark.parametrize("namespace", sorted(UNASKED_NAMESPACES))
 @pytest.mark.parametrize("core", [100, 150, 900])
 def test_pods_of_a_system_namespace_are_counted_and_never_refused(directory: Path, namespace: str, core: int) -> None:
     """Not even malformed: the API server asks nobody."""
@@ -310,7 +310,7 @@ def test_those_that_nobody_is_asked_about_are_as_the_manifests_have_it() -> None
     manifests = yaml.safe_load_all((ROOT / "manifests" / "base" / "registration.yaml").read_text(encoding="utf-8"))
     hooks = [hook for manifest in manifests for hook in manifest["webhooks"] if "namespaceSelector" in hook]
     excluded = [hook["namespaceSelector"]["matchExpressions"] for hook in hooks]
-    assert {frozenset(expression["values"]) for [expression] in excluded} == {UNASKED}
+    assert {frozenset(expression["values"]) for [expression] in excluded} == {UNASKED_NAMESPACES}
 
 
 def test_warnings_are_part_of_the_reason(directory: Path) -> None:

@@ -265,10 +265,17 @@ def test_a_kubeconfig_comes_before_the_service_account(
     assert asked == [(server, "/api/v1/namespaces/team-a/configmaps/gpu-quota-usage")]
 
 
-@pytest.mark.usefixtures("home")
-def test_in_a_pod_without_a_kubeconfig_the_service_account_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("written", [None, "", "clusters: null\ncontexts: null\nusers: null\n"])
+@pytest.mark.parametrize("arguments", [["-n", "team-a"], []], ids=["named", "of the context"])
+def test_in_a_pod_without_a_kubeconfig_that_says_anything_the_service_account_counts(
+    home: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], written: str | None
+) -> None:
+    """That of somebody who has deleted all its entries is there still."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    result = run("-n", "team-a")
+    if written is not None:
+        (home / ".kube").mkdir()
+        (home / ".kube" / "config").write_text(written)
+    result = run(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: KUBERNETES_SERVICE_HOST is set, but the pod's service account cannot")
 

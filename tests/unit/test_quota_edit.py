@@ -90,7 +90,7 @@ def test_creation_and_update_are_checked(operation: str) -> None:
 
 def test_what_is_wrong_with_the_document_as_a_whole_has_its_path() -> None:
     """Kubectl prints a path and a colon before each cause."""
-    [cause] = edited("{{{").causes
+    [cause] = edited("{{{").faults
     assert cause.path == "data.gpu_quota"
 
 
@@ -227,6 +227,8 @@ def test_what_cannot_be_compared_in_time_is_told_and_the_edit_made() -> None:
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)), comparing=0.0)
     told = "2 of the namespaces were not compared with what is in use: they are too many"
     assert answer == Answer("quota-accepted", warnings=[told])
+    many = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
+    assert edited(f"team-a: {{quota: {{{many}}}}}", comparing=0.0).warnings[0].startswith("1 of the namespaces")
 
 
 def test_warnings_end_before_the_api_server_cuts_them_off() -> None:

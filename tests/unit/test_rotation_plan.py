@@ -10,6 +10,7 @@ import pytest
 
 from certs.authority import make_authority, make_leaf
 from certs.changes import write_of
+from certs.judgement import known
 from certs.names import Names
 from certs.plan import plan
 from certs.state import Authorities, Problem, Serving, State, is_valid, signed_by
@@ -330,6 +331,77 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
         take(world, decision)
     assert decision == Refused((LOCK,))
     assert steps == [MakeAuthority, SetBundles]
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "the CA Secret from a backup"])
+def test_what_a_locked_configuration_trusts_is_not_replaced_though_it_is_broken(restored: bool) -> None:
+    """The pods serve on what it trusts; another leaf would cut it off until a person has unlocked it."""
+    world = healthy([timedelta(0)])
+    world.sleep(60)
+    backup = Authorities(current=make_authority(START - timedelta(days=2)))
+    serving = world.state.serving if restored else Serving()
+    world.state = replace(world.state, authorities=backup if restored else Authorities(), serving=serving)
+    world = locked(world)
+    steps = []
+    while not isinstance(decision := at(world), Refused):
+        steps.append(type(decision))
+        take(world, decision)
+    assert not {Promote, IssueLeaf} & {*steps}
+    assert decision == Refused((LOCK,))
+    assert world.lost == []
+
+
+def test_a_locked_configuration_that_may_trust_what_cannot_be_asked_is_not_cut_off() -> None:
+    world = locked(healthy([timedelta(0)]))
+    world.state = replace(world.state, serving=Serving())
+    [pod] = world.pods
+    pod.leaf = None
+    world.look()
+    decision = at(world, replace(TERMS, issued_before=START + timedelta(hours=1)))
+    while isinstance(decision, MakeAuthority | SetBundles):
+        take(world, decision)
+        decision = at(world, TERMS)
+    assert not isinstance(decision, Promote)
+
+
+def test_a_locked_configuration_that_never_trusted_what_is_served_keeps_no_authority_back() -> None:
+    """Somebody's leftover, with another caBundle or none: it has nothing to lose."""
+    world = healthy([timedelta(0)])
+    world.sleep(60)
+    *_, last = world.state.configurations
+    hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)
+    leftover = replace(last, name="leftover", locked=LOCK, hooks=hooks)
+    world.state = replace(world.state, configurations=(*world.state.configurations, leftover))
+    steps = set()
+    while not isinstance(decision := at(world), Refused):
+        steps.add(type(decision))
+        if isinstance(decision, Wait):
+            assert decision.until
+            world.sleep((decision.until - world.now()).total_seconds())
+        else:
+            take(world, decision)
+    assert {Promote, Forget} <= steps
+    assert decision == Refused((LOCK,))
+    assert world.lost == []
+
+
+def test_whoever_is_called_by_no_configuration_is_told_how_its_authority_is_replaced() -> None:
+    """As the extender, whose callers read the CA from a file, once."""
+    world = healthy()
+    world.sleep(60)
+    world.state = replace(world.state, configurations=())
+    terms = replace(NEW, registered=False)
+    take(world, at(world, terms), terms)
+    decision = at(world, terms)
+    assert isinstance(decision, Refused)
+    assert decision.problems[0].command == "kubectl -n vcuda-quota delete secret vcuda-webhook-ca vcuda-webhook-tls"
+    before = known(world.state)
+    world.state = replace(world.state, authorities=Authorities(), serving=Serving())
+    while not isinstance(decision := at(world, terms), Wait):
+        take(world, decision, terms)
+    assert current_of(world).certificate not in before
+    assert world.state.serving.leaf
+    assert signed_by(world.state.serving.leaf.certificate, current_of(world).certificate)
 
 
 def test_an_authority_that_a_locked_configuration_still_trusts_is_not_forgotten() -> None:
