@@ -75,7 +75,8 @@ class Sweep:
         OSError where the root cannot be read; one that does not exist holds nothing.
         OutOfTime once ``give_up`` answers true; what was done until then stands, and a later pass does the rest. It is
         not asked before one directory of the root and one of the trash have had their turn, so that there is an end
-        however slow the disk; ``stopping`` is asked at every step.
+        however slow the disk, or the look at processes has had its patience; that goes on, and a later pass takes it
+        up. ``stopping`` is asked at every step.
         """
         facts = self._facts()
         with ExitStack() as stack:
@@ -132,7 +133,7 @@ class Pass:
     @cached_property
     def in_use(self) -> InUse:
         """What processes hold; looked at once a pass, and only where something may go."""
-        return self.sweep.surveyor.survey(self.root, self.stopping)
+        return self.sweep.surveyor.survey(self.root, self.give_up, self.stopping)
 
     @cached_property
     def mount_points(self) -> frozenset[str]:
@@ -197,10 +198,10 @@ class Pass:
     def _take(self, name: str, identity: Identity) -> Verdict:
         """Check once more, at the last moment, everything that may have changed, and move the directory."""
         uid = self.sweep.form.uid(name) or ""
+        self._check_names({name, uid})  # first, as it may wait for the look at processes
         if uid in self.sweep.pods.confirmed():
             raise Refused(Reason.POD)
         self.sweep.kubelet.check_gone(uid)
-        self._check_names({name, uid})
         with opened(self.root, name) as fd:
             if identity_of(fd) != identity:
                 raise Refused(Reason.CHANGED)

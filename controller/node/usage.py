@@ -76,13 +76,21 @@ class InUse:
         return file in self.files or file.inode in self.mapped
 
 
-def survey(root: int, mount: Mount, proc: Path = Path("/proc")) -> InUse:
-    """Look at every process but this one, for what it holds on the file system of ``root``, an open directory."""
-    looking = _Survey(_mounted_at(root, mount))
+def _unwatched() -> None:
+    """Do nothing: nobody waits for progress."""
+
+
+def survey(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = _unwatched) -> InUse:
+    """Look at every process but this one, for what it holds on the file system of ``root``, an open directory.
+
+    ``moved`` is called at each process, thread and open file.
+    """
+    looking = _Survey(_mounted_at(root, mount), moved)
     looking.read_mounts(proc / "self")
     names = os.listdir(proc)  # noqa: PTH208  # names are wanted, by the thousand
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
     for process in processes:
+        moved()
         with contextlib.suppress(OSError):  # met again below
             looking.read_mounts(process)
     for process in processes:
@@ -94,10 +102,12 @@ def survey(root: int, mount: Mount, proc: Path = Path("/proc")) -> InUse:
 class _Survey:
     """A look at processes under way.
 
-    ``home`` is the root's mount; ``mounts``: the device of each that was seen, by its number.
+    ``home`` is the root's mount; ``mounts``: the device of each that was seen, by its number. ``moved`` hears of each
+    step.
     """
 
     home: _Mounted
+    moved: Callable[[], None]
     found: InUse = field(default_factory=InUse)
     namespaces: set[str] = field(default_factory=set)
     mounts: dict[int, Device] = field(default_factory=dict)
@@ -119,10 +129,12 @@ class _Survey:
         One that ends lets go of its memory before all else (do_exit in Linux' kernel/exit.c): where that is still to
         be read, last, the rest was whole.
         """
+        self.moved()
         try:
             self.read_mounts(thread)
             for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # names are wanted, by the thousand
                 self._add_open(f"{thread}/fd/{number}", f"{thread}/fdinfo/{number}")
+                self.moved()
             self._add_directory(f"{thread}/cwd")
             self._add_directory(f"{thread}/root")
             maps = (thread / "maps").read_bytes()

@@ -231,7 +231,7 @@ def test_with_host_pid_a_process_that_cannot_be_looked_into_keeps_what_it_might_
     disk: Disk, monkeypatch: pytest.MonkeyPatch, reason: Reason | None, *, sees_all: bool
 ) -> None:
     disk.make(uid(1))
-    monkeypatch.setattr("controller.node.surveyor.survey", lambda *_: InUse(unseen=["7"]))
+    monkeypatch.setattr("controller.node.surveyor.survey", lambda *_, **__: InUse(unseen=["7"]))
     assert Agent(disk, sees_all=sees_all).reason(uid(1)) is reason
 
 

@@ -1,4 +1,4 @@
-"""Processes that hold files of a server that does not answer: whoever asks for such a file waits as well."""
+"""Processes that hold files of a server that does not answer, or very many: to look at them takes long, or for ever."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from controller.node.outcome import Outcome, Verdict
 from controller.node.surveyor import Surveyor
+from controller.node.tree import mount_number
 from tests.integration.node import fuse
 from tests.integration.node.disk import GRACE, HOUR, Agent, Disk, need_root, uid
 from vcuda.vm_directories import Keep, Reason
@@ -27,6 +28,15 @@ import os, sys
 path, how = sys.argv[1:]
 os.chdir(path if how == "cwd" else "/")
 held = os.open(path, os.O_PATH) if how == "open" else None  # opened in earnest it would wait itself
+print(flush=True)
+sys.stdin.read()
+"""
+
+HOLD_MANY = """
+import os, sys
+held = os.open("/", os.O_RDONLY)
+for _ in range(int(sys.argv[1])):
+    os.dup(held)
 print(flush=True)
 sys.stdin.read()
 """
@@ -63,6 +73,24 @@ def held(server: Server, how: str) -> Iterator[None]:
         process.communicate()
 
 
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another process has so much open that to look at it takes three seconds, though each file is told soon."""
+    command = (sys.executable, "-c", HOLD_MANY, "60")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        def slowly(info: str) -> int:
+            if f"/{process.pid}/" in info:
+                time.sleep(0.05)
+            return mount_number(info)
+
+        monkeypatch.setattr("controller.node.usage.mount_number", slowly)
+        yield
+        process.communicate()
+
+
 def swept(agent: Agent, seconds: float = SOON) -> Mapping[str, Outcome]:
     """What a sweep says, which must be over so soon."""
     began = time.monotonic()
@@ -88,7 +116,7 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(dis
     disk.clocks.advance(2 * GRACE)
     with held(server, "open"):
         subprocess.run(("umount", "--lazy", server.path), check=True)
-        assert swept(agent)[uid(1)].keep == Keep(Reason.UNSEEN, "no answer within 0.5 s")
+        assert swept(agent)[uid(1)].keep == Keep(Reason.UNSEEN, "nothing has moved for 0.5 s")
         disk.clocks.advance(HOUR)
         assert swept(agent)[uid(1)].keep == Keep(Reason.UNSEEN, "an earlier look has not ended")
         impatient = Agent(disk, surveyor=Surveyor(patience=HOUR))
@@ -104,3 +132,24 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(dis
     while swept(agent)[uid(1)].keep and time.monotonic() < deadline:
         disk.clocks.advance(HOUR)
     assert disk.names() == set(), "it was known again"
+
+
+def test_processes_that_hold_very_much_are_waited_for(disk: Disk, many: None) -> None:  # noqa: ARG001
+    """Else anyone who opens enough would see to it that nothing goes."""
+    disk.make(uid(1))
+    agent = Agent(disk, surveyor=Surveyor(patience=1.5))
+    agent.sweep()
+    disk.clocks.advance(2 * GRACE)
+    assert swept(agent)[uid(1)].verdict is Verdict.MOVED
+
+
+def test_a_sweep_that_has_no_time_for_them_leaves_them_to_the_next(disk: Disk, many: None) -> None:  # noqa: ARG001
+    for number in (1, 2):
+        disk.make(uid(number))
+    agent = Agent(disk, surveyor=Surveyor(patience=1.5))
+    agent.sweep()
+    disk.clocks.advance(2 * GRACE)
+    assert agent.sweep(give_up=lambda: True) == {}
+    assert disk.names() == {uid(1), uid(2)}
+    swept(agent)
+    assert disk.names() == set()

@@ -1,0 +1,163 @@
+"""How long the node agent waits for a look at processes, and what becomes of one that it did not wait for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from controller.node.refused import Refused
+from controller.node.removal import OutOfTime
+from controller.node.surveyor import PATIENCE, Surveyor
+from controller.node.tree import Mount, Place
+from controller.node.usage import InUse
+from tests.waiting import PATIENT
+
+ROOT, OTHER_ROOT = Place(3, Mount(1, 1)), Place(3, Mount(1, 2))
+
+
+class Looks:
+    """Looks that end when they may, and move when they are told to; each says which it was. It keeps their clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.may_end = threading.Event()
+        self._begun = 0
+        self._began = threading.Event()
+
+    def __call__(self, _root: int, _mount: Mount, moved: Callable[[], None]) -> InUse:
+        self._begun += 1
+        self._moved = moved
+        self._began.set()
+        answer = InUse(unseen=[str(self._begun)])
+        assert self.may_end.wait(PATIENT)
+        return answer
+
+    def move(self) -> None:
+        """Let the look see something."""
+        assert self._began.wait(PATIENT)
+        self._moved()
+
+    def end(self) -> None:
+        """Let this look and all later ones end, and this one have ended."""
+        self.may_end.set()
+        for thread in threading.enumerate():
+            if thread.name == "survey":
+                thread.join(PATIENT)
+
+    def after(self, seconds: float, *, moves: bool) -> Callable[[], bool]:
+        """Return a question that takes so long, in which the look moves or not, and that is answered with no."""
+
+        def ask() -> bool:
+            self.now += seconds
+            if moves:
+                self.move()
+            return False
+
+        return ask
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
+    """In place of the looks and of the clock."""
+    looks = Looks()
+    monkeypatch.setattr("controller.node.surveyor.survey", looks)
+    monkeypatch.setattr("controller.node.surveyor.time", SimpleNamespace(monotonic=lambda: looks.now))
+    monkeypatch.setattr("controller.node.surveyor._STEP", 0.01)
+    yield looks
+    looks.end()
+
+
+def never() -> bool:
+    return False
+
+
+def always() -> bool:
+    return True
+
+
+def number_of(found: InUse) -> int:
+    """Which look it was."""
+    return int(found.unseen[0])
+
+
+def test_one_that_moves_is_waited_for_however_long_it_takes(looks: Looks) -> None:
+    began, ask = looks.now, looks.after(PATIENCE - 1, moves=True)
+
+    def stopping() -> bool:
+        if looks.now - began > 10 * PATIENCE:
+            looks.may_end.set()
+        return ask()
+
+    assert number_of(Surveyor().survey(ROOT, never, stopping)) == 1
+    assert looks.now - began > 10 * PATIENCE
+
+
+def test_one_that_hangs_is_refused_and_what_it_says_later_is_not_taken(looks: Looks) -> None:
+    surveyor = Surveyor()
+    with pytest.raises(Refused, match="nothing has moved for 120 s"):
+        surveyor.survey(ROOT, never, looks.after(PATIENCE + 1, moves=False))
+    looks.move()
+    with pytest.raises(Refused, match="an earlier look has not ended"):
+        surveyor.survey(ROOT, never, never)
+    looks.end()
+    assert number_of(surveyor.survey(ROOT, never, never)) == 2
+
+
+def test_one_that_moves_at_first_and_then_hangs_is_refused(looks: Looks) -> None:
+    surveyor = Surveyor()
+    with pytest.raises(OutOfTime):
+        surveyor.survey(ROOT, always, looks.after(PATIENCE + 1, moves=True))
+    with pytest.raises(Refused, match="nothing has moved for 120 s"):
+        surveyor.survey(ROOT, never, looks.after(PATIENCE + 1, moves=False))
+
+
+def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
+    began = looks.now
+    with pytest.raises(OutOfTime):
+        Surveyor().survey(ROOT, never, always)
+    assert looks.now == began
+
+
+def test_a_sweep_whose_time_is_up_waits_for_the_patience_all_the_same(looks: Looks) -> None:
+    """So one that takes as long as usual is never put off."""
+    began, ask = looks.now, looks.after(PATIENCE / 2, moves=True)
+
+    def stopping() -> bool:
+        if looks.now > began:
+            looks.may_end.set()
+            return False
+        return ask()
+
+    assert number_of(Surveyor().survey(ROOT, always, stopping)) == 1
+
+
+@pytest.mark.parametrize(
+    ("lain", "root", "number"),
+    [
+        pytest.param(PATIENCE, ROOT, 1, id="taken up"),
+        pytest.param(3 * PATIENCE, ROOT, 2, id="too old"),
+        pytest.param(0, OTHER_ROOT, 2, id="of another mount"),
+    ],
+)
+def test_one_that_a_sweep_had_no_time_for_is_taken_up_by_the_next(
+    looks: Looks, lain: float, root: Place, number: int
+) -> None:
+    surveyor = Surveyor()
+    with pytest.raises(OutOfTime):
+        surveyor.survey(ROOT, always, looks.after(PATIENCE + 1, moves=True))
+    with pytest.raises(OutOfTime):
+        surveyor.survey(ROOT, always, never)
+    looks.end()
+    looks.now += lain
+    assert number_of(surveyor.survey(root, never, never)) == number
+
+
+def test_no_two_go_on_at_a_time(looks: Looks) -> None:
+    surveyor = Surveyor()
+    with pytest.raises(OutOfTime):
+        surveyor.survey(ROOT, always, looks.after(PATIENCE + 1, moves=True))
+    with pytest.raises(Refused, match="an earlier look has not ended"):
+        surveyor.survey(OTHER_ROOT, never, never)
