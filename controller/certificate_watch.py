@@ -13,7 +13,6 @@ import ssl
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -22,7 +21,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import Event, Kube, Subject, post_event
+from vcuda.kube import Event, Kube, Subject, post_event, segment
 from vcuda.objects import ObjectMeta
 
 INTERVAL = 300.0
@@ -116,7 +115,7 @@ class CertificateWatch(Collector):
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
     def _path(self, resource: str) -> str:
-        return f"/api/v1/namespaces/{quote(self._namespace)}/{resource}/{quote(self._service)}"
+        return f"/api/v1/namespaces/{segment(self._namespace)}/{resource}/{segment(self._service)}"
 
 
 def dial(address: str, server_name: str) -> Shown:

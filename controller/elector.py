@@ -12,13 +12,12 @@ import datetime
 import math
 import time
 from collections.abc import Callable
-from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import Kube
+from vcuda.kube import Kube, segment
 from vcuda.objects import UNDECODABLE, ObjectMeta, View
 
 
@@ -188,8 +187,8 @@ class Elector:
 
     @property
     def _collection(self) -> str:
-        return f"/apis/coordination.k8s.io/v1/namespaces/{quote(self._namespace)}/leases"
+        return f"/apis/coordination.k8s.io/v1/namespaces/{segment(self._namespace)}/leases"
 
     @property
     def _path(self) -> str:
-        return f"{self._collection}/{quote(self._name)}"
+        return f"{self._collection}/{segment(self._name)}"

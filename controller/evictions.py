@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 from typing import Protocol
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -13,7 +12,7 @@ import structlog
 from controller.metrics import AuditMetrics
 from vcuda.audit import Finding, audit
 from vcuda.errors import Conflict, HeldByBudget, NotFound, Unreachable, VcudaError
-from vcuda.kube import Event, Kube, LedgerStore, NodeWatch, QuotaWatch, Subject, post_event
+from vcuda.kube import Event, Kube, LedgerStore, NodeWatch, QuotaWatch, Subject, post_event, segment
 from vcuda.quota import UNASKED_NAMESPACES
 from vcuda.stored_pods import StoredPod
 
@@ -115,7 +114,7 @@ class Evictor:
             "metadata": {"name": pod.name, "namespace": pod.namespace},
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
-        path = f"/api/v1/namespaces/{quote(pod.namespace)}/pods/{quote(pod.name)}/eviction"
+        path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
         self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT)
 
     def _version(self) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from controller.due import DueQueue
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import MERGE_PATCH, Kube, QuotaWatch, Reflector
+from vcuda.kube import MERGE_PATCH, Kube, QuotaWatch, Reflector, segment
 from vcuda.objects import ObjectMeta, View
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
@@ -64,7 +63,7 @@ class NamespaceLabels:
         if (namespace.metadata.labels or {}).get(ENFORCED_LABEL) == wanted:
             return
         body = msgspec.json.encode({"metadata": {"labels": {ENFORCED_LABEL: wanted}}})
-        self._kube.patch(f"/api/v1/namespaces/{quote(name)}", body, MERGE_PATCH)
+        self._kube.patch(f"/api/v1/namespaces/{segment(name)}", body, MERGE_PATCH)
         self._log.info("namespace labelled" if wanted else "namespace unlabelled", namespace=name)
 
     def _on_event(self, old: Namespace | None, new: Namespace | None) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from urllib.parse import quote
 
 import msgspec
 
 from controller.removals import Found, Sweep, retried
 from vcuda.errors import NotFound
-from vcuda.kube import Kube, NodeWatch, Subject
+from vcuda.kube import Kube, NodeWatch, Subject, segment
 from vcuda.objects import Node, can_be_name
 from vcuda.stale_locks import Lock, find_stale_lock, read_locks
 
@@ -51,7 +50,7 @@ class NodeLocks:
         return again
 
     def _free(self, name: str) -> float | None:
-        path = f"/api/v1/nodes/{quote(name)}"
+        path = f"/api/v1/nodes/{segment(name)}"
         try:
             node = _NODE.decode(self._kube.get(path))
         except NotFound:
@@ -78,7 +77,7 @@ class NodeLocks:
         if not (can_be_name(namespace) and can_be_name(name)):
             return False
         try:
-            self._kube.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
+            self._kube.get(f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}")
         except NotFound:
             return False
         return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Iterator
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -17,8 +16,8 @@ import structlog
 from controller.due import DueQueue
 from vcuda.charge import CORES_PER_CARD
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import MERGE_PATCH, Kube, NodeWatch, QuotaWatch
-from vcuda.objects import View
+from vcuda.kube import MERGE_PATCH, Kube, NodeWatch, QuotaWatch, segment
+from vcuda.objects import View, can_be_name
 from vcuda.owners import REFUSAL, Owner, RefusedOwner, Room, worth_a_try
 from vcuda.usage import ModelUse, NamespaceUse
 
@@ -126,24 +125,27 @@ class Nudger:
 
     def _by_condition(self, namespace: str) -> Iterator[RefusedOwner]:
         for kind in _WITH_CONDITION:
-            collection = _COLLECTIONS[kind].format(quote(namespace))
+            collection = _COLLECTIONS[kind].format(segment(namespace))
             for page in self._kube.list_pages(collection):
                 for raw in page.items:
                     owner = _OWNER.decode(raw)
                     since = owner.refused_since()
                     if since is not None:
-                        yield RefusedOwner(f"{collection}/{quote(owner.metadata.name)}", since, owner)
+                        yield RefusedOwner(f"{collection}/{segment(owner.metadata.name)}", since, owner)
 
     def _by_event(self, namespace: str) -> Iterator[RefusedOwner]:
-        """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered."""
+        """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered.
+
+        Whoever may write Events in the namespace may have one name anything.
+        """
         first: dict[str, str] = {}
-        events = f"/api/v1/namespaces/{quote(namespace)}/events"
+        events = f"/api/v1/namespaces/{segment(namespace)}/events"
         for page in self._kube.list_pages(events, {"fieldSelector": "reason=FailedCreate"}):
             for raw in page.items:
                 event = _EVENT.decode(raw)
                 kind, name = event.involved_object.kind, event.involved_object.name
-                if kind in _WITH_EVENT and REFUSAL in (event.message or ""):
-                    path = f"{_COLLECTIONS[kind].format(quote(namespace))}/{quote(name)}"
+                if kind in _WITH_EVENT and can_be_name(name) and REFUSAL in (event.message or ""):
+                    path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
                     since = event.first_timestamp or ""
                     first[path] = min(since, first.get(path, since))
         for path, since in first.items():

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -19,7 +18,7 @@ from kubernetes.config.kube_config import KubeConfigMerger
 from controller.publisher import KEY, NAME
 from vcuda import __version__
 from vcuda.errors import ApiError, BadInput, NotFound, VcudaError
-from vcuda.kube import Kube
+from vcuda.kube import Kube, segment
 from vcuda.objects import ConfigMap, Pod
 from vcuda.patches import MODEL_ANNOTATION
 from vcuda.placement import would_be_pinned
@@ -176,7 +175,7 @@ class Verdict(msgspec.Struct, frozen=True):
 def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Verdict:
     body = msgspec.json.encode(pod, enc_hook=str)
     try:
-        answer = kube.post_heard(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods", body, {"dryRun": "All"})
+        answer = kube.post_heard(f"/api/v1/namespaces/{segment(namespace)}/pods", body, {"dryRun": "All"})
     except ApiError as error:
         if error.status == HTTPStatus.UNAUTHORIZED:
             raise  # nobody has looked at the pod
@@ -202,7 +201,7 @@ def _show_verdicts(verdicts: list[Verdict], output: str) -> None:
 
 def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
     try:
-        yield _read(kube.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps/{NAME}"))
+        yield _read(kube.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"))
     except NotFound:
         _fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from urllib.parse import quote
 
 import msgspec
 
 from controller.pod_watch import PodWatch
 from controller.removals import Found, Sweep, retried
 from vcuda.errors import ApiError, NotFound
-from vcuda.kube import Key, Kube, NodeWatch, Subject
+from vcuda.kube import Key, Kube, NodeWatch, Subject, segment
 from vcuda.objects import Pod, can_be_name
 from vcuda.stale import Exists, find_stale, first_stale
 from vcuda.stored_pods import StoredPod, read_stored
@@ -72,7 +71,7 @@ class PodAllocations:
         return again
 
     def _free(self, key: Key) -> float | None:
-        path = f"/api/v1/namespaces/{quote(key.namespace)}/pods/{quote(key.name)}"
+        path = f"/api/v1/namespaces/{segment(key.namespace)}/pods/{segment(key.name)}"
         try:
             raw = self._kube.get(path)
         except NotFound:
@@ -103,7 +102,7 @@ class PodAllocations:
         if not can_be_name(node):
             return False
         try:
-            self._kube.get(f"/api/v1/nodes/{quote(node, safe='')}")
+            self._kube.get(f"/api/v1/nodes/{segment(node)}")
         except NotFound:
             return False
         return True

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from controller.due import DueQueue
 from vcuda.errors import ApiError, NotFound, VcudaError
-from vcuda.kube import MERGE_PATCH, Kube, Reflector
+from vcuda.kube import MERGE_PATCH, Kube, Reflector, segment
 from vcuda.objects import ConfigMap
 from vcuda.usage import NamespaceUse
 
@@ -107,7 +106,7 @@ class Publisher:
 
     def _write(self, namespace: str, data: dict[str, str]) -> None:
         """Change the ConfigMap, or create it where there is none."""
-        collection = f"/api/v1/namespaces/{quote(namespace)}/configmaps"
+        collection = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
         body = msgspec.json.encode({"metadata": {"labels": LABELS}, "data": data})
         try:
             self._kube.patch(f"{collection}/{NAME}", body, MERGE_PATCH)
@@ -118,7 +117,7 @@ class Publisher:
 
     def _withdraw(self, namespace: str) -> None:
         try:
-            self._kube.delete(f"/api/v1/namespaces/{quote(namespace)}/configmaps/{NAME}")
+            self._kube.delete(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}")
         except NotFound:
             return
         self._log.info("usage withdrawn: the namespace is no longer limited", namespace=namespace)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -13,7 +12,7 @@ from controller.due import DueQueue
 from controller.metrics import SettleMetrics
 from controller.pod_watch import PodWatch
 from vcuda.errors import Conflict, NotFound, UnreadableLedger, VcudaError
-from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeWatch, QuotaWatch, Stored
+from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeWatch, QuotaWatch, Stored, segment
 from vcuda.ledger import Ledger, StoredView, is_older, settle
 from vcuda.objects import Pod
 from vcuda.usage import NamespaceUse, report
@@ -225,5 +224,5 @@ class Settler:
 
     def _stored_now(self, namespace: str) -> set[str]:
         """Return the uids of the pods that etcd has: a LIST without a resourceVersion is a quorum read."""
-        pods = f"/api/v1/namespaces/{quote(namespace)}/pods"
+        pods = f"/api/v1/namespaces/{segment(namespace)}/pods"
         return {_POD.decode(raw).metadata.uid for page in self._kube.list_pages(pods) for raw in page.items}

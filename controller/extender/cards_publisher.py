@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from vcuda.errors import NotFound, VcudaError
 from vcuda.free_cards import CONFIG_MAP, KEY, Figures, write_figures
-from vcuda.kube import MERGE_PATCH, Kube
+from vcuda.kube import MERGE_PATCH, Kube, segment
 
 SPACING = 3.0
 """Seconds between two looks, and so between two writes at least."""
@@ -83,4 +82,4 @@ def withdraw(kube: Kube, namespace: str) -> None:
 
 
 def _collection(namespace: str) -> str:
-    return f"/api/v1/namespaces/{quote(namespace)}/configmaps"
+    return f"/api/v1/namespaces/{segment(namespace)}/configmaps"

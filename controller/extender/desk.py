@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -15,7 +14,7 @@ from controller.extender.book import Book, Promise
 from controller.extender.deadline import Deadline
 from controller.extender.journal import Journal
 from vcuda.errors import Deposed, NotFound, NotPlaced, VcudaError
-from vcuda.kube import Kube
+from vcuda.kube import Kube, segment
 from vcuda.objects import Pod
 
 TRIES = 4
@@ -113,4 +112,4 @@ class Desk:
 
 def path_of(named: Named) -> str:
     """Return where a pod is stored."""
-    return f"/api/v1/namespaces/{quote(named.namespace)}/pods/{quote(named.name)}"
+    return f"/api/v1/namespaces/{segment(named.namespace)}/pods/{segment(named.name)}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import MERGE_PATCH, Kube
+from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.objects import UNDECODABLE, View
 
 SERVICE = "vcuda-extender"
@@ -51,7 +50,7 @@ class Advertiser:
 
     def __init__(self, kube: Kube, namespace: str, ip: str, port: int) -> None:
         self._kube = kube
-        self._collection = f"/api/v1/namespaces/{quote(namespace)}/endpoints"
+        self._collection = f"/api/v1/namespaces/{segment(namespace)}/endpoints"
         self._subsets = (Subset((Address(ip),), (Port("https", port),)),)
         self._log = structlog.get_logger().bind(service=f"{namespace}/{SERVICE}", ip=ip, port=port)
 

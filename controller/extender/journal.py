@@ -15,14 +15,13 @@ Hence every leader decides with all that any other has given or may still give; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from urllib.parse import quote
 
 import msgspec
 
 from controller.extender.book import Promise
 from controller.extender.deadline import Deadline
 from vcuda.errors import Conflict, Deposed, NotFound, Unreachable, UnreadableJournal
-from vcuda.kube import NOT_TRACKED, Kube
+from vcuda.kube import NOT_TRACKED, Kube, segment
 from vcuda.objects import UNDECODABLE, ConfigMap
 
 NAME = "gpu-placements"
@@ -140,7 +139,7 @@ class Journal:
 
     @property
     def _collection(self) -> str:
-        return f"/api/v1/namespaces/{quote(self._namespace)}/configmaps"
+        return f"/api/v1/namespaces/{segment(self._namespace)}/configmaps"
 
     @property
     def _path(self) -> str:

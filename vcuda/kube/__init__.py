@@ -10,6 +10,7 @@ from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params
 from vcuda.kube.events import Event, Subject, post_event
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.node_watch import NodeWatch
+from vcuda.kube.paths import segment
 from vcuda.kube.quota_watch import QuotaPlace, QuotaWatch
 from vcuda.kube.reflector import Counts, OnEvent, Reflector
 from vcuda.kube.stream import Stream
@@ -40,4 +41,5 @@ __all__ = [
     "Subject",
     "ledger_name",
     "post_event",
+    "segment",
 ]

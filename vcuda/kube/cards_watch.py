@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 import msgspec
 
 from vcuda.free_cards import CONFIG_MAP, KEY, Figures, read_figures
 from vcuda.kube.client import Kube
+from vcuda.kube.paths import segment
 from vcuda.kube.reflector import Reflector
 from vcuda.objects import ConfigMap
 
@@ -18,7 +17,7 @@ class CardsWatch:
     """Follows ConfigMap ``gpu-cards`` in the system's namespace. Where there is none nothing is known."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps"
+        path = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
         params = {"fieldSelector": f"metadata.name={CONFIG_MAP}"}
         self._key = (namespace, CONFIG_MAP)
         self.reflector: Reflector[Figures] = Reflector(kube, path, _decode, params=params)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 from typing import Literal
-from urllib.parse import quote
 
 import msgspec
 
 from vcuda.errors import Conflict
 from vcuda.kube.client import Kube
+from vcuda.kube.paths import segment
 
 LONGEST_MESSAGE = 1024
 """Characters; the API server refuses an Event with more."""
@@ -53,7 +53,7 @@ def post_event(kube: Kube, event: Event) -> None:
     """
     home = event.subject.namespace or DEFAULT_NAMESPACE
     try:
-        kube.post(f"/api/v1/namespaces/{quote(home, safe='')}/events", msgspec.json.encode(_manifest(event, home)))
+        kube.post(f"/api/v1/namespaces/{segment(home)}/events", msgspec.json.encode(_manifest(event, home)))
     except Conflict:
         return
 

@@ -6,12 +6,12 @@ They live in the system's own namespace, where tenants have no rights.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import quote
 
 import msgspec
 
 from vcuda.errors import Conflict, NotFound, UnreadableLedger
 from vcuda.kube.client import Kube
+from vcuda.kube.paths import segment
 from vcuda.kube.reflector import Reflector
 from vcuda.kube.view import Key
 from vcuda.ledger import Ledger, StoredView, by_model
@@ -107,7 +107,7 @@ class LedgerStore:
             Unreachable: no answer.
 
         """
-        path, version = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods", ""
+        path, version = f"/api/v1/namespaces/{segment(namespace)}/pods", ""
         stored: list[StoredPod] = []
         for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
@@ -178,10 +178,10 @@ class LedgerStore:
 
     @property
     def _collection(self) -> str:
-        return f"/api/v1/namespaces/{quote(self._namespace, safe='')}/configmaps"
+        return f"/api/v1/namespaces/{segment(self._namespace)}/configmaps"
 
     def _path(self, namespace: str) -> str:
-        return f"{self._collection}/{quote(ledger_name(namespace), safe='')}"
+        return f"{self._collection}/{segment(ledger_name(namespace))}"
 
 
 def ledger_name(namespace: str) -> str:

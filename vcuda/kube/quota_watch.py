@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -11,6 +10,7 @@ import structlog
 from vcuda.errors import Fault, QuotaFault, VcudaError
 from vcuda.kube.client import Kube
 from vcuda.kube.events import Event, Subject, post_event
+from vcuda.kube.paths import segment
 from vcuda.kube.reflector import Reflector
 from vcuda.objects import ConfigMap
 from vcuda.quota import Quota
@@ -52,7 +52,7 @@ class QuotaWatch:
         self._quota: Quota | None = None
         self._faulty = False
         self._on_change = on_change
-        self._path = f"/api/v1/namespaces/{quote(place.namespace, safe='')}/configmaps"
+        self._path = f"/api/v1/namespaces/{segment(place.namespace)}/configmaps"
         self._params = {"fieldSelector": f"metadata.name={place.name}"}
         self.reflector = Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
