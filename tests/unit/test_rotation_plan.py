@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 
 from certs.authority import make_authority, make_leaf
-from certs.changes import write_of
 from certs.judgement import known
 from certs.names import Names
 from certs.plan import plan
@@ -29,48 +28,16 @@ from certs.steps import (
     Terms,
     Wait,
 )
+from tests.rotation_steps import LONG, NEW, SEEN_LONG, at, go_on, rotated, take
 from tests.rotation_world import NAMES, START, TERMS, World, current_of, healthy
 
-LONG = timedelta(days=1000)
-SEEN_LONG = Seen(LONG, LONG, LONG)
-NEW = replace(TERMS, issued_before=START + timedelta(seconds=30))
 HOUR = timedelta(hours=1)
-
-
-def at(world: World, terms: Terms = NEW, seen: Seen = SEEN_LONG) -> Decision:
-    return plan(world.read(world.now), world.now(), terms, seen)
-
-
-def take(world: World, decision: Decision, terms: Terms = NEW) -> None:
-    """Do what was decided; endpoints follow at once."""
-    assert isinstance(decision, MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget)
-    world.write(write_of(decision, world.read(world.now), world.now(), terms))
-
-
-def rotated(until: type[Decision], terms: Terms = NEW) -> World:
-    """A world in the middle of a rotation: the next step, or wait, is one of ``until``."""
-    world = healthy([timedelta(0)] * 2)
-    world.sleep(60)
-    while not isinstance(decision := at(world, terms), until):
-        if isinstance(decision, Wait):
-            assert decision.until
-            world.sleep((decision.until - world.now()).total_seconds())
-        else:
-            take(world, decision, terms)
-    return world
 
 
 def test_the_steps_come_in_the_order_that_keeps_calls_working() -> None:
     world = healthy([timedelta(0)] * 2)
     world.sleep(60)
-    taken = []
-    while not isinstance(decision := at(world), Done):
-        taken.append(type(decision))
-        if isinstance(decision, Wait):
-            assert decision.until
-            world.sleep((decision.until - world.now()).total_seconds())
-        else:
-            take(world, decision)
+    taken, _ = go_on(world, Done)
     bundles = [SetBundles] * 2
     made = [MakeAuthority, *bundles, NoteTrusted, Wait, Promote, IssueLeaf]
     assert taken == [*made, NoteServed, Wait, *bundles, Forget]
@@ -246,6 +213,25 @@ def test_where_no_configuration_is_to_call_none_is_missed() -> None:
     assert isinstance(at(world, replace(TERMS, registered=False)), Done)
 
 
+def test_whoever_is_called_by_no_configuration_is_told_how_its_authority_is_replaced() -> None:
+    """As the extender, whose callers read the CA from a file, once."""
+    world = healthy()
+    world.sleep(60)
+    world.state = replace(world.state, configurations=())
+    terms = replace(NEW, registered=False)
+    take(world, at(world, terms), terms)
+    decision = at(world, terms)
+    assert isinstance(decision, Refused)
+    assert decision.problems[0].command == "kubectl -n vcuda-quota delete secret vcuda-webhook-ca vcuda-webhook-tls"
+    before = known(world.state)
+    world.state = replace(world.state, authorities=Authorities(), serving=Serving())
+    while not isinstance(decision := at(world, terms), Wait):
+        take(world, decision, terms)
+    assert current_of(world).certificate not in before
+    assert world.state.serving.leaf
+    assert signed_by(world.state.serving.leaf.certificate, current_of(world).certificate)
+
+
 def test_without_a_configuration_a_good_authority_is_not_replaced() -> None:
     """A label that was mistyped must not pass for trust everywhere."""
     world = healthy([timedelta(0)])
@@ -300,117 +286,6 @@ def test_a_leaf_is_not_renewed_again_and_again_where_its_authority_ends_with_it(
     leaf = make_leaf(current_of(world), NAMES, START + timedelta(days=700))
     world.state = replace(world.state, serving=replace(world.state.serving, leaf=leaf))
     assert isinstance(at(world, terms), Wait)
-
-
-LOCK = Problem("validatingwebhookconfiguration/vcuda-quota may not be written", "kubectl edit")
-
-
-def locked(world: World) -> World:
-    """The world with one of its configurations locked."""
-    *rest, last = world.state.configurations
-    world.state = replace(world.state, configurations=(*rest, replace(last, locked=LOCK)))
-    return world
-
-
-def test_a_locked_configuration_is_told_of_though_nothing_is_due() -> None:
-    assert at(locked(healthy()), TERMS) == Refused((LOCK,))
-
-
-def test_a_leaf_is_renewed_beside_a_locked_configuration() -> None:
-    world = locked(healthy([timedelta(0)]))
-    world.time += timedelta(days=61)
-    assert isinstance(at(world, TERMS), IssueLeaf)
-
-
-def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted() -> None:
-    world = locked(healthy([timedelta(0)]))
-    world.sleep(60)
-    steps = []
-    while not isinstance(decision := at(world), Refused):
-        steps.append(type(decision))
-        take(world, decision)
-    assert decision == Refused((LOCK,))
-    assert steps == [MakeAuthority, SetBundles]
-
-
-@pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "the CA Secret from a backup"])
-def test_what_a_locked_configuration_trusts_is_not_replaced_though_it_is_broken(restored: bool) -> None:
-    """The pods serve on what it trusts; another leaf would cut it off until a person has unlocked it."""
-    world = healthy([timedelta(0)])
-    world.sleep(60)
-    backup = Authorities(current=make_authority(START - timedelta(days=2)))
-    serving = world.state.serving if restored else Serving()
-    world.state = replace(world.state, authorities=backup if restored else Authorities(), serving=serving)
-    world = locked(world)
-    steps = []
-    while not isinstance(decision := at(world), Refused):
-        steps.append(type(decision))
-        take(world, decision)
-    assert not {Promote, IssueLeaf} & {*steps}
-    assert decision == Refused((LOCK,))
-    assert world.lost == []
-
-
-def test_a_locked_configuration_that_may_trust_what_cannot_be_asked_is_not_cut_off() -> None:
-    world = locked(healthy([timedelta(0)]))
-    world.state = replace(world.state, serving=Serving())
-    [pod] = world.pods
-    pod.leaf = None
-    world.look()
-    decision = at(world, replace(TERMS, issued_before=START + timedelta(hours=1)))
-    while isinstance(decision, MakeAuthority | SetBundles):
-        take(world, decision)
-        decision = at(world, TERMS)
-    assert not isinstance(decision, Promote)
-
-
-def test_a_locked_configuration_that_never_trusted_what_is_served_keeps_no_authority_back() -> None:
-    """Somebody's leftover, with another caBundle or none: it has nothing to lose."""
-    world = healthy([timedelta(0)])
-    world.sleep(60)
-    *_, last = world.state.configurations
-    hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)
-    leftover = replace(last, name="leftover", locked=LOCK, hooks=hooks)
-    world.state = replace(world.state, configurations=(*world.state.configurations, leftover))
-    steps = set()
-    while not isinstance(decision := at(world), Refused):
-        steps.add(type(decision))
-        if isinstance(decision, Wait):
-            assert decision.until
-            world.sleep((decision.until - world.now()).total_seconds())
-        else:
-            take(world, decision)
-    assert {Promote, Forget} <= steps
-    assert decision == Refused((LOCK,))
-    assert world.lost == []
-
-
-def test_whoever_is_called_by_no_configuration_is_told_how_its_authority_is_replaced() -> None:
-    """As the extender, whose callers read the CA from a file, once."""
-    world = healthy()
-    world.sleep(60)
-    world.state = replace(world.state, configurations=())
-    terms = replace(NEW, registered=False)
-    take(world, at(world, terms), terms)
-    decision = at(world, terms)
-    assert isinstance(decision, Refused)
-    assert decision.problems[0].command == "kubectl -n vcuda-quota delete secret vcuda-webhook-ca vcuda-webhook-tls"
-    before = known(world.state)
-    world.state = replace(world.state, authorities=Authorities(), serving=Serving())
-    while not isinstance(decision := at(world, terms), Wait):
-        take(world, decision, terms)
-    assert current_of(world).certificate not in before
-    assert world.state.serving.leaf
-    assert signed_by(world.state.serving.leaf.certificate, current_of(world).certificate)
-
-
-def test_an_authority_that_a_locked_configuration_still_trusts_is_not_forgotten() -> None:
-    world = rotated(Forget)
-    old = world.state.authorities.retired
-    *rest, last = world.state.configurations
-    holding = replace(last, locked=LOCK, hooks=tuple(replace(hook, bundle=old) for hook in last.hooks))
-    world.state = replace(world.state, configurations=(*rest, holding))
-    assert at(world) == Refused((LOCK,))
 
 
 def test_an_authority_of_ours_that_only_a_cabundle_knows_goes_as_a_retired_one() -> None:
