@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.node.disk import Agent, Disk
+from tests.integration.node.steps import Steps
 
 
 @pytest.fixture
@@ -25,3 +26,10 @@ def disk() -> Iterator[Disk]:
 def agent(disk: Disk) -> Agent:
     """An agent that has just been started."""
     return Agent(disk)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    """The steps of all sweeps of the test; they end with it, before the disk is cleared away."""
+    with monkeypatch.context() as patched:
+        yield Steps(patched)

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,13 +206,32 @@ def need_root() -> None:
 
 
 @contextmanager
-def tmpfs(path: Path, options: str) -> Iterator[None]:
-    """Mount a file system of its own; skipped where that is not allowed."""
-    command = ("mount", "-t", "tmpfs", "-o", options, "none", path)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def mounted(at: Path, *arguments: str | Path) -> Iterator[None]:
+    """Mount what these arguments of mount(8) name at a path; skipped where that is not allowed, or not known."""
+    done = subprocess.run(("mount", *arguments, at), capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"mount needs CAP_SYS_ADMIN: {done.stderr.strip()}")
+        pytest.skip(f"cannot mount here, which takes CAP_SYS_ADMIN: {done.stderr.strip()}")
     try:
         yield
     finally:
-        subprocess.run(("umount", path), check=True)
+        subprocess.run(("umount", at), check=True)
+
+
+def bind_mount(source: Path, target: Path) -> AbstractContextManager[None]:
+    """Mount a tree or a file a second time."""
+    return mounted(target, "--bind", source)
+
+
+def tmpfs(path: Path, options: str) -> AbstractContextManager[None]:
+    """Mount a file system of its own."""
+    return mounted(path, "-t", "tmpfs", "-o", options, "none")
+
+
+def nested(disk: Disk, number: int) -> Path:
+    """A directory with more than one level."""
+    path = disk.make(uid(number))
+    (path / "main" / "cache" / "deep").mkdir(parents=True)
+    (path / "main" / "cache" / "deep" / "file").touch()
+    (path / "link").symlink_to(disk.guarded)
+    disk.age(path, HOUR)
+    return path

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from controller.node.kubelet_pods import KubeletPods
 from controller.node.refused import Refused
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Snapshot, snapshot, uid
-from tests.integration.node.test_faults import Killed, Steps
+from tests.integration.node.steps import Steps
+from tests.integration.node.test_faults import Killed
 from vcuda.errors import Unreachable
 from vcuda.vm_directories import TRASH, Reason
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from controller.node.outcome import Verdict
 from controller.node.tree import opened_root
 from controller.node.usage import survey
-from tests.integration.node.disk import HOUR, Agent, Disk, need_root, tmpfs, uid
+from tests.integration.node.disk import HOUR, Agent, Disk, mounted, need_root, tmpfs, uid
 from tests.integration.node.test_attacks import held, sweep_through
 from vcuda.vm_directories import Reason
 
@@ -35,11 +34,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
             (upper / name).mkdir()
         options = f"lowerdir={lower},upperdir={upper / 'changes'},workdir={upper / 'work'}"
         options += ",xino=auto" if "xino" in request.param else ""
-        command = ("mount", "-t", "overlay", "-o", options, "none", merged)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"no overlayfs here: {done.stderr.strip()}")
-        stack.callback(subprocess.run, ("umount", merged), check=True)
+        stack.enter_context(mounted(merged, "-t", "overlay", "-o", options, "none"))
         disk = Disk(merged)
         disk.furnish()
         with disk.untouched():
