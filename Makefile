@@ -2,6 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Which Kubernetes the end-to-end tests and the benchmarks run on, as in `make e2e K8S=1.30.14`; the newest by default.
+K8S ?=
+# Half of their time these tests wait for somebody, so several files run at once, each process on a control plane of its own.
+E2E_WORKERS ?= 2
+ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
 .PHONY: help demo test fuzz e2e chaos bench scale screenshots reference lint format clean
 
@@ -23,17 +28,17 @@ test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
 fuzz: $(VENV)/installed  ## Send the webhook what no caller should, for ten minutes; the tests above take a slice of it
 	FUZZ_SECONDS=600 $(BIN)/pytest tests/integration/test_fuzz_*.py -s
 
-e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once if need be
-	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest tests/e2e -m "not chaos"
+e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once; K8S=1.30.14 for another version than the newest
+	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
 chaos: $(VENV)/installed  ## Kill every part again and again under load, and count what is stored
-	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest tests/e2e -m chaos -s
+	$(ASSETS) $(BIN)/pytest tests/e2e -m chaos -s
 
-bench: $(VENV)/installed  ## Measure admission beside a webhook that does nothing, and beside none
-	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m tests.bench
+bench: $(VENV)/installed  ## Measure what a pod costs with us, beside webhooks that do nothing and beside none, and our parts
+	$(ASSETS) $(BIN)/python -m bench
 
 scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,000 stored pods
-	assets=$$(tests/e2e/build-control-plane) && KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m tests.bench.scale
+	$(ASSETS) $(BIN)/python -m bench scale
 
 screenshots: $(VENV)/installed  ## Take the pictures of the usage page under docs/, with Debian's chromium
 	$(BIN)/python -m tests.screenshots

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import urllib3
 from kubernetes.client import ApiClient, Configuration
@@ -25,6 +26,9 @@ JSON_PATCH = "application/json-patch+json"
 
 TIMEOUT = 30.0
 """Seconds for one request."""
+
+PAGE = "500"
+"""Objects on one page of a list; kubectl and client-go ask for as many."""
 
 _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -85,10 +89,28 @@ class Api:
             ) from error
         return cls(ApiClient(configuration))
 
+    @property
+    def server(self) -> str:
+        """Its URL as people are told it: a kubeconfig may have a password in it."""
+        host = urlsplit(self.client.configuration.host)
+        return f"{host.scheme}://{host.netloc.rpartition('@')[2]}"
+
     def get(self, path: str, **query: str) -> Reply | None:
         """Return the object or list at ``path``; None where there is none. Raises ApiFault."""
         status, body, date = self._send("GET", f"{path}?{urlencode(query)}" if query else path)
         return None if status == HTTPStatus.NOT_FOUND else Reply(_checked(f"GET {path}", status, body), date)
+
+    def list(self, path: str, **query: str) -> Iterator[Json]:
+        """Yield the objects of the collection at ``path``, page by page; none where there is no such kind.
+
+        Raises ApiFault.
+        """
+        query = {**query, "limit": PAGE}
+        while reply := self.get(path, **query):
+            yield from reply.body.get("items") or ()
+            query["continue"] = (reply.body.get("metadata") or {}).get("continue") or ""
+            if not query["continue"]:
+                return
 
     def create(self, path: str, body: Json) -> None:
         """Create an object; Conflicted where its name is taken."""

@@ -18,6 +18,7 @@ from certs.parsing import (
     MANAGED_BY,
     OURS,
     SERVED,
+    SERVICE_NAME,
     TLS_TYPE,
     TRUSTED,
     Place,
@@ -32,8 +33,11 @@ from certs.parsing import (
 )
 from certs.pem import write_certificates
 from certs.state import Authorities, Certificates, Configuration, Endpoint, Problem, Serving, State
+from certs.version import VersionCheck
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+CORE = "/api/v1"
+DISCOVERY = "/apis/discovery.k8s.io/v1"
 KINDS = {
     "MutatingWebhookConfiguration": "mutatingwebhookconfigurations",
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
@@ -43,13 +47,17 @@ _LABELS = {"app.kubernetes.io/part-of": "vcuda-quota", MANAGED_BY: OURS}
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """``labels``: those of our webhook configurations. ``addresses`` replaces the Service's endpoints where given."""
+    """``labels``: those of our webhook configurations. ``addresses`` replaces the Service's endpoints where given.
+
+    With ``version_check`` the API server's version is checked before anything else is read.
+    """
 
     api: Api
     place: Place
     labels: Mapping[str, str]
     port_name: str = "https"
     addresses: tuple[str, ...] = ()
+    version_check: VersionCheck | None = None
 
     def read(self, now: Callable[[], datetime]) -> State:
         """Return everything as it is now, each endpoint dialled. Raises ApiFault.
@@ -58,6 +66,8 @@ class Cluster:
         read that signs it. The CA Secret is read after the caBundles: an authority in these that it does not know is
         none that another run has just made.
         """
+        if self.version_check:
+            self.version_check.make(self.api)
         serving = self.api.get(self._secret(self.place.serving_secret))
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
         authorities = self.api.get(self._secret(self.place.authority_secret))
@@ -129,8 +139,9 @@ class Cluster:
     def _addresses(self) -> Iterable[tuple[str, bool]]:
         if self.addresses:
             return [(address, True) for address in self.addresses]
-        found = self.api.get(self._path("endpoints", self.place.service))
-        return list(read_addresses(found.body, self.port_name)) if found else []
+        path = self._path("endpointslices", group=DISCOVERY)
+        slices = self.api.list(path, labelSelector=f"{SERVICE_NAME}={self.place.service}")
+        return read_addresses(slices, self.port_name).items()
 
     def _list(self, resource: str) -> Reply:
         return self.api.get(f"{ADMISSION}/{resource}") or Reply({}, None)
@@ -180,8 +191,8 @@ class Cluster:
     def _secret(self, name: str) -> str:
         return self._path("secrets", name)
 
-    def _path(self, *parts: str) -> str:
-        return "/".join(["/api/v1/namespaces", *map(quote, (self.place.namespace, *parts))])
+    def _path(self, *parts: str, group: str = CORE) -> str:
+        return "/".join([group, "namespaces", *map(quote, (self.place.namespace, *parts))])
 
 
 def _clock_problem(reply: Reply, now: datetime) -> tuple[Problem, ...]:

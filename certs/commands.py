@@ -22,6 +22,7 @@ from certs.parsing import Place
 from certs.rehearsal import Rehearsal
 from certs.rotation import Rotation, SystemClock
 from certs.steps import OVERLAP, RETENTION, Commands, Done, Refused, Step, Terms, Wait
+from certs.version import VersionCheck
 
 NEEDS_A_PERSON = 1
 BAD_INPUT = 2
@@ -110,8 +111,8 @@ def rotate(
       vcuda-certs rotate --issued-before "$(date -u +%FT%TZ)" --overlap 1m --retention 5m --timeout 20m
           replace the CA and the leaf now, in one run
 
-    Exit status: 0 done, or a later run has to go on; 1 a person is needed, or the API server did not answer; 2 bad
-    input.
+    Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
+    Kubernetes is too old; 2 bad input.
     """
     registered = not where["unregistered"]
     terms = Terms(_names(where), ca_life, leaf_life, overlap, retention, issued_before, registered, _commands(where))
@@ -130,7 +131,8 @@ def status(*, output: str, **where: Any) -> None:
       vcuda-certs status
       vcuda-certs status -o json | jq '.certificates[] | select(.daysLeft < 30)'
 
-    Exit status: 0 all is well, 1 something needs a person, or the API server did not answer; 2 bad input.
+    Exit status: 0 all is well; 1 something needs a person, the API server did not answer, or Kubernetes is too old;
+    2 bad input.
     """
 
     def show() -> int:
@@ -207,7 +209,12 @@ def _cluster(where: dict[str, Any]) -> Cluster:
         where["serving_secret"],
         frozenset(where["endpoint"]),
     )
-    return Cluster(Api.connect(where["kubeconfig"]), place, where["selector"], where["port_name"], where["endpoint"])
+    api, check = Api.connect(where["kubeconfig"]), VersionCheck(_warn)
+    return Cluster(api, place, where["selector"], where["port_name"], where["endpoint"], check)
+
+
+def _warn(message: str) -> None:
+    click.echo(f"Warning: {message}", err=True)
 
 
 def _names(where: dict[str, Any]) -> Names:
@@ -220,7 +227,7 @@ def _commands(where: dict[str, Any]) -> Commands:
     label = " ".join(f"{key}={value}" for key, value in where["selector"].items())
     return Commands(
         restart=f"kubectl -n {namespace} rollout restart deployment/{service}",
-        endpoints=f"kubectl -n {namespace} get pods,endpoints",
+        endpoints=f"kubectl -n {namespace} get pods,endpointslices",
         register=f"kubectl label validatingwebhookconfiguration NAME {label}",
         replace=f"kubectl -n {namespace} delete secret {where['ca_secret']} {where['serving_secret']}",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ OURS = "vcuda-certs"
 TRUSTED = "quota.vcuda.io/ca-trusted-since"
 SERVED = "quota.vcuda.io/ca-served-since"
 TLS_TYPE = "kubernetes.io/tls"
+SERVICE_NAME = "kubernetes.io/service-name"
 
 _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
@@ -117,17 +118,29 @@ def read_configuration(item: Json, kind: str, place: Place) -> tuple[Configurati
     return Configuration(kind, str(metadata["name"]), _version(item), tuple(hooks)), tuple(left)
 
 
-def read_addresses(endpoints: Json, port_name: str) -> Iterable[tuple[str, bool]]:
-    """Yield HOST:PORT of every address in an Endpoints object, and whether it is ready.
+def read_addresses(slices: Iterable[Json], port_name: str) -> dict[str, bool]:
+    """Return HOST:PORT of every endpoint in a Service's EndpointSlices, each once, and whether it is ready.
 
-    Of several ports of a subset the one named ``port_name`` counts.
+    They are read as the API server reads them when it calls a webhook. One that moves from a slice to another is in
+    both, and ready if either says so. One that terminates is not ready, but as long as it is there kube-proxy may call
+    it where no other is: whoever wants to know what is served has to ask it too.
     """
-    for subset in endpoints.get("subsets") or ():
-        ports = subset.get("ports") or ()
-        chosen = [port for port in ports if len(ports) == 1 or port.get("name") == port_name]
-        for field, ready in (("addresses", True), ("notReadyAddresses", False)):
-            for address in subset.get(field) or ():
-                yield from ((join(str(address["ip"]), int(port["port"])), ready) for port in chosen)
+    found: dict[str, bool] = {}
+    for address, ready in (one for each in slices for one in _endpoints(each, port_name)):
+        found[address] = found.get(address, False) or ready
+    return found
+
+
+def _endpoints(item: Json, port_name: str) -> Iterator[tuple[str, bool]]:
+    """Yield what one slice has. Of several ports the one named ``port_name`` counts; one without a number is none."""
+    if item.get("addressType") not in ("IPv4", "IPv6"):  # an FQDN: neither the API server nor kube-proxy calls it
+        return
+    ports = item.get("ports") or ()
+    chosen = [port for port in ports if len(ports) == 1 or port.get("name") == port_name]
+    for endpoint in item.get("endpoints") or ():
+        ready = _part(endpoint, "conditions").get("ready") is not False  # not set means true
+        for host in (endpoint.get("addresses") or ())[:1]:  # no meaning is defined for further ones
+            yield from ((join(str(host), int(port["port"])), ready) for port in chosen if port.get("port"))
 
 
 def join(host: str, port: int) -> str:

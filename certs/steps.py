@@ -27,7 +27,7 @@ class Commands:
     """What to tell a person to run."""
 
     restart: str = "kubectl -n vcuda-quota rollout restart deployment/vcuda-webhook"
-    endpoints: str = "kubectl -n vcuda-quota get pods,endpoints"
+    endpoints: str = "kubectl -n vcuda-quota get pods,endpointslices"
     rehearse: str = "vcuda-certs rotate --dry-run"
     allow: str = "kubectl edit clusterrole vcuda-certs"
     register: str = "kubectl label validatingwebhookconfiguration NAME app.kubernetes.io/part-of=vcuda-quota"

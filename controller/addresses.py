@@ -1,4 +1,4 @@
-"""Addresses to listen on, as flags give them."""
+"""Addresses to listen on, and to be reached at, as flags give them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def parse_address(text: str) -> tuple[str, int]:
     if not (colon and good and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
         raise BadInput(f"{text!r} is not HOST:PORT.")
     return host, int(port)
+
+
+def parse_ip_address(text: str) -> tuple[str, int]:
+    """Return the host and the port of IP:PORT; BadInput where it is none, or where the address has a zone."""
+    with contextlib.suppress(BadInput, ValueError):
+        host, port = parse_address(text)
+        address = ipaddress.ip_address(host)
+        if "%" not in host:
+            return str(address), port
+    raise BadInput(f"{text!r} is not IP:PORT.")
 
 
 def family_of(host: str) -> socket.AddressFamily:

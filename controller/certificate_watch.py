@@ -11,7 +11,7 @@ import hashlib
 import socket
 import ssl
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -20,9 +20,10 @@ from cryptography import x509
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vcuda.errors import NotFound, VcudaError
+from vcuda.endpoint_slices import SERVICE_NAME, EndpointSlice, ready_addresses
+from vcuda.errors import VcudaError
 from vcuda.kube import Event, Kube, Subject, post_event, segment
-from vcuda.objects import ObjectMeta
+from vcuda.objects import UNDECODABLE, ObjectMeta
 
 INTERVAL = 300.0
 """Seconds between two looks."""
@@ -33,6 +34,8 @@ TIMEOUT = 5.0
 AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
+
+_SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -84,8 +87,7 @@ class CertificateWatch(Collector):
 
         Raises VcudaError.
         """
-        endpoints = msgspec.json.decode(self._kube.get(self._path("endpoints")), type=_Endpoints)
-        addresses = list(_addresses(endpoints))
+        addresses = ready_addresses(self._slices(), PORT_NAME)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
             self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))
@@ -94,12 +96,10 @@ class CertificateWatch(Collector):
 
     def _look_safely(self) -> None:
         """Look; a look that fails is logged once, and the next one is made as ever."""
-        fault = ""
         try:
             self.look(datetime.datetime.now(datetime.UTC))
-        except NotFound:
-            self._shown, fault = (), "there is no such Service with endpoints"
-        except VcudaError as error:
+            fault = "" if self._shown else "no endpoint of the Service is ready"
+        except (VcudaError, *UNDECODABLE) as error:
             fault = str(error)
         if fault and fault != self._fault:
             self._log.warning("the webhook's certificate was not looked at", reason=fault)
@@ -109,13 +109,16 @@ class CertificateWatch(Collector):
         """Write the Event: one a day and leaf, whoever leads."""
         message = message_for(late, now, self._namespace)
         self._log.warning("the webhook's certificate was not renewed", endpoint=late.address, end=str(late.end))
-        service = msgspec.json.decode(self._kube.get(self._path("services")), type=_Named)
+        path = f"/api/v1/namespaces/{segment(self._namespace)}/services/{segment(self._service)}"
+        service = msgspec.json.decode(self._kube.get(path), type=_Named)
         subject = Subject("v1", "Service", self._service, self._namespace, service.metadata.uid)
         name = f"certificate-{late.fingerprint[:8]}-{now:%Y%m%d}"
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
-    def _path(self, resource: str) -> str:
-        return f"/api/v1/namespaces/{segment(self._namespace)}/{resource}/{segment(self._service)}"
+    def _slices(self) -> list[EndpointSlice]:
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(self._namespace)}/endpointslices"
+        pages = self._kube.list_pages(path, {"labelSelector": f"{SERVICE_NAME}={self._service}"})
+        return [_SLICE.decode(item) for page in pages for item in page.items]
 
 
 def dial(address: str, server_name: str) -> Shown:
@@ -159,33 +162,3 @@ def message_for(late: Shown, now: datetime.datetime, namespace: str) -> str:
 
 class _Named(msgspec.Struct, frozen=True):
     metadata: ObjectMeta
-
-
-class _Address(msgspec.Struct, frozen=True):
-    ip: str
-
-
-class _Port(msgspec.Struct, frozen=True):
-    port: int
-    name: str = ""
-
-
-class _Subset(msgspec.Struct, frozen=True):
-    addresses: tuple[_Address, ...] = ()
-    ports: tuple[_Port, ...] = ()
-
-
-class _Endpoints(msgspec.Struct, frozen=True):
-    subsets: tuple[_Subset, ...] | None = None
-
-
-def _addresses(endpoints: _Endpoints) -> Iterator[str]:
-    """Yield HOST:PORT of every ready endpoint, at the port that webhooks are called at."""
-    for subset in endpoints.subsets or ():
-        for port in subset.ports:
-            if len(subset.ports) == 1 or port.name == PORT_NAME:
-                yield from (_join(address.ip, port.port) for address in subset.addresses)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -17,11 +17,11 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.addresses import parse_address
+from controller.addresses import parse_address, parse_ip_address
 from controller.allocation_gc import Garbage
 from controller.auditor import Auditing
 from controller.elector import Elector, Terms
-from controller.extender.endpoints import SERVICE
+from controller.extender.advertiser import SERVICE
 from controller.extender.service import Listening
 from controller.leader import Leader
 from controller.node.cli import node
@@ -31,7 +31,7 @@ from controller.ui.leading import showing
 from controller.ui.page import UsagePage
 from vcuda import __version__
 from vcuda.errors import BadInput
-from vcuda.kube import Kube, QuotaPlace
+from vcuda.kube import Kube, QuotaPlace, VersionCheck
 from vcuda.logs import configure
 from vcuda.placement import NodeLabels
 
@@ -116,7 +116,7 @@ main.add_command(node)
     "--extender-advertise",
     default=None,
     metavar="IP:PORT",
-    help=f"Where others reach the extender: written to the Endpoints of Service {SERVICE} while leading.",
+    help=f"Where others reach the extender: written to the EndpointSlice of Service {SERVICE} while leading.",
 )
 @_option(
     "--webhook-service",
@@ -180,7 +180,7 @@ def run(
       vcuda-controller run --extender-address 127.0.0.1:10443 --extender-cert-dir certs
           places pods for a kube-scheduler whose extender has urlPrefix https://127.0.0.1:10443/scheduler
 
-    Exit status: 0 stopped, 1 the lease was lost (start it again), 2 bad input.
+    Exit status: 0 stopped; 1 the lease was lost (start it again), or Kubernetes is too old; 2 bad input.
     """
     times = _times(storable_seconds, full_pass_seconds)
     status = _address(status_address, "--status-address")
@@ -193,7 +193,7 @@ def run(
         signal.signal(number, lambda *_: stop.set())
     try:
         listening = _listening(extender_address, extender_cert_dir, extender_advertise)
-        kube = Kube.connect(kubeconfig, pool_size=16)
+        kube = Kube.connect(kubeconfig, pool_size=16, version_check=VersionCheck(structlog.get_logger().warning))
     except BadInput as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(BAD_INPUT)
@@ -274,7 +274,7 @@ def _listening(address: str | None, certificate: Path | None, advertised: str | 
     if certificate is None:
         raise click.UsageError("--extender-address wants --extender-cert-dir too: kube-scheduler calls it over TLS.")
     here = _address(address, "--extender-address")
-    there = _address(advertised, "--extender-advertise") if advertised else None
+    there = _address(advertised, "--extender-advertise", parse_ip_address) if advertised else None
     return Listening.on(here, certificate, there)
 
 
@@ -291,8 +291,8 @@ def _end() -> None:
     os._exit(LOST)
 
 
-def _address(text: str, option: str) -> tuple[str, int]:
+def _address(text: str, option: str, parse: Callable[[str], tuple[str, int]] = parse_address) -> tuple[str, int]:
     try:
-        return parse_address(text)
+        return parse(text)
     except BadInput as error:
         raise click.BadParameter(str(error), param_hint=option) from error

@@ -11,7 +11,7 @@ import structlog
 
 from controller.metrics import AuditMetrics
 from vcuda.audit import Finding, audit
-from vcuda.errors import Conflict, HeldByBudget, NotFound, Unreachable, VcudaError
+from vcuda.errors import Conflict, HeldByBudget, NotFound, VcudaError
 from vcuda.kube import Event, Kube, LedgerStore, NodeWatch, QuotaWatch, Subject, post_event, segment
 from vcuda.quota import UNASKED_NAMESPACES
 from vcuda.stored_pods import StoredPod
@@ -109,23 +109,13 @@ class Evictor:
     def _send(self, pod: StoredPod) -> None:
         """Ask for the eviction of this very pod: Conflict where the name is another's by now."""
         body = {
-            "apiVersion": self._version(),
+            "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
         self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT)
-
-    def _version(self) -> str:
-        """Return the version of Eviction that the API server takes, by discovery, as ``kubectl drain`` finds it.
-
-        It is policy/v1 from Kubernetes 1.22 on, and policy/v1beta1 alone before.
-        """
-        for resource in _RESOURCES.decode(self._kube.get("/api/v1")).resources:
-            if resource.name == "pods/eviction" and resource.kind == "Eviction":
-                return f"{resource.group}/{resource.version}"
-        raise Unreachable("the API server offers no pods/eviction")
 
     def _tell_evicted(self, finding: Finding) -> None:
         """Write the Event after the fact, so that it is never untrue; who crashes in between leaves none."""
@@ -144,22 +134,6 @@ class Evictor:
             post_event(self._kube, event)
         except VcudaError as error:
             self._log.warning("event not written", pod=event.subject.name, error=str(error))
-
-
-class _Resource(msgspec.Struct, frozen=True):
-    """One resource of an APIResourceList."""
-
-    name: str = ""
-    kind: str = ""
-    group: str = ""
-    version: str = ""
-
-
-class _Resources(msgspec.Struct, frozen=True):
-    resources: tuple[_Resource, ...] = ()
-
-
-_RESOURCES = msgspec.json.Decoder(_Resources)
 
 
 def subject_of(pod: StoredPod) -> Subject:

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any, Never, cast
 
 import jsonpatch
@@ -13,7 +14,7 @@ import msgspec
 from jsonpointer import JsonPointerException
 
 from vcuda.errors import ApiError, Conflict, NotFound, Unreachable, VcudaError
-from vcuda.kube import JSON_PATCH, Kube
+from vcuda.kube import JSON_PATCH, Kube, Params
 from vcuda.kube.client import Page
 
 Effect = Callable[[], bytes]
@@ -40,13 +41,9 @@ def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
 
 
 class ApiDouble:
-    """Objects by path. ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail.
+    """Objects by path. ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail."""
 
-    ``checks_bindings``: a pod is only bound at the uid and the version that its Binding names, as from Kubernetes 1.23.
-    """
-
-    def __init__(self, *, checks_bindings: bool = True) -> None:
-        self.checks_bindings = checks_bindings
+    def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
         self.calls: list[str] = []
         self.deliver: Delivery = delivered
@@ -131,18 +128,25 @@ class ApiDouble:
 
         return self._call("DELETE", timeout, effect)
 
-    def list_pages(self, path: str, _params: object = None, _limit: int = 500, timeout: float = 30) -> Iterator[Page]:
-        """Yield all objects of a collection on one page."""
+    def list_pages(
+        self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30
+    ) -> Iterator[Page]:
+        """Yield the objects of a collection on one page: all, or those with the label that is KEY=VALUE."""
+        selector = str((params or {}).get("labelSelector", ""))
 
         def effect() -> bytes:
             found = [stored for own, stored in self.objects.items() if path in _collections_of(own)]
-            return json.dumps(found).encode()
+            return json.dumps([each for each in found if _selects(selector, each)]).encode()
 
         items = msgspec.json.decode(self._call("LIST", timeout, effect), type=list[msgspec.Raw])
         yield Page(str(self._version), items)
 
-    def stream(self, path: str, _params: object = None, *, connect_timeout: float = 10, read_timeout: float) -> Never:
-        """Refuse a watch: what is known of this API server is what was listed."""
+    def stream(
+        self, path: str, params: Mapping[str, object] | None = None, *, connect_timeout: float = 10, read_timeout: float
+    ) -> Never:
+        """Refuse a watch: what is known of this API server is what was listed, and it streams no lists."""
+        if "sendInitialEvents" in (params or {}):
+            raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "sendInitialEvents is forbidden for watch")
         raise Unreachable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
 
     def _bind(self, path: str, binding: dict[str, Any]) -> bytes:
@@ -150,9 +154,7 @@ class ApiDouble:
         metadata, spec = known["metadata"], known["spec"]
         if spec.get("nodeName"):
             raise Conflict(409, f"pod {metadata['name']} is already assigned to node {spec['nodeName']}")
-        if self.checks_bindings and any(
-            asked.get(key) not in (None, metadata[key]) for key in ("uid", "resourceVersion")
-        ):
+        if any(asked.get(key) not in (None, metadata[key]) for key in ("uid", "resourceVersion")):
             raise Conflict(409, "Precondition failed")
         annotations = {**metadata.get("annotations", {}), **asked.get("annotations", {})}
         bound = {**known, "metadata": {**metadata, "annotations": annotations}}
@@ -185,6 +187,11 @@ def _patched(target: dict[str, Any], patch: Any) -> dict[str, Any]:
     except (jsonpatch.JsonPatchException, JsonPointerException) as error:
         raise ApiError(422, f"the server rejected our request due to an error in our request: {error}") from error
     return changed
+
+
+def _selects(selector: str, stored: dict[str, Any]) -> bool:
+    key, equals, value = selector.partition("=")
+    return not equals or (stored["metadata"].get("labels") or {}).get(key) == value
 
 
 def _collections_of(path: str) -> tuple[str, str]:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+
+from tests.kubectl import kubectl
 
 Json = dict[str, Any]
 
@@ -24,14 +25,6 @@ SYSTEM_NAMESPACE = "vcuda-quota"
 NODE_NAMESPACE = "vcuda-quota-node"
 IMAGE = "vcuda-quota"
 WORKLOADS = ("Deployment", "DaemonSet", "CronJob", "Job")
-
-
-def kubectl() -> str:
-    """The kubectl on PATH. The one that is built from 1.20's source knows no components: it cannot render these."""
-    found = shutil.which("kubectl")
-    if found is None:
-        pytest.skip("no kubectl on PATH to render the manifests with", allow_module_level=True)
-    return found
 
 
 @functools.cache

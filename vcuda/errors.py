@@ -10,6 +10,8 @@
     * Gone              410: the resourceVersion or continue token is too old
   * Unreachable         the API server did not answer, or answered that it cannot (5xx, 429)
     * HeldByBudget      429 to an eviction: a PodDisruptionBudget does not allow it now
+    * WatchLost         a watch told of a fault, or of something that cannot be read
+  * UnsupportedVersion  the API server is of a Kubernetes that is too old for this release
   * UnreadableLedger    a stored ledger is damaged
   * UnreadableJournal   the stored journal of placements is damaged
   * Deposed             another process leads
@@ -87,6 +89,14 @@ class HeldByBudget(Unreachable):
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
         self.why = why
+
+
+class WatchLost(Unreachable):
+    """A watch told of a fault in the API server, or of something that cannot be read: a list tells what it missed."""
+
+
+class UnsupportedVersion(VcudaError):
+    """The API server is older than the oldest Kubernetes that this release supports; nothing may be sent to it."""
 
 
 class UnreadableLedger(VcudaError):

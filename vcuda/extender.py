@@ -1,7 +1,6 @@
 """What kube-scheduler sends an extender, and what it wants back (k8s.io/kube-scheduler ``extender/v1``).
 
-Go finds the keys of a JSON object in any case. Schedulers before 1.17 write ``pod``, later ones ``Pod``: so keys are
-taken in any case here too.
+Its Go types have no JSON tags, so keys begin with a capital; those of the pods and nodes in them do not.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ class Candidates(msgspec.Struct, frozen=True):
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Reason]) -> bytes:
-        """Return the answer that no node can take it. What lasts is told apart: no preemption would help there.
-
-        Schedulers before 1.21 do not read that part, so it stands among the others too.
-        """
+        """Return the answer that no node can take it. What lasts is told apart: no preemption would help there."""
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:
@@ -48,11 +44,11 @@ class Candidates(msgspec.Struct, frozen=True):
             passed = {"NodeNames": tuple(names), "Nodes": None}
         else:
             passed = {"Nodes": {"metadata": {}, "items": [self.nodes[name] for name in names]}, "NodeNames": None}
-        final = {name: reason.text for name, reason in reasons.items() if reason.final}
-        every = {name: reason.text for name, reason in reasons.items()}
-        return msgspec.json.encode(
-            {**passed, "FailedNodes": every, "FailedAndUnresolvableNodes": final, "Error": error}
-        )
+        failed = {
+            "FailedNodes": {name: reason.text for name, reason in reasons.items() if not reason.final},
+            "FailedAndUnresolvableNodes": {name: reason.text for name, reason in reasons.items() if reason.final},
+        }
+        return msgspec.json.encode({**passed, **failed, "Error": error})
 
 
 class Victims(msgspec.Struct, frozen=True):
@@ -99,13 +95,13 @@ _ABSENT = msgspec.Raw(b"null")
 def read_candidates(body: bytes) -> Candidates:
     """Read ExtenderArgs; raises BadInput."""
     try:
-        fields = _fields(body)
-        pod = _POD.decode(fields["pod"])
-        names = _NAMES.decode(fields.get("nodenames", _ABSENT))
+        fields = _OBJECT.decode(body)
+        pod = _POD.decode(fields["Pod"])
+        names = _NAMES.decode(fields.get("NodeNames", _ABSENT))
         if names is not None:
             return Candidates(pod, names)
-        listed = fields.get("nodes", _ABSENT)
-        items = _fields(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
+        listed = fields.get("Nodes", _ABSENT)
+        items = _OBJECT.decode(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
         nodes = {_HEAD.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
         return Candidates(pod, tuple(nodes), nodes)
     except (KeyError, *UNDECODABLE) as error:
@@ -115,8 +111,8 @@ def read_candidates(body: bytes) -> Candidates:
 def read_preemption(body: bytes) -> Preemption:
     """Read ExtenderPreemptionArgs; raises BadInput."""
     try:
-        fields = _fields(body)
-        pod = _POD.decode(fields["pod"])
+        fields = _OBJECT.decode(body)
+        pod = _POD.decode(fields["Pod"])
         listed = next((fields[key] for key in _VICTIM_KEYS if fields.get(key, _ABSENT) != _ABSENT), None)
         by_node = _OBJECT.decode(listed) if listed is not None else {}
         return Preemption(pod, {node: _victims(raw) for node, raw in by_node.items()})
@@ -124,7 +120,7 @@ def read_preemption(body: bytes) -> Preemption:
         raise BadInput(f"no ExtenderPreemptionArgs: {error}") from error
 
 
-_VICTIM_KEYS = ("nodenametometavictims", "nodenametovictims")
+_VICTIM_KEYS = ("NodeNameToMetaVictims", "NodeNameToVictims")
 
 
 def write_preemption(victims: Mapping[str, Victims]) -> bytes:
@@ -139,14 +135,14 @@ def write_preemption(victims: Mapping[str, Victims]) -> bytes:
 def read_binding(body: bytes) -> Binding:
     """Read ExtenderBindingArgs; raises BadInput."""
     try:
-        fields = _fields(body)
+        fields = _OBJECT.decode(body)
         namespace, name, uid, node = (_STRING.decode(fields[key]) for key in _BINDING_KEYS)
         return Binding(namespace, name, uid, node)
     except (KeyError, *UNDECODABLE) as error:
         raise BadInput(f"no ExtenderBindingArgs: {error}") from error
 
 
-_BINDING_KEYS = ("podnamespace", "podname", "poduid", "node")
+_BINDING_KEYS = ("PodNamespace", "PodName", "PodUID", "Node")
 
 
 def write_binding(error: str) -> bytes:
@@ -165,18 +161,14 @@ def _plain(message: str) -> str:
 
 
 def _victims(raw: msgspec.Raw) -> Victims:
-    fields = _fields(raw)
-    pods = _RAWS.decode(fields.get("pods", _ABSENT)) or ()
-    return Victims(tuple(map(_uid, pods)), msgspec.json.decode(fields.get("numpdbviolations", b"0"), type=int))
+    fields = _OBJECT.decode(raw)
+    pods = _RAWS.decode(fields.get("Pods", _ABSENT)) or ()
+    return Victims(tuple(map(_uid, pods)), msgspec.json.decode(fields.get("NumPDBViolations", b"0"), type=int))
 
 
 def _uid(raw: msgspec.Raw) -> str:
     """Return the uid of a MetaPod, or of a pod that was sent whole."""
-    fields = _fields(raw)
+    fields = _OBJECT.decode(raw)
     if "metadata" in fields:
         return _HEAD.decode(raw).metadata.uid
-    return msgspec.json.decode(fields["uid"], type=str)
-
-
-def _fields(body: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    return {key.lower(): value for key, value in _OBJECT.decode(body).items()}
+    return _STRING.decode(fields["UID"])

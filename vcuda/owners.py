@@ -47,7 +47,6 @@ class OwnerStatus(View, frozen=True, gc=False):
     replicas: int = 0
     active: int = 0
     succeeded: int = 0
-    observed_generation: int = 0
     desired_number_scheduled: int = 0
     current_number_scheduled: int = 0
     conditions: tuple[Condition, ...] | None = None
@@ -70,8 +69,6 @@ class Owner(View, frozen=True, gc=False):
             return max(self._wanted_by_job(spec.parallelism) - status.active, 0)
         if spec.replicas is not None:
             return max(spec.replicas - status.replicas, 0)
-        if not status.observed_generation:
-            return 1  # a DaemonSet has no status as long as it was only ever refused: seen in Kubernetes 1.20
         return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
 
     def _wanted_by_job(self, parallelism: int) -> int:

@@ -72,11 +72,6 @@ def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share,
     return {record.time: str(time), record.node: node, record.assigned: "false", **indexes}
 
 
-def written_on(pod: Pod) -> dict[str, str]:
-    """Return the annotations of the placement that is written on a pod."""
-    return {key: value for key, value in pod.annotations.items() if key.startswith(_PREFIXES)}
-
-
 def patch_of(written: Mapping[str, str], present: Iterable[str], uid: str, version: str) -> bytes:
     """Return the JSON merge patch that writes the annotations, and takes away what an earlier placement left.
 

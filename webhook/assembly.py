@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from vcuda.kube import CardsWatch, Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch
+from vcuda.kube import CardsWatch, Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch, VersionCheck, end_process
 from vcuda.patches import Hints
 from vcuda.placement import Nodes
 from vcuda.quota import SYSTEM_NAMESPACES
@@ -25,13 +25,17 @@ MakeService = Callable[[ServingCertificate], Service]
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """How to reach the cluster, and where things are in it."""
+    """How to reach the cluster, and where things are in it.
+
+    ``end`` prints an error and ends the webhook; it is called in the worker where Kubernetes is too old.
+    """
 
     kubeconfig: Path | None
     place: QuotaPlace
     system_namespace: str
     hints: Hints
     threads: int
+    end: Callable[[str], None] = end_process
 
     def check(self) -> None:
         """Read the credentials once before anything is started; nothing is sent.
@@ -44,7 +48,8 @@ class Cluster(msgspec.Struct, frozen=True):
 
     def make_service(self, certificate: ServingCertificate) -> Service:
         """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
-        kube = Kube.connect(self.kubeconfig, pool_size=self.threads + 2)
+        check = VersionCheck(structlog.get_logger().warning, self.end)
+        kube = Kube.connect(self.kubeconfig, pool_size=self.threads + 2, version_check=check)
         quota = QuotaWatch(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
         nodes = NodeWatch(kube, self.hints.labels)
         facts = ClusterFacts(quota, nodes, CardsWatch(kube, self.system_namespace), self.hints)

@@ -29,9 +29,10 @@ from vcuda.workloads import NO_PODS
 from webhook import check as offline
 from webhook.assembly import Cluster, MakeService, Standalone
 from webhook.manifests import read_workloads
-from webhook.server import Settings, WebhookServer
+from webhook.server import Failure, Settings, WebhookServer
 
 BAD_INPUT = 2
+FAILED = 1
 LAST_PORT = 65535
 T = TypeVar("T")
 
@@ -117,7 +118,7 @@ def serve(
       vcuda-webhook serve --standalone --quota gpuquota.yaml --bind 127.0.0.1:8443
           without a cluster, with a certificate made for this run
 
-    Exit status: 0 stopped, 1 the address cannot be listened on, 2 bad input.
+    Exit status: 0 stopped; 1 the address cannot be listened on, or Kubernetes is too old; 2 bad input.
     """
     configure_batched(log_level)
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
@@ -131,9 +132,14 @@ def serve(
         return
     if cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
-    cluster = Cluster(kubeconfig, _place(quota_configmap, quota_key), system_namespace, hints, threads)
+    failure = Failure()
+    cluster = Cluster(kubeconfig, _place(quota_configmap, quota_key), system_namespace, hints, threads, failure.end)
     _or_exit(cluster.check)
-    _run(Settings(bind, cert_dir, threads, drain_seconds), cluster.make_service)
+    try:
+        _run(Settings(bind, cert_dir, threads, drain_seconds), cluster.make_service)
+    finally:
+        if failure.happened:
+            sys.exit(FAILED)
 
 
 @main.command(context_settings=_ENVIRONMENT)

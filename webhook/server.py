@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import os
 import resource
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 from gunicorn.app.base import BaseApplication
@@ -37,6 +41,30 @@ class Settings(msgspec.Struct, frozen=True):
     certificate: Path
     threads: int = 32
     drain: float = 5.0
+
+
+class Failure:
+    """Lets the worker end the whole server: gunicorn would start another worker in the place of one that ends alone.
+
+    It is made before the worker is forked, so that both processes see whether it ``happened``.
+    """
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, 1)
+        self._server = os.getpid()
+
+    @property
+    def happened(self) -> bool:
+        """Whether the server ends because of this, and not because it was told to."""
+        return self._shared[0] != 0
+
+    def end(self, message: str) -> NoReturn:
+        """Print an error, and end the server at once: called in the worker, from any thread."""
+        sys.stderr.write(f"Error: {message}\n")
+        sys.stderr.flush()
+        self._shared[0] = 1
+        os.kill(self._server, signal.SIGTERM)
+        os._exit(0)  # gunicorn would log any other status as a fault of the worker's
 
 
 class WebhookServer(BaseApplication):

@@ -1,12 +1,12 @@
 """Binds pods to the nodes that they were placed on, with the cards that they were given there, or not at all.
 
 The scheduler may ask for a pod's binding, and then have it placed anew, on another node, while that call is still on
-its way: its leader changes, or it has given the call up. API servers before 1.23 bind whatever they are asked to, the
-later ones by version too where they are told one. So no binding relies on that: it carries the placement that it is
-for, which the API server writes on the pod together with the node; and the shares of a binding that may be on its way
-are the pod's, written down in the journal before it is sent, until the pod is bound or gone.
+its way: its leader changes, or it has given the call up. A binding names the uid and the resourceVersion that the
+placement was read at, and the API server binds no other pod and no other version: one that is late binds nothing.
 
-One hole is left before 1.23: a binding that lands when another pod has the name binds that one.
+Until the pod's version has moved on, its shares are the pod's: they are written down in the journal before the binding
+is sent. That also keeps a leader that was deposed, and does not know it, from sending any: it knows nothing of the
+shares that others have been given since.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vcuda.demands import Wish, read_wish
 from vcuda.errors import ApiError, Conflict, NotPlaced, Unreachable, VcudaError
 from vcuda.extender import Binding
 from vcuda.objects import Pod
-from vcuda.records import Holding, read_holding, written_on
+from vcuda.records import Holding, read_holding
 
 
 class Binder:
@@ -77,7 +77,7 @@ class Binder:
             if promise:
                 self._desk.retract(promise, deadline)
             raise
-        except Unreachable as error:  # it may land still, so its shares stay the pod's
+        except Unreachable as error:  # it may land still, at this version of the pod
             if promise:
                 self._desk.book.linger(promise)
             if not self._is_bound(self._desk.read(binding, deadline.within(TIMEOUT)), binding):
@@ -98,7 +98,7 @@ class Binder:
         if holding is None or holding.node != binding.node:
             raise NotPlaced(f"the pod is not placed on {binding.node} any more")
         version = pod.metadata.resource_version
-        promise = Promise(binding.uid, binding.namespace, binding.name, version, holding, binding=True)
+        promise = Promise(binding.uid, binding.namespace, binding.name, version, holding)
         with self._desk.turn():
             self._check(binding.uid, wish, holding)
             self._desk.announce(promise, deadline)
@@ -119,7 +119,6 @@ class Binder:
             "namespace": binding.namespace,
             "uid": binding.uid,
             "resourceVersion": pod.metadata.resource_version,
-            "annotations": written_on(pod),
         }
         target = {"apiVersion": "v1", "kind": "Node", "name": binding.node}
         manifest = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}

@@ -16,13 +16,10 @@ from vcuda.stored_pods import StoredPod
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A placement of ours that the watch has not shown yet.
+    """A placement or binding of ours that the watch has not shown yet.
 
-    It is written by a patch that only lands while the pod has resourceVersion ``base``; ``landed`` is the version that
+    It is written by a call that only lands while the pod has resourceVersion ``base``; ``landed`` is the version that
     this made, and None while it may land still. The shares are the pod's until its own version tells what came of it.
-
-    One for a ``binding`` goes with a call that binds the pod with these shares. Not every API server refuses it for the
-    pod's version, so until the pod is bound it may land, whatever the pod was given since.
     """
 
     uid: str
@@ -31,12 +28,9 @@ class Promise(msgspec.Struct, frozen=True):
     base: str
     holding: Holding
     landed: str | None = None
-    binding: bool = False
 
     def is_settled_by(self, pod: StoredPod) -> bool:
         """Return whether the pod as it is seen shows the placement, or shows that it can never land."""
-        if self.binding:
-            return bool(pod.node) or not pod.live
         if self.landed is not None:
             return not is_older(pod.version, self.landed)
         return is_older(self.base, pod.version)
@@ -108,15 +102,15 @@ class Book:
             self._set(promise.uid, _Account(account.seen, tuple(p for p in account.promises if p is not promise)))
 
     def linger(self, promise: Promise) -> None:
-        """Count a binding on that may land still; earlier ones with the same shares need not be counted beside it.
+        """Count a binding on that may land still; earlier ones just like it need not be counted beside it.
 
         Else each try whose outcome is not known would add one, to a journal that has an end.
         """
         with self._lock:
             account = self._accounts.get(promise.uid, _Account())
             if any(other is promise for other in account.promises):
-                left = (p for p in account.promises if p is promise or not (p.binding and p.holding == promise.holding))
-                self._set(promise.uid, _Account(account.seen, tuple(left)))
+                left = tuple(other for other in account.promises if other is promise or other != promise)
+                self._set(promise.uid, _Account(account.seen, left))
 
     def keep(self, promise: Promise, version: str) -> None:
         """Count a placement as written: it made ``version`` of the pod, and others that were promised to it are void.
@@ -127,8 +121,7 @@ class Book:
             account = self._accounts.get(promise.uid, _Account())
             if promise in account.promises:
                 kept = msgspec.structs.replace(promise, landed=version)
-                bindings = (other for other in account.promises if other.binding)
-                self._set(promise.uid, _Account(account.seen, (kept, *bindings)))
+                self._set(promise.uid, _Account(account.seen, (kept,)))
 
     def holds(self, uid: str, holding: Holding) -> bool:
         """Return whether these shares are counted for the pod."""

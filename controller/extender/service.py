@@ -11,11 +11,11 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
+from controller.extender.advertiser import Advertiser
 from controller.extender.binder import Binder
 from controller.extender.book import Book, Promise
 from controller.extender.cards_publisher import CardsPublisher
 from controller.extender.desk import Desk
-from controller.extender.endpoints import Advertiser
 from controller.extender.journal import Journal
 from controller.extender.metrics import CardsCollector, ExtenderMetrics
 from controller.extender.placer import Placer
@@ -50,8 +50,8 @@ class Extender:
     """What the leader serves to kube-scheduler.
 
     ``take`` comes before the watches start, ``serve`` when everything has been listed. Only the leader listens, and it
-    writes its address in the Endpoints of Service ``vcuda-extender``, which has no selector. So the Service leads to
-    the leader, and the others are ready all the same: a rollout need not wait for them to lead.
+    writes its address in the EndpointSlice of Service ``vcuda-extender``, which has no selector. So the Service leads
+    to the leader, and the others are ready all the same: a rollout need not wait for them to lead.
 
     ``on_fault`` is called when this process may not lead any longer, or cannot, and when a loop of it has ended.
     """
@@ -134,7 +134,7 @@ class Extender:
         self._spawn("cards", lambda: publisher.run(self._stopping))
         if listening.advertised:
             advertiser = Advertiser(self._kube, self._namespace, *listening.advertised)
-            self._spawn("endpoints", lambda: advertiser.run(self._stopping))
+            self._spawn("endpointslice", lambda: advertiser.run(self._stopping))
 
     def stop(self) -> None:
         """Answer no more."""

@@ -27,7 +27,7 @@ from controller.node.usage import sees_host
 from controller.status_server import serve_status
 from vcuda.errors import BadInput
 from vcuda.flags import FiniteRange
-from vcuda.kube import Kube
+from vcuda.kube import Kube, VersionCheck
 from vcuda.logs import configure
 from vcuda.sightings import Patience, Stamped, Watched
 from vcuda.vm_directories import VM_DIRECTORIES, Reason
@@ -126,7 +126,8 @@ def node(**flags: object) -> None:
       kubectl get pods -A -o json | vcuda-controller node --once --scheme hami --node gpu-7 --pods - --dry-run
           by hand: what would go?
 
-    Exit status: 0 stopped, or swept once; 1 the API server or the root cannot be read; 2 bad input.
+    Exit status: 0 stopped, or swept once; 1 the API server or the root cannot be read, or Kubernetes is too
+    old; 2 bad input.
     """
     settings = msgspec.convert(flags, Settings)
     try:
@@ -159,8 +160,12 @@ def _once(settings: Settings) -> int:
     click.echo(as_table(outcomes) if settings.output == "table" else as_json(outcomes))
     if blocked is None:
         return 0
-    click.echo(f"Warning: nothing was removed: {blocked}", err=True)
+    _warn(f"nothing was removed: {blocked}")
     return FAILED if blocked.reason is Reason.PODS_UNKNOWN else 0
+
+
+def _warn(message: str) -> None:
+    click.echo(f"Warning: {message}", err=True)
 
 
 def _check_root(root: Path) -> None:
@@ -176,12 +181,12 @@ def _pods_of(settings: Settings) -> tuple[PodSource, float]:
     """Return the pods, and when they were listed, in Unix seconds."""
     began = time.time()
     if settings.pods is None:
-        kube = Kube.connect(settings.kubeconfig)
+        kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(_warn))
         return ListedPods(Listing(kube, settings.node, Witness(settings.pod_uid))), began
     text, written = _read(settings.pods)
     found = read_complete_pods(text) if settings.complete else read_pods(text, settings.node)
     if found.warning:
-        click.echo(f"Warning: {found.warning}", err=True)
+        _warn(found.warning)
     return FixedPods(found.uids), min(began, written)
 
 
@@ -204,8 +209,9 @@ def _standard_input() -> bytes:
 
 def _stay(settings: Settings) -> int:
     address = _address(settings)
-    kube, witness = Kube.connect(settings.kubeconfig), Witness(settings.pod_uid)
     configure(settings.log_level)
+    kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(structlog.get_logger().warning))
+    witness = Witness(settings.pod_uid)
     wakes = Wakes()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wakes.stop())

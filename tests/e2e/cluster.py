@@ -23,8 +23,6 @@ from tests.e2e.rest import Answer, Json, Rest, api_client
 TIMEOUT = 30.0
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
 NOT_READY = "node.kubernetes.io/not-ready"
-# From here on a pod's token is projected; before, a ServiceAccount is of use only once it has a token Secret.
-FIRST_MINOR_WITH_PROJECTED_TOKENS = 21
 
 
 class Cluster:
@@ -161,11 +159,8 @@ class Cluster:
         created = self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         namespace = str(created["metadata"]["name"])
         if self.control_plane.settings.service_account_admission:
-            self.await_object(f"/api/v1/namespaces/{namespace}/serviceaccounts", "default", self._usable)
+            self.await_object(f"/api/v1/namespaces/{namespace}/serviceaccounts", "default", lambda _: True)
         return namespace
-
-    def _usable(self, service_account: Json) -> bool:
-        return self.control_plane.minor >= FIRST_MINOR_WITH_PROJECTED_TOKENS or "secrets" in service_account
 
     def delete_namespace(self, name: str) -> None:
         """Delete ``name`` and its pods at once; what the controller manager then does to it is not awaited."""

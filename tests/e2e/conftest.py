@@ -16,6 +16,11 @@ from tests.e2e.installation import Installation, installed
 from tests.e2e.rest import Json
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest: where several run at once, none is left alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def assets() -> Path | None:
     """The directory of the control plane's binaries."""

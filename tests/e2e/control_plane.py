@@ -56,7 +56,7 @@ class ControlPlane:
 
     ``scheduler`` and ``controller_manager`` are None where the binaries lack them, see ``missing``.
     ``tokens`` maps the user ``admin`` (system:masters) and each of ``settings.users`` to their bearer tokens.
-    ``minor`` is the 20 of Kubernetes 1.20.
+    ``minor`` is the 36 of Kubernetes 1.36.
     """
 
     settings: Settings
@@ -120,7 +120,6 @@ def prepare(layout: Layout, settings: Settings) -> ControlPlane:
     write_signing_key(layout.signing_key)
     write_tokens(layout.token_file, tokens)
     write_kubeconfig(layout.admin_kubeconfig, layout.server, layout.certificate("apiserver"), tokens[ADMIN])
-    minor = minor_version(layout.assets / "kube-apiserver")
     return ControlPlane(
         settings=settings,
         assets=layout.assets,
@@ -129,11 +128,11 @@ def prepare(layout: Layout, settings: Settings) -> ControlPlane:
         ca_file=layout.certificate("apiserver"),
         kubeconfig=layout.admin_kubeconfig,
         tokens=tokens,
-        minor=minor,
+        minor=minor_version(layout.assets / "kube-apiserver"),
         etcd=etcd(layout, settings),
         apiserver=apiserver(layout, settings, tokens[ADMIN]),
-        scheduler=scheduler(layout, settings, minor),
-        controller_manager=controller_manager(layout, settings, minor),
+        scheduler=scheduler(layout, settings),
+        controller_manager=controller_manager(layout, settings),
     )
 
 
@@ -150,20 +149,20 @@ def apiserver(layout: Layout, settings: Settings, token: str) -> Component:
     return component("kube-apiserver", layout, settings, [*every, *settings.apiserver_flags], ready)
 
 
-def scheduler(layout: Layout, settings: Settings, minor: int) -> Component | None:
+def scheduler(layout: Layout, settings: Settings) -> Component | None:
     """The scheduler; None where there is no binary."""
     if not layout.has("kube-scheduler"):
         return None
     ready = Probe(layout.scheduler_port, "/healthz", layout.certificate("kube-scheduler"))
-    return component("kube-scheduler", layout, settings, flags.scheduler(layout, minor), ready)
+    return component("kube-scheduler", layout, settings, flags.scheduler(layout), ready)
 
 
-def controller_manager(layout: Layout, settings: Settings, minor: int) -> Component | None:
+def controller_manager(layout: Layout, settings: Settings) -> Component | None:
     """The controller manager; None where there is no binary."""
     if not layout.has("kube-controller-manager"):
         return None
     ready = Probe(layout.manager_port, "/healthz", layout.certificate("kube-controller-manager"))
-    return component("kube-controller-manager", layout, settings, flags.controller_manager(layout, minor), ready)
+    return component("kube-controller-manager", layout, settings, flags.controller_manager(layout), ready)
 
 
 def component(name: str, layout: Layout, settings: Settings, arguments: list[str], ready: Probe) -> Component:
@@ -173,7 +172,7 @@ def component(name: str, layout: Layout, settings: Settings, arguments: list[str
 
 
 def minor_version(program: Path) -> int:
-    """The 20 of `Kubernetes v1.20.2`, as ``program`` answers to --version."""
+    """The 36 of `Kubernetes v1.36.3`, as ``program`` answers to --version."""
     answer = subprocess.run((str(program), "--version"), capture_output=True, text=True, check=True, timeout=30).stdout
     match = re.search(r"v1\.(\d+)", answer)
     if match is None:

@@ -1,11 +1,8 @@
-"""The command lines of the control plane's servers, for Kubernetes 1.20 and later."""
+"""The command lines of the control plane's servers."""
 
 from __future__ import annotations
 
 from tests.e2e.layout import Layout
-
-# The legacy HTTP port of scheduler and controller manager; the flag to turn it off went with it in 1.24.
-FIRST_MINOR_WITHOUT_INSECURE_PORT = 24
 
 
 def etcd(layout: Layout) -> list[str]:
@@ -46,29 +43,27 @@ def apiserver(layout: Layout, *, service_account_admission: bool) -> list[str]:
     ]
 
 
-def scheduler(layout: Layout, minor: int) -> list[str]:
+def scheduler(layout: Layout) -> list[str]:
     """The default profile, without leader election."""
-    return client_flags(layout, layout.scheduler_port, minor)
+    return client_flags(layout, layout.scheduler_port)
 
 
-def controller_manager(layout: Layout, minor: int) -> list[str]:
+def controller_manager(layout: Layout) -> list[str]:
     """All controllers but those that would judge our nodes by the kubelet they do not have."""
     return [
-        *client_flags(layout, layout.manager_port, minor),
+        *client_flags(layout, layout.manager_port),
         "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
         f"--service-account-private-key-file={layout.signing_key}",
         f"--root-ca-file={layout.certificate('apiserver')}",
     ]
 
 
-def client_flags(layout: Layout, port: int, minor: int) -> list[str]:
+def client_flags(layout: Layout, port: int) -> list[str]:
     """What scheduler and controller manager have in common."""
-    insecure = ["--port=0"] if minor < FIRST_MINOR_WITHOUT_INSECURE_PORT else []
     return [
         f"--kubeconfig={layout.admin_kubeconfig}",
         "--leader-elect=false",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
         f"--cert-dir={layout.certs}",
-        *insecure,
     ]

@@ -23,6 +23,7 @@ from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.quota_config_map import CONFIG, QuotaConfigMap
 from tests.e2e.rest import Json
 from tests.integration.webhook_process import WebhookProcess, serving
+from tests.match_conditions import base_conditions
 from vcuda.ledger import Ledger
 from vcuda.ledger_format import read_ledger
 
@@ -121,6 +122,7 @@ class Installation:
         return {
             **self._webhook(name, rule, f"{self.replicas[number].url}/{path}"),
             "failurePolicy": failure_policy,
+            "matchConditions": base_conditions(f"{path}.quota.vcuda.io"),
             "namespaceSelector": namespaces,
             "objectSelector": {"matchExpressions": [asks_replica(number)]},
         }

@@ -18,40 +18,22 @@ from tests.e2e.rest import Json
 NAME = "vcuda-scheduler"
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 
-# kubescheduler.config.k8s.io came as v1beta1 in 1.19, was v1beta2 from 1.22, and v1 from 1.25.
-VERSIONS = ((25, "v1"), (22, "v1beta2"), (19, "v1beta1"))
-LAST_MINOR_WITH_POLICY = LAST_MINOR_WITH_HTTP = 22
 
+def config_file(control_plane: ControlPlane, url: str, ca: Path, directory: Path, **fields: object) -> Path:
+    """The manifest's KubeSchedulerConfiguration, but for where the API server, the extender and its CA are.
 
-def config_file(control_plane: ControlPlane, url: str, ca: Path, directory: Path) -> Path:
-    """The manifest's KubeSchedulerConfiguration, but for where the API server, the extender and its CA are."""
+    ``fields`` are further ones of the extender.
+    """
     config: Json = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())
-    version = next(name for first, name in VERSIONS if control_plane.minor >= first)
-    config["apiVersion"] = f"kubescheduler.config.k8s.io/{version}"
     config["clientConnection"] = {"kubeconfig": str(control_plane.kubeconfig)}
     config["leaderElection"] = {"leaderElect": False}
-    _point(config, url, ca)
-    if control_plane.minor <= LAST_MINOR_WITH_HTTP:
-        plain = f"127.0.0.1:{free_ports(1)[0]}"
-        config |= {"healthzBindAddress": plain, "metricsBindAddress": plain}
-    path = directory / "scheduler-config.json"
-    path.write_text(json.dumps(config))
-    return path
-
-
-def policy_file(url: str, ca: Path, directory: Path) -> Path:
-    """The manifest's legacy Policy, but for where the extender and its CA are."""
-    policy: Json = json.loads((COMPONENT / "policy.json").read_text())
-    _point(policy, url, ca)
-    path = directory / "policy.json"
-    path.write_text(json.dumps(policy))
-    return path
-
-
-def _point(config: Json, url: str, ca: Path) -> None:
     [extender] = config["extenders"]
     extender["urlPrefix"] = f"{url}/scheduler"
     extender["tlsConfig"]["caFile"] = str(ca)
+    extender |= fields
+    path = directory / "scheduler-config.json"
+    path.write_text(json.dumps(config))
+    return path
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import secrets
 import socket
 import subprocess
 import sysconfig
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,12 +17,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from certs.parsing import SERVICE_NAME, read_addresses
 from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.conftest import require
 from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace, poll
 from tests.e2e.mounted import Volume
 from tests.e2e.quota_config_map import QuotaConfigMap
 from tests.e2e.rest import Json
-from tests.e2e.webhooks import GROUP, RESOURCES, await_effect, sentinel
+from tests.e2e.steady import plain
+from tests.e2e.webhooks import GROUP, POLL_SECONDS, RESOURCES, await_effect, sentinel
 from tests.integration.webhook_process import WebhookProcess, serving
 
 PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-certs")
@@ -32,7 +36,11 @@ LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 CORE = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}"
 CA_SECRET = f"{CORE}/secrets/vcuda-webhook-ca"
 SERVING_SECRET = f"{CORE}/secrets/vcuda-webhook-tls"
-ENDPOINTS = f"{CORE}/endpoints/{SERVICE}"
+SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/endpointslices"
+OF_THE_SERVICE = f"{SERVICE_NAME}={SERVICE}"
+PODS = {"app.kubernetes.io/name": SERVICE}
+NODE = "e2e-stage"
+PAGE = 500
 PATHS = {kind: f"{GROUP}/{resource}/{CONFIGURATION}" for kind, resource in RESOURCES.items()}
 
 
@@ -68,14 +76,32 @@ class Stage:
         return [urlsplit(replica.url).netloc for replica in self.replicas]
 
     def set_endpoints(self, *, ready: bool = True) -> None:
-        """Let the Service have the replicas as endpoints, all ready or none."""
-        ports = [(int(address.rpartition(":")[2])) for address in self.addresses()]
-        field = "addresses" if ready else "notReadyAddresses"
-        subsets = [{field: [{"ip": self.host}], "ports": [{"name": "https", "port": port}]} for port in ports]
-        metadata = {"name": SERVICE, "namespace": SYSTEM_NAMESPACE}
-        body = {"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets}
-        if self.cluster.rest.send("PUT", ENDPOINTS, body).status == HTTPStatus.NOT_FOUND:
-            self.cluster.create(body)
+        """Let the Service have the replicas as endpoints, all ready or none; returns once its EndpointSlices say so.
+
+        The replicas are pods of its selector, as in a real installation, and the controller manager does the rest: the
+        API server of 1.30 calls a Service by its Endpoints, that of 1.36 by its EndpointSlices, and both follow pods.
+        """
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        status = {"phase": "Running", "podIP": self.host, "podIPs": [{"ip": self.host}], "conditions": conditions}
+        for number in range(len(self.replicas)):
+            self.cluster.set_pod_status(SYSTEM_NAMESPACE, f"{SERVICE}-{number}", status)
+        wanted = dict.fromkeys(self.addresses(), ready)
+        self.cluster.await_collection(
+            SLICES, lambda found: read_addresses(found, "https") == wanted, labelSelector=OF_THE_SERVICE
+        )
+
+    def await_answered(self, namespace: str) -> None:
+        """Return once a pod can be created in ``namespace``: the API server knows endpoints, and trusts them.
+
+        It goes by what it has heard of Services, endpoints and caBundles, and tells nobody how far it is: ask it.
+        """
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            answer = self.cluster.try_create(plain(time.monotonic_ns(), namespace), dryRun="All")
+            if answer.status == HTTPStatus.CREATED:
+                return
+            assert time.monotonic() < deadline, answer.message
+            time.sleep(POLL_SECONDS)
 
     def bundles(self) -> list[str]:
         """The caBundles of the webhooks that call the Service, in base64."""
@@ -114,12 +140,14 @@ class Stage:
 
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:
-        """A served namespace that may use cards without end; deleted afterwards."""
+        """A served namespace that may use cards without end, whose pods are answered for; deleted afterwards."""
         name = self.cluster.create_namespace(labels={SERVED_BY: self.label, ENFORCED: "true"})
         try:
             with quota.limited(**{name: {"quota": {"M40": 10_000}}}):
+                self.await_answered(name)
                 yield name
         finally:
+            delete_pods(self.cluster, name)
             self.cluster.delete_namespace(name)
 
 
@@ -134,9 +162,11 @@ def staged(
     stage = Stage(cluster, f"e2e-{secrets.token_hex(4)}", own_address(), flags, kubeconfig)
     quota = QuotaConfigMap(cluster.rest, "kube-system", f"gpuquota-{stage.label}", {})
     create_system_namespace(cluster)
+    require(cluster.control_plane, "kube-controller-manager")
     with ExitStack() as stack:
         stack.callback(clear, stage)
         clear(stage)
+        cluster.create(node())
         cluster.create(service())
         stage.register()
         stage.rotate()
@@ -144,6 +174,8 @@ def staged(
             stack.enter_context(replica(stage, directory / str(number), delay, quota))
             for number, delay in enumerate(delays)
         ]
+        for number, address in enumerate(stage.addresses()):
+            cluster.create(pod_of(number, address))
         stage.set_endpoints()
         for each in stage.replicas:
             poll(each, lambda asked: asked.get("/readyz").status == HTTPStatus.OK)
@@ -166,17 +198,42 @@ def replica(
 
 
 def service() -> Json:
-    """The Service, without a selector: its endpoints are written by hand."""
-    ports = [{"name": "https", "port": 443, "targetPort": 8443}]
+    """The Service of the manifests."""
+    spec = {"selector": PODS, "ports": [{"name": "https", "port": 443, "targetPort": "https"}]}
     metadata = {"name": SERVICE, "namespace": SYSTEM_NAMESPACE}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": ports}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def node() -> Json:
+    """The node of the replicas' pods. No other pod is scheduled there, of the thousands that tests create."""
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
+
+
+def pod_of(number: int, address: str) -> Json:
+    """The pod of a replica, bound to the node; all have one IP address, and each a port of its own."""
+    ports = [{"name": "https", "containerPort": int(address.rpartition(":")[2])}]
+    spec = {"nodeName": NODE, "containers": [{"name": "webhook", "image": "vcuda-quota", "ports": ports}]}
+    metadata = {"name": f"{SERVICE}-{number}", "namespace": SYSTEM_NAMESPACE, "labels": PODS}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def clear(stage: Stage) -> None:
-    """Remove what a stage stores under the names of a real installation."""
+    """Remove what a stage stores under the names of a real installation; the Service's endpoints go with it."""
     stage.unregister()
-    for path in (CA_SECRET, SERVING_SECRET, ENDPOINTS, f"{CORE}/services/{SERVICE}"):
+    selector = ",".join(f"{key}={value}" for key, value in PODS.items())
+    delete_pods(stage.cluster, SYSTEM_NAMESPACE, labelSelector=selector)
+    for path in (CA_SECRET, SERVING_SECRET, f"{CORE}/services/{SERVICE}", f"/api/v1/nodes/{NODE}"):
         delete(stage.cluster, path)
+    stage.cluster.await_collection(SLICES, lambda found: not found, labelSelector=OF_THE_SERVICE)
+
+
+def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
+    """Delete the pods at once, some hundreds a request: thousands would take longer than the API server gives one."""
+    deleted = PAGE
+    while deleted == PAGE:
+        path, now = f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}
+        answer = cluster.rest.send("DELETE", path, now, limit=str(PAGE), **selector).ok()
+        deleted = len(answer["items"])
 
 
 def delete(cluster: Cluster, path: str) -> None:

@@ -129,7 +129,7 @@ def test_kubectl_shows_why_a_pod_is_refused(cluster: Cluster, team: Team, entry:
     namespace = team(entry)
     refused = kubectl_create(cluster, {**pod, "metadata": {**pod["metadata"], "namespace": namespace}})
     denied = f'admission webhook "mutate.quota.vcuda.io" denied the request: {message.format(namespace)}'
-    assert refused.stderr == f"Error from server (Forbidden): {denied}\n"
+    assert refused.stderr == f'Error from server (Forbidden): error when creating "STDIN": {denied}\n'
     assert cluster.pods(namespace) == []
 
 
@@ -189,7 +189,8 @@ def test_a_pod_without_vcuda_is_left_alone_in_an_enforced_namespace(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
     namespace = team({"quota": {}})
-    assert kubectl_create(cluster, gpu_pod("web", namespace, {"cpu": "1"})).returncode == 0
+    asked_about = gpu_pod("web", namespace, {"cpu": "1", "example.com/nic": "1"})
+    assert kubectl_create(cluster, asked_about).returncode == 0
     kept = stored(cluster, namespace, "web")
     assert "affinity" not in kept["spec"]
     assert "annotations" not in kept["metadata"]

@@ -90,7 +90,7 @@ def going(cluster: Cluster, namespace: str) -> set[str]:
 def budget_of(namespace: str, app: str) -> Json:
     """A PodDisruptionBudget that wants this one pod to stay."""
     return {
-        "apiVersion": "policy/v1beta1",
+        "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": "stay", "namespace": namespace},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},

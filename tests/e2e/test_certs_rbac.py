@@ -12,6 +12,7 @@ from tests.e2e.rights import account_of, may
 
 VALIDATING = "validatingwebhookconfigurations.admissionregistration.k8s.io"
 MUTATING = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
+SLICES = "endpointslices.discovery.k8s.io"
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,13 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
         ("delete", "secrets/vcuda-webhook-ca", SYSTEM_NAMESPACE, False),
         ("create", "secrets", "default", False),
         ("get", "secrets/vcuda-webhook-ca", "default", False),
-        ("get", "endpoints/vcuda-webhook", SYSTEM_NAMESPACE, True),
-        ("get", "endpoints/kubernetes", "default", False),
+        ("list", SLICES, SYSTEM_NAMESPACE, True),
+        ("list", SLICES, "default", False),
+        ("get", SLICES, SYSTEM_NAMESPACE, False),
+        ("watch", SLICES, SYSTEM_NAMESPACE, False),
+        ("create", SLICES, SYSTEM_NAMESPACE, False),
+        ("patch", SLICES, SYSTEM_NAMESPACE, False),
+        ("delete", SLICES, SYSTEM_NAMESPACE, False),
         ("list", VALIDATING, "default", True),
         ("patch", f"{VALIDATING}/vcuda-quota", "default", True),
         ("patch", f"{MUTATING}/vcuda-quota", "default", True),

@@ -171,7 +171,7 @@ def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(
     """The event is the account's own, whoever of the parts was first: a webhook with the admin's rights runs too."""
     good = own.quota.document()
     stored = own.quota.write("{team-a: 8}").ok()
-    about_it = f"involvedObject.uid={stored['metadata']['uid']}"
+    about_it = f"metadata.name=gpuquota.malformed-{stored['metadata']['resourceVersion']}"
     [event] = cluster.await_collection("/api/v1/namespaces/kube-system/events", bool, fieldSelector=about_it)
     metadata = {"namespace": "kube-system", "name": f"as-the-controller-{stored['metadata']['resourceVersion']}"}
     again = {**event, "apiVersion": "v1", "kind": "Event", "metadata": metadata}
@@ -188,6 +188,13 @@ def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(
         ("update", "leases.coordination.k8s.io/vcuda-controller", SYSTEM_NAMESPACE, True),
         ("update", "leases.coordination.k8s.io/another", SYSTEM_NAMESPACE, False),
         ("create", "leases.coordination.k8s.io", "default", False),
+        ("list", "endpointslices.discovery.k8s.io", SYSTEM_NAMESPACE, True),
+        ("list", "endpointslices.discovery.k8s.io", "default", False),
+        ("create", "endpointslices.discovery.k8s.io", SYSTEM_NAMESPACE, False),
+        ("patch", "endpointslices.discovery.k8s.io", SYSTEM_NAMESPACE, False),
+        ("delete", "endpointslices.discovery.k8s.io", SYSTEM_NAMESPACE, False),
+        ("get", "services/vcuda-webhook", SYSTEM_NAMESPACE, True),
+        ("get", "services/another", SYSTEM_NAMESPACE, False),
         ("watch", "configmaps/gpuquota", "kube-system", True),
         ("watch", "configmaps", "kube-system", False),
         ("update", "configmaps/gpuquota", "kube-system", False),

@@ -27,17 +27,15 @@ from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
 from tests.e2e.ports import free_ports
 from tests.e2e.rest import Json
 from tests.e2e.rights import account_of, may
-from tests.e2e.second_scheduler import COMPONENT, LAST_MINOR_WITH_POLICY, NAME, config_file, policy_file, scheduling
+from tests.e2e.second_scheduler import COMPONENT, NAME, config_file, scheduling
+from tests.e2e.stage import SLICES
 
 NODES, CARDS, CARD_MEMORY = 5, 8, 64
 PODS = 200
 PATIENCE = 150.0
 """Seconds: what failed by an error is tried again by the scheduler after up to 90."""
 
-FIRST_MINOR_THAT_CHECKS = 23
-"""The first Kubernetes whose API server binds a pod only at the uid and the version that its Binding names."""
-
-pytestmark = [pytest.mark.usefixtures("scheduler"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduler"), pytest.mark.timeout(400)]
 
 
 class Site(NamedTuple):
@@ -219,10 +217,10 @@ def binding_of(stored: Json, node: str) -> Json:
     }
 
 
-def test_a_pod_that_was_moved_is_not_bound_where_it_was_and_a_late_binding_brings_its_cards_with_it(
+def test_a_pod_that_was_moved_is_not_bound_where_it_was_not_even_by_a_late_binding(
     cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
 ) -> None:
-    """API servers before 1.23 bind whatever they are asked to; those after refuse the late one."""
+    """That is the API server's doing: a binding is for one version of one pod."""
     pods, [first, second, *_] = f"/api/v1/namespaces/{namespace}/pods", gpu_nodes
     share = pod(container({CORES: "60", MEMORY: "8"}), schedulerName="nobody")
     with controlling(installation, *site.flags) as leader:
@@ -230,11 +228,11 @@ def test_a_pod_that_was_moved_is_not_bound_where_it_was_and_a_late_binding_bring
         created = [{**share, "metadata": {"name": name}} for name in ("moved", "late")]
         create_all(cluster, namespace, created)
         stored = {name: cluster.rest.get(f"{pods}/{name}") for name in ("moved", "late")}
-        late: Json = {}
+        placed: dict[str, Json] = {}
         for name, was in stored.items():
             assert ask(site, "predicates", {"Pod": was, "NodeNames": [first]})["NodeNames"] == [first]
-            late = cluster.rest.get(f"{pods}/{name}")
-            asked = {"Pod": late, "NodeNames": [second]}
+            placed[name] = cluster.rest.get(f"{pods}/{name}")
+            asked = {"Pod": placed[name], "NodeNames": [second]}
             assert ask(site, "predicates", asked)["NodeNames"] == [second]
         moved = stored["moved"]
         error = ask(site, "bind", binding_of(moved, first))["Error"]
@@ -243,16 +241,18 @@ def test_a_pod_that_was_moved_is_not_bound_where_it_was_and_a_late_binding_bring
         assert ask(site, "bind", binding_of(moved, second)) == {"Error": ""}
         assert cluster.rest.get(f"{pods}/moved")["spec"]["nodeName"] == second
         assert cluster.events(namespace) == []
-        status = cluster.rest.send("POST", f"{pods}/late/binding", as_sent(late, first)).status
-        assert status == (HTTPStatus.CREATED if cluster.control_plane.minor < FIRST_MINOR_THAT_CHECKS else 409)
-        after = cluster.rest.get(f"{pods}/late")
-        if bound(after):
-            assert after["spec"]["nodeName"] == first == after["metadata"]["annotations"]["tencent.com/predicate-node"]
+        late = placed["late"]
+        assert cluster.rest.send("POST", f"{pods}/late/binding", as_sent(late, first)).status == HTTPStatus.CONFLICT
+        another = {**cluster.rest.get(f"{pods}/late")["metadata"], "uid": late["metadata"]["uid"][::-1]}
+        asked = as_sent({"metadata": another}, first)
+        assert cluster.rest.send("POST", f"{pods}/late/binding", asked).status == HTTPStatus.CONFLICT
+        assert not bound(cluster.rest.get(f"{pods}/late"))
+        assert ask(site, "bind", binding_of(late, second)) == {"Error": ""}
 
 
 def as_sent(placed: Json, node: str) -> Json:
     """The Binding that the extender sends for a pod that is placed on a node."""
-    keys = ("name", "namespace", "uid", "resourceVersion", "annotations")
+    keys = ("name", "namespace", "uid", "resourceVersion")
     metadata = {key: placed["metadata"][key] for key in keys}
     target = {"apiVersion": "v1", "kind": "Node", "name": node}
     return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
@@ -297,11 +297,12 @@ def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publis
             published, "gpu-cards", lambda found: '"fragmented_cores": 70' in found["data"]["cards.json"]
         )
         assert leader.metric("vcuda_fragmented_cores", model="M40", pool="public") == 70
-        subsets = cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/endpoints/vcuda-extender")["subsets"]
-        assert subsets[0]["addresses"] == [{"ip": "10.1.2.3"}]
+        assert cluster.rest.get(f"{SLICES}/vcuda-extender")["endpoints"][0]["addresses"] == ["10.1.2.3"]
         assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == 1
         assert [line for line in leader.output().splitlines() if "system:serviceaccount" in line] == []
-        assert not may(account, "patch", "endpoints/another", SYSTEM_NAMESPACE)
+        for verb in ("get", "patch", "delete"):
+            assert not may(account, verb, "endpointslices.discovery.k8s.io/another", SYSTEM_NAMESPACE)
+        assert not may(account, "create", "endpointslices.discovery.k8s.io", "default")
         before = cluster.rest.get(f"{published}/gpu-cards")
         again = cluster.rest.merge_patch(f"{published}/gpu-cards", {"data": before["data"]})
         assert again["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"], "written though the same"
@@ -321,19 +322,15 @@ def test_the_scheduler_takes_the_time_for_volumes_from_the_manifest(
 
 
 @pytest.fixture
-def by_policy(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
-    """A scheduler that asks the extender by the legacy Policy, and sends it whole nodes."""
-    if control_plane.minor > LAST_MINOR_WITH_POLICY:
-        pytest.skip(f"Kubernetes 1.{control_plane.minor} has no scheduler Policy")
-    policy = policy_file(site.url, site.ca, tmp_path)
-    policy.write_text(policy.read_text().replace('"nodeCacheCapable": true', '"nodeCacheCapable": false'))
-    flags = (f"--policy-config-file={policy}", f"--kubeconfig={control_plane.kubeconfig}", "--leader-elect=false")
-    with scheduling(control_plane, *flags, f"--scheduler-name={NAME}", "--port=0") as scheduler:
+def extended_by_nodes(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
+    """A scheduler that sends the extender whole nodes, not only their names."""
+    config = config_file(control_plane, site.url, site.ca, tmp_path, nodeCacheCapable=False)
+    with scheduling(control_plane, f"--config={config}") as scheduler:
         yield scheduler
 
 
-@pytest.mark.usefixtures("by_policy")
-def test_with_the_legacy_policy_and_whole_nodes_too_pods_are_placed(
+@pytest.mark.usefixtures("extended_by_nodes")
+def test_with_whole_nodes_too_pods_are_placed(
     cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
 ) -> None:
     with controlling(installation, *site.flags) as leader:

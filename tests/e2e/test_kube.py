@@ -13,7 +13,7 @@ import pytest
 from controller.publisher import is_without_home
 from tests.e2e.cluster import Cluster
 from vcuda.errors import ApiError, Conflict, Gone, NotFound
-from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
+from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, Page
 
 
 class Meta(msgspec.Struct, rename="camel"):
@@ -21,6 +21,18 @@ class Meta(msgspec.Struct, rename="camel"):
 
     uid: str
     resource_version: str
+
+
+class Name(msgspec.Struct):
+    """The name alone."""
+
+    name: str
+
+
+class Named(msgspec.Struct):
+    """An object of which the name counts."""
+
+    metadata: Name
 
 
 class Item(msgspec.Struct):
@@ -142,9 +154,34 @@ def test_a_namespace_that_is_being_deleted_takes_nothing_more_and_the_refusal_sa
     kube.patch(f"{path}/held", b'{"metadata": {"finalizers": null}}', MERGE_PATCH)
 
 
-def test_warnings_come_beside_the_answer(kube: Kube) -> None:
-    """This API version is on its way out in the API server that the tests run, which says so."""
-    name = {"metadata": {"name": "warned.example.com"}, "webhooks": []}
-    path = "/apis/admissionregistration.k8s.io/v1beta1/validatingwebhookconfigurations"
-    [warning] = kube.post_heard(path, msgspec.json.encode(name), {"dryRun": "All"}).warnings
-    assert "v1beta1 ValidatingWebhookConfiguration is deprecated in v1.16+" in warning
+def test_warnings_come_beside_the_answer(kube: Kube, path: str) -> None:
+    manifest = {"metadata": {"name": "warned"}, "date": {}}
+    warnings = kube.post_heard(path, msgspec.json.encode(manifest), {"dryRun": "All"}).warnings
+    assert warnings == ('unknown field "date"',)
+
+
+def names(page: Page) -> list[str]:
+    """The names of a page's objects."""
+    return [msgspec.json.decode(raw, type=Named).metadata.name for raw in page.items]
+
+
+def test_a_list_has_everything_whose_creation_was_answered_before_it(kube: Kube, path: str) -> None:
+    """A hundred times, though the API server lists from its cache: the ledger counts pods by such lists."""
+    for number in range(100):
+        name = f"cm-{number:04}"
+        kube.post(path, msgspec.json.encode({"metadata": {"name": name}}))
+        assert name in [found for page in kube.list_pages(path, limit=40) for found in names(page)]
+
+
+def test_all_pages_of_a_list_show_the_version_of_the_first(kube: Kube, path: str) -> None:
+    for name in "abcdef":
+        kube.post(path, msgspec.json.encode({"metadata": {"name": name, "labels": {"test": "pages"}}}))
+    pages = kube.list_pages(path, {"labelSelector": "test=pages"}, limit=2)
+    seen = [next(pages)]
+    kube.delete(f"{path}/d")
+    kube.post(path, msgspec.json.encode({"metadata": {"name": "e2", "labels": {"test": "pages"}}}))
+    kube.patch(f"{path}/f", b'{"metadata": {"labels": {"test": "another"}}}', MERGE_PATCH)
+    seen.extend(pages)
+    assert [name for page in seen for name in names(page)] == list("abcdef")
+    assert len(seen) >= 3
+    assert len({page.resource_version for page in seen}) == 1

@@ -31,9 +31,11 @@ from tests.e2e.controller_process import (
 from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
-from vcuda.errors import Unreachable
+from vcuda.errors import ApiError, Unreachable
 from vcuda.kube import Kube, Params, QuotaPlace, Stream
 from vcuda.placement import NodeLabels
+
+pytestmark = pytest.mark.slow
 
 USAGE = "gpu-quota-usage"
 ENTRY = {"quota": {"M40": 4}}
@@ -188,7 +190,9 @@ class StaleKube(Kube):
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> Stream:
-        """Refuse to watch pods."""
+        """Refuse to watch pods, and to stream a list of them."""
+        if path == "/api/v1/pods" and "sendInitialEvents" in (params or {}):
+            raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "this server streams no lists")
         if path == "/api/v1/pods":
             raise Unreachable("this watch never comes about")
         return super().stream(path, params, connect_timeout=connect_timeout, read_timeout=read_timeout)

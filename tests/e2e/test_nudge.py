@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.controller_process import ControllerProcess, await_committed, limited_team
@@ -17,11 +18,11 @@ from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 from tests.integration.webhook_process import WebhookProcess
 
-pytestmark = pytest.mark.usefixtures("controller_manager")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 
 RETRIED = "quota.vcuda.io/retried-at"
-WITHIN = 5.0
-"""Seconds from quota being free to the pod being stored."""
+WITHIN = 9.0
+"""Seconds from quota being free to the pod being stored: fewer than until the owner would try again by itself."""
 
 REFUSALS = 12
 """The back-off doubles from 5 ms, so after so many the next try is 10 s away; some time on it would be 16 minutes."""
@@ -52,6 +53,8 @@ def workload(kind: str, namespace: str, name: str) -> Json:
     spec: Json = {"selector": {"matchLabels": labels}, "replicas": 1, "template": template}
     if kind == "StatefulSet":
         spec["serviceName"] = name
+    if kind == "DaemonSet":
+        del spec["replicas"]
     if kind == "Job":
         spec = {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}
     version = "batch/v1" if kind == "Job" else "apps/v1"
@@ -93,7 +96,7 @@ def raise_the_limit(_: Cluster, installation: Installation, namespace: str) -> N
 
 @pytest.mark.parametrize("make_room", [free_a_card, raise_the_limit])
 @pytest.mark.usefixtures("controller")
-def test_a_deployment_deep_in_its_back_off_gets_its_pod_within_five_seconds(
+def test_a_deployment_deep_in_its_back_off_gets_its_pod_before_it_would_try_again(
     cluster: Cluster, installation: Installation, make_room: Callable[[Cluster, Installation, str], None]
 ) -> None:
     with limited_team(installation, {"quota": {"M40": 1}}) as namespace:
@@ -108,12 +111,13 @@ def test_a_deployment_deep_in_its_back_off_gets_its_pod_within_five_seconds(
         assert RETRIED in replica_set["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
+@pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet", "Job"])
 @pytest.mark.usefixtures("controller")
 def test_workloads_that_tell_of_a_refusal_by_events_alone_are_found_too(
-    cluster: Cluster, installation: Installation, kind: str
+    cluster: Cluster, installation: Installation, create_node: Callable[..., str], kind: str
 ) -> None:
-    """A Job waits 10 s after its first refusal already; a StatefulSet's back-off doubles as a ReplicaSet's does."""
+    """A Job waits 10 s after its first refusal already; the others' back-off doubles as a ReplicaSet's does."""
+    create_node("nudge-m40", {MODEL: "M40"})
     with limited_team(installation, {"quota": {"M40": 1}}) as namespace:
         cluster.create(card_pod("holder", namespace))
         await_committed(installation, namespace, M40=100)
@@ -157,7 +161,8 @@ def test_a_crowd_of_refused_deployments_does_not_stampede(
             f"{seconds:.1f} s, {len(told)} owners nudged, {len(nudges)} nudges, "
             f"{admissions(installation.replica) - calls:.0f} admission calls meanwhile"
         )
-        assert 1 <= len(told) <= len(nudges) <= 2 * FREED
+        # None at all where their own retries were faster; that somebody is told is what the tests above are for.
+        assert len(told) <= len(nudges) <= 2 * FREED
 
 
 def all_trains(names: set[str]) -> bool:

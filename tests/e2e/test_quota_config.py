@@ -140,7 +140,7 @@ def test_a_webhook_started_on_a_malformed_quota_waits_for_a_good_one_and_lets_po
         namespace = stack.enter_context(own.unlisted_team())
         own.replica.await_log("quota document malformed")
         assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
-        cluster.create(gpu_pod("web", namespace, {"cpu": "1"}))
+        cluster.create(gpu_pod("web", namespace, {"example.com/nic": "1"}))  # asked about, as the name has a slash
         refused = cluster.try_create(card_pod("train", namespace))
         assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
         assert 'failed calling webhook "validate.quota.vcuda.io"' in refused.message

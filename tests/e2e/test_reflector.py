@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,9 +16,13 @@ import pytest
 import structlog
 
 from tests.e2e.cluster import Cluster
+from tests.e2e.compaction import expire, token_of
 from tests.e2e.control_plane import ControlPlane
+from tests.e2e.watching import streams_lists
+from tests.integration.rounds import running
 from vcuda.errors import ApiError, Conflict, NotFound, Unreachable
-from vcuda.kube import MERGE_PATCH, Kube, Reflector
+from vcuda.kube import MERGE_PATCH, Kube, Params, Reflector, Stream
+from vcuda.kube.watch import INITIAL_EVENTS, Watches
 
 TIMEOUT = 60  # seconds
 ATTEMPTS = 20
@@ -29,6 +34,12 @@ class Meta(msgspec.Struct, frozen=True):
     """As much of metadata as these tests read."""
 
     name: str
+
+
+class Named(msgspec.Struct, frozen=True):
+    """An object of any kind."""
+
+    metadata: Meta
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -144,6 +155,83 @@ def test_the_view_equals_the_store_after_a_thousand_lives_and_two_restarts(
         assert reflector.counts.watches >= 3
 
 
+@pytest.mark.parametrize("collection", ["configmaps", "events"])
+def test_a_list_is_streamed_where_the_api_server_does_that_and_goes_on_as_the_watch(
+    kube: Kube, namespace: str, collection: str
+) -> None:
+    """Events are a resource that the API server does not cache: it streams them from etcd itself."""
+    path = f"/api/v1/namespaces/{namespace}/{collection}"
+    told: queue.SimpleQueue[Meta | None] = queue.SimpleQueue()
+    reflector = Reflector(kube, path, named, params=OURS, on_event=lambda _old, new: told.put(new))
+    kube.post(path, about(namespace, "first"))
+    with running(reflector):
+        assert told.get(timeout=TIMEOUT) == Meta("first")
+        kube.post(path, about(namespace, "second"))
+        assert told.get(timeout=TIMEOUT) == Meta("second")
+        counts = reflector.counts
+        assert (counts.lists, counts.watches, counts.failures) == (1, 1, 0)
+        assert counts.streamed_lists == streams_lists(kube)
+
+
+def about(namespace: str, name: str) -> bytes:
+    """An Event about the namespace; it passes for a ConfigMap."""
+    metadata = {"name": name, "labels": {"test": "reflector"}}
+    involved = {"kind": "Namespace", "namespace": namespace, "name": namespace}
+    return msgspec.json.encode({"metadata": metadata, "involvedObject": involved})
+
+
+def named(raw: bytes) -> Meta:
+    """Decode the metadata of an object of any kind."""
+    return msgspec.json.decode(raw, type=Named).metadata
+
+
+def test_a_streamed_list_has_everything_whose_creation_was_answered_before_it(kube: Kube, path: str) -> None:
+    """A hundred times, though the API server streams from its cache: the view is no older than a quorum read."""
+    if not streams_lists(kube):
+        pytest.skip("the API server does not stream lists")
+    watches = Watches(kube, path, OURS, TIMEOUT, threading.Event())
+    for number in range(100):
+        name = f"cm-{number:04}"
+        kube.post(path, manifest(name, "first"))
+        with watches.open(INITIAL_EVENTS, TIMEOUT) as events:
+            listed = itertools.takewhile(lambda event: not event.ends_initial_events, events)
+            assert name in {event.meta.name for event in listed}
+
+
+class InPages(Kube):
+    """Is told that lists are not streamed; after the first page of the first list its token expires."""
+
+    def stream(
+        self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
+    ) -> Stream:
+        if "sendInitialEvents" in (params or {}):
+            raise ApiError(422, "the test wants pages")
+        return Kube.stream(self, path, params, connect_timeout=connect_timeout, read_timeout=read_timeout)
+
+
+def test_a_list_in_pages_whose_token_expires_begins_again_and_shows_no_half(
+    cluster: Cluster, control_plane: ControlPlane, path: str
+) -> None:
+    asked: list[Params | None] = []
+
+    class Interrupted(InPages):
+        def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
+            asked.append(params)
+            page = Kube.get(self, path, params, timeout)
+            if len(asked) == 1:
+                self.post(path, manifest("late", "first"))
+                expire(control_plane, cluster, path, {**OURS, "limit": 2, "continue": token_of(page)})
+            return page
+
+    with closing(Interrupted.connect(cluster.kubeconfig)) as kube:
+        for number in range(5):
+            kube.post(path, manifest(f"cm-{number}", "first"))
+        with following(kube, path, page_size=2) as (reflector, _seen):
+            assert len(reflector.snapshot()) == 6
+            assert (reflector.counts.lists, reflector.counts.failures) == (1, 1)
+    assert len(asked) == 2 + 3
+
+
 def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
     """Apply the events up to the arrival of ``until``; each must start from the state that the last one left."""
     state: dict[str, Item] = {}
@@ -222,7 +310,8 @@ def test_without_the_right_to_list_it_waits_unsynced_and_says_why_until_it_is_gr
         try:
             assert gate.reached.wait(TIMEOUT)
             assert not reflector.synced.is_set()
-            assert 'User "tenant" cannot list resource "configmaps"' in logs[0]["error"]
+            [failure] = [log for log in logs if log["event"] == "watch failed"]
+            assert 'User "tenant" cannot list resource "configmaps"' in failure["error"]
             grant(cluster, namespace)
             gate.open.set()
             assert reflector.synced.wait(TIMEOUT)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -23,7 +22,9 @@ from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.rest import Json
 from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, delete, staged, utc_now
-from tests.e2e.steady import plain, shake
+from tests.e2e.steady import shake
+
+pytestmark = pytest.mark.slow
 
 SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 GARBAGE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nnot one\n-----END CERTIFICATE-----\n").decode()
@@ -138,7 +139,7 @@ DAMAGES: dict[str, Damage] = {
 def test_damage_is_mended_by_one_run(stage: Stage, namespace: str, damage: Damage) -> None:
     damage(stage)
     assert "Done" in stage.rotate()
-    await_creates(stage, namespace)
+    stage.await_answered(namespace)
     assert_at_rest(stage)
 
 
@@ -150,7 +151,7 @@ def test_two_runs_at_once_do_one_rotation(stage: Stage, namespace: str) -> None:
         ends = list(pool.map(lambda _: stage.rotate("--issued-before", since), range(2)))
     assert all("Done" in end for end in ends)
     assert not set(stage.bundles()) & set(before)
-    await_creates(stage, namespace)
+    stage.await_answered(namespace)
     assert_at_rest(stage)
 
 
@@ -162,14 +163,14 @@ def test_without_a_ready_endpoint_the_old_authority_stays_trusted(stage: Stage, 
     try:
         refused = stage.run("rotate", "--issued-before", since)
         assert refused.returncode == 1
-        assert f"Run: kubectl -n {SYSTEM_NAMESPACE} get pods,endpoints" in refused.stdout
+        assert f"Run: kubectl -n {SYSTEM_NAMESPACE} get pods,endpointslices" in refused.stdout
         assert before < authorities_in(stage)
         assert stage.run("status").returncode == 1
     finally:
         stage.set_endpoints()
     stage.rotate("--issued-before", since)
     assert not before & authorities_in(stage)
-    await_creates(stage, namespace)
+    stage.await_answered(namespace)
     assert_at_rest(stage)
 
 
@@ -201,7 +202,7 @@ def test_a_configuration_that_lost_its_label_is_told_and_goes_on_working(stage: 
     assert refused.returncode == 1
     assert stage.run("status").returncode == 1
     assert stage.cluster.rest.get(path) == before
-    await_creates(stage, namespace)
+    stage.await_answered(namespace)
     command = refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ")
     stage.cluster.kubectl(*command.split())
     assert "Done" in stage.rotate("--issued-before", since)
@@ -262,17 +263,6 @@ def test_status_shows_every_certificate_and_who_trusts_what(stage: Stage) -> Non
 def checked(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def await_creates(stage: Stage, namespace: str) -> None:
-    """Return once a pod is created through both webhooks; the API server follows a caBundle within a second or so."""
-    deadline = time.monotonic() + TIMEOUT
-    while True:
-        answer = stage.cluster.try_create(plain(time.monotonic_ns(), namespace), dryRun="All")
-        if answer.status == HTTPStatus.CREATED:
-            return
-        assert time.monotonic() < deadline, answer.message
-        time.sleep(0.2)
 
 
 def assert_at_rest(stage: Stage) -> None:

@@ -22,8 +22,10 @@ from tests.e2e.lossy_proxy import lossy_proxy
 from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVING_SECRET, staged, utc_now
 from tests.e2e.steady import connecting, creating
 
+pytestmark = pytest.mark.slow
+
 READS_BEFORE_A_WRITE = 5
-"""Both Secrets, both kinds of webhook configuration, and the endpoints."""
+"""Both Secrets, both kinds of webhook configuration, and the EndpointSlices."""
 
 SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 

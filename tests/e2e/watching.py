@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from http import HTTPStatus
 
 from tests.e2e.rest import Json, Rest
+from vcuda.kube import Kube
 
 
 def await_collection(
@@ -60,3 +62,8 @@ def expired(event: Json) -> bool:
     if event["object"].get("code") == HTTPStatus.GONE:
         return True
     raise RuntimeError(f"the watch ended with {event['object']}")
+
+
+def streams_lists(kube: Kube) -> bool:
+    """Whether the API server's feature gate WatchList is on: by default it is in 1.32, and from 1.34 on."""
+    return bool(re.search(rb'kubernetes_feature_enabled\{name="WatchList",stage="\w*"\} 1', kube.get("/metrics")))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http import HTTPStatus
 
 from tests.e2e.rest import Json, Rest
@@ -26,33 +26,36 @@ POLL_SECONDS = 0.1
 
 @contextmanager
 def registered(rest: Rest, mutating: Sequence[Json], validating: Sequence[Json], timeout: float) -> Iterator[None]:
-    """The webhooks in effect; deleted, and without effect, afterwards. TimeoutError where either takes too long."""
+    """The webhooks in effect; deleted, and without effect, afterwards. TimeoutError where either takes too long.
+
+    Both configurations are stored, or deleted, before either is waited for: their seconds then pass together.
+    """
     kinds = {"MutatingWebhookConfiguration": mutating, "ValidatingWebhookConfiguration": validating}
-    with ExitStack() as stack:
+    stored: dict[str, str] = {}
+    try:
         for kind, webhooks in kinds.items():
             if webhooks:
-                stack.enter_context(configuration(rest, kind, webhooks, timeout))
+                name, path = f"e2e-{secrets.token_hex(4)}", f"{GROUP}/{RESOURCES[kind]}"
+                rest.send("POST", path, configuration(kind, name, webhooks)).ok()
+                stored[name] = path
+        for name in stored:
+            await_effect(rest, name, timeout, wanted=True)
         yield
+    finally:
+        for name, path in stored.items():
+            rest.send("DELETE", f"{path}/{name}").ok()
+        for name in stored:
+            await_effect(rest, name, timeout, wanted=False)
 
 
-@contextmanager
-def configuration(rest: Rest, kind: str, webhooks: Sequence[Json], timeout: float) -> Iterator[None]:
-    """One configuration of ``kind``, under a name of its own, in effect."""
-    name = f"e2e-{secrets.token_hex(4)}"
-    path = f"{GROUP}/{RESOURCES[kind]}"
-    manifest = {
+def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
+    """One configuration of ``kind``, and in it what shows whether it is in effect."""
+    return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": kind,
         "metadata": {"name": name},
         "webhooks": [*webhooks, sentinel(name)],
     }
-    rest.send("POST", path, manifest).ok()
-    try:
-        await_effect(rest, name, timeout, wanted=True)
-        yield
-    finally:
-        rest.send("DELETE", f"{path}/{name}").ok()
-        await_effect(rest, name, timeout, wanted=False)
 
 
 def sentinel(name: str) -> Json:

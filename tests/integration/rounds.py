@@ -65,7 +65,7 @@ def run(kube: Kube, limit: int, **settings: Any) -> Run:
 
 
 @contextmanager
-def running(reflector: Reflector[int]) -> Iterator[None]:
+def running(reflector: Reflector[Any]) -> Iterator[None]:
     """Start it, and leave no thread behind."""
     reflector.start()
     try:

@@ -34,25 +34,39 @@ class Answer:
 class Script:
     """Answers in the order of the requests: ``watches`` for those with the parameter watch, ``answers`` for all others.
 
-    ``seen`` holds the requests. Once ``watches`` is used up, further watches stay open and silent.
+    ``seen`` holds the requests. Once ``watches`` is used up, further watches stay open and silent. ``streams`` are the
+    answers to watches that ask for initial events; once used up, they are refused as by a server that does not stream
+    lists, and are not in ``seen``: ``refused_streams`` counts them.
     """
 
     answers: deque[Answer] = field(default_factory=deque)
     watches: deque[Answer] = field(default_factory=deque)
+    streams: deque[Answer] = field(default_factory=deque)
     seen: list[kmock.Request] = field(default_factory=list)
+    refused_streams: int = 0
 
     def __call__(self, request: kmock.Request) -> kmock.Payload:
+        streamed = "sendInitialEvents" in request.params
+        if streamed and not self.streams:
+            self.refused_streams += 1
+            return NOT_STREAMED.render()
         self.seen.append(request)
+        if streamed:
+            return self.streams.popleft().render()
         if "watch" not in request.params:
             return self.answers.popleft().render()
         return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
 
     def asked(self) -> list[str]:
-        """Each request in short: ``LIST``, or ``WATCH`` and the version it starts from."""
-        return [
-            f"WATCH {request.params['resourceVersion']}" if "watch" in request.params else "LIST"
-            for request in self.seen
-        ]
+        """Each request in short: ``LIST``, ``STREAM``, or ``WATCH`` and the version it starts from."""
+        return [in_short(request) for request in self.seen]
+
+
+def in_short(request: kmock.Request) -> str:
+    """What the request asks for."""
+    if "watch" not in request.params:
+        return "LIST"
+    return "STREAM" if "sendInitialEvents" in request.params else f"WATCH {request.params['resourceVersion']}"
 
 
 @contextmanager
@@ -134,6 +148,12 @@ def bookmark(version: int) -> bytes:
     return event("BOOKMARK", {"kind": "ConfigMap", "metadata": {"resourceVersion": str(version)}})
 
 
+def initial_events_end(version: int) -> bytes:
+    """The bookmark that ends a streamed list."""
+    metadata = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
+    return event("BOOKMARK", {"kind": "ConfigMap", "metadata": metadata})
+
+
 def tear(request: kmock.Request) -> None:
     """Close the connection in the middle of an answer, after what was sent so far."""
     raw = request._raw_request
@@ -154,3 +174,10 @@ async def forever() -> None:
 
 SILENT: kmock.Payload = (b"\n", forever)
 """Starts at once, so that the client has its headers, and says nothing."""
+
+NOT_STREAMED = status(
+    422,
+    'ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch '
+    "unless the WatchList feature gate is enabled",
+)
+"""What an API server answers whose feature gate WatchList is off, as that of 1.30 is."""

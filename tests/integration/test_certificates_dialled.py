@@ -21,7 +21,7 @@ from certs.files import serving_files, write_files
 from certs.names import DEVELOPMENT
 from controller.certificate_watch import REASON, CertificateWatch, Shown, is_late
 from controller.certificate_watch import dial as dial_for_the_controller
-from tests.api_double import ApiDouble
+from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
 from tests.e2e.ports import free_ports
 from tests.integration.tls_echo import Echo, echoing
 
@@ -29,6 +29,7 @@ NOW = datetime.now(UTC)
 AUTHORITY = make_authority(NOW)
 LEAF = make_leaf(AUTHORITY, DEVELOPMENT, NOW)
 CORE = "/api/v1/namespaces/vcuda-quota"
+SLICES = "/apis/discovery.k8s.io/v1/namespaces/vcuda-quota/endpointslices"
 DAY = timedelta(days=1)
 
 
@@ -87,18 +88,24 @@ def test_a_certificate_that_cannot_be_read_is_one_that_could_not_be_asked_for(tm
 
 
 def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
-    """A watch of a Service with these endpoints."""
-    subsets = [
-        {
-            "addresses": [{"ip": host}],
-            "ports": [{"name": "https", "port": int(port)}, {"name": "metrics", "port": 1}],
-            "notReadyAddresses": [{"ip": "192.0.2.1"}],
-        }
-        for host, _, port in (address.rpartition(":") for address in addresses)
-    ]
-    api.store(f"{CORE}/endpoints/vcuda-webhook", {"subsets": subsets})
+    """A watch of a Service with these endpoints, each in a slice of its own; beside it another Service has one."""
+    for number, address in enumerate(addresses):
+        store_slice(api, f"vcuda-webhook-{number}", "vcuda-webhook", address)
+    store_slice(api, "another", "vcuda-extender", "192.0.2.1:1")
     api.store(f"{CORE}/services/vcuda-webhook", {"metadata": {"uid": "u1"}})
     return CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
+
+
+def store_slice(api: ApiDouble, name: str, service: str, address: str) -> None:
+    """An EndpointSlice with this address, and one that is not ready."""
+    host, _, port = address.rpartition(":")
+    found = {
+        "metadata": {"labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [host]}, {"addresses": ["192.0.2.2"], "conditions": {"ready": False}}],
+        "ports": [{"name": "https", "port": int(port)}, {"name": "metrics", "port": 1}],
+    }
+    api.store(f"{SLICES}/{name}", found)
 
 
 def events(api: ApiDouble) -> list[dict[str, object]]:
@@ -148,22 +155,30 @@ def test_a_leaf_that_no_rotation_has_renewed_is_told_once_a_day_on_the_service(
 
 
 def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    api, stop, looks = ApiDouble(), threading.Event(), []
+    api, stop = ApiDouble(), threading.Event()
     monkeypatch.setattr("controller.certificate_watch.INTERVAL", 0.0)
     watch = CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
+    looks: list[Delivery] = [
+        *[lost_request] * 2,
+        *[lambda *_: b'[{"endpoints": 3}]'] * 2,
+        *[delivered] * 2,
+    ]
 
-    def counted(_method: str, _timeout: float, effect: object) -> bytes:
-        looks.append(effect)
-        if len(looks) == 3:
+    def counted(method: str, timeout: float, effect: Effect) -> bytes:
+        look = looks.pop(0)
+        if not looks:
             stop.set()
-        assert callable(effect)
-        return bytes(effect())
+        return look(method, timeout, effect)
 
     api.deliver = counted
     with capture_logs() as lines:
         watch.run(stop)
-    assert [line["reason"] for line in lines] == ["there is no such Service with endpoints"]
-    assert (len(looks), watch.shown()) == (3, ())
+    assert [line["reason"] for line in lines] == [
+        "timed out",
+        "Expected `array | null`, got `int` - at `$.endpoints`",
+        "no endpoint of the Service is ready",
+    ]
+    assert (looks, watch.shown()) == ([], ())
 
 
 @pytest.mark.parametrize(

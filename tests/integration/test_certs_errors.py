@@ -26,6 +26,7 @@ from tests.rotation_world import START, TERMS, World, healthy
 NOW = datetime.now(UTC)
 PLACE = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
+VERSION = Answer({"gitVersion": "v1.36.3"})
 
 
 def run(kubeconfig: Path, *arguments: str) -> Result:
@@ -43,7 +44,7 @@ def kubeconfig(server: str, tmp_path: Path) -> Path:
 def test_what_is_forbidden_ends_the_command_with_the_api_servers_sentence(
     script: Script, kubeconfig: Path, command: str
 ) -> None:
-    script.answers.append(status(403, 'secrets "vcuda-webhook-tls" is forbidden'))
+    script.answers += [VERSION, status(403, 'secrets "vcuda-webhook-tls" is forbidden')]
     ended = run(kubeconfig, command)
     assert ended.exit_code == 1
     assert 'secrets "vcuda-webhook-tls" is forbidden (HTTP 403)' in ended.output
@@ -83,7 +84,7 @@ def test_without_usable_credentials_the_command_says_so(tmp_path: Path, content:
 
 
 def test_an_answer_that_is_no_json_is_quoted(script: Script, kubeconfig: Path) -> None:
-    script.answers.append(Answer(b"<html>go away</html>", status=400))
+    script.answers += [VERSION, Answer(b"<html>go away</html>", status=400)]
     assert "<html>go away</html>" in run(kubeconfig, "rotate").output
 
 
@@ -103,6 +104,23 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     state = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).read(lambda: NOW + off)
     [problem] = state.problems
     assert "the clock here says" in problem.text
+
+
+def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(
+    script: Script, server: str, tmp_path: Path
+) -> None:
+    """One that was left out would keep a leaf that nobody trusts any more."""
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
+    ports = [{"name": "https", "port": port} for port in free_ports(2)]
+    slices = [{"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [port]} for port in ports]
+    script.answers += [
+        Answer({"metadata": {"continue": "more"}, "items": slices[:1]}),
+        Answer({"metadata": {}, "items": slices[1:]}),
+    ]
+    found = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).dial()
+    assert [one.address for one in found] == [f"127.0.0.1:{port['port']}" for port in ports]
+    asked = {"labelSelector": "kubernetes.io/service-name=vcuda-webhook", "limit": "500"}
+    assert [dict(request.params) for request in script.seen] == [asked, {**asked, "continue": "more"}]
 
 
 CALLS = {"service": {"namespace": PLACE.namespace, "name": PLACE.service}}

@@ -28,7 +28,10 @@ ADDRESS = ("--extender-address", "127.0.0.1:0")
         (ADDRESS, "--extender-address wants --extender-cert-dir too"),
         ((*ADDRESS, "--extender-cert-dir", "nowhere"), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
-        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", "me"), "'me' is not HOST:PORT"),
+        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", "me"), "'me' is not IP:PORT"),
+        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", "a.example:1"), "'a.example:1' is not IP:PORT"),
+        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", ":1"), "':1' is not IP:PORT"),
+        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", "[fe80::1%eth0]:1"), "is not IP:PORT"),
     ],
 )
 def test_flags_that_cannot_be_used_are_told_before_anything_starts(flags: tuple[str, ...], message: str) -> None:

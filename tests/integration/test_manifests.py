@@ -1,4 +1,4 @@
-"""Every overlay renders, and is what Kubernetes understands: the oldest and the newest that there are schemas of."""
+"""Every overlay renders, and is what every supported Kubernetes understands, as far as there are schemas of it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from kubernetes_validate.utils import (  # type: ignore[import-untyped]  # has n
 
 from tests.rendered import EVERY, MANIFESTS, Json, composed, container, label, ours, pod_spec, rendered
 
-VERSIONS = [major_minor(version) for version in all_versions()]
-OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
-
-LAST = {"kubernetes-1.25": "1.28"}
-"""The last Kubernetes that an overlay is for; the others are for the newest."""
-
-FIRST = {"match-conditions": "1.28"}
-"""The first Kubernetes that knows every field of an overlay, where that is not the oldest."""
+SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
+VERSIONS = sorted({version for version in map(major_minor, all_versions()) if version >= SUPPORTED[0]})
+"""Those that there are schemas of: what comes after the newest supported one has to understand the manifests too."""
 
 NO_SCHEMA = ("cert-manager.io/", "monitoring.coreos.com/")
 """The groups of kinds that others install, which are in no release."""
@@ -35,17 +30,7 @@ PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
 OPTIONS = {"enforce-audit", "node-host-pid"}
 """The components that have no overlay."""
 
-FLOW_CONTROL = {"FlowSchema/vcuda-quota", "PriorityLevelConfiguration/vcuda-quota"}
-
-OF_1_20 = {
-    "CronJob": "batch/v1beta1",
-    "FlowSchema": "flowcontrol.apiserver.k8s.io/v1beta1",
-    "PodDisruptionBudget": "policy/v1beta1",
-    "PriorityLevelConfiguration": "flowcontrol.apiserver.k8s.io/v1beta1",
-}
-"""The kinds whose versions in the base are newer than 1.20, with those that it has."""
-
-BESIDE_ANY = ("match-conditions", "cert-manager", "enforce-audit", "node-host-pid", "prometheus")
+BESIDE_ANY = ("cert-manager", "enforce-audit", "node-host-pid", "prometheus")
 TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", "gpu-manager", *BESIDE_ANY)}
 """All components that go together: HAMi has a scheduler of its own, and directories of its own."""
 
@@ -71,32 +56,18 @@ def named(overlay: Path) -> str:
     return overlay.name
 
 
-@pytest.mark.parametrize("overlay", [one for one in EVERY if one.name != "kubernetes-1.20"], ids=named)
-def test_the_newest_kubernetes_that_an_overlay_is_for_has_all_of_it(overlay: Path) -> None:
-    assert unknown(rendered(overlay), LAST.get(overlay.name, NEWEST)) == set()
+every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
-@pytest.mark.parametrize("overlay", [one for one in EVERY if one.name != "kubernetes-1.20"], ids=named)
-def test_the_oldest_kubernetes_that_has_a_schema_lacks_flow_control_of_the_newest_alone(overlay: Path) -> None:
-    """And nothing with the overlay for it. 1.20 itself, which has no schema here, is tried as an API server."""
-    lacking = set() if overlay.name == "kubernetes-1.25" else FLOW_CONTROL
-    assert unknown(rendered(overlay), FIRST.get(overlay.name, OLDEST)) == lacking
+def test_there_is_a_schema_of_every_supported_version() -> None:
+    """A new release of the package may drop old ones."""
+    assert set(SUPPORTED) <= set(VERSIONS)
 
 
-def test_the_overlay_for_1_20_has_older_versions_of_four_kinds_and_is_the_base_in_all_else() -> None:
-    """The kinds that have to go by older versions, with those of 1.20; and what 1.20 cannot tell apart."""
-    base = {(label(each), each["metadata"].get("namespace")): each for each in rendered(MANIFESTS / "base")}
-    changed = {}
-    for each in rendered(MANIFESTS / "overlays" / "kubernetes-1.20"):
-        before = base.pop((label(each), each["metadata"].get("namespace")))
-        if each != before:
-            changed[each["kind"]] = each["apiVersion"]
-    assert base == {}
-    assert changed == {
-        **OF_1_20,
-        "MutatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
-        "ValidatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
-    }
+@every_version
+@pytest.mark.parametrize("overlay", EVERY, ids=named)
+def test_every_supported_kubernetes_has_all_of_every_overlay(overlay: Path, version: str) -> None:
+    assert unknown(rendered(overlay), version) == set()
 
 
 every_choice = pytest.mark.parametrize("chosen", TOGETHER.values(), ids=TOGETHER)
@@ -106,7 +77,7 @@ every_choice = pytest.mark.parametrize("chosen", TOGETHER.values(), ids=TOGETHER
 @pytest.mark.parametrize("step", [1, -1], ids=["one-way", "the-other-way"])
 def test_components_go_together_in_any_order(tmp_path: Path, chosen: tuple[str, ...], step: int) -> None:
     objects = rendered(composed(tmp_path, chosen[::step]))
-    assert unknown(objects, NEWEST) == set()
+    assert {version for version in VERSIONS if unknown(objects, version)} == set()
     for workload in ours(objects):
         names = [flag.partition("=")[0] for flag in container(workload)["args"]]
         assert len(names) == len(set(names)), label(workload)
@@ -123,25 +94,6 @@ def test_components_in_any_order_make_the_same(tmp_path: Path, chosen: tuple[str
         return sorted(objects, key=lambda each: (label(each), each["metadata"].get("namespace", "")))
 
     assert sorted_objects(chosen, "one") == sorted_objects(chosen[::-1], "other")
-
-
-@every_choice
-def test_before_the_component_for_1_20_all_others_are_made_fit_for_it_too(
-    tmp_path: Path, chosen: tuple[str, ...]
-) -> None:
-    objects = rendered(composed(tmp_path, (*chosen, "kubernetes-1.20")))
-    found = {(each["kind"], each["apiVersion"]) for each in objects if each["kind"] in OF_1_20}
-    assert found
-    assert found <= OF_1_20.items()
-
-
-@every_choice
-@pytest.mark.parametrize("version", VERSIONS[: VERSIONS.index(LAST["kubernetes-1.25"]) + 1])
-def test_before_the_component_for_1_25_all_others_are_made_fit_for_it_too(
-    tmp_path: Path, chosen: tuple[str, ...], version: str
-) -> None:
-    fit = [each for each in chosen if FIRST.get(each, version) <= version]
-    assert unknown(rendered(composed(tmp_path, (*fit, "kubernetes-1.25"))), version) == set()
 
 
 def test_every_component_has_an_overlay_or_is_an_option_of_one() -> None:

@@ -1,66 +1,209 @@
-"""The condition by which the API server of 1.28 and later asks only about pods with GPUs: never too narrow."""
+"""The condition by which the API server asks only about pods that may ask for GPUs: never too narrow, never failing.
+
+It is evaluated here by another implementation of CEL, on more pods than an API server can be sent; that the API server
+agrees is tried in tests/e2e/test_match_conditions.py.
+"""
 
 from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import celpy
 import msgspec
 import pytest
 from celpy.adapter import json_to_cel
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.builders import container, pod, sidecar
-from tests.rendered import MANIFESTS, Json, rendered, webhooks
+from tests.builders import container, pod
+from tests.match_conditions import ASKING, ORDINARY
+from tests.rendered import BASE, Json, rendered, webhooks
 from tests.strategies import storable_pods
 from vcuda.objects import Pod
 from vcuda.requests import asks_for_vcuda
-from vcuda.schemes import SCHEME_OF_RESOURCE
+from vcuda.schemes import SCHEME_OF_RESOURCE, SCHEMES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
+TYPE_ANNOTATIONS = {name for scheme in SCHEMES for name in (scheme.wanted_models, scheme.unwanted_models) if name}
 
 
-@pytest.fixture(scope="module", params=HOOKS)
-def condition(request: pytest.FixtureRequest) -> celpy.Runner:
+def conditions(name: str) -> list[Json]:
+    """The matchConditions of a webhook."""
+    found: list[Json] = webhooks(rendered(BASE))[name]["matchConditions"]
+    return found
+
+
+class Condition:
     """The one condition of a webhook, compiled."""
-    hook = webhooks(rendered(MANIFESTS / "overlays" / "match-conditions"))[request.param]
-    [condition] = hook["matchConditions"]
-    environment = celpy.Environment()
-    return environment.program(environment.compile(condition["expression"]))
+
+    def __init__(self, expression: str) -> None:
+        environment = celpy.Environment()
+        self._runner = environment.program(environment.compile(expression))
+
+    def asks(self, manifest: Json) -> bool:
+        """Whether the API server asks about the pod; an evaluation that fails raises CELEvalError."""
+        return bool(self._runner.evaluate({"object": json_to_cel(manifest)}))
 
 
-def asks(condition: celpy.Runner, manifest: Json) -> bool:
-    """Whether the API server asks about the pod; an evaluation that fails raises CELEvalError."""
-    return bool(condition.evaluate({"object": json_to_cel(manifest)}))
+@pytest.fixture(scope="module")
+def condition() -> Condition:
+    [found] = conditions(HOOKS[0])
+    return Condition(found["expression"])
+
+
+def test_both_webhooks_have_the_same_condition() -> None:
+    """YAML's anchors end with a document, so it is written twice."""
+    first, second = map(conditions, HOOKS)
+    assert first == second
+
+
+def test_no_other_webhook_has_one() -> None:
+    """What is asked about edits of the quota is chosen by a label."""
+    assert {name for name, hook in webhooks(rendered(BASE)).items() if "matchConditions" in hook} == set(HOOKS)
+
+
+@pytest.mark.parametrize("manifest", ORDINARY.values(), ids=ORDINARY)
+def test_an_ordinary_pod_is_not_asked_about(condition: Condition, manifest: Json) -> None:
+    assert not condition.asks(manifest)
+
+
+@pytest.mark.parametrize("manifest", ASKING.values(), ids=ASKING)
+def test_a_pod_that_may_ask_for_a_gpu_is_asked_about(condition: Condition, manifest: Json) -> None:
+    assert condition.asks(manifest)
+
+
+# Resources
 
 
 @pytest.mark.parametrize("part", ["limits", "requests"])
-@pytest.mark.parametrize("resource", SCHEME_OF_RESOURCE)
-def test_every_resource_that_is_charged_is_asked_about_wherever_it_stands(
-    condition: celpy.Runner, resource: str, part: str
+@pytest.mark.parametrize("resource", [*SCHEME_OF_RESOURCE, "example.com/anything", "kubernetes.io/anything"])
+def test_every_resource_with_a_slash_is_asked_about_wherever_it_stands(
+    condition: Condition, resource: str, part: str
 ) -> None:
     with_it = {"name": "a", "resources": {part: {"cpu": "1", resource: "1"}}}
     without = container({"cpu": "1"})
-    assert asks(condition, pod(with_it))
-    assert asks(condition, pod(without, with_it))
-    assert asks(condition, pod(without, init=[without, with_it]))
-    assert asks(condition, pod(without, init=[{**with_it, "restartPolicy": "Always"}]))
+    assert condition.asks(pod(with_it))
+    assert condition.asks(pod(without, with_it))
+    assert condition.asks(pod(without, init=[without, with_it]))
+    assert condition.asks(pod(without, init=[{**with_it, "restartPolicy": "Always"}]))
+    assert condition.asks(pod(without, resources={part: {resource: "1"}}))
+
+
+def test_no_scheme_has_a_resource_that_the_condition_would_miss() -> None:
+    assert all("/" in resource for resource in SCHEME_OF_RESOURCE)
+
+
+@settings(deadline=None)
+@given(manifest=storable_pods())
+def test_whatever_the_webhook_takes_for_a_vcuda_pod_is_asked_about(condition: Condition, manifest: Json) -> None:
+    assert asks_for_vcuda(msgspec.convert(manifest, Pod))
+    assert condition.asks(without_nulls(manifest))
+
+
+def without_nulls(manifest: Json) -> Json:
+    """The pod as the API server shows it to webhooks: it keeps no field that is null."""
+    shown: Json = json.loads(
+        json.dumps(manifest), object_hook=lambda found: {k: v for k, v in found.items() if v is not None}
+    )
+    return shown
+
+
+# Annotations
+
+
+@pytest.mark.parametrize("key", sorted(TYPE_ANNOTATIONS))
+def test_every_annotation_by_which_a_scheme_is_told_what_to_give_is_asked_about(condition: Condition, key: str) -> None:
+    assert condition.asks(pod(container(), annotations={"note": "x", key: "M40"}))
+
+
+# Nothing exempts
+
+
+@settings(deadline=None)
+@given(
+    manifest=storable_pods(),
+    annotations=st.dictionaries(st.text(max_size=20), st.text(max_size=5), max_size=4),
+    labels=st.dictionaries(st.text(max_size=20), st.text(max_size=5), max_size=4),
+)
+def test_no_label_or_annotation_takes_a_pod_out(
+    condition: Condition, manifest: Json, annotations: Mapping[str, str], labels: Mapping[str, str]
+) -> None:
+    metadata = {**manifest["metadata"], "annotations": annotations, "labels": labels}
+    assert condition.asks(without_nulls({**manifest, "metadata": metadata}))
+
+
+def test_the_condition_looks_at_no_label_name_or_user() -> None:
+    """Only at the spec, and at annotations, by which it can only become true."""
+    [found] = conditions(HOOKS[0])
+    looked_at = set(re.findall(r"object\.(?:metadata\.)?(\w+)", found["expression"]))
+    assert looked_at == {"spec", "annotations"}
+    assert not re.search(r"\brequest\.|authorizer|oldObject|namespaceObject|!\w|!\(", found["expression"])
+
+
+# Size
 
 
 @pytest.mark.parametrize(
     "manifest",
     [
-        pod({"name": "a"}),
-        pod({"name": "a", "resources": {}}),
-        pod(container({"cpu": "1", "memory": "1Gi"}), init=[{"name": "b"}]),
-        pod(container({"tencent.com/eni": "1", "example.com/nvidia.com": "1"}), init=[sidecar({"cpu": "1"})]),
-        pod(container({"cpu": "1"}), annotations={"nvidia.com/use-gputype": "M40"}, labels={"nvidia.com/gpu": "1"}),
+        pytest.param(pod(container(), annotations={f"a{number}": "" for number in range(201)}), id="annotations"),
+        pytest.param(pod(*[container()] * 51), id="containers"),
+        pytest.param(pod(container(), init=[container()] * 51), id="init containers"),
+        pytest.param(pod(container(env=[{"name": "A"}] * 301)), id="variables"),
+        pytest.param(pod(container({f"hugepages-{number}Mi": "0" for number in range(51)})), id="resources"),
+        pytest.param(
+            pod(container(), resources={"requests": {f"hugepages-{number}Mi": "0" for number in range(51)}}),
+            id="resources of the pod",
+        ),
     ],
-    ids=["no-resources", "empty-resources", "cpu", "others", "annotated"],
 )
-def test_no_pod_without_gpus_is_asked_about(condition: celpy.Runner, manifest: Json) -> None:
-    assert not asks(condition, manifest)
+def test_a_pod_of_unusual_size_is_asked_about(condition: Condition, manifest: Json) -> None:
+    assert condition.asks(manifest)
 
 
-@given(manifest=storable_pods())
-def test_whatever_the_webhook_takes_for_a_vcuda_pod_is_asked_about(condition: celpy.Runner, manifest: Json) -> None:
-    if asks_for_vcuda(msgspec.convert(manifest, Pod)):
-        assert asks(condition, manifest)
+# Never failing
+
+
+def optional(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
+    """An object with any of these fields."""
+    return st.fixed_dictionaries({}, optional=parts)
+
+
+def resources() -> st.SearchStrategy[Json]:
+    """A container's or a pod's resources."""
+    quantities = st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "/", ""]), st.just("1"))
+    return optional(limits=quantities, requests=quantities, claims=st.just([]))
+
+
+def containers() -> st.SearchStrategy[list[Json]]:
+    """Containers of which each has any of the fields that are looked at, empty or not."""
+    variables = st.lists(st.fixed_dictionaries({"name": st.sampled_from(["", "A", "NVIDIA_VISIBLE_DEVICES"])}))
+    context = optional(privileged=st.booleans(), runAsUser=st.just(0))
+    return st.lists(optional(resources=resources(), env=variables, securityContext=context), max_size=3)
+
+
+def odd_pods() -> st.SearchStrategy[Json]:
+    """A pod as the API server shows it to webhooks: what is null is left out, all but the list of containers."""
+    spec = st.fixed_dictionaries(
+        {"containers": st.none() | containers()},
+        optional={
+            "initContainers": containers(),
+            "ephemeralContainers": containers(),
+            "resources": resources(),
+            "resourceClaims": st.sampled_from([[], [{"name": "gpu"}]]),
+            "runtimeClassName": st.sampled_from(["", "nvidia"]),
+        },
+    )
+    annotations = st.dictionaries(st.sampled_from(["", "note", "gpu-fraction"]), st.sampled_from(["", "1"]))
+    metadata = optional(annotations=annotations, labels=st.just({}), creationTimestamp=st.none())
+    return st.fixed_dictionaries({"metadata": metadata, "spec": spec})
+
+
+@settings(deadline=None)
+@given(manifest=odd_pods())
+def test_no_pod_makes_the_evaluation_fail(condition: Condition, manifest: Json) -> None:
+    """Whatever is left out, null or empty; the API server leaves null fields out, lists of containers excepted."""
+    assert condition.asks(manifest) in (True, False)

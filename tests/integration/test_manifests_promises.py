@@ -192,11 +192,11 @@ def test_only_labelled_namespaces_are_asked_about_and_never_the_system_or_our_ow
 
 
 @every_overlay
-def test_no_label_or_annotation_of_a_pod_exempts_it(overlay: Path) -> None:
-    hooks = webhooks(rendered(overlay))
+def test_no_label_of_a_pod_exempts_it_and_no_overlay_changes_which_pods_are_asked_about(overlay: Path) -> None:
+    hooks, base = webhooks(rendered(overlay)), webhooks(rendered(BASE))
     for name in ("mutate.quota.vcuda.io", "validate.quota.vcuda.io"):
         assert "objectSelector" not in hooks[name]
-        assert "metadata" not in "".join(each["expression"] for each in hooks[name].get("matchConditions", []))
+        assert hooks[name]["matchConditions"] == base[name]["matchConditions"]
 
 
 @every_overlay

@@ -136,13 +136,10 @@ def test_a_watch_that_ends_goes_on_from_the_last_event_without_a_list(
     assert done.events == [(None, 1), (1, 2), (2, 3)]
 
 
-def test_a_silent_watch_is_begun_anew_and_is_no_failure(
-    kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vcuda.kube.reflector._SILENCE", 0.2)
+def test_a_silent_watch_is_begun_anew_and_is_no_failure(kube: Kube, script: Script) -> None:
     script.answers.append(page(10))
     script.watches.extend([stream(bookmark(11), forever), stream(bookmark(12))])
-    done = run(kube, 2)
+    done = run(kube, 2, silence=0.2)
     assert script.asked() == ["LIST", "WATCH 10", "WATCH 11"]
     assert done.reflector.counts.failures == 0
 

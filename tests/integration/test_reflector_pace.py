@@ -71,7 +71,7 @@ def test_stop_is_prompt(kube: Kube, script: Script, where: str) -> None:
 
 
 class Signal:
-    """A logger that only tells that something was logged: listed, or failed."""
+    """A logger that only tells that it listed, or failed."""
 
     def __init__(self, reached: threading.Event) -> None:
         self._reached = reached
@@ -79,8 +79,9 @@ class Signal:
     def bind(self, **_context: object) -> Signal:
         return self
 
-    def info(self, _event: str, **_context: object) -> None:
-        self._reached.set()
+    def info(self, event: str, **_context: object) -> None:
+        if event in {"listed", "watch failed"}:
+            self._reached.set()
 
     warning = info
 

@@ -64,10 +64,10 @@ def nested(depth: int) -> str:
         pytest.param("POST /mutate", "{}", 400, "not no apiVersion no kind", id="an object of no kind"),
         pytest.param(
             "POST /mutate",
-            encoded({}).replace("/v1", "/v1beta1"),
+            encoded({}).replace("/v1", "/v2"),
             400,
             "admissionReviewVersions: [v1]",
-            id="v1beta1",
+            id="another version",
         ),
         pytest.param("POST /mutate", encoded({}).replace("Review", "Revue"), 400, "AdmissionRevue", id="other kind"),
         pytest.param(

@@ -75,6 +75,17 @@ OURS = {
         "set by all parts, read by `vcuda-certs`",
         "`vcuda-quota`; `vcuda-certs` on Secrets, without which it writes over none that holds anything.",
     ),
+    "kubernetes.io/service-name": Told(
+        "label of an EndpointSlice",
+        "read by `vcuda-certs` and the controller, set by the extender on its own",
+        "The Service that the slice belongs to. Slices of the webhook's Service say which replicas are asked for their"
+        " certificates; the one of Service `vcuda-extender` leads kube-scheduler to the leader.",
+    ),
+    "endpointslice.kubernetes.io/managed-by": Told(
+        "label of EndpointSlice `vcuda-extender`",
+        "set by the extender",
+        "`vcuda-quota`, so that Kubernetes' own controllers leave the slice alone.",
+    ),
     "gaia.tencent.com/gpu-model": Told(
         "label of a node", "read by all parts", "The GPU model of the node; `--model-label` names another."
     ),
@@ -107,7 +118,10 @@ OURS = {
     ),
 }
 
-_NEITHER = {"kubernetes.io/tls": "the type of a Secret"}
+_NEITHER = {
+    "kubernetes.io/tls": "the type of a Secret",
+    "k8s.io/initial-events-end": "an annotation of a bookmark in a watch, which is stored nowhere",
+}
 """Texts of the same form that are something else."""
 
 

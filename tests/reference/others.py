@@ -1,4 +1,4 @@
-"""What is told besides: by the extender, in Events, and by `kubectl gpuquota`."""
+"""What is told besides: of Kubernetes' version, by the extender, in Events, and by `kubectl gpuquota`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from tests.reference.told import Chapter, Told
 from vcuda.allocate import UNSEEN, allot, least_free
 from vcuda.cards import Cards, Reason, read_cards
 from vcuda.demands import Demand, Wish, read_wish
+from vcuda.errors import UnsupportedVersion
 from vcuda.kube import Heard, Kube, QuotaPlace, QuotaWatch, Subject
+from vcuda.kube.version import check_version
 from vcuda.objects import Node, ObjectMeta, Pod
 from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
 from vcuda.stale import Removal, find_stale
@@ -40,6 +42,7 @@ def chapters() -> tuple[Chapter, ...]:
     """Every other message."""
     stale = "Nothing: it is done. Each has its rule, which is a label of `vcuda_gc_annotations_total` too."
     return (
+        Chapter("The version of Kubernetes", "By every program, before anything else is asked.", tuple(_version())),
         Chapter(
             "Not placed by the extender",
             "With `--extender-address`: for each node in the pod's event `FailedScheduling`.",
@@ -59,6 +62,16 @@ def chapters() -> tuple[Chapter, ...]:
 def removal_rules() -> dict[str, str]:
     """Each rule by which something stale is removed, with an example of why."""
     return {removal.rule: f"such as: {removal.why}" for removal in (*_of_pods(), *_of_nodes())}
+
+
+def _version() -> Iterator[Told]:
+    server = "https://10.96.0.1:443"
+    try:
+        check_version(b'{"gitVersion": "v1.29.4"}', server)
+    except UnsupportedVersion as error:
+        yield Told(str(error), "Nothing was changed, and the exit status is 1.")
+    warning = check_version(b'{"gitVersion": "our own build"}', server)
+    yield Told(warning, "A warning: it goes on. See by `kubectl version` that it is not older.")
 
 
 def _unplaced() -> Iterator[Told]:

@@ -11,7 +11,7 @@ from tests.reference.markdown import code, table
 from tests.reference.others import removal_rules
 from tests.reference.sources import calls, imports_of
 from vcuda.audit import Kind
-from vcuda.kube.reflector import Counts
+from vcuda.kube import Counts
 from vcuda.schemes import SCHEMES
 from vcuda.vm_directories import EXPECTED, WHY
 
@@ -47,6 +47,7 @@ EVICTIONS = {
 }
 INCIDENTS = {
     "lists": "complete lists",
+    "streamed_lists": "those of them that the API server streamed",
     "watches": "watches begun",
     "events": "events",
     "failures": "lists and watches that failed",

@@ -280,7 +280,7 @@ def _registered() -> list[Told]:
     unread = builders.review("no pod")
     rules = "Register it as the manifests do."
     nobody = "No API server sends this."
-    versions = {"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview"}
+    versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
         Told(mutate(kind, facts, MemoryLedgers(), Holds()).message, rules),
         Told(_charge(CARD, SMALL, metadata={}).message, rules),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +25,6 @@ from vcuda.stored_pods import StoredPod, read_stored
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 PODS = "/api/v1/namespaces/team-a/pods"
 PERIOD = 60.0
-EVICTION = {"name": "pods/eviction", "kind": "Eviction", "group": "policy", "version": "v1"}
 
 
 class Cluster(ApiDouble):
@@ -35,12 +34,6 @@ class Cluster(ApiDouble):
         super().__init__()
         self.evictions: list[dict[str, Any]] = []
         self.refusal: VcudaError | None = None
-        self.offer(EVICTION)
-
-    def offer(self, *resources: Mapping[str, str]) -> None:
-        """Offer these resources, beside one that is not for evictions."""
-        others = [{"name": "pods", "kind": "Pod"}]
-        self.store("/api/v1", {"resources": [*others, *resources]})
 
     def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
         """Create an object; an eviction creates none."""
@@ -227,14 +220,6 @@ def test_the_newest_beyond_the_quota_is_evicted_after_a_period_one_at_each_look(
     assert api.evictions[0] == {**body, "deleteOptions": {"preconditions": {"uid": "uid-newest"}}}
 
 
-def test_before_1_22_the_eviction_is_of_the_version_that_is_offered(api: Cluster) -> None:
-    api.offer({**EVICTION, "version": "v1beta1"})
-    audited = Audited(api)
-    audited.look()
-    audited.look(PERIOD)
-    assert api.evictions[0]["apiVersion"] == "policy/v1beta1"
-
-
 def test_a_look_in_between_that_finds_nothing_begins_the_period_anew(api: Cluster) -> None:
     audited = Audited(api)
     audited.look()
@@ -368,14 +353,6 @@ def test_a_refused_eviction_is_counted_and_not_told_as_one(api: Cluster, error: 
     assert audited.counted("evictions_total", outcome=outcome) == 2
     assert {reason for _, reason in api.told()} == {"BeyondQuota"}
     assert audited.counted("evictions_total", outcome="evicted") is None
-
-
-def test_an_api_server_that_offers_no_evictions_is_asked_for_none(api: Cluster) -> None:
-    api.offer()
-    audited = Audited(api)
-    audited.look()
-    assert "eviction failed" in audited.look(PERIOD)
-    assert api.evicted() == []
 
 
 def test_where_the_pods_cannot_be_listed_nobody_is_evicted(api: Cluster) -> None:

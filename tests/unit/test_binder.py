@@ -24,12 +24,6 @@ def leader(api: ApiDouble) -> Leader:
     return Leader(api, cards={"n1": 1, "n2": 1}).leads()
 
 
-@pytest.fixture
-def old() -> ApiDouble:
-    """An API server before Kubernetes 1.23, which binds whatever it is asked to."""
-    return ApiDouble(checks_bindings=False)
-
-
 def place(leader: Leader, name: str, node: str, cores: int = 60) -> None:
     """Have a pod placed on a node, and the watch show that."""
     if pod_path(name) not in leader.api.objects:
@@ -52,9 +46,7 @@ def edit(leader: Leader, name: str, index: str) -> None:
     leader.book.pod_changed(None, seen(as_stored(leader.api, name)))
 
 
-def test_a_pod_is_bound_where_it_was_placed_and_the_binding_carries_the_placement(
-    api: ApiDouble, leader: Leader
-) -> None:
+def test_a_pod_is_bound_where_it_was_placed_at_the_version_that_was_placed(api: ApiDouble, leader: Leader) -> None:
     place(leader, "train", "n1")
     sent: list[Any] = []
     post = api.kube.post
@@ -78,7 +70,6 @@ def test_a_pod_is_bound_where_it_was_placed_and_the_binding_carries_the_placemen
             "namespace": "team-a",
             "uid": "uid-train",
             "resourceVersion": pod["metadata"]["resourceVersion"],
-            "annotations": pod["metadata"]["annotations"],
         },
         "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
     }
@@ -156,58 +147,60 @@ def test_a_pod_whose_placement_was_removed_meanwhile_is_not_bound(api: ApiDouble
 
 
 @pytest.mark.parametrize("moved_by", ["the same leader", "the next leader"])
-def test_a_binding_that_lands_when_the_pod_was_moved_brings_its_cards_with_it(old: ApiDouble, moved_by: str) -> None:
-    """Nobody has got them since, though the pod was given others; those are free again."""
-    leader, late = Leader(old, cards={"n1": 1, "n2": 1}).leads(), Late()
-    place(leader, "train", "n1")
-    old.deliver = Script(late, methods=("POST",))
-    assert "whether the pod was bound is not known" in leader.bind("train", "n1")
-    old.deliver = delivered
-    if moved_by == "the next leader":
-        leader = Leader(old, "next", {"n1": 1, "n2": 1}).leads()
-    place(leader, "train", "n2")
-    waiting = store_pod(old, "waiting", 60)
-    assert leader.filter(waiting, ["n1", "n2"])["NodeNames"] == []
-    late.land()
-    assert node_of(old, "train") == as_stored(old, "train")["metadata"]["annotations"]["tencent.com/predicate-node"]
-    assert node_of(old, "train") == "n1"
-    leader.book.pod_changed(None, seen(as_stored(old, "train")))
-    assert leader.filter(waiting, ["n1", "n2"])["NodeNames"] == ["n2"]
-
-
-def test_from_1_23_on_such_a_binding_is_refused(api: ApiDouble, leader: Leader) -> None:
+def test_a_binding_that_lands_when_the_pod_was_moved_is_refused_and_the_cards_it_was_for_are_free(
+    api: ApiDouble, leader: Leader, moved_by: str
+) -> None:
+    """It names the version that was placed on the first node, so nobody need keep these cards for it."""
     late = Late()
     place(leader, "train", "n1")
     api.deliver = Script(late, methods=("POST",))
-    leader.bind("train", "n1")
+    assert "whether the pod was bound is not known" in leader.bind("train", "n1")
     api.deliver = delivered
+    if moved_by == "the next leader":
+        leader = Leader(api, "next", {"n1": 1, "n2": 1}).leads()
+    waiting = store_pod(api, "waiting", 60)
+    assert leader.filter(waiting, ["n1"])["NodeNames"] == []
     place(leader, "train", "n2")
+    assert leader.filter(waiting, ["n1"])["NodeNames"] == ["n1"]
     late.land()
     assert node_of(api, "train") is None
     assert leader.bind("train", "n2") == ""
+    assert leader.bind("waiting", "n1") == ""
 
 
-def test_what_a_binding_may_still_bring_is_free_once_the_pod_is_bound_has_ended_or_is_gone(old: ApiDouble) -> None:
-    leader = Leader(old, cards={"n1": 1, "n2": 1}).leads()
-    for end in ("bound", "ended", "gone"):
-        place(leader, "train", "n1")
-        old.deliver = Script(lost_request, methods=("POST",))
-        leader.bind("train", "n1")
-        old.deliver = delivered
+def test_a_binding_that_lands_when_another_pod_has_the_name_is_refused(api: ApiDouble, leader: Leader) -> None:
+    late = Late()
+    place(leader, "train", "n1")
+    pod = as_stored(api, "train")
+    api.deliver = Script(late, methods=("POST",))
+    leader.bind("train", "n1")
+    api.deliver = delivered
+    api.remove(pod_path("train"))
+    api.store(pod_path("train"), {**pod, "metadata": {**pod["metadata"], "uid": "uid-another"}})
+    late.land()
+    assert node_of(api, "train") is None
+
+
+@pytest.mark.parametrize("end", ["bound", "ended", "gone"])
+def test_what_a_binding_may_still_bring_is_free_once_the_pod_is_bound_elsewhere_has_ended_or_is_gone(
+    api: ApiDouble, leader: Leader, end: str
+) -> None:
+    place(leader, "train", "n1")
+    api.deliver = Script(lost_request, methods=("POST",))
+    leader.bind("train", "n1")
+    api.deliver = delivered
+    before = as_stored(api, "train")
+    if end == "bound":
         place(leader, "train", "n2")
-        before = as_stored(old, "train")
-        if end == "bound":
-            leader.bind("train", "n2")
-        elif end == "ended":
-            old.store(pod_path("train"), {**before, "status": {"phase": "Failed"}})
-        else:
-            old.remove(pod_path("train"))
-        after = None if end == "gone" else seen(as_stored(old, "train"))
-        leader.book.pod_changed(seen(before), after)
-        assert leader.filter(store_pod(old, end, 100), ["n1"])["NodeNames"] == ["n1"], end
-        for name in {"train", end} & {path.rpartition("/")[2] for path in old.objects}:
-            leader.book.pod_changed(seen(as_stored(old, name)), None)
-            old.remove(pod_path(name))
+        leader.bind("train", "n2")
+    elif end == "ended":
+        api.store(pod_path("train"), {**before, "status": {"phase": "Failed"}})
+    else:
+        api.remove(pod_path("train"))
+    after = None if end == "gone" else seen(as_stored(api, "train"))
+    leader.book.pod_changed(seen(before), after)
+    assert leader.book.promises() == ()
+    assert leader.filter(store_pod(api, "next", 100), ["n1"])["NodeNames"] == ["n1"]
 
 
 def test_a_pod_that_changed_meanwhile_is_read_and_bound_at_its_new_version(api: ApiDouble, leader: Leader) -> None:

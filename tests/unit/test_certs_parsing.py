@@ -27,7 +27,6 @@ from certs.parsing import (
     Place,
     mark_text,
     other_tool,
-    read_addresses,
     read_authorities,
     read_configuration,
     read_serving,
@@ -251,21 +250,6 @@ def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_
     assert len(left) == 2
     assert "calls https://example.com/x" in left[0]
     assert "calls Service vcuda-quota/other" in left[1]
-
-
-def test_endpoints_are_read_at_their_one_port_or_at_the_named_one() -> None:
-    endpoints = {
-        "subsets": [
-            {"addresses": [{"ip": "10.0.0.1"}], "ports": [{"port": 8443}]},
-            {
-                "notReadyAddresses": [{"ip": "fd00::1"}],
-                "ports": [{"name": "https", "port": 1}, {"name": "metrics", "port": 2}],
-            },
-            {"addresses": [{"ip": "10.0.0.9"}]},
-        ]
-    }
-    assert list(read_addresses(endpoints, "https")) == [("10.0.0.1:8443", True), ("[fd00::1]:1", False)]
-    assert list(read_addresses({}, "https")) == []
 
 
 def test_an_annotation_of_a_time_counts_for_nothing_once_it_was_edited_into_nonsense() -> None:

@@ -53,8 +53,8 @@ def unregister(world: World) -> None:
 
 
 NOBODY = {
-    "no endpoint": (lambda world: world.pods.clear(), "no endpoint is ready", "get pods,endpoints"),
-    "none ready": (unready, "no endpoint is ready", "get pods,endpoints"),
+    "no endpoint": (lambda world: world.pods.clear(), "no endpoint is ready", "get pods,endpointslices"),
+    "none ready": (unready, "no endpoint is ready", "get pods,endpointslices"),
     "no configuration": (unregister, "no webhook configuration with our label", "kubectl label"),
 }
 

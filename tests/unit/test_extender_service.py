@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from controller.extender.advertiser import Advertiser
 from controller.extender.cards_publisher import REPEAT, SPACING, CardsPublisher, withdraw
 from controller.extender.deadline import Deadline
-from controller.extender.endpoints import Advertiser
 from controller.extender.journal import Journal
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
 from tests.builders import MODEL, POOL, nodes
@@ -20,7 +20,12 @@ from vcuda.free_cards import FreeCards, read_figures
 from vcuda.schemes import GPU_MANAGER
 
 CARDS = f"/api/v1/namespaces/{SYSTEM}/configmaps/gpu-cards"
-ENDPOINTS = f"/api/v1/namespaces/{SYSTEM}/endpoints/vcuda-extender"
+SLICE = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices/vcuda-extender"
+LABELS = {
+    "kubernetes.io/service-name": "vcuda-extender",
+    "endpointslice.kubernetes.io/managed-by": "vcuda-quota",
+    "app.kubernetes.io/managed-by": "vcuda-quota",
+}
 
 
 def test_the_first_journal_is_empty_and_ours(api: ApiDouble) -> None:
@@ -65,35 +70,75 @@ def test_a_journal_that_others_always_write_first_is_not_ours(api: ApiDouble) ->
         Journal(api.kube, SYSTEM, "us").take()
 
 
-def address(api: ApiDouble) -> tuple[str, int]:
-    [subset] = api.objects[ENDPOINTS]["subsets"]
-    [there], [port] = subset["addresses"], subset["ports"]
-    return there["ip"], port["port"]
+def advertiser(api: ApiDouble, ip: str) -> Advertiser:
+    return Advertiser(api.kube, SYSTEM, ip, 10443)
 
 
-def test_the_service_leads_to_whoever_holds_it_last(api: ApiDouble) -> None:
-    first, second = (Advertiser(api.kube, SYSTEM, ip, 10443) for ip in ("10.0.0.1", "10.0.0.2"))
+def led_to(api: ApiDouble) -> str:
+    """The one address of the one slice that leads callers of the Service, which has to be as Kubernetes wants it."""
+    [(path, found)] = [(path, each) for path, each in api.objects.items() if "/endpointslices/" in path]
+    assert path == SLICE
+    assert found["metadata"]["labels"].items() >= LABELS.items()
+    assert found["ports"] == [{"name": "https", "port": 10443}]
+    [endpoint] = found["endpoints"]
+    assert endpoint["conditions"] == {"ready": True}
+    [address] = endpoint["addresses"]
+    assert found["addressType"] == ("IPv6" if ":" in address else "IPv4")
+    return str(address)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "calls"),
+    [
+        pytest.param("10.0.0.1", "10.0.0.2", ["GET", "PATCH"], id="IPv4"),
+        pytest.param("fd00::1", "fd00::2", ["GET", "PATCH"], id="IPv6"),
+        pytest.param("10.0.0.1", "fd00::2", ["GET", "DELETE", "POST"], id="another family, which is immutable"),
+    ],
+)
+def test_the_service_leads_to_whoever_holds_it_last(api: ApiDouble, earlier: str, later: str, calls: list[str]) -> None:
+    """What an earlier leader wrote late is put right, and nothing is written in vain."""
+    first, second = advertiser(api, earlier), advertiser(api, later)
     first.hold()
-    assert address(api) == ("10.0.0.1", 10443)
-    second.hold()
-    assert address(api) == ("10.0.0.2", 10443)
+    assert led_to(api) == earlier
+    for _ in range(2):
+        api.forget_calls()
+        second.hold()
+        assert (led_to(api), api.calls) == (later, calls)
+        api.forget_calls()
+        second.hold()
+        assert api.calls == ["GET"]
+        first.hold()
 
 
-def test_what_an_earlier_leader_wrote_late_is_put_right_and_nothing_is_written_in_vain(api: ApiDouble) -> None:
-    first, second = (Advertiser(api.kube, SYSTEM, ip, 10443) for ip in ("10.0.0.1", "10.0.0.2"))
-    second.hold()
-    first.hold()
-    second.hold()
-    assert address(api)[0] == "10.0.0.2"
-    api.forget_calls()
-    second.hold()
-    assert api.calls == ["GET"]
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("text", ["another", None])
+def test_a_slice_that_somebody_took_from_the_service_leads_here_again(
+    api: ApiDouble, label: str, text: str | None
+) -> None:
+    advertiser(api, "10.0.0.1").hold()
+    api.store(SLICE, {**api.objects[SLICE], "metadata": {"labels": {**LABELS, label: text} if text else {}}})
+    advertiser(api, "10.0.0.1").hold()
+    assert led_to(api) == "10.0.0.1"
 
 
-def test_endpoints_that_cannot_be_read_are_an_error(api: ApiDouble) -> None:
+def test_a_slice_that_another_deletes_first_is_made_anew(api: ApiDouble) -> None:
+    """Between the look at one of another family and its deletion."""
+    advertiser(api, "fd00::1").hold()
+
+    def between(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "DELETE":
+            api.remove(SLICE)
+        return effect()
+
+    api.deliver = between
+    advertiser(api, "10.0.0.1").hold()
+    assert led_to(api) == "10.0.0.1"
+
+
+def test_a_slice_that_cannot_be_read_is_an_error(api: ApiDouble) -> None:
     api.deliver = Script(lost_request, methods=("GET",))
     with pytest.raises(VcudaError):
-        Advertiser(api.kube, SYSTEM, "10.0.0.1", 10443).hold()
+        advertiser(api, "10.0.0.1").hold()
 
 
 def test_free_cards_are_published_when_they_change(api: ApiDouble) -> None:

@@ -28,11 +28,9 @@ WHICH = st.integers(0, 5)
 class Placements(RuleBasedStateMachine):
     """Leaders that come one after the other, of which each thinks that it still leads, beside one API server."""
 
-    checks_bindings = True
-
     def __init__(self) -> None:
         super().__init__()
-        self.api = ApiDouble(checks_bindings=self.checks_bindings)
+        self.api = ApiDouble()
         self.leaders: list[Leader] = []
         self.late = Late()
         self.shown: dict[tuple[int, str], Any] = {}
@@ -171,13 +169,5 @@ class Placements(RuleBasedStateMachine):
         return faults[name]
 
 
-class PlacementsBefore123(Placements):
-    """The same beside an API server that binds whatever it is asked to."""
-
-    checks_bindings = False
-
-
 TestPlacements = Placements.TestCase
-TestPlacementsBefore123 = PlacementsBefore123.TestCase
 TestPlacements.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-TestPlacementsBefore123.settings = TestPlacements.settings

@@ -37,7 +37,8 @@ class Cluster(ApiDouble):
         self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str | None = None
     ) -> None:
         use = {"namespace": namespace, "mode": mode, "models": models}
-        metadata = {"name": "gpu-quota-usage", "namespace": namespace}
+        labels = {"quota.vcuda.io/usage": "true"}
+        metadata = {"name": "gpu-quota-usage", "namespace": namespace, "labels": labels}
         data = {"usage.json": json.dumps(use) if text is None else text}
         path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
         self.store(path, {"metadata": metadata, "data": data})

@@ -130,8 +130,8 @@ def silence(world: World) -> None:
 @pytest.mark.parametrize(
     ("change", "command"),
     [
-        pytest.param(lambda world: world.pods.clear(), "get pods,endpoints", id="no endpoint"),
-        pytest.param(unready, "get pods,endpoints", id="none ready"),
+        pytest.param(lambda world: world.pods.clear(), "get pods,endpointslices", id="no endpoint"),
+        pytest.param(unready, "get pods,endpointslices", id="none ready"),
         pytest.param(silence, "rollout restart", id="one cannot be asked, for long"),
     ],
 )

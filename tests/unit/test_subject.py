@@ -82,7 +82,7 @@ def test_subresources_are_not_decided(sub_resource: str) -> None:
     [
         (GroupVersionKind("apps", "v1", "Deployment"), "apps/v1/Deployment"),
         (GroupVersionKind("", "v1", "PodTemplate"), "v1/PodTemplate"),
-        (GroupVersionKind("metrics.k8s.io", "v1beta1", "Pod"), "metrics.k8s.io/v1beta1/Pod"),
+        (GroupVersionKind("example.com", "v2", "Pod"), "example.com/v2/Pod"),
         (GroupVersionKind(), "an unnamed kind"),
     ],
 )

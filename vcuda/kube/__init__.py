@@ -12,9 +12,10 @@ from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Store
 from vcuda.kube.node_watch import NodeWatch
 from vcuda.kube.paths import segment
 from vcuda.kube.quota_watch import QuotaPlace, QuotaWatch
-from vcuda.kube.reflector import Counts, OnEvent, Reflector
+from vcuda.kube.reflector import OnEvent, Reflector
 from vcuda.kube.stream import Stream
-from vcuda.kube.view import Key
+from vcuda.kube.version import VersionCheck, end_process
+from vcuda.kube.view import Counts, Key
 
 __all__ = [
     "JSON_PATCH",
@@ -39,6 +40,8 @@ __all__ = [
     "Stored",
     "Stream",
     "Subject",
+    "VersionCheck",
+    "end_process",
     "ledger_name",
     "post_event",
     "segment",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 import urllib3
@@ -20,6 +20,7 @@ from vcuda import __version__
 from vcuda.errors import ApiError, BadInput, Conflict, Gone, HeldByBudget, NotFound, Unreachable, VcudaError
 from vcuda.kube.config import Load, loader
 from vcuda.kube.stream import Stream, read_body, transport
+from vcuda.kube.version import VersionCheck
 from vcuda.kube.warnings import warnings_in
 
 JSON_PATCH = "application/json-patch+json"
@@ -123,11 +124,21 @@ class Kube:
 
     api: ApiClient
     load: Load
+    version_check: VersionCheck | None = None
     _renewing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @classmethod
-    def connect(cls, kubeconfig: Path | None = None, context: str | None = None, *, pool_size: int = 8) -> Kube:
+    def connect(
+        cls,
+        kubeconfig: Path | None = None,
+        context: str | None = None,
+        *,
+        pool_size: int = 8,
+        version_check: VersionCheck | None = None,
+    ) -> Kube:
         """Read the configuration; nothing is sent yet. ``pool_size`` is the number of connections kept for reuse.
+
+        With ``version_check`` the API server's version is read and checked before anything else is sent to it.
 
         The kubeconfig given counts; else the service account where KUBERNETES_SERVICE_HOST is set; else KUBECONFIG
         or ~/.kube/config. Raises BadInput where that cannot be read.
@@ -138,7 +149,7 @@ class Kube:
         load(configuration)
         api = ApiClient(configuration)
         api.user_agent = f"vcuda-quota/{__version__}"
-        return cls(api, load)
+        return cls(api, load, version_check)
 
     def close(self) -> None:
         """Close the connections that no call is using."""
@@ -193,6 +204,7 @@ class Kube:
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> Stream:
         """Open a GET whose answer is lines without end; it ends after ``read_timeout`` seconds of silence."""
+        self._check_version(connect_timeout)
         request = _Request("GET", path, params)
         with transport(str(request)):
             response = self._send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
@@ -204,7 +216,18 @@ class Kube:
     def _call(self, request: _Request, timeout: float) -> bytes:
         return self._heard(request, timeout).body
 
+    def _check_version(self, timeout: float) -> None:
+        check = self.version_check
+        if check is not None and not check.passed:
+            host = urlsplit(self.api.configuration.host)
+            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # before the @ may be a password
+            check.make(lambda: self._answer(_Request("GET", "/version"), timeout).body, server)
+
     def _heard(self, request: _Request, timeout: float) -> Heard:
+        self._check_version(timeout)
+        return self._answer(request, timeout)
+
+    def _answer(self, request: _Request, timeout: float) -> Heard:
         deadline = time.monotonic() + timeout
         with transport(str(request)):
             response = self._send(request, urllib3.Timeout(total=timeout))

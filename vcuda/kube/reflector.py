@@ -1,4 +1,4 @@
-"""A resource kept in memory: LIST, then WATCH from there, for ever, without a gap."""
+"""A resource kept in memory: a list, then a watch from there, for ever, without a gap."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import Generic, TypeVar
 
-import msgspec
 import structlog
 
-from vcuda.errors import ApiError, Unreachable, VcudaError
+from vcuda.errors import ApiError, VcudaError, WatchLost
 from vcuda.kube.backoff import Backoff
-from vcuda.kube.client import Kube, Params, Status, refusal
-from vcuda.kube.stream import Stream
-from vcuda.kube.view import Entry, Key, View
+from vcuda.kube.client import Kube, Params
+from vcuda.kube.listing import Listing, ObjectReader, from_initial_events, from_pages
+from vcuda.kube.view import Counts, Entry, Key, View
+from vcuda.kube.watch import INITIAL_EVENTS, Watches, WatchEvent, until
 
 T = TypeVar("T")
 
@@ -24,51 +25,27 @@ OnEvent = Callable[[T | None, T | None], None]
 """Called with the object before and after: (None, new) is an arrival, (old, None) a departure."""
 
 _SERVER_TIMEOUT = 300  # seconds, ±20 %: the server ends a watch, so that clients spread over its replicas again
-# Seconds. Bookmarks come about every 60 s, so after this the connection is dead, or the server is one of up to 1.20,
-# which sends none for a resource that has not changed since it started. Watching anew serves both.
-_SILENCE = 90
+# Seconds. Bookmarks come about every 60 s, so after this the connection is dead, or the resource is one that the API
+# server does not cache (Events): of that it sends none. Watching anew serves both.
+SILENCE = 90
 _STANDING = 10  # seconds; a watch that has stood so long ends the row of failures before it
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened since the start, for a caller to publish as counters."""
-
-    lists: int = 0
-    watches: int = 0
-    events: int = 0
-    failures: int = 0
-    undecodable: int = 0
-    callback_errors: int = 0
-
-
-class _Meta(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-
-
-class _Head(msgspec.Struct, frozen=True):
-    metadata: _Meta
-
-
-class _Event(msgspec.Struct, frozen=True):
-    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
-    object: msgspec.Raw
-
-
-_HEAD = msgspec.json.Decoder(_Head)
-_EVENT = msgspec.json.Decoder(_Event)
-_STATUS = msgspec.json.Decoder(Status)
+# What an API server answers that does not stream lists: their feature gate WatchList is off up to 1.31, and in 1.33.
+_NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 class Reflector(Generic[T]):
     """The objects under one resource path, each decoded by ``decode``, as new as the watch has brought them.
 
-    It works as client-go's Reflector does: LIST, WATCH from the list's resourceVersion, LIST again after 410.
+    It works as client-go's Reflector does: list, watch from the list's version, list again after 410.
     Once ``synced`` the view only moves forward, and every change reaches ``on_event``. Where the connection is lost
     the view stays and ages (``last_event_age``); it is never emptied.
+
+    A list is streamed where the API server does that (WatchList, KEP-3157): it comes as the initial events of a watch,
+    which goes on as the watch. That spares the API server the memory of a whole answer. Else it comes in pages. One
+    that refuses to stream is not asked again by this reflector: lists are rare, and pages are as right. After a
+    stream that was cut short the next list comes in pages, so that it ends whatever broke the stream. Either way the
+    view changes over in one step, to a list that is consistent: no change that was answered before it began is
+    missing.
 
     ``decode`` gets the raw JSON of one object and returns None for one that is not kept. One that it cannot decode
     costs only itself: logged, counted, and its last good value, if the object had one, stays.
@@ -81,8 +58,8 @@ class Reflector(Generic[T]):
     Objects are keyed by namespace and name. One that was deleted and made again under its name while nobody watched
     has another uid: that is reported as a departure and an arrival, never as a change.
 
-    ``params`` hold selectors; ``page_size`` is in objects. ``clock`` is in seconds; ``wait`` sleeps for seconds and
-    returns True when it is time to stop.
+    ``params`` hold selectors; ``page_size`` is in objects; a stream that says nothing for ``silence`` seconds is given
+    up, and begun anew. ``clock`` is in seconds; ``wait`` sleeps for seconds and returns True when it is time to stop.
     """
 
     def __init__(
@@ -94,6 +71,7 @@ class Reflector(Generic[T]):
         params: Params | None = None,
         on_event: OnEvent[T] | None = None,
         page_size: int = 500,
+        silence: float = SILENCE,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
@@ -103,7 +81,6 @@ class Reflector(Generic[T]):
         self.synced = threading.Event()
         self._kube = kube
         self._path = path
-        self._decode = decode
         self._params = dict(params or {})
         self._on_event = on_event
         self._page_size = page_size
@@ -111,17 +88,19 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
+        self._watches = Watches(kube, path, self._params, silence, self._stopping)
         self._log = (log or structlog.get_logger()).bind(resource=path)
         self._view: View[T] = View()
+        self._reader = ObjectReader(decode, self._view, self.counts, self._log)
         self._list_due = True
+        self._streams_refused = False
+        self._stream_broken = False
         self._last_event = -math.inf
-        self._stream: Stream | None = None
-        self._stream_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"reflector {path}", daemon=True)
 
     @property
     def resource_version(self) -> str:
-        """The newest version that the view includes; empty before the first LIST.
+        """The newest version that the view includes; empty before the first list.
 
         To know that a snapshot is at least this new, read this first and the snapshot after it.
         """
@@ -149,15 +128,13 @@ class Reflector(Generic[T]):
         return now - self._last_event
 
     def start(self) -> None:
-        """Start the thread; ``synced`` is set after the first LIST and its callbacks."""
+        """Start the thread; ``synced`` is set after the first list and its callbacks."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end: a watch or a wait ends at once, a LIST in flight with its page."""
+        """Ask the thread to end: a watch, a streamed list or a wait ends at once, a list in pages with its page."""
         self._stopping.set()
-        with self._stream_lock:
-            if self._stream is not None:
-                self._stream.abort()
+        self._watches.abort()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread to end, at most ``timeout`` seconds."""
@@ -177,31 +154,55 @@ class Reflector(Generic[T]):
     def _attempt(self) -> None:
         """List if due, and watch. A watch broken in transit goes on from its version; after all else, list again."""
         try:
+            if self._list_due and self._list_and_watch():
+                return
             if self._list_due:
                 self._relist()
             if not self._stopping.is_set():
-                self._watch()
+                with self._watches.open({"resourceVersion": self._view.version}, self._duration()) as events:
+                    self._follow(events)
         except VcudaError as error:
             if self._stopping.is_set():
                 return  # the error is our own doing: stop() ended the stream
             self.counts.failures += 1
-            self._list_due = self._list_due or isinstance(error, ApiError)
+            self._list_due = self._list_due or isinstance(error, ApiError | WatchLost)
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)
 
+    def _list_and_watch(self) -> bool:
+        """List by the initial events of a watch, and follow it; return False where the list has to come in pages."""
+        if self._streams_refused or self._stream_broken:
+            return False
+        with ExitStack() as stack:
+            try:
+                events = stack.enter_context(self._watches.open(INITIAL_EVENTS, self._duration()))
+            except ApiError as error:
+                # Whatever else was refused, a missing right for example, the LIST is told too, and fails with it.
+                self._streams_refused = error.status in _NOT_STREAMED
+                self._log.info("lists are not streamed", reason=error.reason)
+                return False
+            self._stream_broken = True
+            self._replace(from_initial_events(events, self._reader, self._watches.what), streamed=True)
+            self._stream_broken = False
+            self._follow(events)
+        return True
+
     def _relist(self) -> None:
-        """Read everything and change over in one step. A LIST without resourceVersion is consistent: never older."""
-        version = ""
-        fresh: dict[Key, Entry[T]] = {}
-        for page in self._kube.list_pages(self._path, self._params, self._page_size):
-            version = version or page.resource_version
-            fresh.update(self._read(page.items))
-            if self._stopping.is_set():
-                return
-        before = self._view.swap(fresh, version)
+        """List without resourceVersion: the API server answers as new as etcd is, from its cache where it can."""
+        pages = self._kube.list_pages(self._path, self._params, self._page_size)
+        listing = from_pages(until(self._stopping, pages), self._reader)
+        if not self._stopping.is_set():
+            self._stream_broken = False
+            self._replace(listing, streamed=False)
+
+    def _replace(self, listing: Listing[T], *, streamed: bool) -> None:
+        """Change over to the list in one step, and tell the differences."""
+        fresh = listing.entries
+        before = self._view.swap(fresh, listing.version)
         self._list_due = False
         self._last_event = self._clock()
         self.counts.lists += 1
-        self._log.info("listed", objects=len(fresh), resource_version=version)
+        self.counts.streamed_lists += streamed
+        self._log.info("listed", objects=len(fresh), resource_version=listing.version, streamed=streamed)
         for key, entry in before.items():
             if key not in fresh:
                 self._notify(entry, None)
@@ -209,85 +210,33 @@ class Reflector(Generic[T]):
             self._notify(before.get(key), entry)
         self.synced.set()
 
-    def _read(self, items: Iterable[msgspec.Raw]) -> Iterable[tuple[Key, Entry[T]]]:
-        for raw in items:
-            try:
-                meta = _HEAD.decode(raw).metadata
-            except msgspec.MsgspecError as error:
-                self.counts.undecodable += 1
-                self._log.error("object without readable metadata", error=str(error))
-                continue
-            key = Key(meta.namespace, meta.name)
-            entry = self._entry(key, meta, raw)
-            if entry is not None:
-                yield key, entry
+    def _duration(self) -> float:
+        """Return for how many seconds to watch."""
+        return _SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())
 
-    def _watch(self) -> None:
-        params = {
-            **self._params,
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": self._view.version,
-            "timeoutSeconds": int(_SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())),
-        }
-        with self._kube.stream(self._path, params, read_timeout=_SILENCE) as stream:
-            self.counts.watches += 1
-            opened = self._last_event = self._clock()
-            self._hold(stream)
-            try:
-                self._follow(stream)
-            finally:
-                self._hold(None)
-                if self._clock() - opened >= _STANDING:
-                    self._backoff.reset()
-
-    def _hold(self, stream: Stream | None) -> None:
-        with self._stream_lock:
-            self._stream = stream
-            if stream is not None and self._stopping.is_set():
-                stream.abort()
-
-    def _follow(self, stream: Stream) -> None:
-        for line in stream:
-            if self._stopping.is_set():
-                return
-            self._take(line)
-            self._last_event = self._clock()
-
-    def _take(self, line: bytes) -> None:
-        """Apply one event. One that cannot be read could be any object's: only a LIST tells what it was."""
+    def _follow(self, events: Iterable[WatchEvent]) -> None:
+        """Apply the events of a watch until it ends."""
+        self.counts.watches += 1
+        opened = self._last_event = self._clock()
         try:
-            event = _EVENT.decode(line)
-            if event.type == "ERROR":
-                self._list_due = True
-                raise refusal(f"WATCH {self._path}", _STATUS.decode(event.object).code, event.object)
-            meta = _HEAD.decode(event.object).metadata
-        except msgspec.MsgspecError as error:
-            self._list_due = True
-            raise Unreachable(f"WATCH {self._path}: unreadable event: {error}") from error
+            for event in events:
+                self._apply(event)
+                self._last_event = self._clock()
+        finally:
+            if self._clock() - opened >= _STANDING:
+                self._backoff.reset()
+
+    def _apply(self, event: WatchEvent) -> None:
+        version = event.meta.resource_version
         if event.type == "BOOKMARK":
-            self._view.advance(meta.resource_version)
+            self._view.advance(version)
             return
         self.counts.events += 1
-        key = Key(meta.namespace, meta.name)
+        key = event.meta.key
         old = self._view.entry(key)
-        new = None if event.type == "DELETED" else self._entry(key, meta, event.object)
-        self._view.put(key, new, meta.resource_version)
+        new = None if event.type == "DELETED" else self._reader.entry(event.meta, event.raw)
+        self._view.put(key, new, version)
         self._notify(old, new)
-
-    def _entry(self, key: Key, meta: _Meta, raw: bytes) -> Entry[T] | None:
-        """Decode an object, unless the view has this very version of it; None when it is not kept."""
-        old = self._view.entry(key)
-        last_good = old if old is not None and old.uid == meta.uid else None
-        if last_good is not None and last_good.version == meta.resource_version:
-            return last_good
-        try:
-            value = self._decode(raw)
-        except Exception:  # noqa: BLE001  # whatever a decoder raises costs this object alone; logged and counted
-            self.counts.undecodable += 1
-            self._log.exception("undecodable object", namespace=key.namespace, name=key.name)
-            return last_good
-        return None if value is None else Entry(meta.uid, meta.resource_version, value)
 
     def _notify(self, old: Entry[T] | None, new: Entry[T] | None) -> None:
         if old is new:

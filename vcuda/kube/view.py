@@ -1,4 +1,4 @@
-"""What a reflector knows: objects by namespace and name, and the version of all of them."""
+"""What a reflector knows: objects by namespace and name, the version of all of them, and how it came by them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ class Entry(Generic[T]):
     uid: str
     version: str
     value: T
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start, for a caller to publish as counters; ``lists`` include the ``streamed_lists``."""
+
+    lists: int = 0
+    streamed_lists: int = 0
+    watches: int = 0
+    events: int = 0
+    failures: int = 0
+    undecodable: int = 0
+    callback_errors: int = 0
 
 
 class View(Generic[T]):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster
-from tests.rendered import composed, kubectl
+from tests.kubectl import kubectl
+from tests.rendered import composed
 
 TIMEOUT = 120
 

@@ -22,12 +22,13 @@ from tests.e2e.manifests.system import NODE, System
 from tests.e2e.quota_config_map import QuotaConfigMap
 from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
-from tests.e2e.stage import CORE, SERVICE, own_address
+from tests.e2e.stage import CORE, SERVICE, SLICES, own_address
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workloads
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
 from tests.integration.webhook_process import WebhookProcess
+from vcuda.endpoint_slices import MANAGED_BY, SERVICE_NAME
 from vcuda.ledger_format import read_ledger
 from vcuda.schemes import GPU_MANAGER
 
@@ -113,6 +114,12 @@ def every_kind_of_workload_is_nudged(cluster: Cluster, plane: ControlPlane, quot
             path = cluster.path_of(manifest)
             cluster.await_object(path, manifest["metadata"]["name"], lambda found: "conditions" in found["status"])
         cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", told_every_kind)
+        # A DaemonSet says how many pods it wants after the Event of a refusal; without that nobody could nudge it.
+        for manifest in (each for each in manifests if each["kind"] == "DaemonSet"):
+            name = manifest["metadata"]["name"]
+            cluster.await_object(
+                cluster.path_of(manifest), name, lambda found: found["status"]["desiredNumberScheduled"]
+            )
         plane.controller_manager.stop()
         try:
             cluster.delete_pod(namespace, "holder")
@@ -143,13 +150,24 @@ def nodes_have_models(cluster: Cluster) -> None:
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
     """By an Event on the Service, one of whose endpoints shows a leaf that has ended."""
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
-        host, _, port = address.rpartition(":")
-        metadata = {"name": SERVICE, "namespace": SYSTEM_NAMESPACE}
-        subsets = [{"addresses": [{"ip": host}], "ports": [{"name": "https", "port": int(port)}]}]
-        system.cluster.create({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets})
+        system.cluster.create(endpoint_slice(address))
         with system.controller():  # which looks as soon as it leads
             system.cluster.await_collection(f"{CORE}/events", bool, fieldSelector=f"reason={REASON}")
-    system.cluster.rest.send("DELETE", f"{CORE}/endpoints/{SERVICE}").ok()
+    system.cluster.rest.send("DELETE", f"{SLICES}/{SERVICE}").ok()
+
+
+def endpoint_slice(address: str) -> Json:
+    """An EndpointSlice by hand that leads the webhook's Service to ADDRESS (IPv4:PORT)."""
+    host, _, port = address.rpartition(":")
+    labels = {SERVICE_NAME: SERVICE, MANAGED_BY: "e2e"}
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": SERVICE, "namespace": SYSTEM_NAMESPACE, "labels": labels},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [host]}],
+        "ports": [{"name": "https", "port": int(port)}],
+    }
 
 
 def a_pod_is_placed_on_a_card(cluster: Cluster, quota: QuotaConfigMap) -> None:

@@ -26,13 +26,12 @@ from tests.e2e.ports import free_ports
 from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.second_scheduler import config_file, scheduling
-from tests.e2e.stage import CORE, own_address
+from tests.e2e.stage import CORE, SLICES, own_address
 from tests.integration.webhook_process import WebhookProcess
 from tests.processes import OwnProcess
 from tests.rendered import label, one, pod_spec, rendered
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-OLD = "kubernetes-1.20"
 NODE = "gpu-1"
 EXTENDER = "vcuda-extender"
 LEFT_BEHIND = (
@@ -40,7 +39,7 @@ LEFT_BEHIND = (
     f"{CORE}/secrets/vcuda-webhook-tls",
     f"{CORE}/secrets/{EXTENDER}-ca",
     f"{CORE}/secrets/{EXTENDER}-tls",
-    f"{CORE}/endpoints/{EXTENDER}",
+    f"{SLICES}/{EXTENDER}",
     f"{LEASES}/{SCHEDULER}",
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vcuda-quota",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
@@ -225,7 +224,7 @@ def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[Sys
         answer = cluster.rest.send("DELETE", path)
         assert answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
     with balancing() as balancer:
-        kustomization = reachable(directory, (*components, OLD), balancer.port)
+        kustomization = reachable(directory, components, balancer.port)
         apply(cluster, kustomization, "--server-side", "--force-conflicts")
         drop_lease(cluster)
         yield System(cluster, balancer, kustomization, directory)

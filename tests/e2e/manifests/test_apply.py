@@ -1,9 +1,8 @@
-"""The manifests applied to a real API server, 1.20's, by its own merge; and applied once more, as an upgrade."""
+"""The manifests applied to a real API server, by its own merge; and applied once more, as an upgrade."""
 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -11,27 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.manifests.addresses import apply, kubectl_k
+from tests.e2e.manifests.addresses import apply
 from tests.e2e.rest import Json
-from tests.rendered import BASE, EVERY, MANIFESTS, SYSTEM_NAMESPACE, composed, label, rendered
-
-OLD = "kubernetes-1.20"
-NOT_ON_1_20 = {"kubernetes-1.25": "flow control of v1beta2", "match-conditions": "the field matchConditions"}
-"""The overlays that this API server cannot have, and what it lacks."""
+from tests.rendered import BASE, EVERY, SYSTEM_NAMESPACE, label, rendered
 
 OTHERS = ("cert-manager.io", "monitoring.coreos.com")
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 BUNDLE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nthat is written by the rotation\n").decode()
 WAYS = pytest.mark.parametrize("flags", [("--server-side",), ()], ids=["server-side", "client-side"])
-
-
-def for_1_20(directory: Path, overlay: Path) -> Path:
-    """A kustomization of an overlay, without what this API server lacks."""
-    target = composed(directory, [OLD])
-    if overlay.name not in (BASE.name, OLD):
-        kustomization = {"resources": [f"../overlays/{overlay.name}"], "components": [f"../components/{OLD}"]}
-        (target / "kustomization.yaml").write_text(json.dumps(kustomization))
-    return target
 
 
 def define_kinds_of_others(cluster: Cluster, objects: Sequence[Json]) -> None:
@@ -72,38 +58,25 @@ def established(kind: str) -> Callable[[list[Json]], bool]:
     return holds
 
 
-@pytest.mark.parametrize(
-    "overlay", [each for each in EVERY if each.name not in NOT_ON_1_20], ids=lambda each: each.name
-)
-def test_every_overlay_applies(admin: Cluster, tmp_path: Path, overlay: Path) -> None:
-    target = for_1_20(tmp_path, overlay)
-    objects = rendered(target)
+@pytest.mark.parametrize("overlay", EVERY, ids=lambda each: each.name)
+def test_every_overlay_applies(admin: Cluster, overlay: Path) -> None:
+    objects = rendered(overlay)
     define_kinds_of_others(admin, objects)
-    told = apply(admin, target, "--server-side").splitlines()
+    told = apply(admin, overlay, "--server-side").splitlines()
     assert len(told) == len(objects)
     assert all(line.endswith(" serverside-applied") for line in told), told
 
 
-def test_on_1_20_match_conditions_are_refused_by_name_and_nothing_else_is(admin: Cluster, tmp_path: Path) -> None:
-    target = for_1_20(tmp_path, MANIFESTS / "overlays" / "match-conditions")
-    done = kubectl_k(admin, "apply", "--server-side", "--force-conflicts", "--validate=false", "-k", target)
-    refused = [line for line in done.stderr.splitlines() if line]
-    assert len(refused) == 2, done.stderr
-    assert all("matchConditions: field not declared in schema" in line for line in refused)
-    assert len(done.stdout.splitlines()) == len(rendered(target)) - 2
-
-
 @WAYS
 def test_an_upgrade_leaves_the_ca_bundles_and_changes_nothing_that_is_the_same(
-    admin: Cluster, tmp_path: Path, flags: tuple[str, ...]
+    admin: Cluster, flags: tuple[str, ...]
 ) -> None:
-    target = for_1_20(tmp_path, BASE)
-    apply(admin, target, *flags)
+    apply(admin, BASE, *flags)
     for resource in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
         write_bundles(admin, f"{ADMISSION}/{resource}/vcuda-quota")
-    before = stored(admin, rendered(target))
-    apply(admin, target, *flags)
-    after = stored(admin, rendered(target))
+    before = stored(admin, rendered(BASE))
+    apply(admin, BASE, *flags)
+    after = stored(admin, rendered(BASE))
     assert {name: found["metadata"]["resourceVersion"] for name, found in after.items()} == {
         name: found["metadata"]["resourceVersion"] for name, found in before.items()
     }
@@ -134,10 +107,10 @@ def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
 
 
 @pytest.mark.parametrize("account", ["vcuda-webhook", "vcuda-controller"])
-def test_requests_for_ledgers_have_a_priority_level_of_their_own(admin: Cluster, tmp_path: Path, account: str) -> None:
+def test_requests_for_ledgers_have_a_priority_level_of_their_own(admin: Cluster, account: str) -> None:
     """As the API server says in its answer; other requests of the same account do not."""
-    apply(admin, for_1_20(tmp_path, BASE), "--server-side", "--force-conflicts")
-    schema = admin.rest.get("/apis/flowcontrol.apiserver.k8s.io/v1beta1/flowschemas/vcuda-quota")
+    apply(admin, BASE, "--server-side", "--force-conflicts")
+    schema = admin.rest.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/vcuda-quota")
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, account))) as own:
         ledger = own.rest.send("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-team-a")
         other = own.rest.send("GET", "/api/v1/nodes")

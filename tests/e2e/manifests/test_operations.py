@@ -18,7 +18,8 @@ from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
 from tests.e2e.manifests.addresses import kubectl_k
 from tests.e2e.manifests.system import System, applied
 from tests.integration.reviews import card_pod
-from tests.rendered import MANIFESTS, container, kubectl
+from tests.kubectl import kubectl
+from tests.rendered import MANIFESTS, container
 
 TEAM = "team-a"
 OPERATIONS = MANIFESTS.parent / "docs" / "operations.md"

@@ -14,10 +14,12 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.manifests import scenes
 from tests.e2e.manifests.audit import Asked, AuditLog, Permission, permissions
-from tests.e2e.manifests.needs import check_refused_without, spare
+from tests.e2e.manifests.needs import check_refused_without, lists_in_pages, spare
 from tests.e2e.manifests.system import NODE, System, applied
 from tests.e2e.manifests.workload import user_of
+from tests.e2e.watching import streams_lists
 from tests.rendered import BASE, ours, rendered
+from vcuda.kube import Kube
 
 USERS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(BASE))}
 """The accounts' full names, by their names."""
@@ -38,7 +40,10 @@ def asked(plane: ControlPlane, system: System, audit_log: AuditLog) -> dict[str,
     if plane.controller_manager is None:
         pytest.skip(f"no kube-controller-manager in {plane.assets}")
     live(system, plane)
-    return {user: audit_log.requests(user) for user in USERS.values()}
+    requests = {user: audit_log.requests(user) for user in USERS.values()}
+    if streams_lists(Kube.connect(system.cluster.kubeconfig)):
+        requests = {user: found | lists_in_pages(found) for user, found in requests.items()}
+    return requests
 
 
 def live(system: System, plane: ControlPlane) -> None:

@@ -59,8 +59,9 @@ def live(system: System) -> None:
     scenes.nodes_have_models(cluster)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
-        with system.controller() as earlier:  # whose address the next one replaces
-            earlier.await_log("the Service leads here")
+        for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):  # of another family, so that the slice is made anew
+            with system.controller(extender_advertise=advertised) as earlier:
+                earlier.await_log("the Service leads here")
         served = {"extender_address": address, "extender_advertise": address}
         with system.controller(audit_period="1", **served) as controller, system.scheduler(address):
             controller.await_log("the Service leads here")

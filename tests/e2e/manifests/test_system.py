@@ -21,7 +21,8 @@ from tests.e2e.manifests.addresses import apply
 from tests.e2e.manifests.audit import AuditLog
 from tests.e2e.manifests.system import NODE, SCRIPTS, NodeAgent, System, applied
 from tests.e2e.manifests.workload import user_of
-from tests.integration.reviews import card_pod
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod, gpu_pod
 from tests.integration.webhook_process import WebhookProcess
 from tests.processes import PATIENCE
 from tests.rendered import MANIFESTS, one, ours, rendered
@@ -138,16 +139,28 @@ def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_nobodys_busine
 
 
 @pytest.mark.usefixtures("quota")
-def test_while_the_webhook_is_away_limited_namespaces_wait_and_all_others_go_on(admin: Cluster, system: System) -> None:
+def test_while_the_webhook_is_away_only_pods_with_gpus_in_limited_namespaces_wait(
+    admin: Cluster, system: System
+) -> None:
     free = admin.create_namespace()
     with without_endpoints(system):
         assert admin.try_create(card_pod("waits", TEAM)).status == HTTPStatus.INTERNAL_SERVER_ERROR
+        admin.create(gpu_pod("ordinary", TEAM, {"cpu": "1"}))
         admin.create(card_pod("goes-on", free))
-        admin.create(card_pod("goes-on-too", SYSTEM_NAMESPACE))
+        admin.create(restricted(card_pod("goes-on-too", SYSTEM_NAMESPACE)))
     admin.create(card_pod("waits", TEAM))
-    admin.delete_pod(TEAM, "waits")
-    admin.delete_pod(SYSTEM_NAMESPACE, "goes-on-too")
+    for namespace, name in ((TEAM, "waits"), (TEAM, "ordinary"), (SYSTEM_NAMESPACE, "goes-on-too")):
+        admin.delete_pod(namespace, name)
     admin.delete_namespace(free)
+
+
+def restricted(pod: Json) -> Json:
+    """The pod, of one container, as our own namespace's Pod Security Standard asks for."""
+    [container] = pod["spec"]["containers"]
+    of_pod = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    of_container = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    containers = [{**container, "securityContext": of_container}]
+    return {**pod, "spec": {**pod["spec"], "securityContext": of_pod, "containers": containers}}
 
 
 @pytest.mark.usefixtures("quota")

@@ -1,0 +1,1 @@
+"""Measurements of the whole system and of its parts; ``python -m bench --help`` lists them. Nothing is asserted."""

@@ -1,0 +1,66 @@
+"""``python -m bench``: every measurement but that of scale, one table each; or just one of them."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from bench import creates, extender, mutate, scale, stale, sweep
+from bench.go import BuildFailed
+from tests.e2e.component import StartupError
+from tests.e2e.control_plane import NoControlPlane
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Measure this system; nothing is asserted, the figures are for a person to read.
+
+    Without a command: all but scale, one table each, in about half an hour. `make bench` and `make scale` set
+    KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver; stale, sweep and mutate do without.
+    """
+    if context.invoked_subcommand is None:
+        for measurement in (stale, sweep, mutate, extender):
+            measurement.main()
+            click.echo()
+        context.invoke(creates.main)
+
+
+@main.command("mutate")
+def _mutate() -> None:
+    """Requests a second of /mutate, beside a webhook that does nothing."""
+    mutate.main()
+
+
+@main.command("extender")
+def _extender() -> None:
+    """What a placement costs the scheduler."""
+    extender.main()
+
+
+@main.command("stale")
+def _stale() -> None:
+    """CPU to decide which of 20,000 allocations are stale."""
+    stale.main()
+
+
+@main.command("sweep")
+def _sweep() -> None:
+    """CPU of the node agent's sweeps over 10,000 directories."""
+    sweep.main()
+
+
+@main.command("scale")
+def _scale() -> None:
+    """The controller and the webhook beside 50,000 stored pods."""
+    scale.main()
+
+
+main.add_command(creates.main, "creates")
+
+if __name__ == "__main__":
+    try:
+        main(prog_name="python -m bench")
+    except (NoControlPlane, StartupError, BuildFailed) as error:
+        sys.exit(f"Error: {error}")

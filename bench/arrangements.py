@@ -1,0 +1,103 @@
+"""The ways to admit pods that are compared, each by itself.
+
+While one is measured nothing of the others runs, and none of their webhooks is registered: fourteen that were asked
+nothing, for their selectors, cost the API server a fifth more for each pod. The controller runs with ours alone: in the
+figures of the others there is neither its work nor what its watches cost the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import go, servers
+from bench.hooks import MUTATING, VALIDATING, Webhooks, installed, simple
+from bench.plane import ENFORCED, Plane, await_ready, create_nodes, running_controller, write_quota
+from bench.servers import Server
+from tests.e2e.ports import free_ports
+
+NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "go-pin", "flask-pin"
+OURS: Mapping[str, int] = {"ours-1": 1, "ours-3": 3}
+"""Ours, by the number of replicas."""
+
+EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS)
+IN_GO = (GO_IDLE, GO_PIN)
+MOST_NAMESPACES = 10
+
+LIMIT = {"quota": {"M40": 100_000, "P100": 100_000}}
+"""What nobody reaches."""
+
+
+class Arranged(NamedTuple):
+    """An arrangement that is in effect: the processes to count, by name, and whether a controller settles ledgers."""
+
+    processes: Mapping[str, Sequence[int]]
+    settles: bool
+
+
+def namespaces(name: str, spread: int = MOST_NAMESPACES) -> list[str]:
+    """The arrangement's namespaces, or the first of them."""
+    return [f"{name}-{number}" for number in range(spread)]
+
+
+def prepare(plane: Plane, names: Sequence[str]) -> None:
+    """Create the namespaces of these arrangements, with what lasts in them: the quota that each is held to."""
+    ours = [namespace for name in names if name in OURS for namespace in namespaces(name)]
+    write_quota(plane.cluster, dict.fromkeys(ours, LIMIT))
+    create_nodes(plane.cluster, ("M40", "P100"), 10)
+    for name in names:
+        for namespace in namespaces(name):
+            plane.cluster.create_namespace(namespace, ENFORCED if name in OURS else {})
+            if name == QUOTA:
+                limit(plane, namespace)
+
+
+def limit(plane: Plane, namespace: str) -> None:
+    """A ResourceQuota that nothing fills, in effect; its controller, which would say so in its status, does not run."""
+    hard = {"requests.tencent.com/vcuda-core": "1000000000"}
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    metadata = {"name": "cores"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}}
+    plane.cluster.rest.send("POST", path, quota).ok()
+    status = {"hard": hard, "used": dict.fromkeys(hard, "0")}
+    plane.cluster.rest.merge_patch(f"{path}/cores/status", {"status": status})
+
+
+@contextmanager
+def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged]:
+    """`with` this, pods in the arrangement's namespaces are admitted by it. ``program`` is the webhook in Go."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(server) for server in webhooks(plane, name, program)]
+        processes = {**plane.processes, "webhook": [server.pid for server in running]}
+        if name in OURS:
+            for server in running:
+                await_ready(plane, server.url)
+            controller = stack.enter_context(running_controller(plane))
+            controller.await_synced()
+            processes["controller"] = [controller.process.pid]
+        registered = hooks(plane, name, running)
+        stack.enter_context(
+            plane.cluster.register_webhooks(mutating=registered[MUTATING], validating=registered[VALIDATING])
+        )
+        yield Arranged(processes, name in OURS)
+
+
+def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractContextManager[Server]]:
+    """What serves the arrangement's webhooks, to be started; nothing where it has none."""
+    if name in IN_GO:
+        assert program
+        return [go.serving(program, plane.certificates, pins=name == GO_PIN)]
+    if name == FLASK_PIN:
+        return [servers.pinning(plane.certificates)]
+    [shared] = free_ports(1)
+    return [servers.ours(plane.certificates, plane.our_service(), shared) for _ in range(OURS.get(name, 0))]
+
+
+def hooks(plane: Plane, name: str, running: Sequence[Server]) -> Webhooks:
+    """What the arrangement registers."""
+    if not running:
+        return {MUTATING: (), VALIDATING: ()}
+    register = installed if name in OURS else simple
+    return register(running[0].called, plane.ca)

@@ -1,0 +1,38 @@
+"""CPU time of processes and their children, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def seconds_of(stat: str) -> float:
+    """Return the CPU seconds in a line of /proc/PID/stat, user and system.
+
+    Those of children that have ended count too: a worker that was replaced has not worked for nothing.
+    """
+    # The program's name stands in parentheses and may itself hold spaces and parentheses: fields count from the last.
+    fields = stat.rpartition(")")[2].split()
+    user, system, children_user, children_system = map(int, fields[11:15])
+    return (user + system + children_user + children_system) / TICKS_A_SECOND
+
+
+def seconds(pid: int) -> float:
+    """Return the CPU seconds of this process. Raises FileNotFoundError where there is none."""
+    return seconds_of(Path(f"/proc/{pid}/stat").read_text())
+
+
+def family(pid: int) -> Iterator[int]:
+    """Yield this process, its children, and theirs. Raises FileNotFoundError where it has ended."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from family(int(child))
+
+
+def by_name(processes: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """Return the CPU seconds so far of each name's processes, with all their children."""
+    return {name: sum(seconds(one) for pid in pids for one in family(pid)) for name, pids in processes.items()}

@@ -1,0 +1,168 @@
+"""What a placement costs the scheduler: 1,000 nodes of eight cards, 20,000 pods stored, and only names sent.
+
+``python -m bench.extender``. Nothing is asserted; the figures, beside their target, are for a person to read. The
+pods that are placed are stored in a real API server, and placed as in a cluster: two writes each. The others are told
+to the extender as its watch would tell them. Beside busy neighbours only the CPU's figures mean much.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from bench.plane import SYSTEM_NAMESPACE, Plane, running_plane
+from controller.extender.binder import Binder
+from controller.extender.book import Book
+from controller.extender.desk import Desk
+from controller.extender.journal import Journal
+from controller.extender.metrics import ExtenderMetrics
+from controller.extender.placer import Placer
+from controller.extender.server import Server, verbs_of
+from tests.builders import LABELS, container, pod, view
+from tests.e2e.rest import Json
+from vcuda.allocate import Placement, packed
+from vcuda.cards import Cards
+from vcuda.demands import Wish, read_wish
+from vcuda.kube import Kube
+from vcuda.objects import Node, NodeStatus, ObjectMeta, Pod
+from vcuda.records import annotations_for
+from vcuda.stored_pods import read_stored
+from vcuda.tables import aligned
+from vcuda.tls import ServingCertificate
+
+NODES, CARDS, CARD_MEMORY, PODS = 1_000, 8, 64, 20_000
+CALLS = 600
+CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+TARGET = "p99 under 20 ms"
+
+SHARE = {CORES: "25", MEMORY: "16"}
+WHOLE = {CORES: "100"}
+NOWHERE = {CORES: "800"}
+"""A node's eight cards: there is none that nobody uses."""
+
+
+class Named(msgspec.Struct, rename="pascal"):
+    """Of a filter's request, the pod."""
+
+    pod: Pod
+
+
+class Taken(NamedTuple):
+    """Milliseconds of one call: by the clock, and of this process, which is the extender and who asks it."""
+
+    wall: float
+    cpu: float
+
+
+def gpu_pod(name: str, limits: dict[str, str]) -> Json:
+    """A pod of one container."""
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1"}
+    return pod(container(limits), metadata=metadata)
+
+
+def filled() -> tuple[Book, list[str]]:
+    """A book of all the nodes, with the pods on them; and the nodes' names."""
+    book, names = Book(), [f"gpu-node-{number:04}.example.internal" for number in range(NODES)]
+    capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
+    for name in names:
+        book.node_changed(None, Node(ObjectMeta(name=name), NodeStatus(capacity)))
+    rng = random.Random(3)  # noqa: S311  # the same pods each time, nothing secret
+    for number in range(PODS):
+        manifest = gpu_pod(f"stored-{number}", {CORES: rng.choice(("10", "20", "30", "40")), MEMORY: "8"})
+        node = names[number % NODES]
+        manifest["spec"]["nodeName"] = node
+        manifest["metadata"]["annotations"] = placed(manifest, node, book)
+        book.pod_changed(None, read_stored(view(manifest), LABELS))
+    return book, names
+
+
+def placed(manifest: Json, node: str, book: Book) -> dict[str, str]:
+    """The annotations of a pod that was placed on this node."""
+    wish = read_wish(view(manifest))
+    assert isinstance(wish, Wish)
+    cards = book.without_all(node, ())
+    assert isinstance(cards, Cards)
+    choice = packed(wish, [node], {node: cards})
+    assert isinstance(choice, Placement), (node, cards)
+    return annotations_for(wish.scheme, node, choice.allotment.shares, 1)
+
+
+@contextmanager
+def extending(plane: Plane, book: Book) -> Iterator[Callable[[bytes], Taken]]:
+    """Call it with the body of a filter: what that takes until its answer is here, over one kept connection.
+
+    After it, outside of what is measured, the book is shown the pod as it is stored then.
+    """
+    kube = Kube.connect(plane.cluster.kubeconfig)
+    journal = Journal(kube, SYSTEM_NAMESPACE, "bench")
+    journal.take()
+    metrics = ExtenderMetrics(CollectorRegistry())
+    desk = Desk(kube, book, journal, lambda: None)
+    verbs = verbs_of(Placer(desk, metrics), Binder(desk, metrics))
+    certificate = ServingCertificate(plane.certificates)
+    server = Server(("127.0.0.1", 0), certificate.current, verbs, metrics)
+    server.start()
+    context = ssl.create_default_context(cafile=str(plane.ca))
+    with closing(http.client.HTTPSConnection("127.0.0.1", server.port, context=context)) as connection:
+
+        def call(body: bytes) -> Taken:
+            started, worked = time.perf_counter(), time.process_time()
+            connection.request("POST", "/scheduler/predicates", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            read = answer.read()
+            taken = Taken((time.perf_counter() - started) * 1000, (time.process_time() - worked) * 1000)
+            error = json.loads(read)["Error"]
+            assert answer.status == http.HTTPStatus.OK, read
+            assert not error, error
+            name = msgspec.json.decode(body, type=Named).pod.metadata.name
+            stored = plane.cluster.rest.get(f"/api/v1/namespaces/default/pods/{name}")
+            book.pod_changed(None, read_stored(view(stored), LABELS))
+            return taken
+
+        yield call
+    server.stop()
+    kube.close()
+
+
+def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) -> Iterator[bytes]:
+    """The requests for pods that are stored, as the scheduler sends them."""
+    for number in range(CALLS):
+        manifest = gpu_pod(f"{kind}-{number}", limits)
+        metadata = {"name": f"{kind}-{number}", "namespace": "default"}
+        stored = plane.cluster.create({**manifest, "metadata": metadata})
+        yield msgspec.json.encode({"Pod": stored, "Nodes": None, "NodeNames": names})
+
+
+def percentile(values: Iterable[float], share: float) -> str:
+    """The value that so many of the values are not over, in milliseconds."""
+    ordered = sorted(values)
+    return f"{ordered[min(int(len(ordered) * share), len(ordered) - 1)]:.1f} ms"
+
+
+def main() -> None:
+    """Print the table."""
+    book, names = filled()
+    rows = [("filter, 1,000 nodes by name, 20,000 pods", "p50", "p90", "p99", "target", "CPU p50", "CPU p99")]
+    with running_plane() as plane, extending(plane, book) as call:
+        for kind, limits in (("share", SHARE), ("whole", WHOLE), ("nowhere", NOWHERE)):
+            taken = [call(body) for body in bodies(plane, kind, limits, names)]
+            walls, cpus = [each.wall for each in taken], [each.cpu for each in taken]
+            half, most, nearly_all = (percentile(walls, share) for share in (0.5, 0.9, 0.99))
+            worked = (percentile(cpus, 0.5), percentile(cpus, 0.99))
+            rows.append((f"{kind}, {limits[CORES]} cores", half, most, nearly_all, TARGET, *worked))
+    print(f"served at {urlsplit(plane.cluster.server).netloc} by one process, both writes included")
+    print("\n".join(aligned(rows)))
+
+
+if __name__ == "__main__":
+    main()

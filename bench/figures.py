@@ -1,0 +1,86 @@
+"""What a round of creates comes to, the medians of several, and both ways to print them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from bench import load
+from vcuda.tables import aligned
+
+PROCESSES = ("kube-apiserver", "etcd", "webhook", "controller")
+"""Whose CPU is counted; a webhook is all its replicas, each with its workers."""
+
+
+class Case(NamedTuple):
+    """What is measured: an arrangement by its name, and over how many namespaces its pods are spread."""
+
+    arrangement: str
+    namespaces: int
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """CPU milliseconds per stored pod; stored pods a second, and milliseconds of a create; creates that were refused.
+
+    ``by_process`` is the CPU again, for each of `PROCESSES`.
+    """
+
+    cpu_ms_per_pod: float
+    pods_per_second: float
+    p50_ms: float
+    p99_ms: float
+    refused: int
+    by_process: Mapping[str, float]
+
+
+Results = Mapping[Case, Sequence[Figures]]
+"""The rounds of each case, in the order in which the cases are to be printed."""
+
+
+def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures:
+    """Return what this load and the CPU seconds that it cost come to. A process that there is not costs nothing."""
+    by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
+    return Figures(sum(by_process.values()), result.rate, result.p50, result.p99, result.refused, by_process)
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """Return the median of each figure by itself, and all that was refused: one refusal in nine rounds is to be seen.
+
+    So the medians of the processes need not add up to that of their sum.
+    """
+
+    def median(values: Iterator[float]) -> float:
+        return round(statistics.median(values), 3)
+
+    return Figures(
+        median(one.cpu_ms_per_pod for one in rounds),
+        median(one.pods_per_second for one in rounds),
+        median(one.p50_ms for one in rounds),
+        median(one.p99_ms for one in rounds),
+        sum(one.refused for one in rounds),
+        {name: median(one.by_process[name] for one in rounds) for name in PROCESSES},
+    )
+
+
+def as_json(results: Results) -> str:
+    """Return ``{arrangement: {namespaces: figures}}``."""
+    report: dict[str, dict[str, Figures]] = {}
+    for case, rounds in results.items():
+        report.setdefault(case.arrangement, {})[str(case.namespaces)] = medians(rounds)
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+
+
+def as_table(results: Results) -> str:
+    """Return one line for each case."""
+    heading = ("creates of pods", "namespaces", "CPU ms/pod", *PROCESSES, "pods/s", "p50 ms", "p99 ms", "refused")
+    return "\n".join(aligned([heading, *(_line(case, medians(rounds)) for case, rounds in results.items())]))
+
+
+def _line(case: Case, median: Figures) -> tuple[str, ...]:
+    by_process = (f"{median.by_process[name]:.2f}" if median.by_process[name] else "-" for name in PROCESSES)
+    times = (f"{median.p50_ms:.1f}", f"{median.p99_ms:.1f}", str(median.refused))
+    cost = (f"{median.cpu_ms_per_pod:.2f}", *by_process, f"{median.pods_per_second:.0f}")
+    return (case.arrangement, str(case.namespaces), *cost, *times)

@@ -1,0 +1,50 @@
+"""The webhook in Go that does nothing, built for one run of a bench."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.servers import PIN, Server
+
+SOURCE = Path(__file__).with_name("webhook.go")
+
+
+class BuildFailed(Exception):
+    """There is a Go that cannot build the webhook; the message is what it said."""
+
+
+def installed() -> bool:
+    """Whether there is a Go to build with."""
+    return shutil.which("go") is not None
+
+
+def build(directory: Path) -> Path:
+    """Build the webhook into this directory, and return the program. Raises BuildFailed."""
+    program = directory / "webhook"
+    # Outside of this project, and by the Go that is there: nothing is to be looked up or downloaded.
+    command = ("env", "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off", "go", "build", "-o", str(program), str(SOURCE))
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildFailed(f"go build {SOURCE}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    return program
+
+
+@contextmanager
+def serving(program: Path, certificates: Path, *, pins: bool) -> Iterator[Server]:
+    """The webhook, which allows everything, and where it pins patches every pod."""
+    flags = ("-cert-dir", str(certificates), *(("-pin", PIN.decode()) if pins else ()))
+    process = subprocess.Popen((str(program), *flags), stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        url = process.stdout.readline().strip()
+        if not url:
+            raise RuntimeError(f"{program} ended with status {process.wait()} before it listened")
+        yield Server(url, process.pid, url)
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,126 @@
+"""One measurement of an arrangement: load, what is still to do after it, and everything as before it again.
+
+CPU is counted from the start of the load until what it brought about is done, of the API server, etcd, and what the
+arrangement runs: its webhooks with their workers and, with ours, the controller. The load comes from this process,
+which is not counted. After the load the controller counts the new pods into the ledgers and publishes their use, which
+belongs to the pods too: so counting goes on until every pod is committed, and for `SETTLE_SECONDS` at least. That is as
+long for all arrangements, so what an API server does while it idles is in the figures of all alike: the fewer pods a
+round stores, the more of it falls to each. Deleting the pods is not counted.
+
+Before it, requests that only try (dryRun) have gone over the same connections, so that those of the webhooks are open
+too, and what earlier work left to do is awaited.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+
+from bench import cpu, load
+from bench.arrangements import Arranged
+from bench.figures import Figures, figures_of
+from bench.plane import GPU_POD, SYSTEM_NAMESPACE, Plane, gpu_pod
+from tests.e2e.rest import Json
+from vcuda.ledger import Ledger
+from vcuda.ledger_format import read_ledger
+
+CONNECTIONS = 16
+WARM_UP_SECONDS = 0.3
+SETTLE_SECONDS = 1.5
+"""The controller settles a ledger and publishes a namespace's use within a second each, mostly both within one."""
+
+PATIENCE = 60.0
+"""Seconds for ledgers to count all pods, or to hold nothing any more."""
+
+QUIET_SECONDS, QUIET_SHARE, QUIET_WITHIN = 0.25, 0.2, 10.0
+"""Processes are quiet that took less than this share of one CPU for so long; how long is waited for that."""
+
+CORES = int(GPU_POD["tencent.com/vcuda-core"])
+
+
+def measure(plane: Plane, arranged: Arranged, namespaces: Sequence[str], seconds: float) -> Figures:
+    """Load these namespaces for so many seconds, and leave nothing of it.
+
+    Raises TimeoutError where the ledgers do not come to count all pods, or to hold none again.
+    """
+    with load.connected(plane.cluster.server, plane.cluster.ca_file, CONNECTIONS) as connections:
+        put(connections, plane, namespaces, WARM_UP_SECONDS, "?dryRun=All")
+        await_quiet(arranged.processes)
+        before = cpu.by_name(arranged.processes)
+        result = put(connections, plane, namespaces, seconds)
+    done = time.monotonic() + SETTLE_SECONDS
+    if arranged.settles:
+        cores = result.wanted * CORES
+        await_ledgers(plane, namespaces, lambda ledgers: sum(map(committed, ledgers)) == cores)
+    time.sleep(max(0.0, done - time.monotonic()))
+    after = cpu.by_name(arranged.processes)
+    clear(plane, namespaces)
+    if arranged.settles:
+        await_ledgers(plane, namespaces, lambda ledgers: not any(one.pending or one.committed for one in ledgers))
+    return figures_of(result, {name: after[name] - before[name] for name in after})
+
+
+def put(
+    connections: Sequence[ssl.SSLSocket], plane: Plane, namespaces: Sequence[str], seconds: float, query: str = ""
+) -> load.Result:
+    """Create pods all the time, over connections that are spread evenly over the namespaces."""
+    requests = [
+        load.post(
+            f"{plane.cluster.server}/api/v1/namespaces/{namespaces[number % len(namespaces)]}/pods{query}",
+            json.dumps(gpu_pod()).encode(),
+            {"Authorization": plane.authorization},
+        )
+        for number in range(len(connections))
+    ]
+    return load.run_over(connections, requests, seconds=seconds, wanted=HTTPStatus.CREATED)
+
+
+def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
+    """Return once these processes do next to nothing; where they go on working, say so and return all the same."""
+    deadline = time.monotonic() + QUIET_WITHIN
+    while (share := shares(processes)) > QUIET_SHARE:
+        if time.monotonic() > deadline:
+            names, long = ", ".join(processes), f"{QUIET_WITHIN:g} s"
+            print(f"measured all the same: {names} still take {share:.0%} of a CPU after {long}", file=sys.stderr)
+            return
+
+
+def shares(processes: Mapping[str, Sequence[int]]) -> float:
+    """The share of one CPU that these processes take, all together, for a moment."""
+    before = sum(cpu.by_name(processes).values())
+    time.sleep(QUIET_SECONDS)
+    return (sum(cpu.by_name(processes).values()) - before) / QUIET_SECONDS
+
+
+def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[list[Ledger]], bool]) -> None:
+    """Return once the ledgers of these namespaces are as wanted. They are watched: to ask again would cost CPU."""
+    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
+    owners = f"quota.vcuda.io/ledger-of in ({','.join(namespaces)})"
+    plane.cluster.await_collection(
+        path, lambda found: wanted([ledger_in(one) for one in found]), PATIENCE, labelSelector=owners
+    )
+
+
+def ledger_in(config_map: Json) -> Ledger:
+    """The ledger that this ConfigMap holds."""
+    return read_ledger(config_map["data"]["ledger"])
+
+
+def committed(ledger: Ledger) -> int:
+    """The cores of all models that were counted from stored pods."""
+    return sum(charge.cores for charge in ledger.committed.values())
+
+
+def clear(plane: Plane, namespaces: Sequence[str]) -> None:
+    """Delete all pods of these namespaces."""
+
+    def delete(namespace: str) -> None:
+        plane.cluster.rest.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}).ok()
+
+    with ThreadPoolExecutor(len(namespaces)) as threads:
+        list(threads.map(delete, namespaces))

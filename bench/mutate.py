@@ -1,0 +1,111 @@
+"""Requests a second of /mutate beside a webhook that does nothing, in turn, on the same settings and in one run."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from bench import load, servers
+from certs.authority import make_authority, make_leaf
+from certs.files import serving_files, write_files
+from certs.names import DEVELOPMENT
+from vcuda.patches import Hints
+from vcuda.tables import aligned
+from webhook.assembly import Standalone
+
+ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8
+
+QUOTA = "team-a: {pool: [public], quota: {M40: 100000, P100: 100000}}\n"
+NODES = "\n---\n".join(
+    f"{{kind: Node, metadata: {{name: {model}-{number}, labels: {{gaia.tencent.com/gpu-model: {model}, "
+    f"gaia.tencent.com/gpu-pool: public}}}}}}"
+    for model in ("M40", "P100")
+    for number in range(50)
+)
+
+
+def review(limits: dict[str, str]) -> bytes:
+    """Return a review of a pod as the API server sends it: defaults filled in, some environment and volumes."""
+    container = {
+        "name": "main",
+        "image": "registry.example.com/team-a/train:1.2.3",
+        "env": [{"name": f"SETTING_{n}", "value": "x" * 40} for n in range(20)],
+        "resources": {"limits": limits, "requests": limits},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "terminationMessagePath": "/dev/termination-log",
+        "imagePullPolicy": "IfNotPresent",
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "train-", "namespace": "team-a", "labels": {"app": "train"}, "annotations": {}},
+        "spec": {
+            "containers": [container],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+            "restartPolicy": "Always",
+            "schedulerName": "default-scheduler",
+            "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}],
+        },
+        "status": {},
+    }
+    request = {
+        "uid": "0df28fbd-5f5f-11e8-bc74-36e6bb280816",
+        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "namespace": "team-a",
+        "operation": "CREATE",
+        "userInfo": {
+            "username": "system:serviceaccount:kube-system:replicaset-controller",
+            "groups": ["system:authenticated"],
+        },
+        "object": pod,
+        "dryRun": False,
+    }
+    return msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
+
+
+def main() -> None:
+    """Print the table."""
+    bodies = {
+        "vcuda pod": review({"tencent.com/vcuda-core": "100"}),
+        "other pod": review({"cpu": "1", "memory": "1Gi"}),
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        now = datetime.now(UTC)
+        authority = make_authority(now)
+        write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+        quota, nodes = directory / "quota.yaml", directory / "nodes.yaml"
+        quota.write_text(QUOTA)
+        nodes.write_text(NODES)
+        make_service = Standalone(quota, nodes, Hints()).make_service
+        with servers.idle(directory) as idle, servers.alone(directory, make_service) as ours:
+            rows = [
+                row
+                for name, body in bodies.items()
+                for row in _compare(name, idle.url, ours.url, directory / "ca.crt", body)
+            ]
+    heading = ("/mutate", "webhook", "requests/s", "p50 ms", "p99 ms", "of doing nothing")
+    print("\n".join(aligned([heading, *rows])))
+
+
+def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tuple[str, ...]]:
+    """Load the two in turn; the ratio is the median of the rounds' own, so that a slow minute touches both."""
+
+    def measure(url: str) -> load.Result:
+        request = load.post(f"{url}/mutate?timeout=10s", body)
+        return load.run(url, ca, [request] * CONNECTIONS, seconds=SECONDS)
+
+    pairs = [(measure(idle), measure(ours)) for _ in range(ROUNDS)]
+    ratio = statistics.median(mine.rate / nothing.rate for nothing, mine in pairs)
+    labels = (("doing nothing", ""), ("ours", f"{ratio:.2f}"))
+    return [(name, who, *_medians([pair[i] for pair in pairs]), share) for i, (who, share) in enumerate(labels)]
+
+
+def _medians(results: list[load.Result]) -> tuple[str, str, str]:
+    rate, p50, p99, *_ = (statistics.median(column) for column in zip(*results, strict=True))
+    return f"{rate:.0f}", f"{p50:.2f}", f"{p99:.2f}"

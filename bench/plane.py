@@ -1,0 +1,165 @@
+"""A control plane to measure: etcd and the API server alone, its data on disk, and our system installed on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple
+
+from certs.authority import make_authority, make_leaf
+from certs.files import serving_files, write_files
+from certs.names import DEVELOPMENT
+from tests.builders import LABELS, MODEL
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import Settings, running_control_plane
+from tests.e2e.controller_process import ControllerProcess
+from tests.e2e.rest import Json
+from vcuda.kube import QuotaPlace
+from vcuda.ledger import Ledger
+from vcuda.ledger_format import read_ledger
+from vcuda.patches import Hints
+from webhook.assembly import Cluster as OnCluster
+from webhook.assembly import MakeService
+
+PLACE = QuotaPlace()
+SYSTEM_NAMESPACE = "vcuda-quota"
+THREADS = 32
+READY_SECONDS = 30.0
+POLL_SECONDS = 0.1
+
+ENFORCED = {"quota.vcuda.io/enforced": "true"}
+"""What the controller labels namespaces with that have a quota, set at once so that nobody has to wait for it."""
+
+GPU_POD: Mapping[str, str] = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}
+
+
+class Plane(NamedTuple):
+    """A running API server, and a directory with the webhooks' certificates in it."""
+
+    cluster: Cluster
+    certificates: Path
+
+    @property
+    def ca(self) -> Path:
+        """The file that signs the webhooks' certificates."""
+        return self.certificates / "ca.crt"
+
+    @property
+    def authorization(self) -> str:
+        """The header of this name for the admin."""
+        return f"Bearer {self.cluster.token}"
+
+    @property
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        """The process ids of the control plane by its programs' names."""
+        plane = self.cluster.control_plane
+        return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
+
+    def our_service(self) -> MakeService:
+        """What makes the webhook's service on this cluster."""
+        return OnCluster(self.cluster.kubeconfig, PLACE, SYSTEM_NAMESPACE, Hints(), THREADS).make_service
+
+    def ledger(self, namespace: str) -> tuple[Ledger, int]:
+        """The namespace's ledger as stored, an empty one where there is none, and the bytes of its ConfigMap."""
+        answer = self.cluster.rest.send(
+            "GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
+        )
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return Ledger(), 0
+        config_map = answer.ok()
+        return read_ledger(config_map["data"]["ledger"]), len(json.dumps(config_map, separators=(",", ":")))
+
+
+@contextmanager
+def running_plane() -> Iterator[Plane]:
+    """Start it from the binaries that KUBEBUILDER_ASSETS names, in a temporary directory that goes with it.
+
+    There is no scheduler and no controller manager: they would take their share of the machine.
+    """
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        control_plane = stack.enter_context(
+            running_control_plane(
+                Path(assets) if assets else None,
+                Path(scratch, "control-plane"),
+                Settings(apiserver_flags=("--delete-collection-workers=8",)),
+            )
+        )
+        for component in (control_plane.scheduler, control_plane.controller_manager):
+            if component:
+                component.stop()
+        now = datetime.now(UTC)
+        authority = make_authority(now)
+        certificates = Path(scratch, "certificates")
+        certificates.mkdir()
+        write_files(certificates, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+        cluster = stack.enter_context(closing(Cluster(control_plane)))
+        for name in ("default", "kube-system"):
+            cluster.await_object("/api/v1/namespaces", name, lambda _: True)
+        cluster.create_namespace(SYSTEM_NAMESPACE)
+        yield Plane(cluster, certificates)
+
+
+def write_quota(cluster: Cluster, quota: Mapping[str, Json]) -> None:
+    """Store the quota document."""
+    metadata = {"namespace": PLACE.namespace, "name": PLACE.name}
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {PLACE.key: json.dumps(quota)}}
+    cluster.create(document)
+
+
+def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
+    """So many nodes of each model."""
+    for model in models:
+        for number in range(each):
+            cluster.create_node(f"{model.lower()}-{number}", {MODEL: model, LABELS.pool: "public"})
+
+
+@contextmanager
+def running_controller(plane: Plane) -> Iterator[ControllerProcess]:
+    """`vcuda-controller run`, just started; it leads as soon as it can, since the one before it has gone in order.
+
+    A pod whose generated name is taken is charged and never stored under that uid, so whoever waits for an empty ledger
+    waits for that charge to be released.
+    """
+    process = ControllerProcess(
+        (
+            *("--kubeconfig", plane.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
+            *("--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5"),
+        )
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+
+
+def await_ready(plane: Plane, url: str) -> None:
+    """Return once the webhook at ``url`` says that it is ready. It tells nobody by itself: ask again."""
+    context = ssl.create_default_context(cafile=str(plane.ca))
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/readyz", context=context).close()  # noqa: S310  # our own URL, https
+        except urllib.error.HTTPError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+def gpu_pod() -> Json:
+    """A small pod that asks for a tenth of a card; the API server names it."""
+    container = {"name": "main", "image": "cuda", "resources": {"limits": dict(GPU_POD)}}
+    metadata = {"generateName": "bench-"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}

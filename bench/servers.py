@@ -1,0 +1,209 @@
+"""Webhooks in Python: ours, one on the same server that does nothing, and one on Flask and gunicorn that only pins."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flask
+from gunicorn.app.base import BaseApplication
+
+from bench.cpu import family
+from tests.builders import held_to
+from vcuda.logs import configure_batched
+from webhook.assembly import MakeService
+from webhook.server import Settings, WebhookServer
+from webhook.waiting import KEEP_ALIVE
+
+STARTED = 20.0
+"""Seconds a server may take to listen."""
+
+
+class Server(NamedTuple):
+    """A running server: its URL, and its process; of gunicorn that is the arbiter, whose child works.
+
+    ``called`` is where the API server is to call it: with others beside it, at an address that they share.
+    """
+
+    url: str
+    pid: int
+    called: str
+
+    @property
+    def worker(self) -> int:
+        """The process id of its one worker."""
+        _, worker = family(self.pid)
+        return worker
+
+
+PIN = json.dumps(
+    [
+        {"op": "add", "path": "/spec/affinity", "value": held_to("M40")},
+        {"op": "add", "path": "/metadata/annotations", "value": {"quota.vcuda.io/model": "M40"}},
+    ]
+).encode()
+"""The patch that ours makes of a plain pod."""
+
+
+class IdleServer(WebhookServer):
+    """The same server around an application that parses the review, as it must for the uid, and allows it."""
+
+    def load(self) -> Any:
+        """Return the WSGI application."""
+        app = _flask_app(_allow)
+        gc.freeze()
+        return app
+
+
+class PinningServer(BaseApplication):
+    """A Flask webhook that only pins, as anybody would deploy it: gunicorn's own gthread worker, connections kept."""
+
+    def __init__(self, certificates: Path, announce: Callable[[str], None]) -> None:
+        self._certificates = certificates
+        self._announce = announce
+        super().__init__()
+
+    def load_config(self) -> None:
+        """As many threads as ours, and connections kept for longer than the API server keeps them."""
+        options = {
+            "bind": "127.0.0.1:0",
+            "workers": 1,
+            "worker_class": "gthread",
+            "threads": _settings(self._certificates).threads,
+            "keepalive": int(KEEP_ALIVE),
+            "certfile": str(self._certificates / "tls.crt"),
+            "keyfile": str(self._certificates / "tls.key"),
+            "post_worker_init": lambda worker: self._announce(
+                "https://{}:{}".format(*worker.sockets[0].getsockname()[:2])
+            ),
+            "control_socket_disable": True,
+            "loglevel": "warning",
+        }
+        for name, value in options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        """Return the WSGI application."""
+        return _flask_app(_pin)
+
+
+def _flask_app(mutate: Callable[[], flask.Response]) -> flask.Flask:
+    """Allow everything at /validate, and answer /mutate by this."""
+    app = flask.Flask("bench", static_folder=None)
+    for path, view in (("/mutate", mutate), ("/validate", _allow)):
+        app.add_url_rule(path, path, view, methods=["POST"])
+    return app
+
+
+def _pin() -> flask.Response:
+    return _allow(patchType="JSONPatch", patch=base64.b64encode(PIN).decode())
+
+
+def _allow(**fields: str) -> flask.Response:
+    review = flask.request.get_json()
+    response = {"uid": review["request"]["uid"], "allowed": True, **fields}
+    return flask.jsonify({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response})
+
+
+class Replica(WebhookServer):
+    """Our webhook, which listens at an address of its own and at one more port, that replicas share.
+
+    The kernel hands each new connection to one of them, as a Service would; nothing stands between that takes CPU.
+    """
+
+    def __init__(self, port: int, *arguments: Any) -> None:
+        self._port = port
+        super().__init__(*arguments)
+
+    def load_config(self) -> None:
+        """Listen at both."""
+        super().load_config()
+        self.cfg.set("bind", [self.settings.bind, f"127.0.0.1:{self._port}"])
+        self.cfg.set("reuse_port", True)
+
+
+@contextmanager
+def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Iterator[Server]:
+    """Our webhook with this service, to be called at a port that further replicas may listen at too."""
+
+    def serve(urls: Queue[str]) -> None:
+        Replica(shared_port, _settings(certificates), make_service, urls.put).run()
+
+    with _running(serve) as server:
+        yield server._replace(called=f"https://127.0.0.1:{shared_port}")
+
+
+@contextmanager
+def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
+    """Our webhook with this service, at one address."""
+
+    def serve(urls: Queue[str]) -> None:
+        WebhookServer(_settings(certificates), make_service, urls.put).run()
+
+    with _running(serve) as server:
+        yield server
+
+
+@contextmanager
+def idle(certificates: Path) -> Iterator[Server]:
+    """The webhook that does nothing, on our server."""
+
+    def never(*_: object) -> Any:
+        raise AssertionError("the idle server makes no service")
+
+    def serve(urls: Queue[str]) -> None:
+        IdleServer(_settings(certificates), never, urls.put).run()
+
+    with _running(serve) as server:
+        yield server
+
+
+@contextmanager
+def pinning(certificates: Path) -> Iterator[Server]:
+    """The webhook in Flask that only pins, on gunicorn as it comes."""
+
+    def serve(urls: Queue[str]) -> None:
+        PinningServer(certificates, urls.put).run()
+
+    with _running(serve) as server:
+        yield server
+
+
+def _settings(certificates: Path) -> Settings:
+    return Settings("127.0.0.1:0", certificates, drain=0.0)
+
+
+@contextmanager
+def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
+    fork = multiprocessing.get_context("fork")
+    urls: Queue[str] = fork.Queue()
+    process = fork.Process(target=_quietly, args=(serve, urls))
+    process.start()
+    assert process.pid
+    try:
+        url = urls.get(timeout=STARTED)
+        yield Server(url, process.pid, url)
+    finally:
+        # Killed, the arbiter first, which would replace its worker: in order, both would wait for as long as the API
+        # server keeps its connections open.
+        for pid in [*family(process.pid)] if process.is_alive() else ():
+            os.kill(pid, signal.SIGKILL)
+        process.join()
+
+
+def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
+    """Serve with the log written, as in production, but to nowhere."""
+    with Path("/dev/null").open("w") as nowhere:
+        sys.stdout = nowhere
+        configure_batched("info")
+        serve(urls)

@@ -1,0 +1,87 @@
+"""CPU time to decide which allocations of 20,000 pods are stale, and the memory that the kept pods take.
+
+``python -m bench.stale``. Nothing is asserted; the figures, beside their targets, are for a person to read.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from tests.allocated import allocated_pod
+from tests.builders import LABELS
+from vcuda.objects import Pod
+from vcuda.schemes import SCHEMES
+from vcuda.stale import find_stale, first_stale
+from vcuda.stored_pods import StoredPod, read_stored
+from vcuda.tables import aligned
+
+PODS, NODES, ROUNDS = 20_000, 1_000, 7
+START, TIMEOUT = 1_700_000_000.0, 300.0
+NOW = START + TIMEOUT / 2
+"""When half of what was never bound is stale."""
+
+
+def main() -> None:
+    """Print the table."""
+    nodes = {f"gpu-{number}" for number in range(NODES)}
+    raw = [*bodies()]
+    tracemalloc.start()
+    pods = [*kept(raw)]
+    memory = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+
+    def decide() -> int:
+        return sum(1 for pod in pods if find_stale(pod, nodes.__contains__, NOW, TIMEOUT))
+
+    def look() -> int:
+        return sum(1 for pod in pods if first_stale(pod, nodes.__contains__, NOW, TIMEOUT) is not None)
+
+    rows = (
+        ("what", "figure", "target"),
+        (f"deciding over {PODS} pods, {decide()} stale", f"{seconds(decide):.3f} s", "under 0.5 s"),
+        (f"when each is due, {look()} are", f"{seconds(look):.3f} s", "under 0.5 s"),
+        (f"{PODS} pods kept, with their allocations", f"{memory / 2**20:.0f} MiB", ""),
+    )
+    print("\n".join(aligned(rows)))
+
+
+def bodies() -> Iterator[bytes]:
+    """Yield pods as the API server sends them: of each ten eight run, one has ended, one was never bound."""
+    for number in range(PODS):
+        scheme, node = SCHEMES[number % len(SCHEMES)], f"gpu-{number % NODES}"
+        state: dict[int, dict[str, Any]] = {8: {"status": "Succeeded", "bound": node}, 9: {"status": "Pending"}}
+        fields = state.get(number // len(SCHEMES) % 10, {"status": "Running", "bound": node, "phase": "done"})
+        at = START - number % int(TIMEOUT)
+        named = {**fields, "name": f"train-{number}", "uid": f"uid-{number}"}
+        yield msgspec.json.encode(allocated_pod(scheme, at, node=node, **named))
+
+
+def kept(raw: list[bytes]) -> Iterator[StoredPod]:
+    """Yield what the controller keeps of each."""
+    decoder = msgspec.json.Decoder(Pod)
+    for body in raw:
+        pod = read_stored(decoder.decode(body), LABELS)
+        if pod:
+            yield pod
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Do the work several times; return the median of its CPU seconds."""
+    return statistics.median(timed(work) for _ in range(ROUNDS))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return the CPU seconds of one run."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+if __name__ == "__main__":
+    main()

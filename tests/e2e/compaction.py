@@ -1,0 +1,55 @@
+"""What the API server does every five minutes: it has etcd forget old versions. Here it is done at once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import urllib.request
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.rest import Json
+
+POLL_SECONDS = 0.2
+COMPACT_REVISION = "compact_rev_key"
+"""Where API servers tell each other the version before which nothing is left (``etcd3/compact.go``)."""
+
+
+def token_of(page: bytes) -> str:
+    """What asks for the page after this one."""
+    token: str = json.loads(page)["metadata"]["continue"]
+    return token
+
+
+def expire(control_plane: ControlPlane, cluster: Cluster, path: str, query: Mapping[str, str | int]) -> None:
+    """Let the continue token in ``query`` expire; the version that it is of must not be the newest any more.
+
+    An API server from 1.34 on goes on from a snapshot of its cache for a token whose version etcd has forgotten. It
+    drops the snapshots once it has read, within 15 s, that the versions are compacted: another API server of the same
+    etcd would have told it where this does. It tells nobody when it has: ask again.
+    """
+    version = int(cluster.rest.get("/api/v1/namespaces")["metadata"]["resourceVersion"])
+    call_etcd(control_plane, "put", {"key": encoded(COMPACT_REVISION), "value": encoded(str(version))})
+    call_etcd(control_plane, "compaction", {"revision": version, "physical": True})
+    deadline = time.monotonic() + TIMEOUT
+    while cluster.rest.send("GET", path, **{key: str(value) for key, value in query.items()}).status != HTTPStatus.GONE:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the token of {path} has not expired within {TIMEOUT:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+def encoded(text: str) -> str:
+    """As etcd's JSON gateway wants keys and values."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def call_etcd(control_plane: ControlPlane, method: str, body: Json) -> None:
+    """One call of etcd's KV service, by its JSON gateway."""
+    flags = control_plane.apiserver.command
+    endpoint = next(flag.partition("=")[2] for flag in flags if flag.startswith("--etcd-servers="))
+    url = f"{endpoint}/v3/kv/{method}"
+    with urllib.request.urlopen(url, json.dumps(body).encode()) as answer:  # noqa: S310  # our own etcd
+        assert answer.status == HTTPStatus.OK

@@ -1,0 +1,257 @@
+"""The base's matchConditions on a real API server: who is asked about, who is not, and what a failing one does.
+
+The webhooks of the base, as `kubectl kustomize` renders them, are registered for one namespace, and lead to a server
+that remembers each call. Only where they lead, and for which namespaces, is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from http import HTTPStatus
+
+import pytest
+
+from tests.builders import container, pod
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import make_certificates
+from tests.e2e.recording import Recorder, recording
+from tests.e2e.rest import Json
+from tests.match_conditions import ASKING, ORDINARY, PLAIN, RUNTIME_CLASS
+from tests.rendered import BASE, rendered, webhooks
+
+MUTATE, VALIDATE = "/mutate", "/validate"
+FAILING = "object.spec.nosuch == 'a field that no pod has'"
+LABEL, APART = "e2e.vcuda.io/match-conditions", "e2e.vcuda.io/own-match-conditions"
+REPLICAS = 5
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
+    certificates = tmp_path_factory.mktemp("recorder")
+    make_certificates(certificates)
+    with recording(certificates) as running:
+        yield running
+
+
+@pytest.fixture
+def asked(recorder: Recorder) -> Recorder:
+    """The recorder, with nothing left of the test before."""
+    recorder.take()
+    recorder.patches.clear()
+    return recorder
+
+
+def hook(recorder: Recorder, name: str, label: str = LABEL) -> Json:
+    """A webhook of the base, led to the recorder, for namespaces with this label."""
+    found = webhooks(rendered(BASE))[f"{name}.quota.vcuda.io"]
+    return {
+        **found,
+        "clientConfig": {"url": f"{recorder.url}/{name}", "caBundle": recorder.ca_bundle},
+        "namespaceSelector": {"matchLabels": {label: "true"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def registered(cluster: Cluster, recorder: Recorder) -> Iterator[None]:
+    """Both webhooks of the base, in effect."""
+    with cluster.register_webhooks(mutating=[hook(recorder, "mutate")], validating=[hook(recorder, "validate")]):
+        yield
+
+
+@pytest.fixture
+def watched(cluster: Cluster) -> Iterator[str]:
+    """A namespace that is asked about."""
+    name = cluster.create_namespace(labels={LABEL: "true"})
+    yield name
+    cluster.delete_namespace(name)
+
+
+@pytest.fixture
+def apart(cluster: Cluster) -> Iterator[str]:
+    """A namespace that a test has its own webhooks asked about."""
+    name = cluster.create_namespace(labels={APART: "true"})
+    yield name
+    cluster.delete_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def runtime_class(cluster: Cluster) -> Iterator[None]:
+    """The runtime class that one of the pods names: without it the API server refuses that one before any webhook."""
+    metadata = {"name": RUNTIME_CLASS}
+    manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": RUNTIME_CLASS}
+    cluster.create(manifest)
+    yield
+    cluster.rest.send("DELETE", f"/apis/node.k8s.io/v1/runtimeclasses/{RUNTIME_CLASS}").ok()
+
+
+def in_namespace(manifest: Json, namespace: str, name: str = "train-0") -> Json:
+    """The pod, to be created there."""
+    return {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace, "name": name}}
+
+
+def calls(recorder: Recorder) -> list[str]:
+    """The paths that were called since the last time."""
+    return [path for path, _ in recorder.take()]
+
+
+# Who is asked about
+
+
+@pytest.mark.usefixtures("registered")
+def test_ordinary_pods_cause_no_call_whoever_creates_them(cluster: Cluster, asked: Recorder, watched: str) -> None:
+    pods = [in_namespace(each, watched, f"p-{number}") for number, each in enumerate(ORDINARY.values())]
+    listed = {"apiVersion": "v1", "kind": "List", "items": pods}
+    cluster.kubectl(
+        "create", "--validate=ignore", "-f", "-", stdin=json.dumps(listed)
+    )  # 1.30 knows no resources of pods
+    assert {each["metadata"]["name"] for each in cluster.pods(watched)} == {each["metadata"]["name"] for each in pods}
+    assert calls(asked) == []
+    cluster.create(in_namespace(ASKING["a container"], watched))
+    assert calls(asked) == [MUTATE, VALIDATE], "the recorder counts"
+
+
+@pytest.mark.usefixtures("registered", "controller_manager")
+def test_the_pods_of_an_ordinary_deployment_cause_no_call(cluster: Cluster, asked: Recorder, watched: str) -> None:
+    labels = {"app": "web"}
+    template = {"metadata": {"labels": labels}, "spec": pod(PLAIN)["spec"]}
+    cluster.create(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"namespace": watched, "name": "web"},
+            "spec": {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template},
+        }
+    )
+    cluster.await_collection(f"/api/v1/namespaces/{watched}/pods", lambda found: len(found) == REPLICAS)
+    assert calls(asked) == []
+
+
+@pytest.mark.usefixtures("registered", "runtime_class")
+@pytest.mark.parametrize("manifest", ASKING.values(), ids=ASKING)
+def test_a_pod_that_may_ask_for_a_gpu_causes_one_call_to_each(
+    cluster: Cluster, asked: Recorder, watched: str, manifest: Json
+) -> None:
+    """A claim of a pod is dropped before /validate where the API server does not serve claims yet: it asks for none."""
+    stored = cluster.create(in_namespace(manifest, watched))
+    dropped = "resourceClaims" in manifest["spec"] and "resourceClaims" not in stored["spec"]
+    assert calls(asked) == ([MUTATE] if dropped else [MUTATE, VALIDATE])
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "a resource in requests alone": (
+        pod(container(resources={"requests": {"nvidia.com/gpu": "1"}})),
+        "Limit must be set for non overcommitable resources",
+    ),
+    "ephemeral containers": (pod(PLAIN, ephemeralContainers=[container(name="debug")]), "cannot be set on create"),
+}
+"""What the API server refuses by itself, so that the condition need not look for it in what is stored."""
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(("manifest", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_no_pod_can_be_created_with(
+    cluster: Cluster, asked: Recorder, watched: str, manifest: Json, message: str
+) -> None:
+    refused = cluster.try_create(in_namespace(manifest, watched))
+    assert (refused.status, message in refused.message) == (HTTPStatus.UNPROCESSABLE_ENTITY, True), refused.message
+    assert VALIDATE not in calls(asked)
+
+
+def test_a_request_that_a_later_webhook_adds_goes_by_mutate_and_not_by_validate(
+    cluster: Cluster, asked: Recorder, apart: str
+) -> None:
+    """By something that no condition could know. /validate refuses what is not pinned: nothing gets in uncounted."""
+    asked.patches["/vendor"] = [
+        {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
+        {"op": "add", "path": "/spec/containers/0/resources/requests/nvidia.com~1gpu", "value": "1"},
+    ]
+    ours = hook(asked, "mutate", APART)
+    called = {**ours["clientConfig"], "url": f"{asked.url}/vendor"}
+    vendor = {**ours, "name": "vendor.e2e.vcuda.io", "clientConfig": called, "matchConditions": []}
+    ordinary = pod(container(resources={"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}), labels={"queue": "gold"})
+    with cluster.register_webhooks(mutating=[ours, vendor], validating=[hook(asked, "validate", APART)]):
+        cluster.create(in_namespace(ordinary, apart))
+    [(first, _), (second, request)] = asked.take()
+    assert (first, second) == ("/vendor", VALIDATE)
+    assert request["object"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+# Size
+
+
+LARGEST = pod(
+    *[container(name=f"c{n}", env=[{"name": "A", "value": ""}] * 300) for n in range(50)],
+    init=[container(name=f"i{n}", env=[{"name": "A", "value": ""}] * 300) for n in range(50)],
+    annotations={f"{n:0>250}/{n:0>63}": "" for n in range(200)},
+)
+"""As much of everything as is still searched: nothing costs the API server more."""
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_largest_pod_that_is_searched_costs_less_than_the_api_server_allows(
+    cluster: Cluster, asked: Recorder, watched: str
+) -> None:
+    """An evaluation that costs too much fails: then /validate's policy would refuse the pod."""
+    created = cluster.try_create(in_namespace(LARGEST, watched), dryRun="All")
+    assert created.status == HTTPStatus.CREATED, created.message
+    assert calls(asked) == []
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        pytest.param(pod(container(env=[{"name": "A", "value": ""}] * 50_000)), id="variables"),
+        pytest.param(pod(*[container(name=f"c{number}") for number in range(2_000)]), id="containers"),
+        pytest.param(pod(PLAIN, annotations={f"a{number}": "" for number in range(20_000)}), id="annotations"),
+    ],
+)
+def test_a_pod_of_unusual_size_is_asked_about_and_not_searched(
+    cluster: Cluster, asked: Recorder, watched: str, manifest: Json
+) -> None:
+    created = cluster.try_create(in_namespace(manifest, watched), dryRun="All")
+    assert created.status == HTTPStatus.CREATED, created.message
+    assert calls(asked) == [MUTATE, VALIDATE]
+
+
+# Failure
+
+
+def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractContextManager[None]:
+    """`with` this, both webhooks are in effect, that of this name with a condition that cannot be evaluated."""
+    hooks = {each: hook(recorder, each, APART) for each in ("mutate", "validate")}
+    hooks[name]["matchConditions"] = [{"name": "failing", "expression": FAILING}]
+    return cluster.register_webhooks(mutating=[hooks["mutate"]], validating=[hooks["validate"]])
+
+
+def test_a_condition_of_mutate_that_fails_leaves_the_pod_to_validate(
+    cluster: Cluster, asked: Recorder, apart: str
+) -> None:
+    """FailurePolicy Ignore: it is not asked, and /validate refuses what it did not pin."""
+    with with_failing(cluster, asked, "mutate"):
+        cluster.create(in_namespace(ASKING["a container"], apart))
+    assert calls(asked) == [VALIDATE]
+
+
+def test_a_condition_of_validate_that_fails_refuses_every_pod(cluster: Cluster, asked: Recorder, apart: str) -> None:
+    """FailurePolicy Fail: the API server says which expression it was, and asks nobody."""
+    with with_failing(cluster, asked, "validate"):
+        refused = cluster.try_create(in_namespace(ORDINARY["cpu and memory"], apart))
+    assert (refused.status, refused.body["reason"]) == (HTTPStatus.FORBIDDEN, "Forbidden")
+    assert f"expression '{FAILING}' resulted in error: no such key: nosuch" in refused.message
+    assert calls(asked) == []
+    assert cluster.pods(apart) == []
+
+
+def test_a_condition_that_does_not_compile_is_refused_when_it_is_applied(cluster: Cluster, asked: Recorder) -> None:
+    manifest = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "e2e-does-not-compile"},
+        "webhooks": [{**hook(asked, "validate"), "matchConditions": [{"name": "torn", "expression": "object.spec("}]}],
+    }
+    refused = cluster.try_create(manifest)
+    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "webhooks[0].matchConditions[0].expression: Invalid value" in refused.message

@@ -1,0 +1,216 @@
+"""What Kubernetes has learnt to do with pods does not lead past a charge: sidecars, resize, gates and the like."""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from collections.abc import Callable
+from http import HTTPStatus
+
+import pytest
+
+from tests.builders import MODEL, container, held_to, pod, required, requirement, sidecar, term
+from tests.e2e.cluster import Cluster
+from tests.e2e.controller_process import await_committed, pass_by
+from tests.e2e.installation import Installation
+from tests.e2e.rest import Answer, Json
+from tests.integration.reviews import card_pod, gpu_pod
+
+CARD = "tencent.com/vcuda-core"
+QUOTA = {"quota": {"M40": 8}}
+HOLD = {"name": "example.com/hold"}
+
+
+@pytest.fixture
+def team(led_team: Callable[[Json], str]) -> str:
+    """A namespace that may use eight M40, with a controller that counts its pods."""
+    return led_team(QUOTA)
+
+
+def since(cluster: Cluster, minor: int, feature: str) -> None:
+    """Skip the test where the API server is older than the version that has the feature on by default."""
+    if cluster.control_plane.minor < minor:
+        pytest.skip(f"{feature}: on from Kubernetes 1.{minor}, this is 1.{cluster.control_plane.minor}")
+
+
+def stored(cluster: Cluster, namespace: str, name: str = "train") -> Json:
+    """The pod as the API server has it."""
+    return cluster.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+
+def patch(cluster: Cluster, namespace: str, change: Json, subresource: str = "", name: str = "train") -> Answer:
+    """The answer to a strategic merge patch of the pod, as kubectl sends it, or of a subresource of it."""
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}{subresource}"
+    return cluster.rest.send("PATCH", path, change, content_type="application/strategic-merge-patch+json")
+
+
+def asked(installation: Installation) -> float:
+    """How many requests the webhook has answered so far."""
+    return installation.replica.metric("vcuda_admissions_total")
+
+
+def cards(number: int, name: str, make: Callable[..., Json] = container) -> Json:
+    """A container that asks for whole cards."""
+    return make({CARD: 100 * number}, name=name)
+
+
+INIT_CONTAINERS = {
+    "a sidecar adds up": ([cards(1, "s", sidecar)], 2),
+    "an init container runs before the others": ([cards(3, "i")], 3),
+    "a smaller init container costs nothing": ([cards(1, "i")], 1),
+    "an init container runs beside the sidecars before it": ([cards(1, "s", sidecar), cards(2, "i")], 3),
+    "a sidecar starts after the init containers before it": ([cards(2, "i"), cards(1, "s", sidecar)], 2),
+    "sidecars gather between init containers": (
+        [cards(1, "s1", sidecar), cards(2, "i1"), cards(2, "s2", sidecar), cards(2, "i2")],
+        5,
+    ),
+}
+"""Init containers beside a container of one card, and the cards that the pod takes."""
+
+
+@pytest.mark.usefixtures("controller_manager")
+@pytest.mark.parametrize(("init", "taken"), INIT_CONTAINERS.values(), ids=INIT_CONTAINERS.keys())
+def test_sidecars_and_init_containers_are_charged_as_kubernetes_counts_them(
+    cluster: Cluster, installation: Installation, team: str, init: list[Json], taken: int
+) -> None:
+    """A ResourceQuota of Kubernetes' own, beside ours, is the judge."""
+    resource = f"requests.{CARD}"
+    judge = {"metadata": {"name": "judge", "namespace": team}, "spec": {"hard": {resource: "10k"}}}
+    cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", **judge})
+    quotas = f"/api/v1/namespaces/{team}/resourcequotas"
+    cluster.await_object(quotas, "judge", lambda quota: "used" in quota.get("status", {}))
+    cluster.create(pod(cards(1, "main"), init=init, metadata={"name": "train", "namespace": team}))
+    cluster.await_object(quotas, "judge", lambda quota: quota["status"]["used"][resource] == str(100 * taken))
+    await_committed(installation, team, M40=100 * taken)
+
+
+def sized(namespace: str, cpu: str) -> Json:
+    """A pod of one card that is Guaranteed so much CPU."""
+    return gpu_pod("train", namespace, {CARD: "100", "cpu": cpu, "memory": "1Gi"})
+
+
+def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_asks_nobody(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    since(cluster, 33, "pods/resize")
+    cluster.create(sized(team, "1"))
+    ledger = await_committed(installation, team, M40=100)
+    before = asked(installation)
+    amounts = {"cpu": "2", "memory": "2Gi"}
+    resized = {"name": "train", "resources": {"requests": amounts, "limits": amounts}}
+    patch(cluster, team, {"spec": {"containers": [resized]}}, "/resize").ok()
+    assert asked(installation) == before
+    spec = stored(cluster, team)["spec"]
+    assert spec["containers"][0]["resources"]["limits"] == {CARD: "100", **amounts}
+    assert spec["affinity"] == held_to("M40")
+    pass_by(cluster, team)
+    assert await_committed(installation, team, M40=100).committed == ledger.committed
+
+
+def test_a_resize_can_ask_for_no_more_cards(cluster: Cluster, installation: Installation, team: str) -> None:
+    """The API server refuses it by itself: nobody else is asked."""
+    since(cluster, 33, "pods/resize")
+    cluster.create(sized(team, "1"))
+    amounts = {CARD: "200"}
+    resized = {"name": "train", "resources": {"requests": amounts, "limits": amounts}}
+    refused = patch(cluster, team, {"spec": {"containers": [resized]}}, "/resize")
+    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "only cpu and memory resources are mutable" in refused.message
+    await_committed(installation, team, M40=100)
+
+
+def test_resources_of_the_whole_pod_change_nothing_of_its_charge(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    since(cluster, 34, "spec.resources")
+    pod_of_two = card_pod("train", team, cards=2)
+    pod_of_two["spec"]["resources"] = {"requests": {"cpu": "2"}, "limits": {"cpu": "4", "memory": "8Gi"}}
+    created = cluster.create(pod_of_two)
+    assert created["spec"]["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}
+    assert created["spec"]["affinity"] == held_to("M40")
+    await_committed(installation, team, M40=200)
+
+
+def test_no_card_can_be_asked_for_by_the_whole_pod(cluster: Cluster, installation: Installation, team: str) -> None:
+    """Before Kubernetes had resources of a pod it drops them, and the pod gets no card; since, it refuses."""
+    asking = gpu_pod("train", team, {"cpu": "1"})
+    asking["spec"]["resources"] = {"limits": {CARD: "100"}, "requests": {CARD: "100"}}
+    answer = cluster.try_create(asking)
+    if cluster.control_plane.minor < 34:
+        assert "resources" not in answer.ok()["spec"]
+    else:
+        assert answer.status == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert f"spec.resources.limits[{CARD}]" in answer.message
+    assert installation.charged(team) == {}
+
+
+def test_an_ephemeral_container_is_let_in_and_cannot_ask_for_a_card(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    cluster.create(card_pod("train", team))
+    await_committed(installation, team, M40=100)
+    before = asked(installation)
+    plain = {"name": "debug", "image": "busybox", "targetContainerName": "train"}
+    asking = {**plain, "name": "greedy", "resources": {"limits": {CARD: "100"}}}
+    patch(cluster, team, {"spec": {"ephemeralContainers": [plain]}}, "/ephemeralcontainers").ok()
+    refused = patch(cluster, team, {"spec": {"ephemeralContainers": [asking]}}, "/ephemeralcontainers")
+    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert asked(installation) == before
+    [attached] = stored(cluster, team)["spec"]["ephemeralContainers"]
+    assert attached["name"] == "debug"
+    pass_by(cluster, team)
+    await_committed(installation, team, M40=100)
+
+
+def test_a_pod_with_a_scheduling_gate_is_pinned_and_charged_and_stays_so_when_the_gate_goes(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    gated = card_pod("train", team, cards=2)
+    gated["spec"]["schedulingGates"] = [HOLD]
+    created = cluster.create(gated)
+    assert created["spec"]["affinity"] == held_to("M40")
+    await_committed(installation, team, M40=200)
+    opened = cluster.rest.merge_patch(f"/api/v1/namespaces/{team}/pods/train", {"spec": {"schedulingGates": None}})
+    assert "schedulingGates" not in opened["spec"]
+    assert opened["spec"]["affinity"] == held_to("M40")
+    pass_by(cluster, team)
+    await_committed(installation, team, M40=200)
+
+
+WIDER = {
+    "without the affinity": None,
+    "to another model": held_to("P100"),
+    "to another model beside the first": required(
+        term(requirement(MODEL, "In", "M40")), term(requirement(MODEL, "In", "P100"))
+    ),
+    "to two models": required(term(requirement(MODEL, "In", "M40", "P100"))),
+}
+
+
+@pytest.mark.parametrize("affinity", WIDER.values(), ids=WIDER.keys())
+def test_the_pin_of_a_gated_pod_can_be_made_tighter_and_no_wider(
+    cluster: Cluster, installation: Installation, team: str, affinity: Json | None
+) -> None:
+    """The API server lets the node selection of a gated pod be changed, if fewer nodes fit afterwards."""
+    gated = card_pod("train", team)
+    gated["spec"]["schedulingGates"] = [HOLD]
+    cluster.create(gated)
+    path = f"/api/v1/namespaces/{team}/pods/train"
+    refused = cluster.rest.send(
+        "PATCH", path, {"spec": {"affinity": affinity}}, content_type="application/merge-patch+json"
+    )
+    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    cluster.rest.merge_patch(path, {"spec": {"nodeSelector": {"example.com/zone": "a"}}})
+    cluster.rest.merge_patch(path, {"spec": {"affinity": held_to("M40")}})
+    assert stored(cluster, team)["spec"]["affinity"] == held_to("M40")
+    await_committed(installation, team, M40=100)
+
+
+def test_kubectl_of_this_version_finds_the_plugin(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PATH, as people install it; what it shows then is proven beside the usage, by the same kubectl."""
+    scripts = sysconfig.get_path("scripts")
+    monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
+    versions = json.loads(cluster.kubectl("version", "-o", "json").stdout)
+    assert versions["clientVersion"]["gitVersion"] == versions["serverVersion"]["gitVersion"]
+    assert f"{scripts}/kubectl-gpuquota" in cluster.kubectl("plugin", "list").stdout.splitlines()

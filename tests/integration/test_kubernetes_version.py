@@ -1,0 +1,121 @@
+"""Every program meets a Kubernetes that is too old with one error, before anything else is asked of it."""
+
+from __future__ import annotations
+
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import kmock
+import pytest
+from click.testing import CliRunner
+
+from certs.cli import issue
+from tests.integration.scripted import Answer, Script, serving, status, write_kubeconfig
+from tests.processes import PATIENCE, OwnProcess
+
+OLD = Answer({"major": "1", "minor": "29+", "gitVersion": "v1.29.4-gke.7"})
+NEW = Answer({"major": "1", "minor": "30+", "gitVersion": "v1.30.4-gke.123"})
+UNKNOWN = Answer({"gitVersion": "our own build"})
+FORBIDDEN = status(403, 'forbidden: User "somebody" cannot get path "/version"')
+
+PASSWORD, TOKEN = "hunter2", "a-token-nobody-may-see"
+
+CERTS = ("vcuda-certs rotate", "vcuda-certs rotate --dry-run", "vcuda-certs status")
+NODE = "vcuda-controller node --scheme hami --node n1 --root {directory} --pod-uid u1"
+LASTING = (
+    "vcuda-controller run --status-address 127.0.0.1:0 --lease-seconds 5",
+    f"{NODE} --status-address 127.0.0.1:0 --period 0.1",
+    "vcuda-webhook serve --cert-dir {directory}/certs --bind 127.0.0.1:0 --drain-seconds 0",
+)
+EVERY = (*CERTS, *LASTING, f"{NODE} --once")
+
+
+class Versioned(Script):
+    """Answers /version with what is scripted, the last of it again and again, and all else with 503."""
+
+    def __init__(self, *versions: Answer) -> None:
+        super().__init__()
+        self.versions = list(versions)
+        self.went_on = threading.Event()
+
+    def __call__(self, request: kmock.Request) -> kmock.Payload:
+        self.seen.append(request)
+        if request.url.path != "/version":
+            self.went_on.set()
+            return status(503, "the rest of it is away").render()
+        return (self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]).render()
+
+    def requests(self) -> set[str]:
+        """The method and path of every request."""
+        return {f"{request.method.value} {request.url.path}" for request in self.seen}
+
+
+Start = Callable[[str, str], AbstractContextManager[OwnProcess]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts a program whose API server is at a URL; it is killed at the end of the block."""
+
+    @contextmanager
+    def started(command: str, url: str) -> Iterator[OwnProcess]:
+        CliRunner().invoke(issue, ["--dir", str(tmp_path / "certs")], catch_exceptions=False)
+        write_kubeconfig(tmp_path / "kubeconfig", url.replace("//", f"//us:{PASSWORD}@"), {"token": TOKEN})
+        program, *flags = command.format(directory=tmp_path).split()
+        path = Path(sysconfig.get_path("scripts"), program)
+        process = OwnProcess((path, *flags, "--kubeconfig", tmp_path / "kubeconfig"), {})
+        try:
+            yield process
+        finally:
+            process.kill()
+
+    return started
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_an_old_one_is_one_error_and_status_1_and_nothing_else_was_asked_of_it(start: Start, command: str) -> None:
+    script = Versioned(OLD)
+    with serving(script) as url, start(command, url) as process:
+        assert process.wait() == 1
+        told = [line for line in process.output().splitlines() if not line.startswith("{")]
+    oldest = "v1.30, the oldest version that this release supports"
+    assert told == [f"Error: Kubernetes v1.29.4-gke.7 at {url} is older than {oldest}: upgrade the cluster first"]
+    assert script.requests() == {"GET /version"}
+    assert PASSWORD not in process.output()
+    assert TOKEN not in process.output()
+
+
+@pytest.mark.parametrize("command", LASTING)
+def test_one_that_does_not_answer_at_the_start_is_waited_for_and_asked_its_version_first(
+    start: Start, command: str
+) -> None:
+    script = Versioned(*[status(503, "starting")] * 3, OLD)
+    with serving(script) as url, start(command, url) as process:
+        assert process.wait() == 1
+    assert script.requests() == {"GET /version"}
+    assert len(script.seen) > 3
+
+
+@pytest.mark.parametrize(
+    ("command", "version", "warnings"),
+    [
+        *((command, NEW, 0) for command in (*LASTING, *CERTS[1:])),
+        *((command, UNKNOWN, 1) for command in (*LASTING, *CERTS[1:])),
+        *((command, FORBIDDEN, 1) for command in (LASTING[0], CERTS[-1])),
+    ],
+)
+def test_any_other_is_worked_with_and_one_that_is_not_known_is_warned_of(
+    start: Start, command: str, version: Answer, warnings: int
+) -> None:
+    """One whose version is in words of its own, or not told, may be good: what worked must not stop for that."""
+    script = Versioned(version)
+    with serving(script) as url, start(command, url) as process:
+        assert script.went_on.wait(PATIENCE)
+        if command in LASTING:
+            assert process.terminate() == 0
+        process.wait()
+        assert process.output().count("the version of Kubernetes at") == warnings
+        assert "is older than" not in process.output()

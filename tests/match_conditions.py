@@ -1,0 +1,77 @@
+"""Pods that the webhook is asked about, and pods that it is not: what the base's matchConditions tell apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from tests.builders import Manifest, container, pod, sidecar
+
+REGISTRATION = Path(__file__).parents[1] / "manifests" / "base" / "registration.yaml"
+RUNTIME_CLASS = "nvidia"
+
+PLAIN = container({"cpu": "1", "memory": "64Mi"})
+GPU = container({"nvidia.com/gpu": "1"}, name="gpu")
+CLAIM = {"name": "gpu", "resourceClaimName": "train"}
+
+ORDINARY: dict[str, Manifest] = {
+    "no resources": pod(container()),
+    "nothing but empty fields": pod(container({}, env=[], securityContext={}), annotations={}, resourceClaims=[]),
+    "cpu and memory": pod(PLAIN),
+    "requests": pod(container(resources={"requests": {"cpu": "1"}})),
+    "every resource without a slash": pod(
+        container({"cpu": "1", "memory": "64Mi", "ephemeral-storage": "1Gi", "hugepages-2Mi": "2Mi"})
+    ),
+    "resources of the pod": pod(container(), resources={"limits": {"cpu": "2"}}),
+    "init containers and sidecars": pod(PLAIN, init=[container(name="init"), sidecar({"cpu": "1"}, name="side")]),
+    "variables": pod(container(env=[{"name": "NVIDIA"}, {"name": "VISIBLE_DEVICES", "value": "nvidia.com/gpu"}])),
+    "annotations": pod(
+        PLAIN, annotations={"prometheus.io/scrape": "true", "sidecar.istio.io/inject": "true", "note": "nvidia.com/gpu"}
+    ),
+    "labels": pod(PLAIN, labels={"nvidia.com/gpu": "1", "gpu-fraction": "1"}),
+    "not privileged": pod(
+        container(securityContext={"privileged": False, "capabilities": {"drop": ["ALL"]}}),
+        securityContext={"runAsUser": 1000},
+    ),
+    "node selection": pod(PLAIN, nodeSelector={"nvidia.com/gpu.present": "true"}),
+    "a toleration": pod(PLAIN, tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]),
+}
+"""Pods that ask for no GPU in any way."""
+
+ASKING: dict[str, Manifest] = {
+    "a container": pod(PLAIN, GPU),
+    "an init container": pod(PLAIN, init=[GPU]),
+    "a sidecar": pod(PLAIN, init=[sidecar({"nvidia.com/gpu": "1"}, name="side")]),
+    "a resource that no table has": pod(container({"example.com/accelerator": "1"})),
+    "none of it": pod(container({"nvidia.com/gpu": "0"})),
+    "requests and limits": pod(
+        container(resources={"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}})
+    ),
+    "requests alone": pod(container(resources={"requests": {"deviceclass.resource.kubernetes.io/gpu": "1"}})),
+    "a resource claim": pod(container(resources={"claims": [{"name": "gpu"}]}), resourceClaims=[CLAIM]),
+    "a resource claim that no container uses": pod(PLAIN, resourceClaims=[CLAIM]),
+    "a runtime class": pod(PLAIN, runtimeClassName=RUNTIME_CLASS),
+    "a privileged container": pod(PLAIN, container(name="root", securityContext={"privileged": True})),
+    "a privileged init container": pod(PLAIN, init=[container(name="root", securityContext={"privileged": True})]),
+    "a variable": pod(container(env=[{"name": "A"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+    "a variable of an init container": pod(
+        PLAIN, init=[container(name="init", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}])]
+    ),
+    "KAI's share of a card": pod(PLAIN, annotations={"gpu-fraction": "0.5"}),
+    "KAI's share of a card's memory": pod(PLAIN, annotations={"note": "x", "gpu-memory": "2000"}),
+    "HAMi's wanted type": pod(PLAIN, annotations={"nvidia.com/use-gputype": "A100"}),
+    "HAMi's allocation": pod(PLAIN, annotations={"hami.io/vgpu-node": "gpu-1"}),
+    "vgpu-manager's resources": pod(PLAIN, annotations={"vgpu-manager.io/original-resources": "{}"}),
+    "a core limit": pod(PLAIN, annotations={"tencent.com/vcuda-core-limit": "50"}),
+    "an annotation in capitals": pod(PLAIN, annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}),
+}
+"""Pods that ask for a GPU, or in such a way that a webhook might come and add one; one for each part of the rule."""
+
+
+def base_conditions(name: str) -> list[Manifest]:
+    """The matchConditions of the webhook of this name, as the base has them."""
+    documents = yaml.safe_load_all(REGISTRATION.read_text())
+    [found] = [hook for document in documents for hook in document["webhooks"] if hook["name"] == name]
+    conditions: list[Manifest] = found["matchConditions"]
+    return conditions

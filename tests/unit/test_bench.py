@@ -1,0 +1,185 @@
+"""What the benches decide: which arrangements, in which order, what is registered, and what their rounds come to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from bench import arrangements, creates, hooks
+from bench.__main__ import main
+from bench.cpu import TICKS_A_SECOND, seconds_of
+from bench.figures import PROCESSES, Case, Figures, as_json, as_table, figures_of, medians
+from bench.load import Result
+from bench.plane import gpu_pod
+from bench.rounds import in_order, orders
+from bench.servers import PIN
+from tests.builders import facts, review
+from vcuda.quota import Limit, NamespaceQuota
+from webhook.holds import Holds
+from webhook.ledgers import MemoryLedgers
+from webhook.mutate import mutate
+
+CASES = [Case(name, spread) for name in arrangements.EVERY for spread in creates.SPREADS]
+
+STAT = "{} S 1 41 41 0 -1 4194560 9 8 7 6 {} {} {} {} 20 0 9 0 5301 1 1"
+"""A line of /proc/PID/stat, shortened at its end: pid and name, and the four times in ticks."""
+
+
+def figures(cpu: float, refused: int = 0) -> Figures:
+    """Return figures of which each is told from the others."""
+    return Figures(cpu, cpu + 100, cpu + 200, cpu + 300, refused, dict.fromkeys(PROCESSES, cpu / 4))
+
+
+def test_every_round_has_all_cases_in_another_order() -> None:
+    every = orders(CASES, 9, seed=7)
+    assert [sorted(order) for order in every] == [sorted(CASES)] * 9
+    assert len({tuple(order) for order in every}) == 9
+
+
+def test_an_order_can_be_had_again_by_its_seed() -> None:
+    assert orders(CASES, 3, seed=7) == orders(CASES, 3, seed=7) != orders(CASES, 3, seed=8)
+
+
+def test_a_round_says_how_long_the_rest_will_take() -> None:
+    times, said = iter([1000.0, 1000.0, 1120.0, 1180.0]), list[str]()
+    taken = list(in_order(["none"], 3, 7, said.append, lambda: next(times)))
+    assert taken == ["none"] * 3
+    assert said == ["round 1 of 3", "round 2 of 3, about 4 minutes to go", "round 3 of 3, about 2 minutes to go"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["(etcd)", "(kube-apiserver)", "(gunicorn: worker [vcuda])", "(a) S 1 2 3)", "(())", "( 9 9 9 9 9 9 9 9 9 9 9)"],
+)
+def test_cpu_is_user_and_system_time_with_that_of_ended_children_whatever_the_program_is_called(name: str) -> None:
+    line = STAT.format(f"41 {name}", 300, 50, 20, 5)
+    assert seconds_of(line) == 375 / TICKS_A_SECOND
+
+
+def test_cpu_is_told_per_stored_pod_and_by_process() -> None:
+    round_ = figures_of(
+        Result(rate=250.0, p50=3.0, p99=9.0, wanted=500, refused=2), {"kube-apiserver": 1.0, "etcd": 0.25}
+    )
+    assert round_.by_process == {"kube-apiserver": 2.0, "etcd": 0.5, "webhook": 0.0, "controller": 0.0}
+    assert round_.cpu_ms_per_pod == 2.5
+    assert (round_.pods_per_second, round_.p50_ms, round_.p99_ms, round_.refused) == (250.0, 3.0, 9.0, 2)
+
+
+def test_figures_are_medians_of_the_rounds_and_every_refusal_counts() -> None:
+    median = medians([figures(2.0), figures(90.0, refused=3), figures(4.0)])
+    assert median == figures(4.0, refused=3)
+
+
+def test_json_is_by_arrangement_and_number_of_namespaces() -> None:
+    results = {Case("none", 1): [figures(1.0)], Case("none", 10): [figures(2.0)], Case("ours-1", 1): [figures(4.0)]}
+    report = json.loads(as_json(results))
+    assert {name: [*cases] for name, cases in report.items()} == {"none": ["1", "10"], "ours-1": ["1"]}
+    assert report["ours-1"]["1"] == {
+        "cpu_ms_per_pod": 4.0,
+        "pods_per_second": 104.0,
+        "p50_ms": 204.0,
+        "p99_ms": 304.0,
+        "refused": 0,
+        "by_process": {"kube-apiserver": 1.0, "etcd": 1.0, "webhook": 1.0, "controller": 1.0},
+    }
+
+
+def test_the_table_has_a_line_for_each_case_and_a_dash_for_what_does_not_run() -> None:
+    alone = Figures(
+        1.5, 900.0, 12.34, 56.78, 0, {"kube-apiserver": 1.25, "etcd": 0.25, "webhook": 0.0, "controller": 0.0}
+    )
+    heading, *lines = as_table({Case("none", 1): [alone], Case("ours-1", 10): [figures(4.0)]}).splitlines()
+    assert heading.split("  ")[0] == "creates of pods"
+    assert lines[0].split() == ["none", "1", "1.50", "1.25", "0.25", "-", "-", "900", "12.3", "56.8", "0"]
+    assert lines[1].split()[:4] == ["ours-1", "10", "4.00", "1.00"]
+
+
+def test_all_are_measured_or_those_that_are_asked_for_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.go.installed", lambda: True)
+    assert creates.chosen(()) == [*arrangements.EVERY]
+    assert creates.chosen(("ours-1", "none", "go-pin")) == ["none", "go-pin", "ours-1"]
+
+
+def test_without_go_its_webhooks_are_skipped_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.go.installed", lambda: False)
+    assert creates.chosen(("ours-1", "none")) == ["none", "ours-1"]
+    assert capsys.readouterr().err == ""
+    assert creates.chosen(("go-idle", "go-pin", "none")) == ["none"]
+    assert capsys.readouterr().err.startswith("go-idle, go-pin skipped: there is no go on PATH")
+    with pytest.raises(click.ClickException, match="nothing is left to measure"):
+        creates.chosen(("go-pin",))
+
+
+def test_without_a_command_all_but_scale_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[object] = []
+
+    def run(names: list[str], rounds: int, _seconds: float, _seed: int) -> dict[Case, list[Figures]]:
+        measured.append((rounds, *names))
+        return {}
+
+    for name in ("stale", "sweep", "mutate", "extender", "scale"):
+        monkeypatch.setattr(f"bench.{name}.main", lambda name=name: measured.append(name))
+    monkeypatch.setattr("bench.creates.run", run)
+    monkeypatch.setattr("bench.go.installed", lambda: True)
+    assert CliRunner().invoke(main, []).exit_code == 0
+    assert measured == ["stale", "sweep", "mutate", "extender", (9, *arrangements.EVERY)]
+
+
+def test_the_constant_pin_is_the_patch_that_ours_answers_the_same_pod_with() -> None:
+    quota = NamespaceQuota({"M40": Limit(800)})
+    answer = mutate(review(gpu_pod()), facts(quota), MemoryLedgers(), Holds())
+    assert [msgspec.to_builtins(operation) for operation in answer.patch] == json.loads(PIN)
+
+
+REGISTERED = """
+kind: MutatingWebhookConfiguration
+webhooks:
+  - name: mutate.example.com
+    clientConfig: {service: {namespace: vcuda-quota, name: vcuda-webhook, path: /mutate, port: 443}}
+    failurePolicy: Ignore
+    matchConditions: [{name: asks, expression: "true"}]
+---
+kind: ValidatingWebhookConfiguration
+webhooks:
+  - {name: validate.example.com, clientConfig: {service: {path: /validate}}, namespaceSelector: {matchLabels: {a: b}}}
+  - {name: config.example.com, clientConfig: {service: {path: /quota}}}
+"""
+
+
+def test_ours_are_registered_as_the_manifests_say_but_for_their_address(tmp_path: Path) -> None:
+    ca, registration = tmp_path / "ca.crt", tmp_path / "registration.yaml"
+    ca.write_text("PEM")
+    registration.write_text(REGISTERED)
+    registered = hooks.installed("https://127.0.0.1:1", ca, registration)
+    assert registered[hooks.MUTATING] == [
+        {
+            "name": "mutate.example.com",
+            "clientConfig": {"url": "https://127.0.0.1:1/mutate", "caBundle": "UEVN"},
+            "failurePolicy": "Ignore",
+            "matchConditions": [{"name": "asks", "expression": "true"}],
+        }
+    ]
+    validating = registered[hooks.VALIDATING]
+    assert [called(webhook) for webhook in validating] == ["https://127.0.0.1:1/validate", "https://127.0.0.1:1/quota"]
+    assert validating[0]["namespaceSelector"] == {"matchLabels": {"a": "b"}}
+
+
+def test_the_manifests_of_this_project_are_what_is_registered(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.crt"
+    ca.write_text("PEM")
+    registered = hooks.installed("https://127.0.0.1:1", ca)
+    paths = {called(webhook) for webhooks in registered.values() for webhook in webhooks}
+    assert {f"https://127.0.0.1:1/{path}" for path in ("mutate", "validate", "quota")} <= paths
+
+
+def called(webhook: Mapping[str, Mapping[str, str]]) -> str:
+    """Return where the webhook is called."""
+    return webhook["clientConfig"]["url"]

@@ -1,0 +1,154 @@
+"""Which versions of Kubernetes are too old, and which cannot be told: one rule, in two places."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import certs.version
+import vcuda.kube.version
+from certs.version import Unsupported
+from vcuda.errors import ApiError, Conflict, Unreachable, UnsupportedVersion
+from vcuda.kube import VersionCheck
+
+SERVER = "https://10.0.0.1:6443"
+Check = Callable[[Any], str]
+
+
+def check_by_vcuda(info: Any) -> str:
+    return vcuda.kube.version.check_version(json.dumps(info).encode(), SERVER)
+
+
+def check_by_certs(info: Any) -> str:
+    return certs.version.check_version(info, SERVER)
+
+
+@pytest.fixture(params=[check_by_vcuda, check_by_certs])
+def check(request: pytest.FixtureRequest) -> Check:
+    found: Check = request.param
+    return found
+
+
+def info(git: str, major: str = "", minor: str = "") -> dict[str, str]:
+    return {"gitVersion": git, "major": major, "minor": minor, "platform": "linux/amd64"}
+
+
+def test_both_name_the_same_oldest_version() -> None:
+    assert certs.version.OLDEST == vcuda.kube.version.OLDEST == (1, 30)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        info("v1.30.0", "1", "30"),
+        info("v1.30.0-rc.1"),
+        info("v1.30.4-gke.123", "1", "30+"),
+        info("v1.31.2-eks-7f9249a", "1", "31+"),
+        info("v1.32.1+k3s1"),
+        info("1.33.0"),
+        info("v1.36.3", "1", "36"),
+        info("v1.100.0"),
+        info("v2.0.0"),
+        info("our own build", "1", "30+"),
+        info("v0.0.0-master+$Format:%H$", "1", "36"),
+    ],
+    ids=lambda told: told["gitVersion"],
+)
+def test_the_oldest_version_and_every_newer_one_is_accepted_without_a_word(check: Check, told: Any) -> None:
+    assert check(told) == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        (info("v1.29.4", "1", "29"), "v1.29.4"),
+        (info("v1.29.99-gke.1", "1", "29+"), "v1.29.99-gke.1"),
+        (info("v1.9.0"), "v1.9.0"),
+        (info("v1.3"), "v1.3"),
+        (info("our own build", "1", "29+"), "v1.29+"),
+    ],
+)
+def test_an_older_version_is_refused_in_one_sentence_with_both_versions(check: Check, told: Any, named: str) -> None:
+    with pytest.raises((Unsupported, UnsupportedVersion)) as refused:
+        check(told)
+    assert str(refused.value) == (
+        f"Kubernetes {named} at {SERVER} is older than v1.30, the oldest version that this release supports:"
+        " upgrade the cluster first"
+    )
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        info(""),
+        info("v0.0.0-master+$Format:%H$"),
+        info("our own build"),
+        info("v1"),
+        info("v1.x"),
+        info("v99999999999.1"),
+        info("v１.２９"),  # noqa: RUF001  # digits, but not those of a version
+        info("", "one", "29"),
+        {"message": "no JSON"},
+        {"gitVersion": None, "major": 1, "minor": None},
+    ],
+    ids=str,
+)
+def test_a_version_that_cannot_be_told_is_a_warning_and_stops_nothing(check: Check, told: Any) -> None:
+    warning = check(told)
+    assert f"the version of Kubernetes at {SERVER} is not known" in warning
+    assert "v1.30 is the oldest that is supported" in warning
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"\xff", b'{"gitVersion": 1}'])
+def test_an_answer_that_is_no_version_is_a_warning(answer: bytes) -> None:
+    assert "is not known" in vcuda.kube.version.check_version(answer, SERVER)
+
+
+class Told:
+    """What a check has said."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.errors: list[str] = []
+        self.check = VersionCheck(self.warnings.append, self.errors.append)
+
+
+def raising(error: Exception) -> Callable[[], bytes]:
+    def read() -> bytes:
+        raise error
+
+    return read
+
+
+def test_a_version_that_is_supported_is_asked_for_once() -> None:
+    told = Told()
+    told.check.make(lambda: b'{"gitVersion": "v1.30.0"}', SERVER)
+    assert (told.check.passed, told.warnings, told.errors) == (True, [], [])
+
+
+@pytest.mark.parametrize("error", [ApiError(403, "forbidden"), ApiError(404, "not found"), Conflict(409, "odd")])
+def test_a_cluster_that_refuses_to_tell_its_version_is_warned_of_and_goes_on(error: ApiError) -> None:
+    told = Told()
+    told.check.make(raising(error), SERVER)
+    assert told.check.passed
+    assert [str(error) in warning for warning in told.warnings] == [True]
+
+
+@pytest.mark.parametrize("error", [Unreachable("connection refused"), ApiError(401, "Unauthorized")])
+def test_without_an_answer_to_our_credentials_the_check_is_made_again(error: Exception) -> None:
+    told = Told()
+    with pytest.raises(type(error)):
+        told.check.make(raising(error), SERVER)
+    assert (told.check.passed, told.warnings, told.errors) == (False, [], [])
+
+
+def test_an_old_version_ends_the_process_and_the_request_is_not_sent() -> None:
+    told = Told()
+    with pytest.raises(UnsupportedVersion):
+        told.check.make(lambda: b'{"gitVersion": "v1.29.4"}', SERVER)
+    assert ["v1.29.4" in error for error in told.errors] == [True]
+    assert not told.check.passed

@@ -1,0 +1,157 @@
+"""Watches of one resource path: opened, read event by event, and ended from any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from vcuda.errors import Unreachable, VcudaError, WatchLost
+from vcuda.kube.client import Kube, Params, Status, refusal
+from vcuda.kube.stream import Stream
+from vcuda.kube.view import Key
+
+T = TypeVar("T")
+
+INITIAL_EVENTS: Params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+"""Has a watch begin with an ADDED event for every object (KEP-3157).
+
+Without a resourceVersion they are as new as a quorum read: the API server asks etcd for its revision, and waits until
+its cache has come so far.
+"""
+
+_INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+
+class Meta(msgspec.Struct, frozen=True, rename="camel"):
+    """As much of an object's metadata as a reflector needs."""
+
+    resource_version: str
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Where the object is found."""
+        return Key(self.namespace, self.name)
+
+
+class WatchEvent(NamedTuple):
+    """One event: of a BOOKMARK only the version counts, and whether all initial events have come before it."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+    meta: Meta
+    raw: msgspec.Raw
+    ends_initial_events: bool = False
+
+
+class _BookmarkMeta(Meta, frozen=True, rename="camel"):
+    annotations: Mapping[str, str] | None = None
+
+
+class _Head(msgspec.Struct, frozen=True):
+    metadata: Meta
+
+
+class _BookmarkHead(msgspec.Struct, frozen=True):
+    metadata: _BookmarkMeta
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+_BOOKMARK = msgspec.json.Decoder(_BookmarkHead)
+_EVENT = msgspec.json.Decoder(_Event)
+_STATUS = msgspec.json.Decoder(Status)
+
+
+def read_meta(raw: bytes) -> Meta:
+    """Return the metadata of one object in JSON; msgspec.MsgspecError where it cannot be read."""
+    return _HEAD.decode(raw).metadata
+
+
+def read_event(line: bytes, what: str) -> WatchEvent:
+    """Return the event in one line of the watch ``what``.
+
+    Raises:
+        ApiError: it is an ERROR event; Gone where the version is too old.
+        WatchLost: it is one of a fault in the server; or it cannot be read, and could be any object's.
+
+    """
+    try:
+        event = _EVENT.decode(line)
+        if event.type == "ERROR":
+            raise _told(what, event.object)
+        if event.type == "BOOKMARK":
+            marked = _BOOKMARK.decode(event.object).metadata
+            ends = (marked.annotations or {}).get(_INITIAL_EVENTS_END) == "true"
+            return WatchEvent(event.type, marked, event.object, ends)
+        return WatchEvent(event.type, read_meta(event.object), event.object)
+    except msgspec.MsgspecError as error:
+        raise WatchLost(f"{what}: unreadable event: {error}") from error
+
+
+def _told(what: str, status: bytes) -> VcudaError:
+    error = refusal(what, _STATUS.decode(status).code, status)
+    return WatchLost(str(error)) if isinstance(error, Unreachable) else error
+
+
+def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
+    """Yield the items, and fetch no more of them once ``stopping`` is set."""
+    remaining = iter(items)
+    while not stopping.is_set():
+        try:
+            yield next(remaining)
+        except StopIteration:
+            return
+
+
+class Watches:
+    """The watches of one resource path, one at a time. ``params`` hold selectors.
+
+    ``silence`` is how many seconds the API server may say nothing, after which a watch ends. Once ``stopping`` is set
+    no more is read; ``abort`` then ends the watch that is open, so that nobody waits for its next event.
+    """
+
+    def __init__(self, kube: Kube, path: str, params: Params, silence: float, stopping: threading.Event) -> None:
+        self.what = f"WATCH {path}"
+        self._kube = kube
+        self._path = path
+        self._params = {**params, "watch": "true", "allowWatchBookmarks": "true"}
+        self._silence = silence
+        self._stopping = stopping
+        self._stream: Stream | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def open(self, start: Params, seconds: float) -> Iterator[Iterator[WatchEvent]]:
+        """Open a watch from ``start``, which the server ends after ``seconds``; yield its events, until they end.
+
+        Raises what ``Kube.stream`` does; reading raises what ``read_event`` does, and Unreachable where it breaks.
+        """
+        params = {**self._params, "timeoutSeconds": int(seconds), **start}
+        with self._kube.stream(self._path, params, read_timeout=self._silence) as stream:
+            self._hold(stream)
+            try:
+                yield (read_event(line, self.what) for line in until(self._stopping, stream))
+            finally:
+                self._hold(None)
+
+    def abort(self) -> None:
+        """End the watch that is open, if one is, from any thread."""
+        with self._lock:
+            if self._stream is not None:
+                self._stream.abort()
+
+    def _hold(self, stream: Stream | None) -> None:
+        with self._lock:
+            self._stream = stream
+            if stream is not None and self._stopping.is_set():
+                stream.abort()
