@@ -20,7 +20,7 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	touch $@
 
 demo: $(VENV)/installed  ## Run the webhook on this machine and send the example pods through it
-	$(BIN)/python -m webhook.demo
+	$(BIN)/python -m examples.demo
 
 test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
 	$(BIN)/pytest

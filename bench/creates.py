@@ -15,7 +15,7 @@ from bench.figures import Case, Figures, as_json, as_table
 from bench.measuring import measure
 from bench.plane import running_plane
 from bench.rounds import in_order
-from vcuda.flags import FiniteRange
+from vcuda.cli import FiniteRange
 
 SPREADS = (1, 10)
 """Over how many namespaces the pods are spread."""

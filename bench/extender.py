@@ -21,23 +21,20 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from bench.plane import SYSTEM_NAMESPACE, Plane, running_plane
-from controller.extender.binder import Binder
-from controller.extender.book import Book
-from controller.extender.desk import Desk
+from controller.extender.allocator import Allocator, Binder, Placer
+from controller.extender.cache import CardCache
 from controller.extender.journal import Journal
 from controller.extender.metrics import ExtenderMetrics
-from controller.extender.placer import Placer
 from controller.extender.server import Server, verbs_of
+from controller.extender.strategy import Placement, packed
 from tests.builders import LABELS, container, pod, view
 from tests.e2e.rest import Json
-from vcuda.allocate import Placement, packed
-from vcuda.cards import Cards
-from vcuda.demands import Wish, read_wish
+from vcuda.allocations.annotations import annotations_for
+from vcuda.allocations.cards import CardRequest, Cards, read_wish
+from vcuda.allocations.observed_pods import read_stored
+from vcuda.cli import aligned
+from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
 from vcuda.kube import Kube
-from vcuda.objects import Node, NodeStatus, ObjectMeta, Pod
-from vcuda.records import annotations_for
-from vcuda.stored_pods import read_stored
-from vcuda.tables import aligned
 from vcuda.tls import ServingCertificate
 
 NODES, CARDS, CARD_MEMORY, PODS = 1_000, 8, 64, 20_000
@@ -70,9 +67,9 @@ def gpu_pod(name: str, limits: dict[str, str]) -> Json:
     return pod(container(limits), metadata=metadata)
 
 
-def filled() -> tuple[Book, list[str]]:
+def filled() -> tuple[CardCache, list[str]]:
     """A book of all the nodes, with the pods on them; and the nodes' names."""
-    book, names = Book(), [f"gpu-node-{number:04}.example.internal" for number in range(NODES)]
+    book, names = CardCache(), [f"gpu-node-{number:04}.example.internal" for number in range(NODES)]
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     for name in names:
         book.node_changed(None, Node(ObjectMeta(name=name), NodeStatus(capacity)))
@@ -86,10 +83,10 @@ def filled() -> tuple[Book, list[str]]:
     return book, names
 
 
-def placed(manifest: Json, node: str, book: Book) -> dict[str, str]:
+def placed(manifest: Json, node: str, book: CardCache) -> dict[str, str]:
     """The annotations of a pod that was placed on this node."""
     wish = read_wish(view(manifest))
-    assert isinstance(wish, Wish)
+    assert isinstance(wish, CardRequest)
     cards = book.without_all(node, ())
     assert isinstance(cards, Cards)
     choice = packed(wish, [node], {node: cards})
@@ -98,7 +95,7 @@ def placed(manifest: Json, node: str, book: Book) -> dict[str, str]:
 
 
 @contextmanager
-def extending(plane: Plane, book: Book) -> Iterator[Callable[[bytes], Taken]]:
+def extending(plane: Plane, book: CardCache) -> Iterator[Callable[[bytes], Taken]]:
     """Call it with the body of a filter: what that takes until its answer is here, over one kept connection.
 
     After it, outside of what is measured, the book is shown the pod as it is stored then.
@@ -107,7 +104,7 @@ def extending(plane: Plane, book: Book) -> Iterator[Callable[[bytes], Taken]]:
     journal = Journal(kube, SYSTEM_NAMESPACE, "bench")
     journal.take()
     metrics = ExtenderMetrics(CollectorRegistry())
-    desk = Desk(kube, book, journal, lambda: None)
+    desk = Allocator(kube, book, journal, lambda: None)
     verbs = verbs_of(Placer(desk, metrics), Binder(desk, metrics))
     certificate = ServingCertificate(plane.certificates)
     server = Server(("127.0.0.1", 0), certificate.current, verbs, metrics)

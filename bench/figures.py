@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench import load
-from vcuda.tables import aligned
+from vcuda.cli import aligned
 
 PROCESSES = ("kube-apiserver", "etcd", "webhook", "controller")
 """Whose CPU is counted; a webhook is all its replicas, each with its workers."""

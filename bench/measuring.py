@@ -26,8 +26,7 @@ from bench.arrangements import Arranged
 from bench.figures import Figures, figures_of
 from bench.plane import GPU_POD, SYSTEM_NAMESPACE, Plane, gpu_pod
 from tests.e2e.rest import Json
-from vcuda.ledger import Ledger
-from vcuda.ledger_format import read_ledger
+from vcuda.ledger.ledger import Ledger, read_ledger
 
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3

@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 
 from bench import load, servers
-from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
-from vcuda.patches import Hints
-from vcuda.tables import aligned
+from certs.x509 import DEVELOPMENT, make_authority, make_leaf
+from vcuda.cli import aligned
+from vcuda.placement.patches import Hints
 from webhook.assembly import Standalone
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8

@@ -16,18 +16,16 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
-from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
+from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.controller_process import ControllerProcess
 from tests.e2e.rest import Json
 from vcuda.kube import QuotaPlace
-from vcuda.ledger import Ledger
-from vcuda.ledger_format import read_ledger
-from vcuda.patches import Hints
+from vcuda.ledger.ledger import Ledger, read_ledger
+from vcuda.placement.patches import Hints
 from webhook.assembly import Cluster as OnCluster
 from webhook.assembly import MakeService
 

@@ -15,11 +15,11 @@ import msgspec
 
 from tests.allocated import allocated_pod
 from tests.builders import LABELS
-from vcuda.objects import Pod
-from vcuda.schemes import SCHEMES
-from vcuda.stale import find_stale, first_stale
-from vcuda.stored_pods import StoredPod, read_stored
-from vcuda.tables import aligned
+from vcuda.allocations.observed_pods import StoredPod, read_stored
+from vcuda.allocations.stale import find_stale, first_stale
+from vcuda.cli import aligned
+from vcuda.k8s_types import Pod
+from vcuda.requests.schemes import SCHEMES
 
 PODS, NODES, ROUNDS = 20_000, 1_000, 7
 START, TIMEOUT = 1_700_000_000.0, 300.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, uid
-from vcuda.tables import aligned
+from vcuda.cli import aligned
 
 DIRECTORIES, LIVE = 10_000, 9_000
 ROUNDS = 5

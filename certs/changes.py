@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from certs.authority import Signed, is_ours, make_authority, make_leaf
-from certs.judgement import strays
+from certs.plan import strays
 from certs.state import Authorities, Certificates, Hook, Mark, Serving, State, fingerprint
 from certs.steps import Forget, IssueLeaf, MakeAuthority, NoteServed, NoteTrusted, Promote, SetBundles, Step, Terms
+from certs.x509 import Signed, is_ours, make_authority, make_leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,23 @@ from pathlib import Path
 
 import click
 
-from certs.authority import AUTHORITY_LIFE, LEAF_LIFE, make_authority, make_leaf
 from certs.commands import rotate, status
 from certs.files import File, present_files, serving_files, signing_files, write_files
-from certs.names import (
+from certs.options import parsed
+from certs.report import columns
+from certs.x509 import (
+    AUTHORITY_LIFE,
     DEVELOPMENT,
+    LEAF_LIFE,
     Address,
     Names,
+    make_authority,
+    make_leaf,
     parse_address,
     parse_dns_name,
     parse_label,
     service_names,
 )
-from certs.options import parsed
-from certs.report import columns
 
 _option = functools.partial(click.option, show_envvar=True)
 

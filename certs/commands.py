@@ -13,16 +13,14 @@ import click
 
 from certs import report
 from certs.api import Api, ApiFault, NoCredentials
-from certs.authority import AUTHORITY_LIFE, LEAF_LIFE
 from certs.cluster import Cluster
-from certs.judgement import shown
-from certs.names import Address, Names, service_names
 from certs.options import cluster_options, format_span, option, parse_life, parse_past, parse_span, parsed
 from certs.parsing import Place
-from certs.rehearsal import Rehearsal
-from certs.rotation import Rotation, SystemClock
+from certs.plan import shown
+from certs.rotation import Rehearsal, Rotation, SystemClock
 from certs.steps import OVERLAP, RETENTION, Commands, Done, Refused, Step, Terms, Wait
 from certs.version import VersionCheck
+from certs.x509 import AUTHORITY_LIFE, LEAF_LIFE, Address, Names, service_names
 
 NEEDS_A_PERSON = 1
 BAD_INPUT = 2

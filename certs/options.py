@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from certs.names import parse_address, parse_dns_name, parse_label
+from certs.x509 import parse_address, parse_dns_name, parse_label
 
 T = TypeVar("T")
 Command = Callable[..., Any]

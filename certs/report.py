@@ -9,9 +9,8 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
-from certs.judgement import broken, shown
 from certs.parsing import Place
-from certs.plan import idle, plan
+from certs.plan import broken, idle, plan, shown
 from certs.state import Certificates, Endpoint, Hook, Problem, State, fingerprint, is_for, issued, may_chain, trusts
 from certs.steps import Decision, Done, Refused, Seen, Terms, Wait
 

@@ -10,8 +10,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
-from certs.authority import BACKDATE, Signed, is_ours, is_signed_by_ours
-from certs.names import Names
+from certs.x509 import BACKDATE, Names, Signed, is_ours, is_signed_by_ours
 
 Certificates = tuple[x509.Certificate, ...]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from certs.authority import AUTHORITY_LIFE, LEAF_LIFE
-from certs.names import Names
 from certs.state import Certificates, Problem
+from certs.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names
 
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)

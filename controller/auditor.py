@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 import structlog
 
-from controller.due import DueQueue
 from controller.evictions import COMPONENT, Evicts, subject_of
-from vcuda.audit import Finding, Kind, audit
+from controller.violations import Finding, Kind, audit
+from controller.workqueue import WorkQueue
+from vcuda.allocations.observed_pods import StoredPod
 from vcuda.errors import ApiError, VcudaError
-from vcuda.kube import Event, Kube, NodeWatch, QuotaWatch, post_event
-from vcuda.objects import UNDECODABLE
-from vcuda.quota import Mode
-from vcuda.stored_pods import StoredPod
-from vcuda.usage import NamespaceUse
+from vcuda.k8s_types import UNDECODABLE
+from vcuda.kube import Event, InvolvedObject, Kube, NodeInformer, QuotaInformer, post_event
+from vcuda.ledger.usage import NamespaceUse
+from vcuda.quota.model import Mode
 
 REASON = "BeyondQuota"
 
@@ -61,15 +61,15 @@ class Auditor:
     def __init__(
         self,
         kube: Kube,
-        quota: QuotaWatch,
-        nodes: NodeWatch,
+        quota: QuotaInformer,
+        nodes: NodeInformer,
         pods: Callable[[str], Iterable[StoredPod]],
         *,
         period: float,
         evictor: Evicts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.due = DueQueue(SPACING, clock)
+        self.due = WorkQueue(SPACING, clock)
         self._kube = kube
         self._quota = quota
         self._nodes = nodes
@@ -138,7 +138,7 @@ class Auditor:
         return Known(finding, self._clock(), now)
 
     def _tell(self, namespace: str, found: Iterable[Finding]) -> None:
-        """Write an Event on each pod, once; those that are held to no model have theirs from `controller.unpinned`."""
+        """Write an Event on each pod, once; those that are held to no model have theirs from `controller.auditor`."""
         findings = {(f.pod.uid, f.kind): f for f in found if f.kind != Kind.UNPINNED}
         told = self._told.setdefault(namespace, set())
         told.intersection_update(findings)
@@ -172,3 +172,70 @@ class Auditor:
         if attempt:
             self._tried[attempt.uid] = self._clock()
             self.due.add(namespace)
+
+
+NOT_COUNTED = "NotCounted"
+MESSAGE = (
+    "the GPU quota of namespace {} does not count this pod: it is held to no GPU model and runs on no node that has "
+    "one; it was created before the quota was enforced, so create it anew to have it counted"
+)
+
+
+class UnpinnedPods:
+    """Writes one Event on each pod that a report names as unpinned, once while this process leads.
+
+    ``pods`` returns the vcuda pods of a namespace as they are now.
+    """
+
+    def __init__(self, kube: Kube, pods: Callable[[str], Iterable[StoredPod]]) -> None:
+        self.due = WorkQueue(SPACING)
+        self._kube = kube
+        self._pods = pods
+        self._lock = threading.Lock()
+        self._named: dict[str, frozenset[str]] = {}
+        self._told: dict[str, set[str]] = {}
+        self._log = structlog.get_logger()
+
+    def report(self, namespace: str, use: NamespaceUse | None) -> None:
+        """Take note of whom a report names. A quota that only audits tells nobody."""
+        named = frozenset(use.unpinned) if use and use.mode != Mode.AUDIT else frozenset()
+        with self._lock:
+            before = self._named.pop(namespace, frozenset())
+            if named:
+                self._named[namespace] = named
+        if named or before:
+            self.due.add(namespace)
+
+    def run(self) -> None:
+        """Write Events until `due` is closed."""
+        while (namespace := self.due.next()) is not None:
+            try:
+                self._tell(namespace)
+            except VcudaError as error:
+                self._log.warning("event not written", namespace=namespace, error=str(error))
+                self.due.add(namespace, RETRY)
+
+    def _tell(self, namespace: str) -> None:
+        with self._lock:
+            named = self._named.get(namespace, frozenset())
+        pods = {pod.uid: pod.name for pod in self._pods(namespace) if pod.name in named}
+        told = self._told.setdefault(namespace, set())
+        told.intersection_update(pods)
+        for uid in pods.keys() - told:
+            self._post(namespace, pods[uid], uid)
+            told.add(uid)
+        if not told:
+            del self._told[namespace]
+
+    def _post(self, namespace: str, name: str, uid: str) -> None:
+        """Write the Event; one that is refused would be refused again."""
+        # A part of the uid: a pod that is made again under its name is told anew.
+        told = f"not-counted-{uid[:8]}"
+        subject = InvolvedObject("v1", "Pod", name, namespace, uid)
+        event = Event(subject, told, NOT_COUNTED, MESSAGE.format(namespace), "vcuda-quota", type="Warning")
+        try:
+            post_event(self._kube, event)
+        except ApiError as error:
+            self._log.warning("event refused", namespace=namespace, pod=name, error=str(error))
+        else:
+            self._log.info("told that a pod is not counted", namespace=namespace, pod=name, uid=uid)

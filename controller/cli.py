@@ -17,23 +17,22 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.addresses import parse_address, parse_ip_address
-from controller.allocation_gc import Garbage
 from controller.auditor import Auditing
 from controller.elector import Elector, Terms
 from controller.extender.advertiser import SERVICE
 from controller.extender.service import Listening
-from controller.leader import Leader
+from controller.manager import Leader
 from controller.node.cli import node
 from controller.settler import Times
+from controller.stale_gc import Garbage
 from controller.status_server import serve_status
-from controller.ui.leading import showing
-from controller.ui.page import UsagePage
+from controller.ui.leading import UsagePage, showing
 from vcuda import __version__
+from vcuda.cli import parse_address, parse_ip_address
 from vcuda.errors import BadInput
 from vcuda.kube import Kube, QuotaPlace, VersionCheck
 from vcuda.logs import configure
-from vcuda.placement import NodeLabels
+from vcuda.placement.placement import NodeLabels
 
 BAD_INPUT = 2
 LOST = 1

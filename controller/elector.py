@@ -17,8 +17,8 @@ import msgspec
 import structlog
 
 from vcuda.errors import NotFound, VcudaError
+from vcuda.k8s_types import UNDECODABLE, K8sStruct, ObjectMeta
 from vcuda.kube import Kube, segment
-from vcuda.objects import UNDECODABLE, ObjectMeta, View
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Terms(msgspec.Struct, frozen=True):
     retry: float = 2.0
 
 
-class LeaseSpec(View, frozen=True, gc=False):
+class LeaseSpec(K8sStruct, frozen=True, gc=False):
     """Who holds it, and when it was last renewed; both times are RFC 3339 with microseconds."""
 
     holder_identity: str | None = None
@@ -39,7 +39,7 @@ class LeaseSpec(View, frozen=True, gc=False):
     lease_transitions: int | None = None
 
 
-class Lease(View, frozen=True, gc=False):
+class Lease(K8sStruct, frozen=True, gc=False):
     """A coordination.k8s.io/v1 Lease."""
 
     metadata: ObjectMeta = ObjectMeta()

@@ -10,11 +10,11 @@ import msgspec
 import structlog
 
 from controller.metrics import AuditMetrics
-from vcuda.audit import Finding, audit
+from controller.violations import Finding, audit
+from vcuda.allocations.observed_pods import StoredPod
 from vcuda.errors import Conflict, HeldByBudget, NotFound, VcudaError
-from vcuda.kube import Event, Kube, LedgerStore, NodeWatch, QuotaWatch, Subject, post_event, segment
-from vcuda.quota import UNASKED_NAMESPACES
-from vcuda.stored_pods import StoredPod
+from vcuda.kube import Event, InvolvedObject, Kube, LedgerStore, NodeInformer, QuotaInformer, post_event, segment
+from vcuda.quota.model import UNASKED_NAMESPACES
 
 COMPONENT = "vcuda-controller"
 EVICTED = "EvictedOverQuota"
@@ -52,7 +52,7 @@ class Evictor:
     """Evicts what etcd says is beyond the quota that etcd has; what the watches say only tells where to look."""
 
     def __init__(
-        self, kube: Kube, store: LedgerStore, quota: QuotaWatch, nodes: NodeWatch, metrics: AuditMetrics
+        self, kube: Kube, store: LedgerStore, quota: QuotaInformer, nodes: NodeInformer, metrics: AuditMetrics
     ) -> None:
         self._kube = kube
         self._store = store
@@ -136,6 +136,6 @@ class Evictor:
             self._log.warning("event not written", pod=event.subject.name, error=str(error))
 
 
-def subject_of(pod: StoredPod) -> Subject:
+def subject_of(pod: StoredPod) -> InvolvedObject:
     """Return a pod as the subject of an Event."""
-    return Subject("v1", "Pod", pod.name, pod.namespace, pod.uid)
+    return InvolvedObject("v1", "Pod", pod.name, pod.namespace, pod.uid)

@@ -17,15 +17,15 @@ from kubernetes.config.kube_config import KubeConfigMerger
 
 from controller.publisher import KEY, NAME
 from vcuda import __version__
+from vcuda.cli import aligned
 from vcuda.errors import ApiError, BadInput, NotFound, VcudaError
+from vcuda.k8s_types import ConfigMap, Pod
 from vcuda.kube import Kube, segment
-from vcuda.objects import ConfigMap, Pod
-from vcuda.patches import MODEL_ANNOTATION
-from vcuda.placement import would_be_pinned
-from vcuda.quota import Mode
-from vcuda.quota_values import NO_NAMESPACE, is_namespace_name
-from vcuda.tables import aligned
-from vcuda.usage import ModelUse, NamespaceUse
+from vcuda.ledger.usage import ModelUse, NamespaceUse
+from vcuda.placement.patches import MODEL_ANNOTATION
+from vcuda.placement.placement import would_be_pinned
+from vcuda.quota.model import Mode
+from vcuda.quota.values import NO_NAMESPACE, is_namespace_name
 from vcuda.workloads import NO_PODS, Workload, workloads_in
 
 BAR = 20

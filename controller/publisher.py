@@ -9,11 +9,11 @@ from http import HTTPStatus
 import msgspec
 import structlog
 
-from controller.due import DueQueue
+from controller.workqueue import WorkQueue
 from vcuda.errors import ApiError, NotFound, VcudaError
+from vcuda.k8s_types import ConfigMap
 from vcuda.kube import MERGE_PATCH, Kube, Reflector, segment
-from vcuda.objects import ConfigMap
-from vcuda.usage import NamespaceUse
+from vcuda.ledger.usage import NamespaceUse
 
 NAME = "gpu-quota-usage"
 KEY = "usage.json"
@@ -45,7 +45,7 @@ class Publisher:
     """
 
     def __init__(self, kube: Kube) -> None:
-        self.due = DueQueue(SPACING)
+        self.due = WorkQueue(SPACING)
         self.published = Reflector(
             kube,
             "/api/v1/configmaps",

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 import msgspec
 import structlog
 
-from controller.due import DueQueue
 from controller.metrics import SettleMetrics
-from controller.pod_watch import PodWatch
+from controller.pods import PodInformer
+from controller.workqueue import WorkQueue
 from vcuda.errors import Conflict, NotFound, UnreadableLedger, VcudaError
-from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeWatch, QuotaWatch, Stored, segment
-from vcuda.ledger import Ledger, StoredView, is_older, settle
-from vcuda.objects import Pod
-from vcuda.usage import NamespaceUse, report
+from vcuda.k8s_types import Pod
+from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored, segment
+from vcuda.ledger.ledger import Ledger, ObservedPods, is_older, settle
+from vcuda.ledger.usage import NamespaceUse, report
 
 SPACING = 1.0
 """Seconds between two settlements of one namespace, at least."""
@@ -56,8 +56,8 @@ class Settler:
         self,
         kube: Kube,
         store: LedgerStore,
-        quota: QuotaWatch,
-        nodes: NodeWatch,
+        quota: QuotaInformer,
+        nodes: NodeInformer,
         *,
         metrics: SettleMetrics,
         on_report: Callable[[str, NamespaceUse | None], None],
@@ -65,8 +65,8 @@ class Settler:
         times: Times | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.due = DueQueue(SPACING, clock)
-        self.pods = PodWatch(kube, nodes.keys, self.due.add, clock)
+        self.due = WorkQueue(SPACING, clock)
+        self.pods = PodInformer(kube, nodes.keys, self.due.add, clock)
         self.ledgers = store.reflector(self.due.add)
         self._kube = kube
         self._store = store
@@ -173,7 +173,7 @@ class Settler:
         counted_since = quota.version if quota else ""
         return settle(ledger, self._view(namespace, ledger), self._absent(namespace, ledger), counted_since)
 
-    def _view(self, namespace: str, ledger: Ledger) -> StoredView:
+    def _view(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has.
 
         A webhook that counts pods may do so at a later version than a quiet watch has come to, and the API server tells

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from controller.addresses import family_of
+from vcuda.cli import family_of
 
 Check = Callable[[], str | None]
 """Returns None when all is well, else what is wrong."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.builders import Manifest, vcuda_pod
-from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SECONDS, VGPU_MANAGER, Scheme
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SECONDS, VGPU_MANAGER, Scheme
 
 NODE = "gpu-1"
 """Where they are allocated."""
@@ -46,7 +46,7 @@ def rfc3339(at: float) -> str:
 def marks(
     scheme: Scheme, at: float, *, node: str | None = NODE, phase: str | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The annotations and labels of an allocation at ``at`` (Unix seconds), in a phase of `vcuda.schemes.Phase`."""
+    """The annotations and labels of an allocation at ``at`` (Unix seconds), in a phase of `schemes.Phase`."""
     annotations = {**_BESIDES[scheme.name], **{key: unix(scheme, at) for key in scheme.predicate_times}}
     if node is not None:
         annotations[str(scheme.predicate_node)] = node

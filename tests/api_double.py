@@ -13,7 +13,7 @@ import jsonpatch
 import msgspec
 from jsonpointer import JsonPointerException
 
-from vcuda.errors import ApiError, Conflict, NotFound, Unreachable, VcudaError
+from vcuda.errors import ApiError, Conflict, NotFound, Unavailable, VcudaError
 from vcuda.kube import JSON_PATCH, Kube, Params
 from vcuda.kube.client import Page
 
@@ -31,13 +31,13 @@ def delivered(_method: str, _timeout: float, effect: Effect) -> bytes:
 
 def lost_request(_method: str, _timeout: float, _effect: Effect) -> bytes:
     """Lose a call on its way there."""
-    raise Unreachable("timed out")
+    raise Unavailable("timed out")
 
 
 def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
     """Lose the answer to a call that got there."""
     effect()
-    raise Unreachable("timed out")
+    raise Unavailable("timed out")
 
 
 class ApiDouble:
@@ -147,7 +147,7 @@ class ApiDouble:
         """Refuse a watch: what is known of this API server is what was listed, and it streams no lists."""
         if "sendInitialEvents" in (params or {}):
             raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "sendInitialEvents is forbidden for watch")
-        raise Unreachable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
+        raise Unavailable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
 
     def _bind(self, path: str, binding: dict[str, Any]) -> bytes:
         known, asked = self._known(path), binding["metadata"]
@@ -223,7 +223,7 @@ class Late:
     def __call__(self, _method: str, _timeout: float, effect: Effect) -> bytes:
         """Keep the call."""
         self._effects.append(effect)
-        raise Unreachable("timed out")
+        raise Unavailable("timed out")
 
     def land(self) -> None:
         """Let the kept calls land; what the API server refuses now, nobody hears."""

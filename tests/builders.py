@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from vcuda.objects import Pod
-from vcuda.placement import NodeLabels, Nodes
-from vcuda.quota import NamespaceQuota, Quota
+from vcuda.k8s_types import Pod
+from vcuda.placement.placement import NodeLabels, Nodes
+from vcuda.quota.model import NamespaceQuota, Quota
 from vcuda.review import GroupVersionKind, Request, UserInfo
-from webhook.facts import Facts
+from webhook.context import PolicySnapshot
 
 Manifest = dict[str, Any]
 
@@ -115,6 +115,6 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Reques
     return Request(**{**given, **fields})
 
 
-def facts(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> Facts:
+def facts(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> PolicySnapshot:
     """Return the facts of a cluster in which one namespace has a quota."""
-    return Facts(Quota({namespace: quota}, version="41"), nodes or Nodes(LABELS))
+    return PolicySnapshot(Quota({namespace: quota}, version="41"), nodes or Nodes(LABELS))

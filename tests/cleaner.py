@@ -8,15 +8,14 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.allocation_gc import AllocationGc
 from controller.metrics import GarbageMetrics
-from controller.pod_watch import PodWatch
-from controller.removals import Removing, Sweep
+from controller.pods import PodInformer
+from controller.stale_gc import AllocationGc, Removing, Sweep
 from tests.allocated import NODE, allocated_pod
 from tests.api_double import ApiDouble, Delivery, Effect
 from tests.builders import LABELS
-from vcuda.kube import NodeWatch
-from vcuda.schemes import GPU_MANAGER
+from vcuda.kube import NodeInformer
+from vcuda.requests.schemes import GPU_MANAGER
 
 START = 1_700_000_000.0
 TIMEOUT = 300.0
@@ -35,8 +34,8 @@ class Cleaner:
         self.api = api
         self.now = START
         self.registry = CollectorRegistry()
-        nodes = NodeWatch(api.kube, LABELS)
-        pods = PodWatch(api.kube, LABELS, lambda _: None)
+        nodes = NodeInformer(api.kube, LABELS)
+        pods = PodInformer(api.kube, LABELS, lambda _: None)
         self.gc = AllocationGc(
             api.kube,
             pods,

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from controller.extender.strategy import NodeCards
 from tests.builders import Manifest, view
-from vcuda.allocate import Known
-from vcuda.cards import Reason, read_cards
-from vcuda.objects import Pod
-from vcuda.records import read_holding
+from vcuda.allocations.annotations import read_holding
+from vcuda.allocations.cards import Reason, read_cards
+from vcuda.k8s_types import Pod
 
 FILE = Path(__file__).parent / "data" / "gpu-admission-decisions.json"
 
@@ -30,7 +30,7 @@ class Step(NamedTuple):
     passed: tuple[str, ...]
     written: Mapping[str, str]
 
-    def known(self) -> Known:
+    def known(self) -> NodeCards:
         """Return the nodes with the cards that the stored pods leave."""
         known = {node["metadata"]["name"]: read_cards(node["status"]["capacity"]) for node in self.nodes}
         for holding in filter(None, map(read_holding, self.stored)):

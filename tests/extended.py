@@ -9,19 +9,17 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from controller.extender.binder import Binder
-from controller.extender.book import Book
-from controller.extender.desk import Desk
+from controller.extender.allocator import Allocator, Binder, Placer
+from controller.extender.cache import CardCache
 from controller.extender.journal import NAME, Journal
 from controller.extender.metrics import ExtenderMetrics
-from controller.extender.placer import Placer
+from controller.extender.protocol import Binding, Candidates
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
-from vcuda.cards import Share
-from vcuda.extender import Binding, Candidates
-from vcuda.objects import Node, NodeStatus, ObjectMeta, Pod
-from vcuda.records import read_holding
-from vcuda.stored_pods import StoredPod, read_stored
+from vcuda.allocations.annotations import read_holding
+from vcuda.allocations.cards import Share
+from vcuda.allocations.observed_pods import StoredPod, read_stored
+from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
 
 SYSTEM = "vcuda-quota"
 JOURNAL = f"/api/v1/namespaces/{SYSTEM}/configmaps/{NAME}"
@@ -55,13 +53,13 @@ class Leader:
 
     def __init__(self, api: ApiDouble, holder: str = "us", cards: Mapping[str, int] | None = None) -> None:
         self.api = api
-        self.book = Book()
+        self.book = CardCache()
         self.lost = 0
         self.now = 0
         self.seconds = 0.0
         self.journal = Journal(api.kube, SYSTEM, holder)
         metrics = ExtenderMetrics(CollectorRegistry())
-        desk = Desk(api.kube, self.book, self.journal, self._lose)
+        desk = Allocator(api.kube, self.book, self.journal, self._lose)
         self.placer = Placer(desk, metrics, now=self._tick, clock=lambda: self.seconds)
         self.binder = Binder(desk, metrics, clock=lambda: self.seconds)
         for name, count in (cards or {"n1": 2}).items():

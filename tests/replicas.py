@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS
 from tests.waiting import PATIENT, Deadline
-from vcuda.charge import Charge
 from vcuda.kube import LedgerStore
-from vcuda.ledger import Granted, Refused
-from vcuda.placement import Nodes
-from vcuda.quota import Limit, NamespaceQuota
-from webhook.cluster_ledgers import ClusterLedgers
-from webhook.ledgers import Busy, Demand
+from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.placement.placement import Nodes
+from vcuda.quota.charge import Charge
+from vcuda.quota.model import Limit, NamespaceQuota
+from webhook.ledger_client import ClusterLedgers
+from webhook.ledgers import ChargeRequest, RetryLater
 from webhook.metrics import LedgerMetrics
 
 LEDGER = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-team-a"
@@ -25,7 +25,7 @@ POD = "/api/v1/namespaces/team-a/pods/train-0"
 
 FOUR = NamespaceQuota({"M40": Limit(400)})
 CARD = Charge(100, 0, 100)
-Decision = Granted | Refused | Busy
+Decision = Admitted | Refused | RetryLater
 
 
 class Clock:
@@ -59,10 +59,10 @@ class Replica:
         return list(self.store.read("team-a").ledger.pending)
 
 
-def demand(uid: str, **fields: object) -> Demand:
+def demand(uid: str, **fields: object) -> ChargeRequest:
     """Return the charge of one card under a limit of four, with ample time; ``fields`` stand over these."""
     given = {"namespace": "team-a", "uid": uid, "model": "M40", "charge": CARD}
-    return Demand(**{**given, "quota": FOUR, "deadline": Deadline(), **fields})  # type: ignore[arg-type]  # the fields of a test
+    return ChargeRequest(**{**given, "quota": FOUR, "deadline": Deadline(), **fields})  # type: ignore[arg-type]  # the fields of a test
 
 
 def kinds(decisions: Iterable[Decision]) -> list[str]:
@@ -84,7 +84,7 @@ class Gate:
         return effect()
 
 
-def together(api: ApiDouble, replica: Replica, first: Demand, rest: Sequence[Demand]) -> list[Decision]:
+def together(api: ApiDouble, replica: Replica, first: ChargeRequest, rest: Sequence[ChargeRequest]) -> list[Decision]:
     """Have the rest arrive, in order, while the first is being decided; they are the next group."""
     gate = Gate(api)
     with ThreadPoolExecutor(len(rest) + 1) as executor:

@@ -9,11 +9,10 @@ from datetime import UTC, datetime, timedelta
 from cryptography import x509
 
 from certs.api import Conflicted, Forbidden
-from certs.authority import Signed, make_authority, make_leaf
 from certs.changes import Write, WriteAuthorities, WriteBundles, WriteServing, after
-from certs.names import service_names
 from certs.state import Authorities, Certificates, Configuration, Endpoint, Hook, Serving, State, trusts
 from certs.steps import Terms
+from certs.x509 import Signed, make_authority, make_leaf, service_names
 
 START = datetime(2026, 11, 21, 8, tzinfo=UTC)
 NAMES = service_names("vcuda-webhook", "vcuda-quota")

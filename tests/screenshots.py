@@ -9,8 +9,8 @@ from playwright.sync_api import Browser
 
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
+from controller.ui.page import Views
 from controller.ui.server import serve
-from controller.ui.views import Views
 from tests.browser import NARROW, WIDE, browsing, tab
 from tests.usage_samples import NOW, company
 

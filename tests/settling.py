@@ -12,8 +12,8 @@ from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest
 from tests.replicas import Replica
 from tests.waiting import PATIENT
-from vcuda.kube import NodeWatch, QuotaPlace, QuotaWatch
-from vcuda.ledger import Ledger
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.ledger.ledger import Ledger
 
 FOUR_M40 = json.dumps({"team-a": {"quota": {"M40": 4}}})
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
@@ -32,7 +32,7 @@ class Settling:
             home = {**pod["metadata"], "namespace": "team-a"}
             api.store(f"/api/v1/namespaces/team-a/pods/{home['name']}", {**pod, "metadata": home})
         self._registry = CollectorRegistry()
-        quota, nodes = QuotaWatch(api.kube, QuotaPlace(), frozenset()), NodeWatch(api.kube, LABELS)
+        quota, nodes = QuotaInformer(api.kube, QuotaPlace(), frozenset()), NodeInformer(api.kube, LABELS)
         self.settler = Settler(
             api.kube,
             replica.store,

@@ -12,11 +12,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.builders import MODEL, POOL, Manifest, container, nodes
-from vcuda.affinity import NAME_FIELD
-from vcuda.objects import Requirement
-from vcuda.placement import Nodes
-from vcuda.quota import Limit, Mode, NamespaceQuota
-from vcuda.schemes import SCHEMES
+from vcuda.k8s_types import Requirement
+from vcuda.placement.affinity import NAME_FIELD
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.requests.schemes import SCHEMES
 
 Labels = Mapping[str, str]
 

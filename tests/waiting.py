@@ -12,7 +12,7 @@ PATIENT = 20.0
 class Deadline(float):
     """A deadline that tells when its caller stands in the queue and is about to wait, and may hold it there.
 
-    `webhook.turns` reads it once a wait: it subtracts the time from it. ``held``: that takes until ``goes_on`` is set.
+    `webhook.ledger_client` reads it once a wait, to subtract the time. ``held``: that takes until ``goes_on`` is set.
     """
 
     read: threading.Event

@@ -79,11 +79,11 @@ class Gone(ApiError):
     """410: the resourceVersion or continue token is older than what etcd keeps."""
 
 
-class Unreachable(VcudaError):
+class Unavailable(VcudaError):
     """No usable answer: refused, reset, timed out, 429 or 5xx. Whether a write landed is not known."""
 
 
-class HeldByBudget(Unreachable):
+class HeldByBudget(Unavailable):
     """429 to an eviction: a PodDisruptionBudget does not allow it now; ``why`` is the API server's own sentence."""
 
     def __init__(self, message: str, why: str) -> None:
@@ -91,7 +91,7 @@ class HeldByBudget(Unreachable):
         self.why = why
 
 
-class WatchLost(Unreachable):
+class WatchLost(Unavailable):
     """A watch told of a fault in the API server, or of something that cannot be read: a list tells what it missed."""
 
 

@@ -12,14 +12,14 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda.errors import BadReview, Fault
-from vcuda.objects import UNDECODABLE, View
-from vcuda.patches import Operation
+from vcuda.k8s_types import UNDECODABLE, K8sStruct
+from vcuda.placement.patches import Operation
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
 
-class GroupVersionKind(View, frozen=True, gc=False):
+class GroupVersionKind(K8sStruct, frozen=True, gc=False):
     """The kind of the object under review."""
 
     group: str = ""
@@ -27,14 +27,14 @@ class GroupVersionKind(View, frozen=True, gc=False):
     kind: str = ""
 
 
-class UserInfo(View, frozen=True, gc=False):
+class UserInfo(K8sStruct, frozen=True, gc=False):
     """Who asks, as the API server authenticated them: this part cannot be forged."""
 
     username: str = ""
     groups: tuple[str, ...] | None = None
 
 
-class Request(View, frozen=True, gc=False):
+class Request(K8sStruct, frozen=True, gc=False):
     """One operation under review. A pod's own metadata.namespace may be empty in mutation: ``namespace`` is not."""
 
     uid: str
@@ -49,7 +49,7 @@ class Request(View, frozen=True, gc=False):
     dry_run: bool | None = None
 
 
-class AdmissionReview(View, frozen=True, gc=False):
+class AdmissionReview(K8sStruct, frozen=True, gc=False):
     """The envelope."""
 
     api_version: str = ""
@@ -81,7 +81,7 @@ def read_review(body: bytes) -> Request:
     return review.request
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     """The decision on one request, before it is put on the wire.
 
     ``outcome`` is the word under which it is counted and logged. ``status`` is what a refused client sees;
@@ -110,7 +110,7 @@ _REASONS: Mapping[HTTPStatus, str] = {
 }
 
 
-def write_review(uid: str, answer: Answer) -> bytes:
+def write_review(uid: str, answer: AdmissionResponse) -> bytes:
     """Return the AdmissionReview that answers the request ``uid``."""
     response: dict[str, object] = {"uid": uid, "allowed": answer.allowed}
     if answer.patch:
@@ -125,7 +125,7 @@ def write_review(uid: str, answer: Answer) -> bytes:
     return msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})
 
 
-def _status(answer: Answer) -> dict[str, object]:
+def _status(answer: AdmissionResponse) -> dict[str, object]:
     """Return the metav1.Status that reaches the client; client-go waits by itself for retryAfterSeconds."""
     details: dict[str, object] = {}
     if answer.retry_after is not None:

@@ -9,8 +9,8 @@ import msgspec
 import yaml
 
 from vcuda.errors import BadInput
-from vcuda.objects import Pod
-from vcuda.quota_values import NO_NAMESPACE, is_namespace_name
+from vcuda.k8s_types import Pod
+from vcuda.quota.values import NO_NAMESPACE, is_namespace_name
 
 Manifest = dict[str, Any]
 T = TypeVar("T")

@@ -12,11 +12,11 @@ from gunicorn.http.errors import ParseException
 from kubernetes.utils.duration import parse_duration
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from vcuda.errors import BadReview, Unreachable, VcudaError
+from vcuda.errors import BadReview, Unavailable, VcudaError
+from webhook.admission import Service
 from webhook.arrival import MAX_BODY
 from webhook.faults import error_object, over_limit
 from webhook.metrics import CONTENT_TYPE
-from webhook.service import Service
 
 DEFAULT_TIMEOUT = 10.0
 """Seconds; the API server's own default for a webhook without timeoutSeconds."""
@@ -88,7 +88,7 @@ def _answer_errors(app: flask.Flask, service: Service) -> None:
     def bad_review(error: BadReview) -> flask.Response:
         return _error(str(error), error.status)
 
-    def unreachable(error: Unreachable) -> flask.Response:
+    def unreachable(error: Unavailable) -> flask.Response:
         service.log.warning("not answered", path=flask.request.path, reason=str(error))
         reply = _error(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
         reply.headers.update(COME_AGAIN)
@@ -109,7 +109,7 @@ def _answer_errors(app: flask.Flask, service: Service) -> None:
         return _error("internal error; the webhook's log has the details", HTTPStatus.INTERNAL_SERVER_ERROR)
 
     app.register_error_handler(BadReview, bad_review)
-    app.register_error_handler(Unreachable, unreachable)
+    app.register_error_handler(Unavailable, unreachable)
     app.register_error_handler(VcudaError, failed)
     app.register_error_handler(HTTPException, http)
     app.register_error_handler(Exception, unexpected)

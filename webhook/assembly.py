@@ -8,18 +8,26 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from vcuda.kube import CardsWatch, Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch, VersionCheck, end_process
-from vcuda.patches import Hints
-from vcuda.placement import Nodes
-from vcuda.quota import SYSTEM_NAMESPACES
+from vcuda.kube import (
+    FreeCardsInformer,
+    Kube,
+    LedgerStore,
+    NodeInformer,
+    QuotaInformer,
+    QuotaPlace,
+    VersionCheck,
+    end_process,
+)
+from vcuda.placement.patches import Hints
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate
-from webhook.cluster_facts import ClusterFacts
-from webhook.cluster_ledgers import ClusterLedgers
-from webhook.facts import Facts, FixedFacts
+from webhook.admission import Gate, Service
+from webhook.context import ClusterPolicy, FixedPolicy, PolicySnapshot
+from webhook.ledger_client import ClusterLedgers
 from webhook.ledgers import MemoryLedgers
 from webhook.manifests import read_nodes, read_quota
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
-from webhook.service import Gate, Service
 
 MakeService = Callable[[ServingCertificate], Service]
 
@@ -50,9 +58,9 @@ class Cluster(msgspec.Struct, frozen=True):
         """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
         check = VersionCheck(structlog.get_logger().warning, self.end)
         kube = Kube.connect(self.kubeconfig, pool_size=self.threads + 2, version_check=check)
-        quota = QuotaWatch(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
-        nodes = NodeWatch(kube, self.hints.labels)
-        facts = ClusterFacts(quota, nodes, CardsWatch(kube, self.system_namespace), self.hints)
+        quota = QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
+        nodes = NodeInformer(kube, self.hints.labels)
+        facts = ClusterPolicy(quota, nodes, FreeCardsInformer(kube, self.system_namespace), self.hints)
         metrics = _metrics(certificate)
         store = LedgerStore(kube, self.system_namespace, nodes.current)
         ledgers = ClusterLedgers(store, LedgerMetrics(metrics.registry))
@@ -69,7 +77,7 @@ class Standalone(msgspec.Struct, frozen=True):
     nodes: Path | None
     hints: Hints
 
-    def facts(self) -> Facts:
+    def facts(self) -> PolicySnapshot:
         """Read the files.
 
         Raises:
@@ -78,13 +86,13 @@ class Standalone(msgspec.Struct, frozen=True):
         """
         labels = self.hints.labels
         nodes = read_nodes(self.nodes, labels) if self.nodes else Nodes(labels)
-        return Facts(read_quota(self.quota), nodes, self.hints)
+        return PolicySnapshot(read_quota(self.quota), nodes, self.hints)
 
     def make_service(self, certificate: ServingCertificate) -> Service:
         """Return a service that answers from the files alone."""
         metrics = _metrics(certificate)
         metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
-        return Service(FixedFacts(self.facts()), MemoryLedgers(), metrics, Gate(), structlog.get_logger())
+        return Service(FixedPolicy(self.facts()), MemoryLedgers(), metrics, Gate(), structlog.get_logger())
 
 
 def _metrics(certificate: ServingCertificate) -> Metrics:

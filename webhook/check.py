@@ -1,26 +1,45 @@
-"""Runs manifests against a quota without a cluster: the same decisions, one after another, from an empty ledger."""
+"""Tells in words what a patch does to a pod, for tables that people read."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 import jsonpatch
 import msgspec
 
-from vcuda.objects import Pod
-from vcuda.quota import UNASKED_NAMESPACES
-from vcuda.requests import read_request
-from vcuda.review import Answer, GroupVersionKind, Request
-from vcuda.tables import aligned
+from vcuda.cli import aligned
+from vcuda.k8s_types import Pod
+from vcuda.placement.patches import Operation
+from vcuda.quota.model import UNASKED_NAMESPACES
+from vcuda.requests.pod_request import read_request
+from vcuda.review import AdmissionResponse, GroupVersionKind, Request
 from vcuda.workloads import Manifest, Workload
-from webhook.facts import Facts
-from webhook.holds import Holds
+from webhook.choices import RecentChoices
+from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers, MemoryLedgers
 from webhook.mutate import mutate
-from webhook.patch_story import patch_story
 from webhook.validate import validate
+
+
+def patch_story(patch: Sequence[Operation]) -> Iterator[str]:
+    """Yield a phrase for each kind of change that its owner may not expect."""
+    removed = [operation for operation in patch if operation["op"] == "remove"]
+    allocations = [operation for operation in removed if operation["path"].startswith("/metadata/")]
+    if allocations:
+        keys = ", ".join(_key(operation["path"]) for operation in allocations)
+        yield f"allocation records removed: {keys}"
+    if any(operation["path"] == "/spec/nodeName" for operation in removed):
+        yield "nodeName moved to a required node affinity"
+    for operation in patch:
+        if operation["path"] == "/spec/schedulerName":
+            yield f"scheduler set to {operation['value']}"
+
+
+def _key(path: str) -> str:
+    return str(path).rpartition("/")[2].replace("~1", "/").replace("~0", "~")
+
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
@@ -46,12 +65,12 @@ class Row(msgspec.Struct, frozen=True):
         return self.decision == "refused"
 
 
-def check(workloads: Iterable[Workload], facts: Facts) -> list[Row]:
+def check(workloads: Iterable[Workload], facts: PolicySnapshot) -> list[Row]:
     """Decide every pod in order, each beside those admitted before it.
 
     Pods of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
     """
-    ledgers, holds = MemoryLedgers(), Holds()
+    ledgers, holds = MemoryLedgers(), RecentChoices()
     rows = []
     for workload in workloads:
         decided = (_decide(workload, facts, ledgers, holds) for _ in range(workload.count))
@@ -61,7 +80,7 @@ def check(workloads: Iterable[Workload], facts: Facts) -> list[Row]:
     return rows
 
 
-def _decide(workload: Workload, facts: Facts, ledgers: Ledgers, holds: Holds) -> tuple[Hashable, Row]:
+def _decide(workload: Workload, facts: PolicySnapshot, ledgers: Ledgers, holds: RecentChoices) -> tuple[Hashable, Row]:
     """Return what becomes of one more pod, and by what it is told whether the next one fares alike."""
     pod, answers = admit_pod(workload.pod, workload.namespace, facts, ledgers, holds)
     last = answers[-1]
@@ -84,8 +103,8 @@ def _decide(workload: Workload, facts: Facts, ledgers: Ledgers, holds: Holds) ->
 
 
 def admit_pod(
-    pod: Manifest, namespace: str, facts: Facts, ledgers: Ledgers, holds: Holds
-) -> tuple[Manifest, list[Answer]]:
+    pod: Manifest, namespace: str, facts: PolicySnapshot, ledgers: Ledgers, holds: RecentChoices
+) -> tuple[Manifest, list[AdmissionResponse]]:
     """Take a pod through /mutate and /validate as the API server does; return it as stored, and both answers."""
     answer = mutate(_request(pod, namespace), facts, ledgers, holds)
     if not answer.allowed:

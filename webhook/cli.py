@@ -15,16 +15,15 @@ import click
 import msgspec
 import structlog
 
-from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
+from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from vcuda import __version__
+from vcuda.cli import FiniteRange
 from vcuda.errors import BadInput, QuotaFault
-from vcuda.flags import FiniteRange
 from vcuda.kube import QuotaPlace
 from vcuda.logs import configure_batched
-from vcuda.patches import Hints
-from vcuda.placement import NodeLabels
+from vcuda.placement.patches import Hints
+from vcuda.placement.placement import NodeLabels
 from vcuda.workloads import NO_PODS
 from webhook import check as offline
 from webhook.assembly import Cluster, MakeService, Standalone

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import msgspec
 
-from vcuda.charge import Charge, Usage
-from vcuda.ledger import MOST_PENDING, Granted, Ledger, Pending, Refused, admit
-from vcuda.quota import Mode, NamespaceQuota
+from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, admit
+from vcuda.quota.charge import Charge, Usage
+from vcuda.quota.model import Mode, NamespaceQuota
 
 
-class Demand(msgspec.Struct, frozen=True):
+class ChargeRequest(msgspec.Struct, frozen=True):
     """One pod's charge to be decided; ``uid`` is the pod's.
 
     ``deadline`` is in seconds of the monotonic clock. ``counted_since`` is the version of the quota: a ledger whose
@@ -29,16 +29,16 @@ class Demand(msgspec.Struct, frozen=True):
     counted_since: str = ""
     dry_run: bool = False
 
-    def decide(self, ledger: Ledger) -> Granted | Refused | Busy:
+    def decide(self, ledger: Ledger) -> Admitted | Refused | RetryLater:
         """Decide against one version of the namespace's ledger; nothing is written."""
         asked = Pending(self.model, self.charge)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
-        if isinstance(decision, Granted | Refused):
+        if isinstance(decision, Admitted | Refused):
             return decision
-        return Busy("too many pods of this namespace are being created at once")
+        return RetryLater("too many pods of this namespace are being created at once")
 
 
-class Busy(msgspec.Struct, frozen=True):
+class RetryLater(msgspec.Struct, frozen=True):
     """Not decided: the caller comes again in a second. ``reason`` is a sentence without its full stop."""
 
     reason: str
@@ -47,7 +47,7 @@ class Busy(msgspec.Struct, frozen=True):
 class Ledgers(Protocol):
     """The ledgers of all namespaces."""
 
-    def charge(self, demand: Demand) -> Granted | Refused | Busy:
+    def charge(self, demand: ChargeRequest) -> Admitted | Refused | RetryLater:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing.
 
         Raises:
@@ -55,7 +55,7 @@ class Ledgers(Protocol):
 
         """
 
-    def headroom(self, namespace: str) -> Mapping[str, Usage]:
+    def usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model; a model without a charge is left out.
 
         Raises:
@@ -63,7 +63,7 @@ class Ledgers(Protocol):
 
         """
 
-    def estimate(self, namespace: str) -> Mapping[str, Usage]:
+    def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return the same as of a moment ago: good enough to prefer a model by, never to refuse by."""
 
 
@@ -74,22 +74,22 @@ class MemoryLedgers:
         self._ledgers: dict[str, Ledger] = {}
         self._lock = threading.Lock()
 
-    def charge(self, demand: Demand) -> Granted | Refused | Busy:
+    def charge(self, demand: ChargeRequest) -> Admitted | Refused | RetryLater:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
         with self._lock:
             decision = demand.decide(self._ledgers.get(demand.namespace, Ledger()))
-            if isinstance(decision, Granted) and not demand.dry_run:
+            if isinstance(decision, Admitted) and not demand.dry_run:
                 self._ledgers[demand.namespace] = _with_room(decision.ledger)
             return decision
 
-    def headroom(self, namespace: str) -> Mapping[str, Usage]:
+    def usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model."""
         with self._lock:
             return self._ledgers.get(namespace, Ledger()).usages()
 
-    def estimate(self, namespace: str) -> Mapping[str, Usage]:
+    def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model."""
-        return self.headroom(namespace)
+        return self.usage(namespace)
 
 
 def _with_room(ledger: Ledger) -> Ledger:

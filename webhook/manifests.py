@@ -8,10 +8,10 @@ import click
 import yaml
 
 from vcuda.errors import BadInput
-from vcuda.objects import Node
-from vcuda.placement import NodeLabels, Nodes
-from vcuda.quota import Quota
-from vcuda.quota_document import parse_quota
+from vcuda.k8s_types import Node
+from vcuda.placement.placement import NodeLabels, Nodes
+from vcuda.quota.document import parse_quota
+from vcuda.quota.model import Quota
 from vcuda.workloads import NOT_YAML, Workload, convert, objects_in, workloads_in
 
 

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from vcuda.kube import Reflector
-from vcuda.review import Answer
+from vcuda.review import AdmissionResponse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -39,7 +39,7 @@ class Metrics:
         self._admission_of: dict[tuple[str, str, str], Counter] = {}
         self._seconds_of: dict[str, Histogram] = {}
 
-    def observe(self, path: str, answer: Answer, seconds: float) -> None:
+    def observe(self, path: str, answer: AdmissionResponse, seconds: float) -> None:
         """Count one answer. Children are kept: looking one up by its labels costs more than counting."""
         key = (path, answer.outcome, answer.scheme)
         counter = self._admission_of.get(key)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from vcuda.charge import Shortage, exceeded
-from vcuda.patches import patch_for, unpinned_patch
-from vcuda.placement import Candidates, Choice, choose, choose_regardless, find_candidates
-from vcuda.review import Answer, Request
-from webhook.facts import Facts
-from webhook.holds import Holds
+from vcuda.placement.patches import patch_for, unpinned_patch
+from vcuda.placement.placement import Candidates, Choice, choose, choose_regardless, find_candidates
+from vcuda.quota.charge import Shortage, exceeded
+from vcuda.review import AdmissionResponse, Request
+from webhook.choices import RecentChoices
+from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers
-from webhook.subject import Subject, malformed, refused, subject_of
+from webhook.pod_review import PodReview, malformed, refused, subject_of
 
 
-def mutate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds) -> Answer:
+def mutate(request: Request, facts: PolicySnapshot, ledgers: Ledgers, holds: RecentChoices) -> AdmissionResponse:
     """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
 
     Raises:
@@ -20,12 +20,12 @@ def mutate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds) -> An
 
     """
     subject = subject_of(request, facts)
-    if isinstance(subject, Answer):
+    if isinstance(subject, AdmissionResponse):
         return subject
     return malformed(subject) or _place(subject, request, ledgers, holds)
 
 
-def _place(subject: Subject, request: Request, ledgers: Ledgers, holds: Holds) -> Answer:
+def _place(subject: PodReview, request: Request, ledgers: Ledgers, holds: RecentChoices) -> AdmissionResponse:
     namespace, quota, asked = subject.namespace, subject.quota, subject.request
     candidates = find_candidates(subject.pod, asked.schemes, quota, subject.facts.nodes, asked.share)
     if not candidates.models:
@@ -38,26 +38,28 @@ def _place(subject: Subject, request: Request, ledgers: Ledgers, holds: Holds) -
     return _pinned(subject, choice, choice.forecast if request.dry_run else "")
 
 
-def _choose(subject: Subject, candidates: Candidates, ledgers: Ledgers, holds: Holds) -> Choice | tuple[Shortage, ...]:
+def _choose(
+    subject: PodReview, candidates: Candidates, ledgers: Ledgers, holds: RecentChoices
+) -> Choice | tuple[Shortage, ...]:
     """Choose by the ledger of a moment ago and by what is held; where that leaves no room, by the ledger as it is."""
     namespace, quota, asked = subject.namespace, subject.quota, subject.request.charge
-    estimate = holds.on_top_of(ledgers.estimate(namespace), namespace)
+    estimate = holds.on_top_of(ledgers.cached_usage(namespace), namespace)
     choice = choose(candidates, quota, asked, estimate)
     if isinstance(choice, Choice):
         return choice
     decide = choose if subject.enforced else choose_regardless
-    return decide(candidates, quota, asked, ledgers.headroom(namespace))
+    return decide(candidates, quota, asked, ledgers.usage(namespace))
 
 
-def _without_model(subject: Subject, sentence: str) -> Answer:
+def _without_model(subject: PodReview, sentence: str) -> AdmissionResponse:
     if subject.enforced:
         return refused(subject, "not-allowed", sentence)
-    return Answer("unpinned", patch=unpinned_patch(subject.pod, subject.facts.hints), scheme=subject.scheme)
+    return AdmissionResponse("unpinned", patch=unpinned_patch(subject.pod, subject.facts.hints), scheme=subject.scheme)
 
 
-def _pinned(subject: Subject, choice: Choice, forecast: str) -> Answer:
+def _pinned(subject: PodReview, choice: Choice, forecast: str) -> AdmissionResponse:
     """Return the patch. ``forecast`` is for the owner: the reason itself reaches the API server's audit log alone."""
-    return Answer(
+    return AdmissionResponse(
         "pinned",
         patch=patch_for(subject.pod, choice.model, subject.quota.pools, subject.request.schemes, subject.facts.hints),
         warnings=subject.warnings(*filter(None, [forecast])),

@@ -8,14 +8,14 @@ from http import HTTPStatus
 
 import msgspec
 
-from vcuda.charge import CORES_PER_CARD, Usage, cards
-from vcuda.errors import Fault, QuotaFault, Unreachable, UnreadableLedger
+from vcuda.errors import Fault, QuotaFault, Unavailable, UnreadableLedger
+from vcuda.k8s_types import UNDECODABLE, ConfigMap
 from vcuda.kube import QuotaPlace
-from vcuda.objects import UNDECODABLE, ConfigMap
-from vcuda.quota import UNASKED_NAMESPACES, Limit, NamespaceQuota, Quota
-from vcuda.quota_document import parse_quota
-from vcuda.review import Answer, Request
-from webhook.facts import Facts
+from vcuda.quota.charge import CORES_PER_CARD, Usage, cards
+from vcuda.quota.document import parse_quota
+from vcuda.quota.model import UNASKED_NAMESPACES, Limit, NamespaceQuota, Quota
+from vcuda.review import AdmissionResponse, Request
+from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers
 
 MOST_WARNINGS = 20
@@ -32,16 +32,16 @@ _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 
 
 def check_edit(
-    request: Request, place: QuotaPlace, facts: Facts | None, ledgers: Ledgers, comparing: float = COMPARING
-) -> Answer:
+    request: Request, place: QuotaPlace, facts: PolicySnapshot | None, ledgers: Ledgers, comparing: float = COMPARING
+) -> AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 
     ``comparing`` is for how many seconds its limits are compared with what is in use.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
-        return Answer("ignored")
+        return AdmissionResponse("ignored")
     if request.operation == "DELETE":
-        return Answer("quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"])
+        return AdmissionResponse("quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"])
     try:
         document = (_CONFIG_MAP.decode(request.object).data or {}).get(place.key)
     except UNDECODABLE as error:
@@ -55,10 +55,10 @@ def check_edit(
     warnings = [*_compared(quota, facts, ledgers, time.monotonic() + comparing), *_doubts(quota, facts)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
-    return Answer("quota-accepted", warnings=warnings)
+    return AdmissionResponse("quota-accepted", warnings=warnings)
 
 
-def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> Answer:
+def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> AdmissionResponse:
     """Return the refusal. kubectl prints its faults and not its message, so how many are left out is one of them.
 
     It prints the path of each, so one of the document as a whole has the document's.
@@ -68,10 +68,10 @@ def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> Answer:
         shown += (Fault(document, f"and {len(faults) - len(shown)} more faults"),)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
     causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
-    return Answer("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
+    return AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
 
 
-def _doubts(quota: Quota, facts: Facts | None) -> Iterator[str]:
+def _doubts(quota: Quota, facts: PolicySnapshot | None) -> Iterator[str]:
     """Say what looks wrong in the document itself."""
     entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
     if facts:
@@ -82,7 +82,7 @@ def _doubts(quota: Quota, facts: Facts | None) -> Iterator[str]:
         yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
 
 
-def _compared(quota: Quota, facts: Facts | None, ledgers: Ledgers, deadline: float) -> list[str]:
+def _compared(quota: Quota, facts: PolicySnapshot | None, ledgers: Ledgers, deadline: float) -> list[str]:
     """Return what is wrong with the changed limits beside what is in use; first of all that not all were compared."""
     before = facts.quota.namespaces if facts else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
@@ -95,7 +95,7 @@ def _compared(quota: Quota, facts: Facts | None, ledgers: Ledgers, deadline: flo
     return found
 
 
-def _unknown_names(namespace: str, entry: NamespaceQuota, facts: Facts) -> Iterator[str]:
+def _unknown_names(namespace: str, entry: NamespaceQuota, facts: PolicySnapshot) -> Iterator[str]:
     """Name the models and pools that no node has: likely a slip of the pen."""
     nodes = facts.nodes
     for model in entry.limits:
@@ -111,8 +111,8 @@ def _unknown_names(namespace: str, entry: NamespaceQuota, facts: Facts) -> Itera
 def _below_use(namespace: str, entry: NamespaceQuota, ledgers: Ledgers) -> Iterator[str]:
     """Name the limits that are below what is in use: nothing is evicted, but nothing new fits."""
     try:
-        usages = ledgers.headroom(namespace)
-    except (Unreachable, UnreadableLedger) as error:
+        usages = ledgers.usage(namespace)
+    except (Unavailable, UnreadableLedger) as error:
         yield f"{namespace}: not compared with what is in use: {error}"
         return
     for model, usage in usages.items():

@@ -18,9 +18,9 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.http.wsgi import Response
 
 from vcuda.tls import ServingCertificate, watch
+from webhook.admission import Service
 from webhook.app import create_app
 from webhook.metrics import Metrics
-from webhook.service import Service
 from webhook.waiting import KEEP_ALIVE
 from webhook.worker import SPARE, PatientWorker
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from vcuda.charge import cards, exceeded
-from vcuda.ledger import Granted, Refused
-from vcuda.placement import Pin, read_pin
-from vcuda.quota import NamespaceQuota
-from vcuda.review import Answer, Request
-from webhook.facts import Facts
-from webhook.holds import Holds
-from webhook.ledgers import Busy, Demand, Ledgers
-from webhook.subject import Subject, malformed, refused, subject_of
+from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.placement.placement import Pin, read_pin
+from vcuda.quota.charge import cards, exceeded
+from vcuda.quota.model import NamespaceQuota
+from vcuda.review import AdmissionResponse, Request
+from webhook.choices import RecentChoices
+from webhook.context import PolicySnapshot
+from webhook.ledgers import ChargeRequest, Ledgers, RetryLater
+from webhook.pod_review import PodReview, malformed, refused, subject_of
 
 RETRY_AFTER = 1
 
 
-def validate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds, deadline: float) -> Answer:
+def validate(
+    request: Request, facts: PolicySnapshot, ledgers: Ledgers, holds: RecentChoices, deadline: float
+) -> AdmissionResponse:
     """Return whether the pod may be stored, with its charge written down before it is allowed.
 
     ``deadline`` is when the answer must be there, in seconds of the monotonic clock.
@@ -28,7 +30,7 @@ def validate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds, dea
 
     """
     subject = subject_of(request, facts)
-    if isinstance(subject, Answer):
+    if isinstance(subject, AdmissionResponse):
         return subject
     wrong = malformed(subject)
     if wrong:
@@ -38,19 +40,19 @@ def validate(request: Request, facts: Facts, ledgers: Ledgers, holds: Holds, dea
     if stray and subject.enforced:
         return refused(subject, "not-pinned", *stray)
     if pin.model is None:
-        return Answer("unpinned", scheme=subject.scheme, warnings=subject.warnings(*stray))
+        return AdmissionResponse("unpinned", scheme=subject.scheme, warnings=subject.warnings(*stray))
     holds.release(subject.namespace, pin.model, subject.request.charge)
     return _charge(request, subject, ledgers, deadline, model=pin.model, stray=stray)
 
 
 def _charge(
-    request: Request, subject: Subject, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
-) -> Answer:
+    request: Request, subject: PodReview, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
+) -> AdmissionResponse:
     uid = subject.pod.metadata.uid
     if not uid:
         message = "the pod has no uid yet; register this path as a validating webhook"
-        return Answer("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    demand = Demand(
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    demand = ChargeRequest(
         namespace=subject.namespace,
         uid=uid,
         model=model,
@@ -63,10 +65,12 @@ def _charge(
     return _answer(subject, model, ledgers.charge(demand), stray)
 
 
-def _answer(subject: Subject, model: str, decision: Granted | Refused | Busy, stray: Sequence[str]) -> Answer:
+def _answer(
+    subject: PodReview, model: str, decision: Admitted | Refused | RetryLater, stray: Sequence[str]
+) -> AdmissionResponse:
     match decision:
-        case Granted():
-            return Answer(
+        case Admitted():
+            return AdmissionResponse(
                 "over-quota-allowed" if decision.shortage else "charged",
                 warnings=subject.warnings(*stray, *_warnings(subject.namespace, model, decision)),
                 model=model,
@@ -74,8 +78,8 @@ def _answer(subject: Subject, model: str, decision: Granted | Refused | Busy, st
             )
         case Refused(shortage):
             return refused(subject, "over-quota", exceeded(subject.namespace, shortage), model)
-        case Busy(reason):
-            return Answer(
+        case RetryLater(reason):
+            return AdmissionResponse(
                 "busy",
                 allowed=False,
                 status=HTTPStatus.TOO_MANY_REQUESTS,
@@ -86,7 +90,7 @@ def _answer(subject: Subject, model: str, decision: Granted | Refused | Busy, st
             )
 
 
-def _warnings(namespace: str, model: str, granted: Granted) -> list[str]:
+def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
     """Say that a pod is over a quota that only warns, or that an enforced one is nearly used up."""
     if granted.shortage:
         return [f"{exceeded(namespace, granted.shortage)}; admitted, because this quota only warns"]
@@ -99,7 +103,7 @@ def _warnings(namespace: str, model: str, granted: Granted) -> list[str]:
     return []
 
 
-def _unpinned(subject: Subject, pin: Pin) -> str:
+def _unpinned(subject: PodReview, pin: Pin) -> str:
     """Say why the pod is not held to one allowed model, with those it may use."""
     quota = subject.quota
     if pin.model in quota.limits:

@@ -8,10 +8,10 @@ import threading
 import msgspec
 import structlog
 
-from vcuda.endpoint_slices import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
 from vcuda.errors import NotFound, VcudaError
+from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import MERGE_PATCH, Kube, segment
-from vcuda.objects import UNDECODABLE
+from vcuda.kube.endpoint_slices import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
 
 SERVICE = "vcuda-extender"
 LOOK = 10.0

@@ -14,15 +14,15 @@ Hence every leader decides with all that any other has given or may still give; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 import msgspec
 
-from controller.extender.book import Promise
-from controller.extender.deadline import Deadline
-from vcuda.errors import Conflict, Deposed, NotFound, Unreachable, UnreadableJournal
+from controller.extender.cache import AssumedPlacement
+from vcuda.errors import Conflict, Deposed, NotFound, NotPlaced, Unavailable, UnreadableJournal
+from vcuda.k8s_types import UNDECODABLE, ConfigMap
 from vcuda.kube import NOT_TRACKED, Kube, segment
-from vcuda.objects import UNDECODABLE, ConfigMap
 
 NAME = "gpu-placements"
 KEY = "journal"
@@ -36,7 +36,7 @@ class Page(msgspec.Struct, frozen=True):
     """What is written: by whom, and which placements may be on their way. ``format`` tells later releases."""
 
     holder: str
-    promises: tuple[Promise, ...] = ()
+    promises: tuple[AssumedPlacement, ...] = ()
     format: int = 1
 
 
@@ -53,7 +53,7 @@ class Journal:
         self._holder = holder
         self._version: str | None = None
 
-    def take(self) -> tuple[Promise, ...]:
+    def take(self) -> tuple[AssumedPlacement, ...]:
         """Become its only writer; return what those before may have sent.
 
         Raises:
@@ -72,9 +72,9 @@ class Journal:
                 continue
             else:
                 return page.promises
-        raise Unreachable(f"{self._namespace}/{NAME}: others write it again and again")
+        raise Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
 
-    def write(self, promises: Iterable[Promise], deadline: Deadline) -> None:
+    def write(self, promises: Iterable[AssumedPlacement], deadline: Deadline) -> None:
         """Write down what may be sent from now on.
 
         Raises:
@@ -92,7 +92,7 @@ class Journal:
                 continue  # our own last write may have landed unheard; reading again tells
             else:
                 return
-        raise Unreachable(f"{self._namespace}/{NAME}: others write it again and again")
+        raise Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
 
     def _reread(self, deadline: Deadline) -> str:
         """Return its version, if it is still ours."""
@@ -144,3 +144,30 @@ class Journal:
     @property
     def _path(self) -> str:
         return f"{self._collection}/{NAME}"
+
+
+BUDGET = 12.0
+"""Seconds for one answer, whatever fails: fewer than the scheduler's httpTimeout, 15, by more than one call takes."""
+
+LEAST = 0.2
+"""Seconds; with fewer a call is not begun: it would only be left without an answer."""
+
+
+class Deadline:
+    """When an answer is due, ``BUDGET`` seconds from now. ``clock`` only runs forward, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = clock() + BUDGET
+
+    def within(self, seconds: float) -> float:
+        """Return how many seconds what is done next may take: so many, or those that are left.
+
+        Raises:
+            NotPlaced: too few are left.
+
+        """
+        left = self._at - self._clock()
+        if left < LEAST:
+            raise NotPlaced("there was no time left to place the pod")
+        return min(seconds, left)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vcuda.free_cards import Figures
+from vcuda.placement.placement import FreeCardsByPool
 
 
 class ExtenderMetrics:
@@ -52,7 +52,7 @@ class ExtenderMetrics:
 class CardsCollector(Collector):
     """The cards of the nodes by model and pool, as the extender counts them now."""
 
-    def __init__(self, figures: Callable[[], Figures]) -> None:
+    def __init__(self, figures: Callable[[], FreeCardsByPool]) -> None:
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:

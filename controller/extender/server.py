@@ -13,13 +13,9 @@ from typing import Any
 
 import structlog
 
-from controller.addresses import family_of
-from controller.extender.binder import Binder
+from controller.extender.allocator import Binder, Placer
 from controller.extender.metrics import ExtenderMetrics
-from controller.extender.placer import Placer
-from vcuda import __version__
-from vcuda.errors import BadInput
-from vcuda.extender import (
+from controller.extender.protocol import (
     read_binding,
     read_candidates,
     read_preemption,
@@ -27,6 +23,9 @@ from vcuda.extender import (
     write_preemption,
     write_priorities,
 )
+from vcuda import __version__
+from vcuda.cli import family_of
+from vcuda.errors import BadInput
 
 LARGEST = 256 * 2**20
 """Bytes of a request: some 10,000 nodes, where the scheduler sends them whole."""

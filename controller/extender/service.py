@@ -12,20 +12,17 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.extender.advertiser import Advertiser
-from controller.extender.binder import Binder
-from controller.extender.book import Book, Promise
-from controller.extender.cards_publisher import CardsPublisher
-from controller.extender.desk import Desk
+from controller.extender.allocator import Allocator, Binder, Placer
+from controller.extender.cache import AssumedPlacement, CardCache
 from controller.extender.journal import Journal
 from controller.extender.metrics import CardsCollector, ExtenderMetrics
-from controller.extender.placer import Placer
+from controller.extender.publish import CardsPublisher, figures_of
 from controller.extender.server import Server, verbs_of
-from controller.loops import spawn
-from controller.pod_watch import PodWatch
-from vcuda.errors import Unreachable, UnreadableJournal, VcudaError
-from vcuda.fragments import figures_of
-from vcuda.free_cards import Figures
-from vcuda.kube import Kube, NodeWatch
+from controller.pods import PodInformer
+from controller.workqueue import spawn
+from vcuda.errors import Unavailable, UnreadableJournal, VcudaError
+from vcuda.kube import Kube, NodeInformer
+from vcuda.placement.placement import FreeCardsByPool
 from vcuda.tls import ServingCertificate, watch
 
 TRIES = 3
@@ -61,8 +58,8 @@ class Extender:
         kube: Kube,
         system_namespace: str,
         listening: Listening,
-        pods: PodWatch,
-        nodes: NodeWatch,
+        pods: PodInformer,
+        nodes: NodeInformer,
         *,
         registry: CollectorRegistry,
         on_fault: Callable[[], None],
@@ -71,10 +68,10 @@ class Extender:
         self._namespace = system_namespace
         self._listening = listening
         self._nodes = nodes
-        self._book = Book()
+        self._book = CardCache()
         self._journal = Journal(kube, system_namespace, uuid.uuid4().hex)
         self._metrics = ExtenderMetrics(registry)
-        desk = Desk(kube, self._book, self._journal, on_fault)
+        desk = Allocator(kube, self._book, self._journal, on_fault)
         self._placer, self._binder = Placer(desk, self._metrics), Binder(desk, self._metrics)
         self._server: Server | None = None
         self._stopping = threading.Event()
@@ -95,7 +92,7 @@ class Extender:
         """Whether it keeps up the published figures of free cards."""
         return self._server is not None
 
-    def figures(self) -> Figures:
+    def figures(self) -> FreeCardsByPool:
         """Return how much of the cards is free, by model and pool."""
         return figures_of(self._book.cards(), self._nodes.current())
 
@@ -146,11 +143,11 @@ class Extender:
         while not self._stopping.wait(LOOK):
             self._placer.look_for_the_gone()
 
-    def _try_to_take(self) -> tuple[Promise, ...]:
+    def _try_to_take(self) -> tuple[AssumedPlacement, ...]:
         for _ in range(TRIES - 1):
             try:
                 return self._journal.take()
-            except Unreachable as error:
+            except Unavailable as error:
                 self._log.warning("journal of placements not taken yet", error=str(error))
         return self._journal.take()
 

@@ -4,15 +4,53 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
+import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Counter as PromCounter
 
-from controller.node.outcome import Report
-from controller.node.removal import OutOfTime
-from controller.node.report import Teller
-from vcuda.vm_directories import Keep
+from controller.node.fs import OutOfTime
+from controller.node.names import EXPECTED, TRASH, Keep, Reason
+from vcuda.cli import aligned
+
+
+class Verdict(StrEnum):
+    """What was done."""
+
+    KEPT = "kept"
+    MOVED = "moved"
+    DELETED = "deleted"
+    RESTORED = "restored"
+    WOULD_MOVE = "would move"
+    WOULD_DELETE = "would delete"
+    WOULD_RESTORE = "would restore"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """``path`` is relative to the root; ``keep`` tells why it was kept; ``freed`` is in bytes.
+
+    The path may hold bytes that are no UTF-8, as os.fsdecode gives them, and control characters: see `shown`.
+    """
+
+    path: str
+    verdict: Verdict
+    keep: Keep | None = None
+    freed: int = 0
+
+    @property
+    def why(self) -> str:
+        """The reason as a clause."""
+        return str(self.keep) if self.keep else _BECAUSE[self.verdict]
+
+
+Report = Callable[[Outcome], None]
+"""Told of everything in the root and in the trash, once a sweep."""
+
 
 SPACING = 5.0
 """Seconds between the end of a sweep and the next that an event brings: a thousand pods that end make no storm."""
@@ -114,3 +152,159 @@ class Agent:
                 self._log.info("removing again")
         self._blocked = blocked
         return "blocked" if blocked else "complete"
+
+
+MOST_TOLD = 1000
+"""So many things that stay are told of by name; of further ones only the metric tells."""
+
+
+def as_table(outcomes: Sequence[Outcome]) -> str:
+    """Return one line for each directory: its name, the verdict, and why."""
+    rows = [(shown(outcome.path), outcome.verdict.value, shown(outcome.why)) for outcome in outcomes]
+    return "\n".join(aligned([("DIRECTORY", "VERDICT", "WHY"), *sorted(rows)]))
+
+
+def as_json(outcomes: Sequence[Outcome]) -> bytes:
+    """Return a JSON array of objects with directory, verdict, reason (of what is kept), why, and freedBytes."""
+    rows = [
+        {
+            "directory": shown(outcome.path),
+            "verdict": outcome.verdict.value,
+            "reason": outcome.keep.reason.value if outcome.keep else None,
+            "why": shown(outcome.why),
+            "freedBytes": outcome.freed,
+        }
+        for outcome in sorted(outcomes, key=lambda each: each.path)
+    ]
+    return msgspec.json.encode(rows)
+
+
+class Teller:
+    """Logs and counts the outcomes of sweeps. What stays, and should not, is told once for as long as it stays."""
+
+    def __init__(self, metrics: SweepMetrics, log: structlog.typing.FilteringBoundLogger) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._tally = Tally()
+        self._told: dict[str, Reason] = {}
+        self._still: dict[str, Reason] = {}
+
+    def begin(self) -> None:
+        """Begin a sweep."""
+        self._tally = Tally()
+        self._still = {}
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Take one outcome."""
+        self._tally.add(outcome)
+        self._metrics.acted(outcome)
+        if outcome.verdict is not Verdict.KEPT:
+            self._log.info(outcome.verdict.value, directory=shown(outcome.path), why=outcome.why, freed=outcome.freed)
+        elif outcome.keep is not None and outcome.keep.reason not in EXPECTED:
+            self._tell(outcome, outcome.keep.reason)
+
+    def end(self, result: str, wall: float) -> None:
+        """End a sweep: complete, blocked, unfinished or failed."""
+        if result == "complete":
+            self._told = self._still
+        else:
+            self._told |= self._still  # some were not looked at, or not as closely
+        self._metrics.swept(self._tally, result, wall)
+
+    def _tell(self, outcome: Outcome, reason: Reason) -> None:
+        if outcome.path in self._told or len(self._still) < MOST_TOLD:
+            self._still[outcome.path] = reason
+            if self._told.get(outcome.path) is not reason:
+                self._log.warning("kept", directory=shown(outcome.path), reason=reason.value, why=shown(outcome.why))
+
+
+_BECAUSE = {
+    Verdict.KEPT: "",
+    Verdict.MOVED: "its pod is gone",
+    Verdict.DELETED: "its time in the trash is over",
+    Verdict.RESTORED: "its pod exists, or its move was interrupted",
+}
+_BECAUSE |= {
+    Verdict.WOULD_MOVE: _BECAUSE[Verdict.MOVED],
+    Verdict.WOULD_DELETE: _BECAUSE[Verdict.DELETED],
+    Verdict.WOULD_RESTORE: _BECAUSE[Verdict.RESTORED],
+}
+
+
+def shown(text: str) -> str:
+    """Return a name that came from a disk as plain text: what a terminal might obey, or JSON not hold, is escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+_NO_DIRECTORIES = frozenset({Reason.FOREIGN, Reason.LINK, Reason.NOT_A_DIRECTORY})
+
+
+class SweepMetrics:
+    """Figures of the sweeps. Gauges are those of the last one that ended; all but ``trash`` are of the root alone."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in the root.", registry=registry)
+        self._kept = Gauge(
+            "vcuda_vm_directories_kept", "What stayed in the root, by reason.", ["reason"], registry=registry
+        )
+        self._trash = Gauge("vcuda_vm_trash_directories", "Directories in the trash.", registry=registry)
+        self._removed = PromCounter(
+            "vcuda_vm_directories_removed", "Directories moved from the root to the trash.", registry=registry
+        )
+        self._deleted = PromCounter(
+            "vcuda_vm_directories_deleted", "Directories deleted from the trash.", registry=registry
+        )
+        self._freed = PromCounter("vcuda_vm_freed_bytes", "Bytes given back by deletions.", registry=registry)
+        self._sweeps = PromCounter(
+            "vcuda_vm_sweeps",
+            "Sweeps by result: complete, blocked (nothing may or can be moved), unfinished (out of time), failed.",
+            ["result"],
+            registry=registry,
+        )
+        self._last = Gauge(
+            "vcuda_vm_last_complete_sweep_timestamp_seconds",
+            "When the last complete sweep ended; 0: none has.",
+            registry=registry,
+        )
+        for result in ("complete", "blocked", "unfinished", "failed"):
+            self._sweeps.labels(result)
+
+    def acted(self, outcome: Outcome) -> None:
+        """Count what was done, when it was done."""
+        self._freed.inc(outcome.freed)
+        if outcome.verdict is Verdict.MOVED:
+            self._removed.inc()
+        elif outcome.verdict is Verdict.DELETED:
+            self._deleted.inc()
+
+    def swept(self, tally: Tally, result: str, wall: float) -> None:
+        """Publish the figures of a sweep; ``wall`` is when it ended, in Unix seconds."""
+        self._sweeps.labels(result).inc()
+        if result in ("failed", "unfinished"):
+            return
+        self._present.set(tally.present)
+        self._trash.set(tally.trash)
+        for reason in Reason:
+            self._kept.labels(reason.value).set(tally.kept[reason])
+        if result == "complete":
+            self._last.set(wall)
+
+
+class Tally:
+    """Counts the outcomes of one sweep."""
+
+    def __init__(self) -> None:
+        self.present = 0
+        self.trash = 0
+        self.kept: Counter[Reason] = Counter()
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one."""
+        if outcome.path.startswith(f"{TRASH}/"):
+            self.trash += outcome.verdict is Verdict.KEPT
+            return
+        if outcome.verdict is not Verdict.KEPT:
+            self.present += outcome.verdict is Verdict.WOULD_MOVE
+        elif outcome.keep is not None:
+            self.kept[outcome.keep.reason] += 1
+            self.present += outcome.keep.reason not in _NO_DIRECTORIES

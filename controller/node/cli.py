@@ -13,24 +13,30 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.addresses import parse_address
-from controller.node.agent import Agent, Pace, Wakes
-from controller.node.kubelet_pods import Kubelet, KubeletPods, NoKubelet
-from controller.node.metrics import SweepMetrics
-from controller.node.outcome import Outcome
-from controller.node.pod_sources import FixedPods, ListedPods, Listing, PodSource, WatchedPods, Witness
-from controller.node.pods_file import read_complete_pods, read_pods
-from controller.node.report import Teller, as_json, as_table
+from controller.node.age import Patience, Stamped, Watched
+from controller.node.agent import Agent, Outcome, Pace, SweepMetrics, Teller, Wakes, as_json, as_table
+from controller.node.in_use import sees_host
+from controller.node.names import VM_DIRECTORIES, Reason
+from controller.node.pods import (
+    FixedPods,
+    Kubelet,
+    KubeletPods,
+    ListedPods,
+    Listing,
+    NoKubelet,
+    PodSource,
+    WatchedPods,
+    Witness,
+    read_complete_pods,
+    read_pods,
+)
 from controller.node.sweep import Sweep
 from controller.node.trash import no_hands, real_hands
-from controller.node.usage import sees_host
 from controller.status_server import serve_status
+from vcuda.cli import FiniteRange, parse_address
 from vcuda.errors import BadInput
-from vcuda.flags import FiniteRange
 from vcuda.kube import Kube, VersionCheck
 from vcuda.logs import configure
-from vcuda.sightings import Patience, Stamped, Watched
-from vcuda.vm_directories import VM_DIRECTORIES, Reason
 
 FAILED = 1
 BAD_INPUT = 2

@@ -4,34 +4,51 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import structs
 
-from controller.node.kubelet_pods import Kubelet
-from controller.node.outcome import Outcome, Report, Verdict
-from controller.node.pod_sources import PodSource
-from controller.node.refused import Refused, keep_after
-from controller.node.removal import OutOfTime, Removal
-from controller.node.surveyor import Surveyor
+from controller.node.age import MOST_TRACKED, Now, Patience
+from controller.node.agent import Outcome, Report, Verdict
+from controller.node.fs import Entry, Identity, OutOfTime, Place, Removal, entries, identity_of, opened, opened_root
+from controller.node.in_use import InUse, Surveyor, check_unused, mount_points
+from controller.node.names import TRASH, Facts, Form, Keep, Reason, Refused, Trashed, absent, keep_after, standing
+from controller.node.pods import Kubelet, PodSource
 from controller.node.trash import Hands, OpenHands
-from controller.node.tree import Entry, Identity, Place, entries, identity_of, opened, opened_root
-from controller.node.turns import Turns
-from controller.node.usage import InUse, check_unused, mount_points
 from vcuda.errors import VcudaError
-from vcuda.sightings import MOST_TRACKED, Now, Patience
-from vcuda.vm_directories import TRASH, Facts, Form, Keep, Reason, Trashed, absent, standing
+
+T = TypeVar("T")
+
+
+class Turns:
+    """Remembers over sweeps what ran out of time: it comes behind all that did not, and behind what did so before."""
+
+    def __init__(self) -> None:
+        self._fresh = count(1)
+        self._late: dict[str, int] = {}
+
+    def begin(self, names: Collection[str]) -> None:
+        """Begin a sweep, in which there are these alone."""
+        there = frozenset(names)
+        self._late = {name: place for name, place in self._late.items() if name in there}
+
+    def place(self, name: str) -> int:
+        """Return the place of a name among the others; 0 for all that have not run out of time."""
+        return self._late.get(name, 0)
+
+    def ran_out(self, name: str) -> None:
+        """Let a name come last from now on."""
+        self._late[name] = next(self._fresh)
+
 
 # Reasons of which a single directory is not to blame: it is tried again with the next pass.
 _GENERAL = frozenset({Reason.POD, Reason.KUBELET, Reason.PODS_UNKNOWN, Reason.KUBELET_UNKNOWN})
-
-T = TypeVar("T")
 
 
 def now() -> Now:

@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from controller.node.outcome import Verdict
-from controller.node.refused import Refused
-from controller.node.removal import Removal
-from controller.node.renaming import rename
-from controller.node.tree import Place, identity_at, identity_of, open_directory
-from vcuda.vm_directories import TRASH, Reason, moving_name, trash_name
+from controller.node.agent import Verdict
+from controller.node.fs import Place, Removal, identity_at, identity_of, open_directory, rename
+from controller.node.names import TRASH, Reason, Refused, moving_name, trash_name
 
 
 class Hands(Protocol):

@@ -9,18 +9,31 @@ serves them. ``/leading`` answers 200 on the leader and 503 elsewhere, for load 
 from __future__ import annotations
 
 import gzip
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib import resources
 
 import flask
+import msgspec
 from werkzeug.exceptions import HTTPException
 
-from controller.ui.assets import Asset, read_assets
 from controller.ui.feed import Feed, TooMany
-from controller.ui.order import POD_SORTS, Order, ordered, ordered_pods, read_order, sorts_of
-from controller.ui.picture import MOST_LISTED, PARTS, Picture, render_part, with_pods
-from controller.ui.views import Views
+from controller.ui.page import Views
+from controller.ui.snapshot import (
+    MOST_LISTED,
+    PARTS,
+    POD_SORTS,
+    Order,
+    Picture,
+    ordered,
+    ordered_pods,
+    read_order,
+    render_part,
+    sorts_of,
+    with_pods,
+)
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -194,3 +207,28 @@ def _zip(response: flask.Response) -> None:
         return
     response.set_data(gzip.compress(body, compresslevel=5, mtime=0))
     response.headers["Content-Encoding"] = "gzip"
+
+
+TYPES: Mapping[str, str] = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+class Asset(msgspec.Struct, frozen=True):
+    """A file as it is sent; ``tag`` is its entity tag, which changes with its bytes."""
+
+    body: bytes
+    content_type: str
+    tag: str
+
+
+def read_assets() -> Mapping[str, Asset]:
+    """Return the assets by file name."""
+    found = {}
+    for file in resources.files("controller.ui").joinpath("static").iterdir():
+        body, kind = file.read_bytes(), file.name.rpartition(".")[2]
+        if kind in TYPES:
+            found[file.name] = Asset(body, TYPES[kind], hashlib.sha256(body).hexdigest()[:16])
+    return found

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import structlog
 
-from controller.ui.picture import Change, Picture, change_of, has_other_rows, same, take
-from controller.ui.source import PodRow, Source
-from controller.ui.views import Views
+from controller.ui.page import Views
+from controller.ui.snapshot import Change, Picture, PodRow, Source, change_of, has_other_rows, same, take
 
 SPACING = 1.0
 """Seconds between two pictures, at least."""

@@ -1,27 +1,76 @@
-"""What the leading controller has to show, as the page wants it."""
+"""The usage page of one replica: it stands by, and shows the leader's figures once it is the leader."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from controller.certificate_watch import Shown
-from controller.leader import Leader
-from controller.ui.capacity import CapacityWatch
-from controller.ui.event_watch import merged, refusal_watch, removal_watch
-from controller.ui.figures import rounded
-from controller.ui.page import UsagePage
-from controller.ui.source import Certificate, Finding, ModelCards, PodRow, Refusal, Source
-from vcuda.charge import CORES_PER_CARD
-from vcuda.free_cards import Figures, by_model
+from controller.certificates import Shown
+from controller.manager import Leader
+from controller.ui.app import Standing, create_app
+from controller.ui.events import merged, refusal_watch, removal_watch
+from controller.ui.feed import Feed
+from controller.ui.model import CapacityWatch, rounded
+from controller.ui.page import Views
+from controller.ui.server import Server, serve
+from controller.ui.snapshot import Certificate, Finding, ModelCards, PodRow, Refusal, Source
+from vcuda.allocations.observed_pods import StoredPod, charges_of
 from vcuda.kube import Kube, Reflector
-from vcuda.placement import NodeLabels, Nodes
-from vcuda.quota import Limit, NamespaceQuota
-from vcuda.stored_pods import StoredPod, charges_of
-from vcuda.usage import NamespaceUse
+from vcuda.ledger.usage import NamespaceUse
+from vcuda.placement.placement import FreeCardsByPool, NodeLabels, Nodes, by_model
+from vcuda.quota.charge import CORES_PER_CARD
+from vcuda.quota.model import Limit, NamespaceQuota
+
+
+class UsagePage:
+    """Serves the page. ``holder`` names who leads, as far as this replica has seen; it may be empty."""
+
+    def __init__(self, holder: Callable[[], str]) -> None:
+        self._holder = holder
+        self._views = Views()
+        self._feed: Feed | None = None
+        self._ready: Callable[[], bool] = lambda: False
+        self._lock = threading.Lock()
+
+    def serve(self, address: tuple[str, int]) -> Server:
+        """Serve on HOST:PORT. Raises OSError where it cannot be had."""
+        return serve(address, create_app(self.standing, self._views))
+
+    def show(self, source: Source, ready: Callable[[], bool]) -> None:
+        """Show this source from now on, as soon as it is ``ready``."""
+        with self._lock:
+            self._ready = ready
+            self._feed = Feed(source, self._views)
+            self._feed.start()
+
+    def close(self) -> None:
+        """Show nothing any more, and end every listener's stream."""
+        with self._lock:
+            feed, self._feed = self._feed, None
+        if feed:
+            feed.close()
+
+    def standing(self) -> Standing:
+        """Return the feed of a leader that has seen everything, else why there is none."""
+        with self._lock:
+            feed, ready = self._feed, self._ready
+        if feed is None:
+            return Standing(None, standby_reason(self._holder()))
+        if not ready():
+            return Standing(None, "This controller leads since a moment ago, and is reading the cluster.")
+        return Standing(feed, "")
+
+
+def standby_reason(holder: str) -> str:
+    """Say who leads."""
+    if not holder:
+        return "This controller stands by, and nobody leads at the moment."
+    return f"This controller stands by: {holder} leads."
+
 
 NO_LIMIT = Limit(0)
 
@@ -107,7 +156,7 @@ class LeaderSource:
         return None if refusals is None else merged(refusals)
 
 
-def fragmented(figures: Figures) -> Mapping[str, float]:
+def fragmented(figures: FreeCardsByPool) -> Mapping[str, float]:
     """Return the cards of each model that are free only as shares of cards in use."""
     return {model: free.fragmented_cores / CORES_PER_CARD for model, free in by_model(figures, ()).items()}
 

@@ -1,58 +1,74 @@
-"""The usage page of one replica: it stands by, and shows the leader's figures once it is the leader."""
+"""From values to HTML. Everything is escaped: the names of namespaces, models and workloads are other people's text."""
 
 from __future__ import annotations
 
-import threading
+import datetime
 from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
 
-from controller.ui.app import Standing, create_app
-from controller.ui.feed import Feed
-from controller.ui.server import Server, serve
-from controller.ui.source import Source
-from controller.ui.views import Views
+import jinja2
+from markupsafe import Markup
 
+from controller.ui import model as figures
 
-class UsagePage:
-    """Serves the page. ``holder`` names who leads, as far as this replica has seen; it may be empty."""
-
-    def __init__(self, holder: Callable[[], str]) -> None:
-        self._holder = holder
-        self._views = Views()
-        self._feed: Feed | None = None
-        self._ready: Callable[[], bool] = lambda: False
-        self._lock = threading.Lock()
-
-    def serve(self, address: tuple[str, int]) -> Server:
-        """Serve on HOST:PORT. Raises OSError where it cannot be had."""
-        return serve(address, create_app(self.standing, self._views))
-
-    def show(self, source: Source, ready: Callable[[], bool]) -> None:
-        """Show this source from now on, as soon as it is ``ready``."""
-        with self._lock:
-            self._ready = ready
-            self._feed = Feed(source, self._views)
-            self._feed.start()
-
-    def close(self) -> None:
-        """Show nothing any more, and end every listener's stream."""
-        with self._lock:
-            feed, self._feed = self._feed, None
-        if feed:
-            feed.close()
-
-    def standing(self) -> Standing:
-        """Return the feed of a leader that has seen everything, else why there is none."""
-        with self._lock:
-            feed, ready = self._feed, self._ready
-        if feed is None:
-            return Standing(None, standby_reason(self._holder()))
-        if not ready():
-            return Standing(None, "This controller leads since a moment ago, and is reading the cluster.")
-        return Standing(feed, "")
+Clock = Callable[[], datetime.datetime]
+"""Returns now, with its time zone."""
 
 
-def standby_reason(holder: str) -> str:
-    """Say who leads."""
-    if not holder:
-        return "This controller stands by, and nobody leads at the moment."
-    return f"This controller stands by: {holder} leads."
+class Views:
+    """The templates of the page, rendered with a missing value as an error, never as an empty place."""
+
+    def __init__(self, clock: Clock = lambda: datetime.datetime.now(datetime.UTC)) -> None:
+        self._clock = clock
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("controller.ui"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.filters |= {
+            "number": figures.number,
+            "memory": figures.memory,
+            "path": lambda name: quote(name, safe=""),
+            "time": self.time,
+            "plural": figures.plural,
+            "until": self.until,
+        }
+        self._row = self._templates.get_template("_row.html")
+
+    def render(self, template: str, **values: Any) -> str:
+        """Return a page, or a part of one."""
+        return self._templates.get_template(template).render(values)
+
+    def row(self, row: figures.Row, columns: tuple[str, ...]) -> str:
+        """Return one namespace's row of the table."""
+        return self._row.render(row=row, columns=columns)
+
+    def time(self, text: str) -> Markup:
+        """Return how long ago an RFC 3339 time is, in an element that holds the time itself."""
+        at = figures.moment(text)
+        if at is None:
+            return Markup("<span>{}</span>").format(text or "unknown")
+        return Markup('<time datetime="{}" title="{}">{}</time>').format(
+            text, text, figures.span((self._clock() - at).total_seconds())
+        )
+
+    def until(self, text: str) -> tuple[str, str]:
+        """Return what there is to say of an end, and how grave that is: ``ended``, ``soon``, ``later`` or ``unknown``.
+
+        Soon are 14 days: time enough to look, when a rotation that should have come has not.
+        """
+        at = figures.moment(text)
+        if at is None:
+            return "end not known", "unknown"
+        left = (at - self._clock()).total_seconds()
+        if left <= 0:
+            return f"ended {figures.span(-left)} ago", "ended"
+        return f"{figures.span(left)} left", "soon" if left < SOON else "later"
+
+
+SOON = 14 * 86400
+"""Seconds before the end of a certificate from which on it is marked."""

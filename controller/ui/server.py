@@ -30,7 +30,7 @@ from wsgiref.headers import Headers
 
 import structlog
 
-from controller.addresses import family_of
+from vcuda.cli import family_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication

@@ -14,8 +14,7 @@ from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation, led
 from tests.e2e.rest import Json
 from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, OwnProcess, Reply
-from vcuda.ledger import Ledger
-from vcuda.ledger_format import read_ledger
+from vcuda.ledger.ledger import Ledger, read_ledger
 
 PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
+from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.quota_config_map import CONFIG, QuotaConfigMap
 from tests.e2e.rest import Json
 from tests.integration.webhook_process import WebhookProcess, serving
 from tests.match_conditions import base_conditions
-from vcuda.ledger import Ledger
-from vcuda.ledger_format import read_ledger
+from vcuda.ledger.ledger import Ledger, read_ledger
 
 SYSTEM_NAMESPACE = "vcuda-quota"
 ENFORCED = "quota.vcuda.io/enforced"

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import urllib3
 
-from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
+from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.e2e.cluster import Cluster
 from tests.e2e.kubeconfig import write_kubeconfig
 

@@ -10,7 +10,7 @@ from tests.allocated import ASKED, marks
 from tests.builders import vcuda_pod
 from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Json
-from vcuda.schemes import Scheme, is_named
+from vcuda.requests.schemes import Scheme, is_named
 
 REASON = "StaleAllocationRemoved"
 BY_HAND = "by-hand"

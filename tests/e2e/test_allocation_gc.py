@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.allocation_gc import AllocationGc
 from controller.metrics import GarbageMetrics
-from controller.pod_watch import PodWatch
-from controller.removals import Found, Removing
+from controller.pods import PodInformer
+from controller.stale_gc import AllocationGc, Found, Removing
 from tests.allocated import rfc3339
 from tests.builders import LABELS
 from tests.e2e.cluster import Cluster
@@ -22,10 +21,10 @@ from tests.e2e.installation import Installation
 from tests.e2e.predicating import NAME, REFUSAL, predicating_scheduler
 from tests.e2e.rest import Json
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
+from vcuda.allocations.stale import Removal
 from vcuda.errors import Conflict
-from vcuda.kube import Key, Kube, NodeWatch, Subject
-from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER
-from vcuda.stale import Removal
+from vcuda.kube import InvolvedObject, Key, Kube, NodeInformer
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER
 
 TIMEOUT = 5
 NODE, OTHER = "gc-node", "gc-other"
@@ -170,8 +169,8 @@ def test_the_annotations_of_live_pods_are_byte_identical_after_a_thousand_passes
 ) -> None:
     """Everything counts as past its time, and each pass judges one of the pods as it is stored, too."""
     before = [pod.create(cluster, namespace) for pod in ALIVE]
-    nodes = NodeWatch(kube, LABELS)
-    pods = PodWatch(kube, LABELS, lambda _: None)
+    nodes = NodeInformer(kube, LABELS)
+    pods = PodInformer(kube, LABELS, lambda _: None)
     gc = AllocationGc(kube, pods, nodes, Removing(kube, GarbageMetrics(CollectorRegistry())), timeout=0.0)
     watches = (nodes.reflector, pods.reflector)
     for watch in watches:
@@ -199,7 +198,7 @@ def test_the_api_server_lets_no_removal_in_for_another_version_than_the_one_judg
     judged = pod.create(cluster, namespace)["metadata"]
     path = f"/api/v1/namespaces/{namespace}/pods/changed"
     changed = cluster.rest.merge_patch(path, {"metadata": {"labels": {"touched": "yes"}}})
-    subject = Subject("v1", "Pod", "changed", namespace, judged["uid"], judged["resourceVersion"])
+    subject = InvolvedObject("v1", "Pod", "changed", namespace, judged["uid"], judged["resourceVersion"])
     removal = Removal("nvidia-vcuda", "unbound", "for the test", ("nvidia.com/predicate-time",))
     with pytest.raises(Conflict):
         Removing(kube, GarbageMetrics(CollectorRegistry())).remove(Found(subject, path, (removal,)))

@@ -10,7 +10,7 @@ from tests.e2e.controller_process import candidate, controlling, drop_lease
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
 from tests.e2e.stale_objects import REASON, Allocated, is_allocated
-from vcuda.schemes import SCHEMES
+from vcuda.requests.schemes import SCHEMES
 
 PODS = 400
 MIDWAY = 40

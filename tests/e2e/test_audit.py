@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.evictions import Evictor, Outcome
 from controller.metrics import AuditMetrics
+from controller.violations import Finding, Kind
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.controller_process import ControllerProcess, await_committed, controlling, limited_team
@@ -20,10 +21,9 @@ from tests.e2e.installation import POLL_SECONDS, SYSTEM_NAMESPACE, Installation,
 from tests.e2e.rest import Json
 from tests.e2e.rights import account_of, named_quota
 from tests.integration.reviews import card_pod
-from vcuda.audit import Finding, Kind
-from vcuda.kube import Kube, LedgerStore, NodeWatch, QuotaPlace, QuotaWatch
-from vcuda.objects import Pod
-from vcuda.stored_pods import read_stored
+from vcuda.allocations.observed_pods import read_stored
+from vcuda.k8s_types import Pod
+from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "enforce-audit"
 PERIOD = 2
@@ -217,7 +217,7 @@ class TestEnforced:
 def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namespace: str) -> None:
     """The API server refuses one whose name is another pod's by now."""
     kube = Kube.connect(cluster.kubeconfig)
-    nodes, quota = NodeWatch(kube, LABELS), QuotaWatch(kube, QuotaPlace(), frozenset())
+    nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
     metrics = AuditMetrics(CollectorRegistry())
     evictor = Evictor(kube, LedgerStore(kube, SYSTEM_NAMESPACE, nodes.current), quota, nodes, metrics)
     created = cluster.create(card_pod("train", namespace))

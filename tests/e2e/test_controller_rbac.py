@@ -26,7 +26,7 @@ from tests.e2e.rest import Json
 from tests.e2e.rights import account_of, may, named_quota
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
 from tests.integration.reviews import card_pod
-from vcuda.schemes import HAMI, VGPU_MANAGER
+from vcuda.requests.schemes import HAMI, VGPU_MANAGER
 
 USAGE = "gpu-quota-usage"
 ONE = {"quota": {"M40": 1}}
@@ -128,6 +128,9 @@ def test_with_the_rights_of_the_manifest_every_kind_of_workload_is_nudged(
             [path] = [cluster.path_of(each) for each in manifests if each["kind"] == kind]
             cluster.await_object(path, kind.lower(), lambda found: "conditions" in found["status"])
         cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", told_every_kind)
+        # The Event is written before the status, and without the status nobody can tell that a pod is missing.
+        [daemon_set] = [cluster.path_of(each) for each in manifests if each["kind"] == "DaemonSet"]
+        cluster.await_object(daemon_set, "daemonset", lambda found: found["status"]["desiredNumberScheduled"] > 0)
         manager.stop()
         try:
             cluster.delete_pod(namespace, "holder")

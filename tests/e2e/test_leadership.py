@@ -11,7 +11,7 @@ from http import HTTPStatus
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.leader import Leader
+from controller.manager import Leader
 from controller.settler import Times
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
@@ -31,9 +31,9 @@ from tests.e2e.controller_process import (
 from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
-from vcuda.errors import ApiError, Unreachable
+from vcuda.errors import ApiError, Unavailable
 from vcuda.kube import Kube, Params, QuotaPlace, Stream
-from vcuda.placement import NodeLabels
+from vcuda.placement.placement import NodeLabels
 
 pytestmark = pytest.mark.slow
 
@@ -194,7 +194,7 @@ class StaleKube(Kube):
         if path == "/api/v1/pods" and "sendInitialEvents" in (params or {}):
             raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "this server streams no lists")
         if path == "/api/v1/pods":
-            raise Unreachable("this watch never comes about")
+            raise Unavailable("this watch never comes about")
         return super().stream(path, params, connect_timeout=connect_timeout, read_timeout=read_timeout)
 
 

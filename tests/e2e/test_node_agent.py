@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.pod_sources import list_uids
+from controller.node.names import TRASH
+from controller.node.pods import list_uids
 from tests.e2e.cluster import Cluster
 from tests.e2e.compaction import expire, token_of
 from tests.e2e.control_plane import ControlPlane
@@ -25,7 +26,6 @@ from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
 from vcuda.errors import Gone
 from vcuda.kube import Kube, Params
-from vcuda.vm_directories import TRASH
 
 pytestmark = pytest.mark.slow
 

@@ -20,10 +20,10 @@ from tests import strategies
 from tests.builders import Manifest, nodes, review
 from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Answer
-from vcuda.patches import Hints
-from vcuda.quota import Limit, NamespaceQuota, Quota
-from webhook.facts import Facts
-from webhook.holds import Holds
+from vcuda.placement.patches import Hints
+from vcuda.quota.model import Limit, NamespaceQuota, Quota
+from webhook.choices import RecentChoices
+from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers
 from webhook.mutate import mutate
 
@@ -43,8 +43,8 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
     """Return the pod as /mutate leaves it where every model has room; None where it gets none."""
-    facts = Facts(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
-    answer = mutate(review(pod, namespace), facts, MemoryLedgers(), Holds())
+    facts = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
+    answer = mutate(review(pod, namespace), facts, MemoryLedgers(), RecentChoices())
     if answer.outcome != "pinned":
         return None
     patched: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(answer.patch))

@@ -20,7 +20,7 @@ from tests.e2e.compaction import expire, token_of
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.watching import streams_lists
 from tests.integration.rounds import running
-from vcuda.errors import ApiError, Conflict, NotFound, Unreachable
+from vcuda.errors import ApiError, Conflict, NotFound, Unavailable
 from vcuda.kube import MERGE_PATCH, Kube, Params, Reflector, Stream
 from vcuda.kube.watch import INITIAL_EVENTS, Watches
 
@@ -121,7 +121,7 @@ class Writer:
         """Repeat until it is answered; ``landed`` says that an attempt whose answer was lost has done it."""
         for _ in range(ATTEMPTS):
             assert self.up.wait(TIMEOUT)
-            with suppress(Unreachable):
+            with suppress(Unavailable):
                 with suppress(landed):
                     write()
                 self.written.release()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from certs.pem import read_certificates
+from certs.parsing import read_certificates
 from certs.state import signed_by
 from tests.e2e.cluster import Cluster
 from tests.e2e.rights import account_of

@@ -13,11 +13,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from certs.authority import Signed, make_authority, make_leaf
-from certs.dialling import dial
-from certs.names import service_names
-from certs.pem import read_certificates
+from certs.cluster import dial
+from certs.parsing import read_certificates
 from certs.state import fingerprint
+from certs.x509 import Signed, make_authority, make_leaf, service_names
 from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.rest import Json

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from certs.pem import read_certificates
+from certs.parsing import read_certificates
 from tests.e2e.cluster import Cluster
 from tests.e2e.fatal_proxy import Fatal
 from tests.e2e.lossy_proxy import lossy_proxy

@@ -23,7 +23,7 @@ from tests.e2e.installation import (
 )
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod
-from vcuda.ledger_format import FORMAT, read_ledger
+from vcuda.ledger.ledger import FORMAT, read_ledger
 
 SAMPLE = Path(__file__).parents[1] / "data" / "ledger-format-1.json"
 STORED_LATER = "5b0b9a9e-4a5e-4a38-9c63-6f3a1d1f6a10"

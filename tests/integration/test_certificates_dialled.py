@@ -15,12 +15,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from certs.authority import Signed, make_authority, make_leaf
-from certs.dialling import dial, dial_all
+from certs.cluster import dial, dial_all
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
-from controller.certificate_watch import REASON, CertificateWatch, Shown, is_late
-from controller.certificate_watch import dial as dial_for_the_controller
+from certs.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
+from controller.certificates import REASON, CertificateWatch, Shown, is_late
+from controller.certificates import dial as dial_for_the_controller
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
 from tests.e2e.ports import free_ports
 from tests.integration.tls_echo import Echo, echoing
@@ -156,7 +155,7 @@ def test_a_leaf_that_no_rotation_has_renewed_is_told_once_a_day_on_the_service(
 
 def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
     api, stop = ApiDouble(), threading.Event()
-    monkeypatch.setattr("controller.certificate_watch.INTERVAL", 0.0)
+    monkeypatch.setattr("controller.certificates.INTERVAL", 0.0)
     watch = CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
     looks: list[Delivery] = [
         *[lost_request] * 2,

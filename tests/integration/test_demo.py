@@ -1,4 +1,4 @@
-"""``python -m webhook.demo``, as ``make demo`` runs it."""
+"""``python -m examples.demo``, as ``make demo`` runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from certs.cli import issue
-from webhook import demo
+from examples import demo
 
 ROOT = Path(demo.__file__).parents[1]
 
@@ -20,7 +20,7 @@ ROOT = Path(demo.__file__).parents[1]
 def output() -> str:
     """What it prints, run as a newcomer does."""
     done = subprocess.run(
-        [sys.executable, "-m", "webhook.demo"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 
 from controller.cli import main
 from controller.extender.service import Extender, Listening
-from controller.pod_watch import PodWatch
+from controller.pods import PodInformer
 from tests.api_double import ApiDouble, Script, lost_request
 from tests.builders import LABELS
 from tests.e2e.installation import make_certificates
 from tests.extended import JOURNAL, SYSTEM
 from tests.waiting import PATIENT
-from vcuda.kube import NodeWatch
+from vcuda.kube import NodeInformer
 
 ADDRESS = ("--extender-address", "127.0.0.1:0")
 
@@ -47,7 +47,7 @@ class Beginning:
         make_certificates(certificates)
         self.faults = 0
         self.faulty = threading.Event()
-        pods, nodes = PodWatch(api.kube, LABELS, lambda _: None), NodeWatch(api.kube, LABELS)
+        pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
         listening = Listening.on(("127.0.0.1", 0), certificates, None)
         self.extender = Extender(
             api.kube, SYSTEM, listening, pods, nodes, registry=CollectorRegistry(), on_fault=self._fault

@@ -21,10 +21,9 @@ from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from certs.authority import make_authority, make_leaf
 from certs.cli import issue, main
 from certs.files import File, serving_files, signing_files, write_files
-from certs.names import DEVELOPMENT
+from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 
 SERVING = ("ca.crt", "tls.crt", "tls.key")
 

@@ -21,7 +21,7 @@ from tests.integration.scripted import (
     torn,
     write_kubeconfig,
 )
-from vcuda.errors import ApiError, BadInput, Conflict, Gone, NotFound, Unreachable
+from vcuda.errors import ApiError, BadInput, Conflict, Gone, NotFound, Unavailable
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
 
 PATH = "/api/v1/namespaces/ns/configmaps"
@@ -42,10 +42,10 @@ async def drip() -> bytes:
         pytest.param(409, Conflict, id="conflict"),
         pytest.param(410, Gone, id="too old"),
         pytest.param(422, ApiError, id="invalid"),
-        pytest.param(429, Unreachable, id="too many requests"),
-        pytest.param(500, Unreachable, id="fault in the server"),
-        pytest.param(503, Unreachable, id="shutting down"),
-        pytest.param(504, Unreachable, id="etcd too slow"),
+        pytest.param(429, Unavailable, id="too many requests"),
+        pytest.param(500, Unavailable, id="fault in the server"),
+        pytest.param(503, Unavailable, id="shutting down"),
+        pytest.param(504, Unavailable, id="etcd too slow"),
     ],
 )
 def test_a_refusal_becomes_the_error_of_its_status_with_the_servers_sentence(
@@ -60,7 +60,7 @@ def test_a_refusal_becomes_the_error_of_its_status_with_the_servers_sentence(
 
 def test_a_refusal_by_a_proxy_that_speaks_no_kubernetes_keeps_its_first_words(kube: Kube, script: Script) -> None:
     script.answers.append(Answer(b"<html>bad gateway \xff" + b"x" * 5000, status=502))
-    with pytest.raises(Unreachable, match="<html>bad gateway") as caught:
+    with pytest.raises(Unavailable, match="<html>bad gateway") as caught:
         kube.get(PATH)
     assert len(str(caught.value)) < 400
 
@@ -90,21 +90,21 @@ def test_an_answer_that_does_not_arrive_whole_and_in_time_is_no_answer(
     kube: Kube, script: Script, answer: Answer
 ) -> None:
     script.answers.append(answer)
-    with pytest.raises(Unreachable, match=f"GET {PATH}"):
+    with pytest.raises(Unavailable, match=f"GET {PATH}"):
         kube.get(PATH, timeout=0.4)
 
 
 def test_nothing_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
     """Whether a write that broke has landed is for the caller to find out."""
     script.answers.append(torn(b"{"))
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unavailable):
         kube.post(PATH, b"{}")
     assert len(script.seen) == 1
 
 
 def test_a_refused_connection_is_unreachable(tmp_path: Path) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "t"})
-    with pytest.raises(Unreachable, match=f"GET {PATH}"):
+    with pytest.raises(Unavailable, match=f"GET {PATH}"):
         Kube.connect(tmp_path / "kubeconfig").get(PATH)
 
 
@@ -144,7 +144,7 @@ def test_a_token_file_that_vanished_is_said(script: Script, server: str, tmp_pat
     kube = Kube.connect(tmp_path / "kubeconfig")
     token.unlink()
     script.answers.append(status(401, "Unauthorized"))
-    with pytest.raises(Unreachable, match="credentials cannot be read"):
+    with pytest.raises(Unavailable, match="credentials cannot be read"):
         kube.get(PATH)
 
 
@@ -174,7 +174,7 @@ def test_a_continue_token_that_is_too_old_is_gone(kube: Kube, script: Script) ->
 )
 def test_an_answer_that_is_no_list_is_no_answer(kube: Kube, script: Script, body: bytes) -> None:
     script.answers.append(Answer(body))
-    with pytest.raises(Unreachable, match="no list"):
+    with pytest.raises(Unavailable, match="no list"):
         list(kube.list_pages(PATH))
 
 
@@ -194,7 +194,7 @@ def test_an_aborted_stream_ends_though_it_would_stay_silent_for_long(kube: Kube,
     script.watches.append(Answer(SILENT))
     with kube.stream(PATH, {"watch": "true"}, read_timeout=60) as watch:
         watch.abort()
-        with pytest.raises(Unreachable):
+        with pytest.raises(Unavailable):
             list(watch)
     watch.abort()
 

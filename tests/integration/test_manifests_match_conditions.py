@@ -22,9 +22,9 @@ from tests.builders import container, pod
 from tests.match_conditions import ASKING, ORDINARY
 from tests.rendered import BASE, Json, rendered, webhooks
 from tests.strategies import storable_pods
-from vcuda.objects import Pod
-from vcuda.requests import asks_for_vcuda
-from vcuda.schemes import SCHEME_OF_RESOURCE, SCHEMES
+from vcuda.k8s_types import Pod
+from vcuda.requests.pod_request import asks_for_vcuda
+from vcuda.requests.schemes import SCHEME_OF_RESOURCE, SCHEMES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
 TYPE_ANNOTATIONS = {name for scheme in SCHEMES for name in (scheme.wanted_models, scheme.unwanted_models) if name}

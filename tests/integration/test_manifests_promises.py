@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from certs.cli import main as certs_cli
-from certs.names import service_names
+from certs.x509 import service_names
 from controller.cli import main as controller_cli
+from controller.node.names import VM_DIRECTORIES
 from tests.pod_security import offences
 from tests.rendered import (
     BASE,
@@ -29,8 +30,7 @@ from tests.rendered import (
     webhooks,
 )
 from vcuda import __version__
-from vcuda.schemes import SCHEMES
-from vcuda.vm_directories import VM_DIRECTORIES
+from vcuda.requests.schemes import SCHEMES
 from webhook.cli import main as webhook_cli
 
 PROGRAMS = {"vcuda-webhook": webhook_cli, "vcuda-controller": controller_cli, "vcuda-certs": certs_cli}

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from tests.integration.scripted import Script, event, item, page, stream
-from vcuda.kube import Kube, NodeWatch
-from vcuda.placement import NodeLabels
+from vcuda.kube import Kube, NodeInformer
+from vcuda.placement.placement import NodeLabels
 
 LABELS = NodeLabels()
 M40, P100 = {LABELS.model: "M40"}, {LABELS.model: "P100"}
@@ -59,7 +59,7 @@ def test_a_change_of_a_nodes_model_is_told(
         if watch.current().model_of("last"):
             ended.set()
 
-    watch = NodeWatch(kube, LABELS, on_model_change)
+    watch = NodeInformer(kube, LABELS, on_model_change)
     watch.reflector.start()
     assert ended.wait(PATIENCE)
     watch.reflector.stop()

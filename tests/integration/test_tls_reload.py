@@ -32,9 +32,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from certs.authority import Signed, make_authority, make_leaf
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
+from certs.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
 from tests.integration.tls_echo import Echo, echo, echoing
 from tests.integration.webhook_process import WebhookProcess, serving
 from tests.processes import PATIENCE

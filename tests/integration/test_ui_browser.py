@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
+from controller.ui.page import Views
 from controller.ui.server import serve
-from controller.ui.source import PodRow, Refusal
-from controller.ui.views import Views
+from controller.ui.snapshot import PodRow, Refusal
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, browsing, tab
 from tests.usage_samples import Sample, ago, company, crowd, model_use, namespace_use
 

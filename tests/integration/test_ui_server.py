@@ -14,8 +14,8 @@ import structlog.testing
 from controller.ui import server as server_module
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
+from controller.ui.page import Views
 from controller.ui.server import LONGEST_HEAD, Server, serve
-from controller.ui.views import Views
 from tests.usage_samples import NOW, Sample, company, model_use, namespace_use
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from tests.reference.markdown import code, listed, table
 from tests.reference.sources import ROOT, strings
-from vcuda.records import RECORDS
-from vcuda.schemes import SCHEMES, Scheme
+from vcuda.allocations.annotations import RECORDS
+from vcuda.requests.schemes import SCHEMES, Scheme
 
 _KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
 _NO_KEY = re.compile(r".*/v[0-9]+(?:(?:alpha|beta)[0-9]+)?")

@@ -14,20 +14,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
+from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from controller.extender.service import Listening
-from controller.leader import Leader
-from controller.node.metrics import SweepMetrics
+from controller.manager import Leader
+from controller.node.agent import SweepMetrics
 from tests.reference.markdown import code, listed, table
 from tests.reference.sources import strings
 from vcuda.kube import Kube, QuotaPlace
-from vcuda.patches import Hints
-from vcuda.placement import NodeLabels
+from vcuda.placement.patches import Hints
+from vcuda.placement.placement import NodeLabels
 from vcuda.tls import ServingCertificate
 from webhook.assembly import Cluster
-from webhook.cluster_facts import ClusterFacts
+from webhook.context import ClusterPolicy
 from webhook.server import _export
 
 _NAME = re.compile(r"vcuda_[a-z0-9_]+")
@@ -82,7 +81,7 @@ def _table(found: tuple[Family, ...]) -> str:
 
 def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegistry:
     cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints(), 1)
-    with mock.patch.object(ClusterFacts, "start"):  # there is no cluster to watch
+    with mock.patch.object(ClusterPolicy, "start"):  # there is no cluster to watch
         metrics = cluster.make_service(certificate).metrics
     _export(metrics, mock.Mock(nr_conns=0, shed=0, overdue=0))
     return metrics.registry

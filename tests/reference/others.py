@@ -14,25 +14,23 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from controller import plugin
+from controller.auditor import MESSAGE
+from controller.extender.strategy import UNSEEN, allot, least_free
 from controller.metrics import GarbageMetrics
 from controller.publisher import KEY, NAME
-from controller.removals import Found, Removing
-from controller.unpinned import MESSAGE
+from controller.stale_gc import Found, Removing
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from tests.reference.told import Chapter, Told
-from vcuda.allocate import UNSEEN, allot, least_free
-from vcuda.cards import Cards, Reason, read_cards
-from vcuda.demands import Demand, Wish, read_wish
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, read_cards, read_wish
+from vcuda.allocations.observed_pods import read_stored
+from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks
 from vcuda.errors import UnsupportedVersion
-from vcuda.kube import Heard, Kube, QuotaPlace, QuotaWatch, Subject
+from vcuda.k8s_types import Node, ObjectMeta, Pod
+from vcuda.kube import Heard, InvolvedObject, Kube, QuotaInformer, QuotaPlace
 from vcuda.kube.version import check_version
-from vcuda.objects import Node, ObjectMeta, Pod
-from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
-from vcuda.stale import Removal, find_stale
-from vcuda.stale_locks import find_stale_lock, read_locks
-from vcuda.stored_pods import read_stored
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
 
 ALLOCATED = 1_700_000_000.0
 TIMEOUT = 300.0
@@ -76,13 +74,13 @@ def _version() -> Iterator[Told]:
 
 def _unplaced() -> Iterator[Told]:
     cards = Cards.unused(GPU_MANAGER, 2, 64)
-    half = Wish(GPU_MANAGER, (Demand(0, 50, 1),))
+    half = CardRequest(GPU_MANAGER, (ContainerRequest(0, 50, 1),))
     wait = "Wait until pods there end; the scheduler tries again by itself."
     pod = "Correct the pod: no node can take it as it is."
     node = "The node reports something else than gpu-manager's device plugin does: look at its capacity."
-    yield Told(_why(allot(cards, [Demand(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
-    yield Told(_why(allot(cards, [Demand(0, 50, 60000)])), pod)
-    yield Told(_why(allot(cards, [Demand(number, 60, 256) for number in range(3)])), wait)
+    yield Told(_why(allot(cards, [ContainerRequest(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
+    yield Told(_why(allot(cards, [ContainerRequest(0, 50, 60000)])), pod)
+    yield Told(_why(allot(cards, [ContainerRequest(number, 60, 256) for number in range(3)])), wait)
     yield Told(UNSEEN.text, "Nothing: the node has just come.")
     others = least_free(half, ["one"], {"one": Cards.unused(NVIDIA_VCUDA, 1, 64)})
     yield Told(_why(others), "Nothing: the node has cards of another scheme.")
@@ -114,7 +112,7 @@ def _malformed() -> Iterator[Told]:
     todo = "Correct the document."
     for known in ((), ("team-a: {quota: {M40: 8}}",)):
         api, place = ApiDouble(), QuotaPlace()
-        watch = QuotaWatch(api.kube, place, frozenset())
+        watch = QuotaInformer(api.kube, place, frozenset())
         with structlog.testing.capture_logs():
             for text in (*known, "team-a: {quota: {M40: -8}}"):
                 _store_quota(api, place, {place.key: text})
@@ -123,7 +121,7 @@ def _malformed() -> Iterator[Told]:
     api, place = ApiDouble(), QuotaPlace()
     with structlog.testing.capture_logs():
         _store_quota(api, place, {"quota": "{}"})
-        QuotaWatch(api.kube, place, frozenset()).reflector._relist()
+        QuotaInformer(api.kube, place, frozenset()).reflector._relist()
     yield Told(_event(api), "Put the document under that key.")
 
 
@@ -146,7 +144,7 @@ def _removed() -> Iterator[tuple[str, str]]:
         keys = dict.fromkeys(removal.annotations, "")
         version = ObjectMeta(resource_version="101")
         api.store(path, {"metadata": {"name": "train-0", "namespace": "team-a", "annotations": keys}})
-        subject = Subject("v1", "Pod", "train-0", "team-a", "uid-1", version.resource_version)
+        subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", version.resource_version)
         with structlog.testing.capture_logs():
             Removing(api.kube, GarbageMetrics(CollectorRegistry())).remove(Found(subject, path, (removal,)))
         yield removal.rule, _event(api)

@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from controller.evictions import Outcome
+from controller.node.names import EXPECTED, WHY
+from controller.violations import Kind
 from tests.reference.markdown import code, table
 from tests.reference.others import removal_rules
 from tests.reference.sources import calls, imports_of
-from vcuda.audit import Kind
 from vcuda.kube import Counts
-from vcuda.schemes import SCHEMES
-from vcuda.vm_directories import EXPECTED, WHY
+from vcuda.requests.schemes import SCHEMES
 
 OUTCOMES = {
     "ignored": "not a pod that asks for GPUs, or no creation; at `/quota` another ConfigMap",
@@ -57,16 +57,16 @@ INCIDENTS = {
 
 
 def in_the_source() -> set[str]:
-    """Every outcome of an answer in the source: the first argument of Answer, and the second of refused."""
+    """Every outcome of an answer in the source: the first argument of AdmissionResponse, and the second of refused."""
     found = set()
-    for name, position in (("Answer", 0), ("refused", 1)):
+    for name, position in (("AdmissionResponse", 0), ("refused", 1)):
         for module, call in calls(name):
             if imports_of(module).get(name, f"{module}.{name}") in _ANSWERS and len(call.args) > position:
                 found |= set(_texts(call.args[position]))
     return found
 
 
-_ANSWERS = ("vcuda.review.Answer", "webhook.subject.refused")
+_ANSWERS = ("vcuda.review.AdmissionResponse", "webhook.pod_review.refused")
 
 
 def incidents() -> set[str]:

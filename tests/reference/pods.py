@@ -14,24 +14,23 @@ from tests import builders
 from tests.builders import MODEL, POOL, held_to, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
 from tests.reference.told import Chapter, Told
-from vcuda.charge import Charge, Shortage, Usage, exceeded
 from vcuda.errors import BadReview, UnreadableLedger
-from vcuda.free_cards import FreeCards
+from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
-from vcuda.ledger import MOST_PENDING, Granted, Ledger, Pending, Refused
-from vcuda.objects import ConfigMap, ObjectMeta
-from vcuda.placement import Candidates, Choice, Nodes, choose
-from vcuda.quota import Limit, Mode, NamespaceQuota
-from vcuda.requests import read_request
-from vcuda.review import Answer, GroupVersionKind
-from webhook import cluster_ledgers
-from webhook.facts import Facts
-from webhook.holds import Holds
-from webhook.ledgers import Busy, Demand, Ledgers, MemoryLedgers
+from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
+from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
+from vcuda.quota.charge import Charge, Shortage, Usage, exceeded
+from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.requests.pod_request import read_request
+from vcuda.review import AdmissionResponse, GroupVersionKind
+from webhook import ledger_client as cluster_ledgers
+from webhook.admission import Gate, NotReady, Service
+from webhook.choices import RecentChoices
+from webhook.context import PolicySnapshot
+from webhook.ledgers import ChargeRequest, Ledgers, MemoryLedgers, RetryLater
 from webhook.metrics import Metrics
 from webhook.mutate import mutate
-from webhook.service import Gate, NotReady, Service
-from webhook.subject import malformed_sentence
+from webhook.pod_review import malformed_sentence
 from webhook.validate import validate
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
@@ -74,18 +73,20 @@ def chapters() -> tuple[Chapter, ...]:
     )
 
 
-def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> Answer:
+def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
     """What /mutate says to a pod."""
     facts = builders.facts(quota, nodes)
-    return mutate(builders.review(vcuda_pod(limits, **fields)), facts, MemoryLedgers(), Holds())
+    return mutate(builders.review(vcuda_pod(limits, **fields)), facts, MemoryLedgers(), RecentChoices())
 
 
-def _charge(limits: Mapping[str, Any], quota: NamespaceQuota, ledgers: Ledgers | None = None, **fields: Any) -> Answer:
+def _charge(
+    limits: Mapping[str, Any], quota: NamespaceQuota, ledgers: Ledgers | None = None, **fields: Any
+) -> AdmissionResponse:
     """What /validate says to a pod, held to M40 unless told otherwise."""
     manifest = vcuda_pod(limits, **{"metadata": {"uid": "one"}, "affinity": held_to("M40"), **fields})
     deadline = time.monotonic() + 1
     return validate(
-        builders.review(manifest), builders.facts(quota, NODES), ledgers or MemoryLedgers(), Holds(), deadline
+        builders.review(manifest), builders.facts(quota, NODES), ledgers or MemoryLedgers(), RecentChoices(), deadline
     )
 
 
@@ -162,11 +163,11 @@ def _malformed() -> list[Told]:
 class _Busy(MemoryLedgers):
     """Ledgers that cannot be written now."""
 
-    def __init__(self, answer: Busy) -> None:
+    def __init__(self, answer: RetryLater) -> None:
         super().__init__()
         self._answer = answer
 
-    def charge(self, _demand: Demand) -> Busy:
+    def charge(self, _demand: ChargeRequest) -> RetryLater:
         """Decide nothing."""
         return self._answer
 
@@ -174,7 +175,7 @@ class _Busy(MemoryLedgers):
 class _Full(MemoryLedgers):
     """Ledgers with as many pending charges as there may be."""
 
-    def charge(self, demand: Demand) -> Granted | Refused | Busy:
+    def charge(self, demand: ChargeRequest) -> Admitted | Refused | RetryLater:
         """Decide by such a ledger."""
         pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
         return demand.decide(Ledger(pending=pending))
@@ -201,7 +202,7 @@ def _undecided() -> list[Told]:
 class _Unread:
     """No quota has been read yet."""
 
-    def current(self) -> Facts | None:
+    def current(self) -> PolicySnapshot | None:
         """Return nothing."""
         return None
 
@@ -271,7 +272,7 @@ def _forecasts() -> list[str]:
 
 def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
     request = builders.review(vcuda_pod(limits), dry_run=True)
-    return str(mutate(request, builders.facts(quota, NODES), MemoryLedgers(), Holds()).warnings[-1])
+    return str(mutate(request, builders.facts(quota, NODES), MemoryLedgers(), RecentChoices()).warnings[-1])
 
 
 def _registered() -> list[Told]:
@@ -282,10 +283,10 @@ def _registered() -> list[Told]:
     nobody = "No API server sends this."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
-        Told(mutate(kind, facts, MemoryLedgers(), Holds()).message, rules),
+        Told(mutate(kind, facts, MemoryLedgers(), RecentChoices()).message, rules),
         Told(_charge(CARD, SMALL, metadata={}).message, rules),
         Told(_bad(json.dumps(versions).encode()), rules),
-        Told(mutate(unread, facts, MemoryLedgers(), Holds()).message, nobody),
+        Told(mutate(unread, facts, MemoryLedgers(), RecentChoices()).message, nobody),
         Told(_bad(b"pod"), nobody),
         Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
     ]

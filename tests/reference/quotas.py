@@ -11,15 +11,14 @@ from tests import builders
 from tests.builders import MODEL, POOL
 from tests.reference.sources import sentences
 from tests.reference.told import Chapter, Told
-from vcuda import quota_syntax
-from vcuda.charge import Charge, Usage
-from vcuda.errors import QuotaFault, Unreachable
+from vcuda.errors import QuotaFault, Unavailable
 from vcuda.kube import QuotaPlace
-from vcuda.quota import Limit, NamespaceQuota
-from vcuda.quota_document import MAX_NAMESPACES, parse_quota
-from vcuda.quota_syntax import MAX_DEPTH
-from vcuda.quota_text import MAX_ENTRIES, MAX_TEXT
-from vcuda.review import Answer, GroupVersionKind
+from vcuda.quota import yaml as quota_syntax
+from vcuda.quota.charge import Charge, Usage
+from vcuda.quota.document import MAX_NAMESPACES, parse_quota
+from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
+from vcuda.review import AdmissionResponse, GroupVersionKind
 from webhook.ledgers import Ledgers, MemoryLedgers
 from webhook.quota_edit import COMPARING, MOST_FAULTS, MOST_WARNINGS, check_edit
 
@@ -108,7 +107,7 @@ def _edited(
     ledgers: Ledgers | None = None,
     limits: Mapping[str, Limit] | None = None,
     comparing: float = COMPARING,
-) -> Answer:
+) -> AdmissionResponse:
     """The answer to an edit, of a quota of eight M40 unless told otherwise."""
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
@@ -133,7 +132,7 @@ def _edits() -> Iterator[Told]:
 class _Used(MemoryLedgers):
     """Ledgers in which three cards are used."""
 
-    def headroom(self, _namespace: str) -> Mapping[str, Usage]:
+    def usage(self, _namespace: str) -> Mapping[str, Usage]:
         """Return them."""
         return {"M40": Usage(Charge(300, 0, 300))}
 
@@ -141,9 +140,9 @@ class _Used(MemoryLedgers):
 class _Silent(MemoryLedgers):
     """Ledgers that cannot be read."""
 
-    def headroom(self, _namespace: str) -> Mapping[str, Usage]:
+    def usage(self, _namespace: str) -> Mapping[str, Usage]:
         """Fail."""
-        raise Unreachable("the API server does not answer")
+        raise Unavailable("the API server does not answer")
 
 
 def _warnings() -> Iterator[Told]:

@@ -31,7 +31,7 @@ def other(api: ApiDouble) -> Replica:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the replicas' time, which passes by sleeping only."""
     clock = Clock()
-    monkeypatch.setattr("webhook.cluster_ledgers.time", clock)
+    monkeypatch.setattr("webhook.ledger_client.time", clock)
     return clock
 
 

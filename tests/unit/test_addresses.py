@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.addresses import parse_address
+from vcuda.cli import parse_address
 from vcuda.errors import BadInput
 
 

@@ -12,8 +12,8 @@ from tests import strategies
 from tests.builders import MODEL, Manifest, required, requirement, term, vcuda_pod, view
 from tests.node_selection import line_holds, may_run_on, term_allows
 from tests.strategies import MODELS, NODE_NAMES, NUMBERS, POOLS, UNKNOWN_NODE, VALUES_OF
-from vcuda.affinity import NAME_FIELD, Term, limited_values, terms_of
-from vcuda.objects import PodSpec, Requirement
+from vcuda.k8s_types import PodSpec, Requirement
+from vcuda.placement.affinity import NAME_FIELD, Term, limited_values, terms_of
 
 ABSENT = None
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.allocate import Allotment, Order, Placement, allot, least_free, packed
-from vcuda.cards import Cards, Reason, Share
-from vcuda.demands import Demand, Wish
-from vcuda.schemes import GPU_MANAGER, NVIDIA_VCUDA
+from controller.extender.strategy import Assignment, Order, Placement, allot, least_free, packed
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, Share
+from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 GIB = 1024
 
@@ -20,13 +19,15 @@ def node(*used: int, memory: int = 0) -> Cards:
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
 
 
-def cards_of(found: Allotment | Reason) -> list[list[int]]:
-    assert isinstance(found, Allotment), found
+def cards_of(found: Assignment | Reason) -> list[list[int]]:
+    assert isinstance(found, Assignment), found
     return [[share.card for share in shares] for shares in found.shares.values()]
 
 
-def wish(*demands: tuple[int, int]) -> Wish:
-    return Wish(GPU_MANAGER, tuple(Demand(number, cores, memory) for number, (cores, memory) in enumerate(demands)))
+def wish(*demands: tuple[int, int]) -> CardRequest:
+    return CardRequest(
+        GPU_MANAGER, tuple(ContainerRequest(number, cores, memory) for number, (cores, memory) in enumerate(demands))
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_the_reason_is_short_and_says_whether_it_can_pass(
     cards: Cards, demand: tuple[int, int], reason: Reason | None
 ) -> None:
     found = allot(cards, wish(demand).demands)
-    assert found == reason if reason else isinstance(found, Allotment)
+    assert found == reason if reason else isinstance(found, Assignment)
 
 
 def test_cores_without_cores_used_but_with_memory_used_are_no_whole_card() -> None:
@@ -69,7 +70,7 @@ def test_cores_without_cores_used_but_with_memory_used_are_no_whole_card() -> No
     assert isinstance(allot(cards, wish((100, 0)).demands), Reason)
 
 
-def chosen(order: Order, asked: Wish, **nodes: Cards | Reason) -> str:
+def chosen(order: Order, asked: CardRequest, **nodes: Cards | Reason) -> str:
     choice = order(asked, nodes, nodes)
     assert isinstance(choice, Placement), choice
     return choice.node

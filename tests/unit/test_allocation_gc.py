@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from controller.allocation_gc import PERIOD, RETRY
-from controller.removals import TRIES
+from controller.stale_gc import PERIOD, RETRY, TRIES
 from tests.allocated import NODE, allocated_pod
 from tests.api_double import Effect, Script, delivered, lost_reply, lost_request
 from tests.cleaner import NODES, POD, START, TIMEOUT, Cleaner, before, bind, marks_on, store
-from vcuda.errors import ApiError, Conflict, Unreachable
-from vcuda.schemes import GPU_MANAGER
+from vcuda.errors import ApiError, Conflict, Unavailable
+from vcuda.requests.schemes import GPU_MANAGER
 
 # Pods
 
@@ -237,7 +236,7 @@ def test_while_nobody_can_say_whether_a_node_exists_nothing_is_removed(cleaner: 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         calls.append(method)
         if calls == ["GET", "GET"]:
-            raise Unreachable("timed out")
+            raise Unavailable("timed out")
         return effect()
 
     cleaner.api.deliver = deliver

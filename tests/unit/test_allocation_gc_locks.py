@@ -7,12 +7,11 @@ import threading
 
 import pytest
 
-from controller.allocation_gc import PERIOD, PERIODS
-from controller.removals import Reporting
+from controller.stale_gc import PERIOD, PERIODS, Reporting
 from tests.allocated import NODE, rfc3339
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
 from tests.cleaner import LOCK, NODES, START, TIMEOUT, Cleaner, before, lock, marks_on, store
-from vcuda.errors import Unreachable
+from vcuda.errors import Unavailable
 
 HOLDER = "/api/v1/namespaces/team-a/pods/holder"
 
@@ -170,7 +169,7 @@ def test_a_failing_turn_is_a_turn(cleaner: Cleaner) -> None:
     def deliver(_method: str, _timeout: float, _effect: Effect) -> bytes:
         cleaner.now += PERIOD * PERIODS + 1
         cleaner.gc.due.close()
-        raise Unreachable("timed out")
+        raise Unavailable("timed out")
 
     cleaner.api.deliver = deliver
     cleaner.gc.run()

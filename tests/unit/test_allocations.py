@@ -6,9 +6,9 @@ import pytest
 
 from tests.allocated import NODE, allocated_pod, marks
 from tests.builders import LABELS, view
-from vcuda.allocations import Allocation, Keys
-from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
-from vcuda.stored_pods import read_stored
+from vcuda.allocations.annotations import Allocation, Keys
+from vcuda.allocations.observed_pods import read_stored
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.violations import Finding, Kind, audit
 from tests.builders import LABELS, MODEL, nodes, vcuda_pod, view
-from vcuda.audit import Finding, Kind, audit
-from vcuda.charge import Charge, fits, total
-from vcuda.placement import Nodes
-from vcuda.quota import Limit, Mode, NamespaceQuota
-from vcuda.stored_pods import StoredPod, read_stored
+from vcuda.allocations.observed_pods import StoredPod, read_stored
+from vcuda.placement.placement import Nodes
+from vcuda.quota.charge import Charge, fits, total
+from vcuda.quota.model import Limit, Mode, NamespaceQuota
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})
 FOUR = NamespaceQuota({"M40": Limit(400)})

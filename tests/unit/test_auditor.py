@@ -17,10 +17,10 @@ from tests.api_double import ApiDouble, Script, lost_request
 from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
 from tests.replicas import Clock
 from tests.waiting import PATIENT
-from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, Unreachable, VcudaError
-from vcuda.kube import LedgerStore, NodeWatch, QuotaPlace, QuotaWatch
+from vcuda.allocations.observed_pods import StoredPod, read_stored
+from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, Unavailable, VcudaError
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.client import refusal
-from vcuda.stored_pods import StoredPod, read_stored
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 PODS = "/api/v1/namespaces/team-a/pods"
@@ -78,8 +78,8 @@ class Audited:
         self.api = api
         self.clock = Clock()
         self.pods: list[StoredPod] = []
-        self.nodes = NodeWatch(api.kube, LABELS)
-        self.quota = QuotaWatch(api.kube, QuotaPlace(), system)
+        self.nodes = NodeInformer(api.kube, LABELS)
+        self.quota = QuotaInformer(api.kube, QuotaPlace(), system)
         self.registry = CollectorRegistry()
         store = LedgerStore(api.kube, "vcuda-quota", self.nodes.current)
         evictor = Evictor(api.kube, store, self.quota, self.nodes, AuditMetrics(self.registry))
@@ -157,7 +157,7 @@ def test_what_is_mended_is_found_no_longer(api: Cluster) -> None:
     audited = Audited(api, enforce=False)
     audited.look()
     api.limit({"quota": {"M40": 4}})
-    audited.quota = audited.auditor._quota = QuotaWatch(api.kube, QuotaPlace(), frozenset())
+    audited.quota = audited.auditor._quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     audited.watch()
     audited.look()
     assert audited.auditor.findings() == []
@@ -172,7 +172,7 @@ def test_a_namespace_that_is_not_limited_has_no_findings(api: Cluster) -> None:
 
 
 def test_a_pod_that_is_held_to_no_model_is_reported_and_neither_told_twice_nor_evicted(api: Cluster) -> None:
-    """Its Event is that of `controller.unpinned`."""
+    """Its Event is that of `controller.violations`."""
     api.limit({"quota": {"M40": 4}})
     api.add("free", hour=9, affinity={})
     audited = Audited(api)
@@ -238,14 +238,14 @@ def test_one_that_was_found_before_the_quota_was_enforced_has_a_period_from_then
     audited = Audited(api)
     audited.look()
     api.limit({"quota": {"M40": 2}})
-    audited = changed(audited, QuotaWatch(api.kube, QuotaPlace(), frozenset()))
+    audited = changed(audited, QuotaInformer(api.kube, QuotaPlace(), frozenset()))
     audited.look(PERIOD)
     assert api.evicted() == []
     audited.look(PERIOD)
     assert api.evicted() == ["newest"]
 
 
-def changed(audited: Audited, quota: QuotaWatch) -> Audited:
+def changed(audited: Audited, quota: QuotaInformer) -> Audited:
     """Let the auditor go by what this watch sees now, and its evictor too."""
     evictor = audited.auditor._evictor
     assert isinstance(evictor, Evictor)
@@ -322,11 +322,11 @@ def test_a_budget_is_told_holds_up_no_other_pod_and_is_asked_again_a_period_late
     ("body", "kind"),
     [
         pytest.param(STATUS, HeldByBudget, id="a budget"),
-        pytest.param({"message": "too many requests"}, Unreachable, id="a busy server"),
+        pytest.param({"message": "too many requests"}, Unavailable, id="a busy server"),
         pytest.param(
-            {"message": "busy", "details": {"retryAfterSeconds": 1}}, Unreachable, id="a busy server's details"
+            {"message": "busy", "details": {"retryAfterSeconds": 1}}, Unavailable, id="a busy server's details"
         ),
-        pytest.param([], Unreachable, id="no Status"),
+        pytest.param([], Unavailable, id="no Status"),
     ],
 )
 def test_a_429_is_a_budget_s_only_where_it_says_so(body: object, kind: type[VcudaError]) -> None:
@@ -341,7 +341,7 @@ def test_a_429_is_a_budget_s_only_where_it_says_so(body: object, kind: type[Vcud
         pytest.param(NotFound(404, "not found"), "gone", id="gone"),
         pytest.param(Conflict(409, "the UID in the precondition does not match"), "gone", id="another pod"),
         pytest.param(ApiError(403, "pods/eviction is forbidden"), "failed", id="no right"),
-        pytest.param(Unreachable("more than one PodDisruptionBudget (HTTP 500)"), "failed", id="two budgets"),
+        pytest.param(Unavailable("more than one PodDisruptionBudget (HTTP 500)"), "failed", id="two budgets"),
     ],
 )
 def test_a_refused_eviction_is_counted_and_not_told_as_one(api: Cluster, error: VcudaError, outcome: str) -> None:
@@ -359,7 +359,7 @@ def test_where_the_pods_cannot_be_listed_nobody_is_evicted(api: Cluster) -> None
     audited = Audited(api)
     audited.look()
     api.deliver = Script(lost_request, methods=("LIST",))
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unavailable):
         audited.look(PERIOD)
     assert api.evicted() == []
     audited.look()

@@ -14,8 +14,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from certs.authority import Signed, make_authority, make_leaf
-from certs.names import DEVELOPMENT, Address, Names, parse_address, parse_dns_name, parse_label, service_names
+from certs.x509 import (
+    DEVELOPMENT,
+    Address,
+    Names,
+    Signed,
+    make_authority,
+    make_leaf,
+    parse_address,
+    parse_dns_name,
+    parse_label,
+    service_names,
+)
 
 NOW = datetime(2026, 11, 21, 8, 0, 30, 999_999, tzinfo=UTC)
 START = datetime(2026, 11, 21, 7, 55, 30, tzinfo=UTC)

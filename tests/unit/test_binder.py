@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from controller.extender.deadline import BUDGET
+from controller.extender.journal import BUDGET
+from controller.extender.protocol import Binding
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.builders import container, vcuda_pod
 from tests.extended import JOURNAL, Leader, as_stored, journaled, limits, pod_path, seen, shares, store_pod
-from vcuda.errors import ApiError, Unreachable
-from vcuda.extender import Binding
+from vcuda.errors import ApiError, Unavailable
 
 INDEX = "tencent.com/predicate-gpu-idx-0"
 
@@ -352,7 +352,7 @@ def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_serve
         if method == "POST":
             api.store(pod_path("train"), as_stored(api, "train"))
         if method in slow and not answered:
-            raise Unreachable("timed out")
+            raise Unavailable("timed out")
         return effect()
 
     api.deliver = deliver

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.cards import Cards, Reason, Share, read_cards
-from vcuda.schemes import GPU_MANAGER, NVIDIA_VCUDA
+from vcuda.allocations.cards import Cards, Reason, Share, read_cards
+from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
 OTHERS = {"nvidia.com/vcuda-core": "100", "nvidia.com/vcuda-memory": "16000"}

@@ -16,8 +16,6 @@ from cryptography.x509.oid import ExtensionOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from certs.authority import Signed, is_ours, is_signed_by_ours, make_authority, make_leaf
-from certs.names import DEVELOPMENT
 from certs.parsing import (
     MANAGED_BY,
     OURS,
@@ -25,15 +23,21 @@ from certs.parsing import (
     TLS_TYPE,
     TRUSTED,
     Place,
+    Unusable,
+    is_authority,
     mark_text,
     other_tool,
     read_authorities,
+    read_authority,
+    read_certificates,
     read_configuration,
+    read_pair,
     read_serving,
     secret_problem,
+    write_certificates,
 )
-from certs.pem import Unusable, is_authority, read_authority, read_certificates, read_pair, write_certificates
 from certs.state import Mark, fingerprint, names_of
+from certs.x509 import DEVELOPMENT, Signed, is_ours, is_signed_by_ours, make_authority, make_leaf
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate
 

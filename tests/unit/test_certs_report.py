@@ -13,12 +13,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from certs.authority import Signed, make_authority, make_leaf
-from certs.names import Names, service_names
 from certs.parsing import Place
 from certs.report import Report, document, report_on, table
 from certs.state import Authorities, Certificates, Problem, Serving
 from certs.steps import Terms
+from certs.x509 import Names, Signed, make_authority, make_leaf, service_names
 from tests.rotation_world import NAMES, START, TERMS, World, current_of, healthy
 
 PLACE = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from tests.builders import MODEL, POOL, Manifest, container, pod, vcuda_pod
 from tests.reference.sources import ROOT
-from vcuda.quota import UNASKED_NAMESPACES
+from vcuda.quota.model import UNASKED_NAMESPACES
 from webhook.cli import main
 
 QUOTA = """

@@ -22,11 +22,23 @@ from tests.builders import (
     vcuda_pod,
     view,
 )
-from vcuda.charge import Charge, Shortage, Usage
-from vcuda.free_cards import FreeCards, by_model, read_figures, write_figures
-from vcuda.placement import Candidates, Choice, Nodes, Pin, choose, choose_regardless, find_candidates, read_pin
-from vcuda.quota import Limit, NamespaceQuota
-from vcuda.requests import read_request
+from vcuda.placement.placement import (
+    Candidates,
+    Choice,
+    FreeCards,
+    Nodes,
+    Pin,
+    by_model,
+    choose,
+    choose_regardless,
+    find_candidates,
+    read_figures,
+    read_pin,
+    write_figures,
+)
+from vcuda.quota.charge import Charge, Shortage, Usage
+from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.requests.pod_request import read_request
 
 
 def quota_of(*models: str, pools: Iterable[str] = ()) -> NamespaceQuota:

@@ -9,10 +9,10 @@ import pytest
 from tests.api_double import ApiDouble
 from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, LEDGER, POD, Clock, Replica, demand, kinds, together
-from vcuda.charge import Charge, Usage
-from vcuda.ledger import MOST_PENDING, Granted, Ledger, Pending, Refused
-from vcuda.quota import Limit, Mode, NamespaceQuota
-from webhook.cluster_ledgers import VIEW_AGE
+from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
+from vcuda.quota.charge import Charge, Usage
+from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from webhook.ledger_client import VIEW_AGE
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
@@ -21,7 +21,7 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
     decisions = together(api, replica, demand("a"), [demand("b"), demand("c"), demand("d")])
-    assert kinds(decisions) == ["Granted"] * 4
+    assert kinds(decisions) == ["Admitted"] * 4
     assert replica.uids() == ["a", "b", "c", "d"]
     assert [call for call in api.calls if call in ("POST", "PUT")] == ["POST", "PUT"]
     assert replica.counted("batch_charges_sum") == 4
@@ -32,28 +32,28 @@ def test_a_group_is_decided_in_order_each_beside_those_before_it(api: ApiDouble,
     """A refusal in the midst holds nobody up: who comes after it may be smaller."""
     rest = [demand("b", charge=CARD + CARD), demand("c", charge=CARD + CARD), demand("d"), demand("e")]
     decisions = together(api, replica, demand("a"), rest)
-    assert kinds(decisions) == ["Granted", "Granted", "Refused", "Granted", "Refused"]
+    assert kinds(decisions) == ["Admitted", "Admitted", "Refused", "Admitted", "Refused"]
     assert sorted(replica.uids()) == ["a", "b", "d"]
-    assert [d.usage.used.cores for d in decisions if isinstance(d, Granted)] == [100, 300, 400]
+    assert [d.usage.used.cores for d in decisions if isinstance(d, Admitted)] == [100, 300, 400]
 
 
 def test_a_call_that_is_repeated_in_its_own_group_is_charged_once(api: ApiDouble, replica: Replica) -> None:
     decisions = together(api, replica, demand("a"), [demand("b"), demand("b"), demand("b")])
-    assert kinds(decisions) == ["Granted"] * 4
+    assert kinds(decisions) == ["Admitted"] * 4
     assert replica.uids() == ["a", "b"]
 
 
 def test_a_dry_run_in_a_group_takes_nothing_from_the_others(api: ApiDouble, replica: Replica) -> None:
     dry = demand("b", charge=Charge(300, 0, 300), dry_run=True)
     rest = [dry, demand("c", charge=Charge(300, 0, 300))]
-    assert kinds(together(api, replica, demand("a"), rest)) == ["Granted"] * 3
+    assert kinds(together(api, replica, demand("a"), rest)) == ["Admitted"] * 3
     assert replica.uids() == ["a", "c"]
 
 
 def test_namespaces_are_apart(replica: Replica) -> None:
     decisions = [replica.charge(uid, namespace=f"team-{uid[0]}") for uid in ("a1", "b1", "a2", "a3", "a4", "a5")]
-    assert kinds(decisions) == ["Granted"] * 5 + ["Refused"]
-    assert replica.ledgers.headroom("team-b") == {"M40": Usage(CARD, CARD)}
+    assert kinds(decisions) == ["Admitted"] * 5 + ["Refused"]
+    assert replica.ledgers.usage("team-b") == {"M40": Usage(CARD, CARD)}
 
 
 # What is remembered
@@ -62,7 +62,7 @@ def test_namespaces_are_apart(replica: Replica) -> None:
 def test_after_an_own_write_the_next_needs_no_read(api: ApiDouble, replica: Replica) -> None:
     replica.charge("a")
     api.forget_calls()
-    assert kinds(replica.charge(uid) for uid in "bcd") == ["Granted"] * 3
+    assert kinds(replica.charge(uid) for uid in "bcd") == ["Admitted"] * 3
     assert api.calls == ["PUT"] * 3
 
 
@@ -73,7 +73,7 @@ def test_a_yes_that_writes_nothing_is_confirmed_by_a_read(
     """No compare-and-swap shows that what is remembered still holds."""
     replica.charge("a")
     api.forget_calls()
-    assert isinstance(replica.charge(uid, dry_run=dry_run), Granted)
+    assert isinstance(replica.charge(uid, dry_run=dry_run), Admitted)
     assert api.calls == ["GET"]
 
 
@@ -99,7 +99,7 @@ def test_what_was_freed_unseen_is_granted(api: ApiDouble, replica: Replica) -> N
     stored = replica.store.read("team-a")
     replica.store.write("team-a", Ledger({}, "7"), stored.version)
     api.forget_calls()
-    assert isinstance(replica.charge("e"), Granted)
+    assert isinstance(replica.charge("e"), Admitted)
     assert api.calls == ["GET", "PUT"]
     assert replica.uids() == ["e"]
 
@@ -109,7 +109,7 @@ def test_a_group_with_a_refusal_is_decided_anew_as_a_whole(api: ApiDouble, repli
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     decisions = together(api, replica, demand("b"), [demand("c"), demand("d", charge=Charge(300, 0, 300))])
-    assert kinds(decisions) == ["Granted", "Refused", "Refused"]
+    assert kinds(decisions) == ["Admitted", "Refused", "Refused"]
     assert sorted(replica.uids()) == ["a", "b", "x"]
 
 
@@ -119,14 +119,14 @@ def test_too_many_pending_is_busy_and_no_memory_either(replica: Replica) -> None
     crowded = Ledger(pending={f"uid-{number}": share for number in range(MOST_PENDING)})
     replica.charge("a", quota=quota)
     replica.store.write("team-a", crowded, replica.store.read("team-a").version)
-    assert kinds(replica.charge("b", quota=quota) for _ in range(2)) == ["Busy", "Busy"]
+    assert kinds(replica.charge("b", quota=quota) for _ in range(2)) == ["RetryLater", "Busy"]
     replica.store.write("team-a", Ledger(), replica.store.read("team-a").version)
-    assert isinstance(replica.charge("b", quota=quota), Granted)
+    assert isinstance(replica.charge("b", quota=quota), Admitted)
 
 
 def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, replica: Replica) -> None:
     """It counts the pods of that moment. Those that come while the namespace is not limited change no version."""
-    assert isinstance(replica.charge("a", dry_run=True), Granted)
+    assert isinstance(replica.charge("a", dry_run=True), Admitted)
     assert LEDGER not in api.objects
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
     assert isinstance(replica.charge("b"), Refused)
@@ -137,7 +137,7 @@ def test_a_ledger_that_was_deleted_is_made_anew(api: ApiDouble, replica: Replica
     replica.charge("a")
     api.remove(LEDGER)
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
-    assert kinds(replica.charge(uid) for uid in "bc") == ["Granted", "Refused"]
+    assert kinds(replica.charge(uid) for uid in "bc") == ["Admitted", "Refused"]
     assert replica.uids() == ["b"]
 
 
@@ -161,7 +161,7 @@ def test_a_pod_that_was_pending_then_is_not_counted_twice(api: ApiDouble, replic
     replica.charge("a")
     api.store(POD, stored_pod(ONE_CARD, uid="a"))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
-    assert isinstance(replica.charge("b", counted_since=edited), Granted)
+    assert isinstance(replica.charge("b", counted_since=edited), Admitted)
     ledger = replica.store.read("team-a").ledger
     assert (ledger.committed, list(ledger.pending)) == ({"M40": CARD}, ["b"])
 
@@ -184,14 +184,14 @@ def test_a_dry_run_is_decided_and_writes_nothing(api: ApiDouble, replica: Replic
         replica.charge("x")
     before = dict(api.objects)
     decisions = [replica.charge(str(cores), charge=Charge(cores, 0, cores), dry_run=True) for cores in (300, 500)]
-    assert kinds(decisions) == ["Granted", "Refused"]
+    assert kinds(decisions) == ["Admitted", "Refused"]
     assert api.objects == before
 
 
 def test_over_a_quota_that_only_warns_is_written(replica: Replica) -> None:
     quota = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
     decisions = [replica.charge(uid, quota=quota) for uid in "abc"]
-    assert [isinstance(d, Granted) and d.shortage is not None for d in decisions] == [False, True, True]
+    assert [isinstance(d, Admitted) and d.shortage is not None for d in decisions] == [False, True, True]
     assert replica.uids() == ["a", "b", "c"]
 
 
@@ -201,18 +201,18 @@ def test_an_estimate_is_a_moment_old_and_headroom_is_not(
     replica.charge("a", deadline=clock.now + 1)
     other.charge("x", deadline=clock.now + 1)
     api.forget_calls()
-    assert replica.ledgers.estimate("team-a") == {"M40": Usage(CARD, CARD)}
+    assert replica.ledgers.cached_usage("team-a") == {"M40": Usage(CARD, CARD)}
     assert api.calls == []
-    assert replica.ledgers.headroom("team-a") == {"M40": Usage(CARD + CARD, CARD + CARD)}
+    assert replica.ledgers.usage("team-a") == {"M40": Usage(CARD + CARD, CARD + CARD)}
     other.charge("y", deadline=clock.now + 1)
     clock.now += VIEW_AGE
-    assert replica.ledgers.estimate("team-a")["M40"].used.cores == 300
+    assert replica.ledgers.cached_usage("team-a")["M40"].used.cores == 300
 
 
 def test_headroom_is_no_memory_to_decide_by(api: ApiDouble, replica: Replica) -> None:
     """/mutate reads in other threads than the one that writes."""
     replica.charge("a")
-    replica.ledgers.headroom("team-a")
+    replica.ledgers.usage("team-a")
     api.forget_calls()
     replica.charge("b")
     assert api.calls == ["PUT"]

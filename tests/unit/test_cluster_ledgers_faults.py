@@ -9,10 +9,10 @@ import pytest
 from tests.api_double import ApiDouble, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.replicas import CARD, LEDGER, Clock, Replica, demand, kinds, together
 from tests.waiting import Deadline
-from vcuda.charge import Charge
-from vcuda.errors import Unreachable, UnreadableLedger
-from vcuda.ledger import Granted, Refused
-from webhook.cluster_ledgers import TOO_MANY, UNSURE
+from vcuda.errors import Unavailable, UnreadableLedger
+from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.quota.charge import Charge
+from webhook.ledger_client import TOO_MANY, UNSURE
 
 # Other writers
 
@@ -21,7 +21,7 @@ def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, ot
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     api.forget_calls()
-    assert isinstance(replica.charge("b"), Granted)
+    assert isinstance(replica.charge("b"), Admitted)
     assert api.calls == ["PUT", "GET", "PUT"]
     assert replica.counted("conflicts_total") == 1
     assert sorted(replica.uids()) == ["a", "b", "x"]
@@ -29,7 +29,7 @@ def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, ot
 
 def test_who_loses_the_last_card_to_another_is_refused(replica: Replica, other: Replica) -> None:
     replica.charge("a")
-    assert isinstance(other.charge("x", charge=Charge(300, 0, 300)), Granted)
+    assert isinstance(other.charge("x", charge=Charge(300, 0, 300)), Admitted)
     assert isinstance(replica.charge("b"), Refused)
     assert replica.uids() == ["a", "x"]
 
@@ -38,7 +38,7 @@ def test_two_that_open_the_ledger_at_once(api: ApiDouble, replica: Replica, othe
     """Both list the pods; one creates the ledger, the other reads it."""
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        assert isinstance(other.charge("x", charge=Charge(400, 0, 400)), Granted)
+        assert isinstance(other.charge("x", charge=Charge(400, 0, 400)), Admitted)
         return effect()
 
     api.deliver = Script(overtaken)
@@ -66,7 +66,7 @@ def test_a_deadline_that_has_come_is_busy_without_a_call(api: ApiDouble, replica
 def test_a_late_caller_holds_nobody_up(api: ApiDouble, replica: Replica) -> None:
     """Its charge is not decided; those of its group are."""
     decisions = together(api, replica, demand("a"), [demand("b"), demand("c", deadline=Deadline(0)), demand("d")])
-    assert kinds(decisions) == ["Granted", "Granted", "Busy", "Granted"]
+    assert kinds(decisions) == ["Admitted", "Admitted", "RetryLater", "Admitted"]
     assert replica.uids() == ["a", "b", "d"]
 
 
@@ -89,9 +89,9 @@ def test_a_write_without_an_answer_is_looked_for_by_uid(
         replica.charge("x")
     api.forget_calls()
     api.deliver = Script(*deliveries)
-    assert isinstance(replica.charge("a"), Granted)
+    assert isinstance(replica.charge("a"), Admitted)
     assert replica.uids().count("a") == 1
-    assert replica.ledgers.headroom("team-a")["M40"].used == (CARD + CARD if opened else CARD)
+    assert replica.ledgers.usage("team-a")["M40"].used == (CARD + CARD if opened else CARD)
     assert replica.counted("unsure_total") == len(deliveries)
     if opened:
         made = [call.replace("PUT", "WRITE") for call in api.calls]
@@ -107,7 +107,7 @@ def test_a_write_that_lands_after_it_was_looked_for_is_found_by_conflict(api: Ap
 
     replica.charge("x")
     api.deliver = Script(late, overtaken)
-    assert isinstance(replica.charge("a"), Granted)
+    assert isinstance(replica.charge("a"), Admitted)
     assert replica.uids() == ["x", "a"]
     assert replica.counted("conflicts_total") == 1
 
@@ -116,7 +116,7 @@ def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: Api
     late = Late()
     replica.charge("x")
     api.deliver = Script(late)
-    assert kinds(replica.charge(uid) for uid in "abcd") == ["Granted"] * 3 + ["Refused"]
+    assert kinds(replica.charge(uid) for uid in "abcd") == ["Admitted"] * 3 + ["Refused"]
     late.land()
     assert replica.uids() == ["x", "a", "b", "c"]
 
@@ -125,7 +125,7 @@ def test_the_last_card_is_not_refused_to_the_one_who_has_it(api: ApiDouble, repl
     """The write that took it got no answer: read again, the ledger is full, with this very uid in it."""
     replica.charge("x", charge=Charge(300, 0, 300))
     api.deliver = Script(lost_reply)
-    assert isinstance(replica.charge("a"), Granted)
+    assert isinstance(replica.charge("a"), Admitted)
 
 
 @pytest.mark.parametrize("delivery", [lost_reply, lost_request])
@@ -137,7 +137,7 @@ def test_where_it_cannot_be_looked_for_nobody_is_told_yes_or_no(
     writes = Script(delivery)
     api.deliver = lambda method, timeout, effect: (reads if method == "GET" else writes)(method, timeout, effect)
     assert replica.charge("a") == UNSURE
-    assert isinstance(replica.charge("a"), Granted), "the API server repeats the call"
+    assert isinstance(replica.charge("a"), Admitted), "the API server repeats the call"
     assert replica.uids() == ["x", "a"]
 
 
@@ -164,9 +164,9 @@ def test_unsure_to_the_end(api: ApiDouble, replica: Replica, clock: Clock) -> No
 @pytest.mark.parametrize("method", ["GET", "LIST"])
 def test_unreachable_before_anything_was_written_is_raised(api: ApiDouble, replica: Replica, method: str) -> None:
     api.deliver = Script(lost_request, methods=(method,))
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unavailable):
         replica.charge("a")
-    assert isinstance(replica.charge("a"), Granted), "the next is not held up"
+    assert isinstance(replica.charge("a"), Admitted), "the next is not held up"
 
 
 def test_unreachable_after_a_conflict_is_raised_too(api: ApiDouble, replica: Replica, other: Replica) -> None:
@@ -174,7 +174,7 @@ def test_unreachable_after_a_conflict_is_raised_too(api: ApiDouble, replica: Rep
     replica.charge("a")
     other.charge("x")
     api.deliver = Script(lost_request, methods=("GET",))
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unavailable):
         replica.charge("b")
 
 

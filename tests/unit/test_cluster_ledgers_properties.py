@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry
 from tests.api_double import ApiDouble, Delivery, Effect, Late, delivered, lost_reply, lost_request
 from tests.builders import LABELS
 from tests.waiting import PATIENT, Deadline
-from vcuda.charge import Charge
-from vcuda.errors import Unreachable, VcudaError
+from vcuda.errors import Unavailable, VcudaError
 from vcuda.kube import LedgerStore
-from vcuda.ledger import Granted, Refused, StoredView, settle
-from vcuda.placement import Nodes
-from vcuda.quota import Limit, NamespaceQuota
-from webhook.cluster_ledgers import ClusterLedgers
-from webhook.ledgers import Busy, Demand
+from vcuda.ledger.ledger import Admitted, ObservedPods, Refused, settle
+from vcuda.placement.placement import Nodes
+from vcuda.quota.charge import Charge
+from vcuda.quota.model import Limit, NamespaceQuota
+from webhook.ledger_client import ClusterLedgers
+from webhook.ledgers import ChargeRequest, RetryLater
 from webhook.metrics import LedgerMetrics
 
 LIMIT = 500
@@ -79,9 +79,9 @@ class Replicas:
     def ask(self, replica: int, uid: str, cores: int, *, dry_run: bool = False) -> None:
         try:
             decision = self.replicas[replica].charge(self._demand(uid, cores, dry_run))
-        except Unreachable:
+        except Unavailable:
             return
-        if isinstance(decision, Granted) and not dry_run:
+        if isinstance(decision, Admitted) and not dry_run:
             self.granted[uid] = cores
             assert uid in self.pending(), "granted, and not written down"
         if isinstance(decision, Refused) and uid in self.granted:
@@ -136,22 +136,22 @@ class Replicas:
         uid = next((uid for uid in stored.ledger.pending if uid in self.granted), None)
         if uid is None or stored.version is None:
             return
-        view = StoredView("1000000", {}, {uid})
+        view = ObservedPods("1000000", {}, {uid})
         try:
             self.store.write("team-a", settle(stored.ledger, view, ()), stored.version)
         except VcudaError as error:
             raise AssertionError("nobody writes in between") from error
         del self.granted[uid]
 
-    def _demand(self, uid: str, cores: int, dry_run: bool) -> Demand:
+    def _demand(self, uid: str, cores: int, dry_run: bool) -> ChargeRequest:
         quota = NamespaceQuota({"M40": Limit(LIMIT)})
-        return Demand("team-a", uid, "M40", Charge(cores, 0, cores), quota, Deadline(), dry_run=dry_run)
+        return ChargeRequest("team-a", uid, "M40", Charge(cores, 0, cores), quota, Deadline(), dry_run=dry_run)
 
 
 @pytest.fixture(autouse=True)
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the tests the pause after a conflict."""
-    monkeypatch.setattr("webhook.cluster_ledgers.random.uniform", lambda _low, _high: 0.0)
+    monkeypatch.setattr("webhook.ledger_client.random.uniform", lambda _low, _high: 0.0)
 
 
 @settings(max_examples=300, deadline=None)
@@ -189,18 +189,18 @@ def test_two_replicas_and_many_callers_fill_the_quota_exactly(every: int) -> Non
     replicas = Replicas()
     replicas.api.deliver = Network(every)
 
-    def caller(number: int) -> Granted | Refused:
+    def caller(number: int) -> Admitted | Refused:
         demand = replicas._demand(f"uid-{number}", 25, dry_run=False)
         while True:
             try:
                 decision = replicas.replicas[number % 2].charge(demand)
-            except Unreachable:
+            except Unavailable:
                 continue
-            if not isinstance(decision, Busy):
+            if not isinstance(decision, RetryLater):
                 return decision
 
     with ThreadPoolExecutor(16) as executor:
         decisions = list(executor.map(caller, range(60), timeout=PATIENT))
-    granted = {f"uid-{number}" for number, decision in enumerate(decisions) if isinstance(decision, Granted)}
+    granted = {f"uid-{number}" for number, decision in enumerate(decisions) if isinstance(decision, Admitted)}
     assert granted == replicas.pending().keys()
     assert len(granted) * 25 == LIMIT

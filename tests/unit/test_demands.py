@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
-from vcuda.cards import Reason
-from vcuda.demands import Demand, Wish, read_wish
-from vcuda.schemes import GPU_MANAGER, NVIDIA_VCUDA
+from vcuda.allocations.cards import CardRequest, ContainerRequest, Reason, read_wish
+from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 SHARE = {CORES: 30, MEMORY: 4}
@@ -15,12 +14,14 @@ SHARE = {CORES: 30, MEMORY: 4}
 
 def test_containers_want_one_after_the_other_and_others_keep_their_number() -> None:
     manifest = pod(container(SHARE), container(), container({CORES: "200", MEMORY: "1"}))
-    assert read_wish(view(manifest)) == Wish(GPU_MANAGER, (Demand(0, 30, 1024), Demand(2, 200, 256)))
+    assert read_wish(view(manifest)) == CardRequest(
+        GPU_MANAGER, (ContainerRequest(0, 30, 1024), ContainerRequest(2, 200, 256))
+    )
 
 
 def test_the_nvidia_scheme_asks_in_mebibytes() -> None:
     wish = read_wish(view(vcuda_pod({"nvidia.com/vcuda-core": 10, "nvidia.com/vcuda-memory": 500})))
-    assert wish == Wish(NVIDIA_VCUDA, (Demand(0, 10, 500),))
+    assert wish == CardRequest(NVIDIA_VCUDA, (ContainerRequest(0, 10, 500),))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.due import DueQueue
+from controller.workqueue import WorkQueue
 from tests.waiting import PATIENT
 
 SPACING = 10.0
@@ -36,11 +36,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def queue(clock: Clock) -> DueQueue:
-    return DueQueue(SPACING, clock)
+def queue(clock: Clock) -> WorkQueue:
+    return WorkQueue(SPACING, clock)
 
 
-def due_now(queue: DueQueue) -> list[str]:
+def due_now(queue: WorkQueue) -> list[str]:
     """Take everything that is due by now, in order: a name that is due last of all tells where that ends."""
     queue.add(END)
     names = list(iter(lambda: str(queue.next()), END))
@@ -48,19 +48,19 @@ def due_now(queue: DueQueue) -> list[str]:
     return names
 
 
-def test_a_name_is_due_at_once_and_has_one_turn(queue: DueQueue) -> None:
+def test_a_name_is_due_at_once_and_has_one_turn(queue: WorkQueue) -> None:
     queue.add("a")
     assert due_now(queue) == ["a"]
     assert due_now(queue) == []
 
 
-def test_many_events_share_one_turn(queue: DueQueue) -> None:
+def test_many_events_share_one_turn(queue: WorkQueue) -> None:
     for _ in range(100):
         queue.add("a")
     assert due_now(queue) == ["a"]
 
 
-def test_names_come_in_the_order_of_their_times(queue: DueQueue, clock: Clock) -> None:
+def test_names_come_in_the_order_of_their_times(queue: WorkQueue, clock: Clock) -> None:
     for name, delay in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
         queue.add(name, delay)
     clock.now += 3
@@ -68,7 +68,7 @@ def test_names_come_in_the_order_of_their_times(queue: DueQueue, clock: Clock) -
 
 
 @pytest.mark.parametrize("delays", [(5.0, 2.0), (2.0, 5.0), (2.0, 2.0)])
-def test_the_earliest_time_counts(queue: DueQueue, clock: Clock, delays: tuple[float, float]) -> None:
+def test_the_earliest_time_counts(queue: WorkQueue, clock: Clock, delays: tuple[float, float]) -> None:
     for delay in delays:
         queue.add("a", delay)
     clock.now += 1.9
@@ -79,7 +79,7 @@ def test_the_earliest_time_counts(queue: DueQueue, clock: Clock, delays: tuple[f
     assert due_now(queue) == [], "the later time is gone with the turn"
 
 
-def test_between_two_turns_of_a_name_is_the_spacing(queue: DueQueue, clock: Clock) -> None:
+def test_between_two_turns_of_a_name_is_the_spacing(queue: WorkQueue, clock: Clock) -> None:
     queue.add("a")
     assert due_now(queue) == ["a"]
     for _ in range(9):
@@ -90,7 +90,7 @@ def test_between_two_turns_of_a_name_is_the_spacing(queue: DueQueue, clock: Cloc
     assert due_now(queue) == ["a"]
 
 
-def test_other_names_do_not_wait_for_it(queue: DueQueue) -> None:
+def test_other_names_do_not_wait_for_it(queue: WorkQueue) -> None:
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("a")
@@ -98,7 +98,9 @@ def test_other_names_do_not_wait_for_it(queue: DueQueue) -> None:
     assert due_now(queue) == ["b"]
 
 
-def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before(queue: DueQueue, clock: Clock) -> None:
+def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before(
+    queue: WorkQueue, clock: Clock
+) -> None:
     """The next one counts for the spacing as ever."""
     queue.add("a")
     assert due_now(queue) == ["a"]
@@ -115,7 +117,7 @@ def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before
     assert due_now(queue) == ["a"]
 
 
-def test_an_event_after_a_turn_has_one_of_its_own(queue: DueQueue, clock: Clock) -> None:
+def test_an_event_after_a_turn_has_one_of_its_own(queue: WorkQueue, clock: Clock) -> None:
     """What happens while a name is being served may not have been seen."""
     queue.add("a")
     assert due_now(queue) == ["a"]
@@ -124,7 +126,7 @@ def test_an_event_after_a_turn_has_one_of_its_own(queue: DueQueue, clock: Clock)
     assert due_now(queue) == ["a"]
 
 
-def test_a_delay_counts_from_the_event_and_the_spacing_from_the_turn(queue: DueQueue, clock: Clock) -> None:
+def test_a_delay_counts_from_the_event_and_the_spacing_from_the_turn(queue: WorkQueue, clock: Clock) -> None:
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("a", 25.0)
@@ -134,7 +136,7 @@ def test_a_delay_counts_from_the_event_and_the_spacing_from_the_turn(queue: DueQ
     assert due_now(queue) == ["a"]
 
 
-def test_it_holds_a_name_that_waits_or_was_served_lately(queue: DueQueue, clock: Clock) -> None:
+def test_it_holds_a_name_that_waits_or_was_served_lately(queue: WorkQueue, clock: Clock) -> None:
     assert not queue.holds("a")
     queue.add("a", 100.0)
     assert queue.holds("a")
@@ -149,7 +151,7 @@ def test_it_holds_a_name_that_waits_or_was_served_lately(queue: DueQueue, clock:
 @given(events=st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 30), st.floats(0, 20)), max_size=30))
 def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[str, float, float]]) -> None:
     clock = Clock()
-    queue = DueQueue(SPACING, clock)
+    queue = WorkQueue(SPACING, clock)
     turns: dict[str, list[float]] = {"a": [], "b": [], "c": []}
     wanted: dict[str, float] = {}
 
@@ -175,7 +177,7 @@ def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[
 # Threads
 
 
-def asleep(queue: DueQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
+def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
     """Have a thread wait for a turn, and return when it has looked at the clock, and found nothing due."""
     while clock.looked.acquire(blocking=False):
         continue
@@ -186,7 +188,7 @@ def asleep(queue: DueQueue, clock: Clock, executor: ThreadPoolExecutor) -> Futur
 
 
 @pytest.mark.parametrize("before", [None, 3600.0], ids=["nothing waits", "something waits, for long"])
-def test_a_name_that_is_added_wakes_who_sleeps(queue: DueQueue, clock: Clock, before: float | None) -> None:
+def test_a_name_that_is_added_wakes_who_sleeps(queue: WorkQueue, clock: Clock, before: float | None) -> None:
     if before is not None:
         queue.add("later", before)
     with ThreadPoolExecutor(1) as executor:
@@ -195,7 +197,7 @@ def test_a_name_that_is_added_wakes_who_sleeps(queue: DueQueue, clock: Clock, be
         assert turn.result(PATIENT) == "a"
 
 
-def test_a_time_that_comes_earlier_wakes_who_sleeps(queue: DueQueue, clock: Clock) -> None:
+def test_a_time_that_comes_earlier_wakes_who_sleeps(queue: WorkQueue, clock: Clock) -> None:
     queue.add("a", 3600.0)
     with ThreadPoolExecutor(1) as executor:
         turn = asleep(queue, clock, executor)
@@ -203,7 +205,7 @@ def test_a_time_that_comes_earlier_wakes_who_sleeps(queue: DueQueue, clock: Cloc
         assert turn.result(PATIENT) == "a"
 
 
-def test_close_ends_every_next(queue: DueQueue, clock: Clock) -> None:
+def test_close_ends_every_next(queue: WorkQueue, clock: Clock) -> None:
     with ThreadPoolExecutor(2) as executor:
         turns = [asleep(queue, clock, executor), asleep(queue, clock, executor)]
         queue.close()
@@ -214,7 +216,7 @@ def test_close_ends_every_next(queue: DueQueue, clock: Clock) -> None:
 
 def test_time_that_passes_alone_is_enough() -> None:
     """On the real clock: nobody is there to wake who sleeps. Late it may be, on a busy machine; early never."""
-    queue = DueQueue(0.0)
+    queue = WorkQueue(0.0)
     started = time.monotonic()
     queue.add("b", 0.02)
     queue.add("a", 0.01)

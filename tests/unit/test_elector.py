@@ -9,7 +9,7 @@ import pytest
 
 from controller.elector import Elector, Terms
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
-from vcuda.errors import Unreachable
+from vcuda.errors import Unavailable
 
 COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases"
 LEASE = f"{COLLECTION}/vcuda-controller"
@@ -65,7 +65,7 @@ def slow(part: float = 1.0) -> Callable[[Candidate], Delivery]:
     def network(candidate: Candidate) -> Delivery:
         def deliver(_method: str, timeout: float, _effect: Effect) -> bytes:
             candidate.now += timeout * part
-            raise Unreachable("timed out")
+            raise Unavailable("timed out")
 
         return deliver
 
@@ -235,7 +235,7 @@ def half_answered(candidate: Candidate) -> Delivery:
         candidate.now += timeout
         if method == "GET":
             return effect()
-        raise Unreachable("timed out")
+        raise Unavailable("timed out")
 
     return deliver
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from controller.elector import Elector, Terms
 from tests.api_double import ApiDouble, Effect
 from tests.waiting import PATIENT
-from vcuda.errors import Unreachable, VcudaError
+from vcuda.errors import Unavailable, VcudaError
 
 
 class World:
@@ -109,7 +109,7 @@ class Network:
                 self._world.sleep(timeout)
             case "lost request":
                 self._world.sleep(timeout)
-        raise Unreachable(fate)
+        raise Unavailable(fate)
 
     def _there_and_back(self, there: float, effect: Effect, back: float) -> bytes:
         self._world.sleep(there)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from certs.parsing import read_addresses
-from vcuda.endpoint_slices import EndpointSlice, ready_addresses
+from vcuda.kube.endpoint_slices import EndpointSlice, ready_addresses
 
 Json = dict[str, object]
 HTTPS: Json = {"name": "https", "port": 8443}

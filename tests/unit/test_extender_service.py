@@ -7,17 +7,15 @@ import json
 import pytest
 
 from controller.extender.advertiser import Advertiser
-from controller.extender.cards_publisher import REPEAT, SPACING, CardsPublisher, withdraw
-from controller.extender.deadline import Deadline
-from controller.extender.journal import Journal
+from controller.extender.journal import Deadline, Journal
+from controller.extender.publish import REPEAT, SPACING, CardsPublisher, figures_of, withdraw
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
 from tests.builders import MODEL, POOL, nodes
 from tests.extended import JOURNAL, SYSTEM
-from vcuda.cards import Cards, Reason, Share
-from vcuda.errors import Conflict, Deposed, Unreachable, UnreadableJournal, VcudaError
-from vcuda.fragments import figures_of
-from vcuda.free_cards import FreeCards, read_figures
-from vcuda.schemes import GPU_MANAGER
+from vcuda.allocations.cards import Cards, Reason, Share
+from vcuda.errors import Conflict, Deposed, Unavailable, UnreadableJournal, VcudaError
+from vcuda.placement.placement import FreeCards, read_figures
+from vcuda.requests.schemes import GPU_MANAGER
 
 CARDS = f"/api/v1/namespaces/{SYSTEM}/configmaps/gpu-cards"
 SLICE = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices/vcuda-extender"
@@ -66,7 +64,7 @@ def test_a_journal_that_others_always_write_first_is_not_ours(api: ApiDouble) ->
         return effect()
 
     api.deliver = conflict
-    with pytest.raises(Unreachable, match="again and again"):
+    with pytest.raises(Unavailable, match="again and again"):
         Journal(api.kube, SYSTEM, "us").take()
 
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import vcuda_pod
-from vcuda.cards import Reason
-from vcuda.errors import BadInput
-from vcuda.extender import (
+from controller.extender.protocol import (
     Binding,
     Candidates,
     Victims,
@@ -21,6 +18,9 @@ from vcuda.extender import (
     write_preemption,
     write_priorities,
 )
+from tests.builders import vcuda_pod
+from vcuda.allocations.cards import Reason
+from vcuda.errors import BadInput
 
 NODES = [{"metadata": {"name": name, "labels": {"a": "b"}}, "status": {"x": 1}} for name in ("n1", "n2")]
 

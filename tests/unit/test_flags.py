@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from controller.cli import main as controller
-from vcuda.flags import FiniteRange
+from vcuda.cli import FiniteRange
 from webhook.cli import main as webhook
 
 NODE = ["node", "--scheme", "gpu-manager", "--node", "gpu-7"]

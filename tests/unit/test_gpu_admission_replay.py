@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from controller.extender.strategy import Order, Placement, least_free, packed
 from tests.decisions import Step, steps
-from vcuda.allocate import Order, Placement, least_free, packed
-from vcuda.demands import Wish, read_wish
-from vcuda.records import annotations_for
+from vcuda.allocations.annotations import annotations_for
+from vcuda.allocations.cards import CardRequest, read_wish
 
 Answer = tuple[tuple[str, ...], Mapping[str, str]]
 """The nodes that pass, and the annotations written, but for the time."""
@@ -29,7 +29,7 @@ def answer(step: Step, order: Order) -> Answer:
     wish = read_wish(step.pod)
     if wish is None:
         return tuple(node["metadata"]["name"] for node in step.nodes), {}
-    assert isinstance(wish, Wish)
+    assert isinstance(wish, CardRequest)
     known = step.known()
     choice = order(wish, known, known)
     if not isinstance(choice, Placement):
@@ -41,7 +41,7 @@ def answer(step: Step, order: Order) -> Answer:
 def breaks(step: Step, order: Order) -> int:
     """The whole cards that the decision breaks up."""
     wish, known = read_wish(step.pod), step.known()
-    assert isinstance(wish, Wish)
+    assert isinstance(wish, CardRequest)
     choice = order(wish, known, known)
     assert isinstance(choice, Placement)
     return choice.allotment.breaks

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.charge import Charge, Usage
-from webhook.holds import HOLD, Holds
+from vcuda.quota.charge import Charge, Usage
+from webhook.choices import HOLD, RecentChoices
 
 CARD = Charge(100, 0, 100)
 SHARE = Charge(20, 512)
@@ -29,20 +29,20 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def holds(clock: Clock) -> Holds:
-    return Holds(clock)
+def holds(clock: Clock) -> RecentChoices:
+    return RecentChoices(clock)
 
 
-def held(holds: Holds, namespace: str = "team-a") -> dict[str, Charge]:
+def held(holds: RecentChoices, namespace: str = "team-a") -> dict[str, Charge]:
     """Return what is held, by model."""
     return {model: usage.used for model, usage in holds.on_top_of({}, namespace).items()}
 
 
-def test_nothing_is_held_at_first(holds: Holds) -> None:
+def test_nothing_is_held_at_first(holds: RecentChoices) -> None:
     assert holds.on_top_of(M40, "team-a") is M40
 
 
-def test_what_is_held_counts_as_used_and_not_as_pending(holds: Holds) -> None:
+def test_what_is_held_counts_as_used_and_not_as_pending(holds: RecentChoices) -> None:
     holds.add("team-a", "M40", CARD)
     holds.add("team-a", "M40", SHARE)
     holds.add("team-a", "P100", CARD)
@@ -54,18 +54,18 @@ def test_what_is_held_counts_as_used_and_not_as_pending(holds: Holds) -> None:
     assert before == M40
 
 
-def test_models_that_are_not_held_stay(holds: Holds) -> None:
+def test_models_that_are_not_held_stay(holds: RecentChoices) -> None:
     holds.add("team-a", "P100", CARD)
     assert holds.on_top_of(M40, "team-a")["M40"] is M40["M40"]
 
 
-def test_namespaces_are_apart(holds: Holds) -> None:
+def test_namespaces_are_apart(holds: RecentChoices) -> None:
     holds.add("team-a", "M40", CARD)
     holds.release("team-b", "M40", CARD)
     assert (held(holds, "team-a"), held(holds, "team-b")) == ({"M40": CARD}, {})
 
 
-def test_a_hold_is_forgotten_in_time(holds: Holds, clock: Clock) -> None:
+def test_a_hold_is_forgotten_in_time(holds: RecentChoices, clock: Clock) -> None:
     holds.add("team-a", "M40", CARD)
     clock.now += HOLD / 2
     holds.add("team-a", "M40", SHARE)
@@ -77,7 +77,7 @@ def test_a_hold_is_forgotten_in_time(holds: Holds, clock: Clock) -> None:
     assert holds.on_top_of(M40, "team-a") is M40
 
 
-def test_what_is_charged_is_held_no_more(holds: Holds) -> None:
+def test_what_is_charged_is_held_no_more(holds: RecentChoices) -> None:
     for charge in (CARD, SHARE, CARD):
         holds.add("team-a", "M40", charge)
     holds.release("team-a", "M40", CARD)
@@ -88,7 +88,7 @@ def test_what_is_charged_is_held_no_more(holds: Holds) -> None:
     assert held(holds) == {}
 
 
-def test_the_oldest_of_those_alike_is_released(holds: Holds, clock: Clock) -> None:
+def test_the_oldest_of_those_alike_is_released(holds: RecentChoices, clock: Clock) -> None:
     """It would have been forgotten first; the younger one goes on to be held for its full time."""
     holds.add("team-a", "M40", CARD)
     clock.now += HOLD / 2
@@ -99,7 +99,7 @@ def test_the_oldest_of_those_alike_is_released(holds: Holds, clock: Clock) -> No
 
 
 @pytest.mark.parametrize(("model", "charge"), [("P100", CARD), ("M40", SHARE)], ids=["model", "charge"])
-def test_what_is_not_held_releases_nothing(holds: Holds, model: str, charge: Charge) -> None:
+def test_what_is_not_held_releases_nothing(holds: RecentChoices, model: str, charge: Charge) -> None:
     """Its pod was promised by another replica, or its hold has been forgotten."""
     holds.add("team-a", "M40", CARD)
     holds.release("team-a", model, charge)
@@ -118,7 +118,7 @@ STEPS = st.tuples(
 def test_the_sums_are_those_of_the_holds(steps: list[tuple[str, str, Charge, float]]) -> None:
     """Beside a plain list of what is held."""
     clock = Clock()
-    holds = Holds(clock)
+    holds = RecentChoices(clock)
     model_of: list[tuple[float, str, Charge]] = []
     for action, model, charge, pause in steps:
         if action == "add":

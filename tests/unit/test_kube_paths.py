@@ -8,9 +8,18 @@ from typing import NoReturn, cast
 import pytest
 
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import CardsWatch, Event, Kube, LedgerStore, QuotaPlace, QuotaWatch, Subject, post_event
-from vcuda.ledger import Ledger
-from vcuda.placement import Nodes
+from vcuda.kube import (
+    Event,
+    FreeCardsInformer,
+    InvolvedObject,
+    Kube,
+    LedgerStore,
+    QuotaInformer,
+    QuotaPlace,
+    post_event,
+)
+from vcuda.ledger.ledger import Ledger
+from vcuda.placement.placement import Nodes
 
 NAME = "team-a/../team-b"
 QUOTED = "team-a%2F..%2Fteam-b"
@@ -45,12 +54,14 @@ def store(kube: Kube, namespace: str) -> LedgerStore:
             f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",
             id="a namespace's ledger",
         ),
-        pytest.param(lambda kube: CardsWatch(kube, NAME).reflector._relist(), IN_IT, id="the published cards"),
+        pytest.param(lambda kube: FreeCardsInformer(kube, NAME).reflector._relist(), IN_IT, id="the published cards"),
         pytest.param(
-            lambda kube: QuotaWatch(kube, QuotaPlace(NAME), frozenset()).stored_version(), IN_IT, id="the quota"
+            lambda kube: QuotaInformer(kube, QuotaPlace(NAME), frozenset()).stored_version(), IN_IT, id="the quota"
         ),
         pytest.param(
-            lambda kube: post_event(kube, Event(Subject("v1", "Pod", "a", NAME), "id", "Reason", "message", "test")),
+            lambda kube: post_event(
+                kube, Event(InvolvedObject("v1", "Pod", "a", NAME), "id", "Reason", "message", "test")
+            ),
             IN_IT,
             id="an Event",
         ),

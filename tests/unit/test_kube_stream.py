@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.errors import Unreachable
+from vcuda.errors import Unavailable
 from vcuda.kube.stream import read_body, split_lines
 
 LINES = st.lists(st.text(min_size=1).map(lambda text: text.replace("\n", "é").encode()))
@@ -36,7 +36,7 @@ def test_blank_lines_are_left_out() -> None:
 
 @pytest.mark.parametrize("chunks", [[b"a\nb"], [b"a", b"b"]], ids=["after a line", "in the first line"])
 def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
-    with pytest.raises(Unreachable, match="inside a line"):
+    with pytest.raises(Unavailable, match="inside a line"):
         list(split_lines(chunks))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcuda.kube.warnings import warnings_in
+from vcuda.kube.client import warnings_in
 
 
 @pytest.mark.parametrize(

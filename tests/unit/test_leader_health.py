@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.leader import Leader
+from controller.manager import Leader
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS
 from tests.cleaner import POD, START, marks_in
 from tests.waiting import PATIENT
 from vcuda.kube import QuotaPlace
-from vcuda.schemes import GPU_MANAGER
+from vcuda.requests.schemes import GPU_MANAGER
 
 
 @pytest.fixture

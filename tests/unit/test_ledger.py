@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from vcuda.charge import Charge, Shortage, Usage
-from vcuda.ledger import MOST_PENDING, Crowded, Granted, Ledger, Pending, Refused, admit, by_model
-from vcuda.quota import Limit, NamespaceQuota
+from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, TooManyPending, admit, by_model
+from vcuda.quota.charge import Charge, Shortage, Usage
+from vcuda.quota.model import Limit, NamespaceQuota
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
 CARD = Pending("M40", Charge(100, 0, 100))
@@ -18,9 +18,9 @@ def held(number: int, pending: Pending = CARD) -> Ledger:
     return Ledger(pending={f"uid-{index}": pending for index in range(number)})
 
 
-def granted(ledger: Ledger, asked: Pending = CARD, uid: str = "new", *, enforced: bool = True) -> Granted:
+def granted(ledger: Ledger, asked: Pending = CARD, uid: str = "new", *, enforced: bool = True) -> Admitted:
     decision = admit(ledger, uid, asked, QUOTA, enforced=enforced)
-    assert isinstance(decision, Granted)
+    assert isinstance(decision, Admitted)
     return decision
 
 
@@ -125,7 +125,7 @@ def test_a_namespace_has_at_most_512_pending_charges(enforced: bool) -> None:
     least = Pending("M40", Charge(1, 1))
     last = granted(held(511, least), least, enforced=enforced).ledger
     assert len(last.pending) == 512
-    assert admit(last, "one-more", least, QUOTA, enforced=enforced) == Crowded()
+    assert admit(last, "one-more", least, QUOTA, enforced=enforced) == TooManyPending()
 
 
 def test_over_quota_is_said_before_crowded() -> None:
@@ -168,7 +168,7 @@ def test_an_empty_ledger_uses_nothing() -> None:
     ],
 )
 def test_nearly_full(limit: Limit, used: Charge, nearly: bool) -> None:
-    assert Granted(Ledger(), Usage(used), limit).nearly_full is nearly
+    assert Admitted(Ledger(), Usage(used), limit).nearly_full is nearly
 
 
 def test_nearly_full_counts_the_charge_that_was_granted() -> None:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.charge import Charge
-from vcuda.ledger import MOST_PENDING, Ledger, Pending
-from vcuda.ledger_format import read_ledger, write_ledger
+from vcuda.ledger.ledger import MOST_PENDING, Ledger, Pending, read_ledger, write_ledger
+from vcuda.quota.charge import Charge
 
 SAMPLE = Path(__file__).parents[1] / "data" / "ledger-format-1.json"
 CHARGES = st.builds(Charge, st.integers(0, 800), st.integers(0, 10_000), st.integers(0, 800))

@@ -15,17 +15,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from vcuda.charge import Charge, Usage
-from vcuda.ledger import Granted, Refused
-from vcuda.quota import Limit, Mode, NamespaceQuota
-from webhook.ledgers import Busy, Demand, MemoryLedgers
+from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.quota.charge import Charge, Usage
+from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
 
 MODELS = ("M40", "P100")
 CHARGES = st.builds(Charge, st.integers(1, 300), st.integers(0, 2000), st.integers(0, 300))
 LIMITS = st.builds(Limit, st.integers(0, 1000), st.none() | st.integers(1, 5000))
 QUOTAS = st.builds(NamespaceQuota, st.dictionaries(st.sampled_from(MODELS), LIMITS), mode=st.sampled_from(Mode))
 ROOMY = NamespaceQuota(dict.fromkeys(MODELS, Limit(1000)))
-Decision = Granted | Refused | Busy
+Decision = Admitted | Refused | RetryLater
 
 
 def total(charges: list[Charge]) -> Charge:
@@ -49,16 +49,16 @@ def within(charge: Charge, limit: Limit | None) -> bool:
 class Admissions(RuleBasedStateMachine):
     """Any interleaving on one namespace, beside a plain record of the pods that were admitted and are not gone."""
 
-    demands = Bundle[Demand]("demands")
+    demands = Bundle[ChargeRequest]("demands")
 
     def __init__(self) -> None:
         super().__init__()
         self.quota = ROOMY
-        self.admitted: dict[str, Demand] = {}
+        self.admitted: dict[str, ChargeRequest] = {}
         self.finished: set[str] = set()
         self.numbered = 0
 
-    def decide(self, demand: Demand) -> Decision:
+    def decide(self, demand: ChargeRequest) -> Decision:
         """Put the demand to the store under test."""
         raise NotImplementedError
 
@@ -69,12 +69,12 @@ class Admissions(RuleBasedStateMachine):
     def taken(self, model: str) -> list[Charge]:
         return [demand.charge for demand in self.admitted.values() if demand.model == model]
 
-    def put(self, demand: Demand) -> None:
+    def put(self, demand: ChargeRequest) -> None:
         """Have a demand decided: an enforced quota grants only what fits the limit in force, any other everything."""
         limit, counted = demand.quota.limits.get(demand.model), self.counted(demand.model)
         fits = within(total([*self.taken(demand.model), demand.charge]), limit)
         decision = self.decide(demand)
-        if isinstance(decision, Granted):
+        if isinstance(decision, Admitted):
             assert fits or (demand.quota.mode is not Mode.ENFORCE and decision.shortage)
             if not demand.dry_run:
                 self.admitted[demand.uid] = demand
@@ -88,18 +88,18 @@ class Admissions(RuleBasedStateMachine):
         self.quota = quota
 
     @rule(target=demands, model=st.sampled_from(MODELS), charge=CHARGES, dry_run=st.booleans())
-    def admit(self, model: str, charge: Charge, dry_run: bool) -> Demand:
+    def admit(self, model: str, charge: Charge, dry_run: bool) -> ChargeRequest:
         self.numbered += 1
         uid = f"uid-{self.numbered}"
-        demand = Demand("team-a", uid, model, charge, self.quota, float("inf"), dry_run=dry_run)
+        demand = ChargeRequest("team-a", uid, model, charge, self.quota, float("inf"), dry_run=dry_run)
         self.put(demand)
         return demand
 
     @rule(demand=demands)
-    def repeat(self, demand: Demand) -> None:
+    def repeat(self, demand: ChargeRequest) -> None:
         """What was granted is granted again, whatever the quota is by now; what was refused is decided anew."""
         if demand.uid in self.admitted:
-            assert isinstance(self.decide(demand), Granted)
+            assert isinstance(self.decide(demand), Admitted)
         elif demand.uid not in self.finished:
             self.put(msgspec.structs.replace(demand, quota=self.quota))
 
@@ -111,7 +111,7 @@ class InMemory(Admissions):
         super().__init__()
         self.ledgers = MemoryLedgers()
 
-    def decide(self, demand: Demand) -> Decision:
+    def decide(self, demand: ChargeRequest) -> Decision:
         return self.ledgers.charge(demand)
 
     def counted(self, model: str) -> Charge:
@@ -119,11 +119,11 @@ class InMemory(Admissions):
 
     @invariant()
     def every_admitted_uid_is_charged_once(self) -> None:
-        usages = self.ledgers.headroom("team-a")
+        usages = self.ledgers.usage("team-a")
         assert {model: usages.get(model, Usage()).used for model in MODELS} == {
             model: total(self.taken(model)) for model in MODELS
         }
-        assert self.ledgers.headroom("team-b") == {}
+        assert self.ledgers.usage("team-b") == {}
 
 
 def test_never_more_than_the_limit_in_force_at_admission() -> None:

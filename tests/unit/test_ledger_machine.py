@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from vcuda.charge import Charge
-from vcuda.ledger import Granted, Ledger, Pending, StoredView, admit, is_older, settle
-from vcuda.quota import Limit, NamespaceQuota
+from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, admit, is_older, settle
+from vcuda.quota.charge import Charge
+from vcuda.quota.model import Limit, NamespaceQuota
 
 MODELS = ("M40", "P100")
 models = st.sampled_from(MODELS)
@@ -31,12 +31,12 @@ class World:
         pods = [*self.stored.values(), *self.in_flight.values()]
         return sum(pod.charge.cores for pod in pods if pod.model == model)
 
-    def view(self) -> StoredView:
+    def view(self) -> ObservedPods:
         """What a consistent LIST followed by a watch knows now."""
         committed: dict[str, Charge] = {}
         for pod in self.stored.values():
             committed[pod.model] = committed.get(pod.model, Charge()) + pod.charge
-        return StoredView(str(self.version), committed, frozenset(self.stored) | self.gone)
+        return ObservedPods(str(self.version), committed, frozenset(self.stored) | self.gone)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -83,7 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if not self.complete():
             self.ledger = settle(self.ledger, self.world.view(), counted_since=self.edited)
         decision = admit(self.ledger, uid, asked, self.quota, enforced=True)
-        if not isinstance(decision, Granted):
+        if not isinstance(decision, Admitted):
             return multiple()
         self.ledger = decision.ledger
         self.world.in_flight[uid] = asked
@@ -97,7 +97,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         before = self.ledger
         decision = admit(before, uid, self.world.in_flight[uid], self.quota, enforced=True)
-        assert isinstance(decision, Granted)
+        assert isinstance(decision, Admitted)
         assert decision.ledger == before
 
     @rule(target=pods, uid=consumes(admitted))
@@ -123,12 +123,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.world.gone.add(uid)
 
     @rule(target=views)
-    def look(self) -> StoredView:
+    def look(self) -> ObservedPods:
         """A controller lists and watches up to now. The view may be used much later, by a leader that was asleep."""
         return self.world.view()
 
     @rule(view=views, proves=st.booleans())
-    def settle(self, view: StoredView, proves: bool) -> None:
+    def settle(self, view: ObservedPods, proves: bool) -> None:
         """A leader settles from a view of any age; it may have proven which pending pods can never be stored."""
         known = self.world.in_flight.keys() | self.world.stored.keys()
         absent = {uid for uid in self.ledger.pending if uid not in known} if proves else set()

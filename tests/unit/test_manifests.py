@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.builders import LABELS, MODEL, Manifest, container, vcuda_pod, view
-from vcuda.charge import Charge
 from vcuda.errors import BadInput, QuotaFault
-from vcuda.quota import Limit
-from vcuda.requests import read_request
+from vcuda.quota.charge import Charge
+from vcuda.quota.model import Limit
+from vcuda.requests.pod_request import read_request
 from vcuda.workloads import MOST_PODS, Workload, workloads_in
 from webhook.manifests import read_nodes, read_quota, read_workloads
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from tests.builders import MODEL, Manifest, container, facts, held_to, pod, required, requirement, review, vcuda_pod
-from vcuda.charge import Charge, Usage
-from vcuda.errors import Unreachable
-from vcuda.patches import Hints
-from vcuda.quota import Limit, Mode, NamespaceQuota
-from vcuda.review import Answer
-from webhook.holds import Holds
-from webhook.ledgers import Busy, Demand, MemoryLedgers
+from vcuda.errors import Unavailable
+from vcuda.placement.patches import Hints
+from vcuda.quota.charge import Charge, Usage
+from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.review import AdmissionResponse
+from webhook.choices import RecentChoices
+from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
 from webhook.mutate import mutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
@@ -31,14 +31,14 @@ class Ledgers(MemoryLedgers):
         self._now = now
         self._before = now if a_moment_ago is None else a_moment_ago
 
-    def charge(self, demand: Demand) -> Busy:
+    def charge(self, demand: ChargeRequest) -> RetryLater:
         raise AssertionError(f"/mutate charged {demand.uid}")
 
-    def headroom(self, namespace: str) -> Mapping[str, Usage]:
+    def usage(self, namespace: str) -> Mapping[str, Usage]:
         assert namespace == "team-a"
         return {model: Usage(Charge(cores)) for model, cores in self._now.items()}
 
-    def estimate(self, namespace: str) -> Mapping[str, Usage]:
+    def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         assert namespace == "team-a"
         return {model: Usage(Charge(cores)) for model, cores in self._before.items()}
 
@@ -49,10 +49,10 @@ def mutated(
     mode: Mode = Mode.ENFORCE,
     quota: NamespaceQuota = QUOTA,
     **fields: Any,
-) -> Answer:
+) -> AdmissionResponse:
     """Return the answer to one pod, where so many cores of each model are in use."""
     given = facts(msgspec.structs.replace(quota, mode=mode))
-    return mutate(review(manifest, **fields), given, Ledgers(used or {}), Holds())
+    return mutate(review(manifest, **fields), given, Ledgers(used or {}), RecentChoices())
 
 
 # Pinned
@@ -92,7 +92,7 @@ def test_warnings_of_the_request_are_passed_on() -> None:
 # Refused
 
 
-def refusal(answer: Answer) -> tuple[str, HTTPStatus, str]:
+def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
     assert not answer.allowed
     assert (answer.patch, answer.warnings) == ((), ())
     return answer.outcome, answer.status, answer.message
@@ -166,7 +166,7 @@ def test_a_malformed_request() -> None:
 )
 def test_untouched(manifest: Manifest, fields: dict[str, Any], outcome: str) -> None:
     given = facts(QUOTA)
-    assert mutate(review(manifest, **fields), given, Ledgers({}), Holds()) == Answer(outcome)
+    assert mutate(review(manifest, **fields), given, Ledgers({}), RecentChoices()) == AdmissionResponse(outcome)
 
 
 # Quotas that are not enforced
@@ -186,7 +186,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
     given = msgspec.structs.replace(
         facts(msgspec.structs.replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler")
     )
-    answer = mutate(review(manifest), given, Ledgers({}), Holds())
+    answer = mutate(review(manifest), given, Ledgers({}), RecentChoices())
     assert (answer.outcome, answer.allowed) == ("unpinned", True)
     on_its_node = {"matchFields": [requirement("metadata.name", "In", "n1")]}
     assert answer.patch == [
@@ -202,24 +202,24 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
 
 def test_a_refusal_is_never_taken_from_what_was_known_a_moment_ago() -> None:
     ledgers = Ledgers(now={}, a_moment_ago={"M40": 800, "P100": 200})
-    assert mutate(review(vcuda_pod()), facts(QUOTA), ledgers, Holds()).outcome == "pinned"
+    assert mutate(review(vcuda_pod()), facts(QUOTA), ledgers, RecentChoices()).outcome == "pinned"
 
 
 def test_a_burst_spreads_over_the_models_that_have_room() -> None:
     """Each of four pods of one card sees what was promised to those before it, though nothing is charged yet."""
-    holds, given = Holds(), facts(NamespaceQuota({"M40": Limit(200), "P100": Limit(200)}))
+    holds, given = RecentChoices(), facts(NamespaceQuota({"M40": Limit(200), "P100": Limit(200)}))
     models = [mutate(review(vcuda_pod()), given, Ledgers({}), holds).model for _ in range(4)]
     assert sorted(models) == ["M40", "M40", "P100", "P100"]
 
 
 def test_what_was_promised_to_others_refuses_nobody() -> None:
-    holds, given = Holds(), facts(NamespaceQuota({"M40": Limit(100)}))
+    holds, given = RecentChoices(), facts(NamespaceQuota({"M40": Limit(100)}))
     answers = [mutate(review(vcuda_pod()), given, Ledgers({}), holds).outcome for _ in range(3)]
     assert answers == ["pinned"] * 3
 
 
 def test_a_dry_run_is_promised_nothing() -> None:
-    holds, given = Holds(), facts(NamespaceQuota({"M40": Limit(200), "P100": Limit(100)}))
+    holds, given = RecentChoices(), facts(NamespaceQuota({"M40": Limit(200), "P100": Limit(100)}))
     models = [mutate(review(vcuda_pod(), dry_run=True), given, Ledgers({}), holds).model for _ in range(3)]
     assert models == ["M40"] * 3
 
@@ -241,15 +241,15 @@ def test_whoever_only_asks_is_told_why_the_pod_would_get_its_model(
     dry_run: bool, mode: Mode, warnings: list[str]
 ) -> None:
     given = facts(NamespaceQuota({"M40": Limit(200)}, mode=mode))
-    answer = mutate(review(vcuda_pod(), dry_run=dry_run), given, Ledgers({}), Holds())
+    answer = mutate(review(vcuda_pod(), dry_run=dry_run), given, Ledgers({}), RecentChoices())
     assert list(answer.warnings) == warnings
 
 
 def test_a_ledger_that_cannot_be_read_allows_nothing() -> None:
     class Broken(Ledgers):
-        def headroom(self, namespace: str) -> Mapping[str, Usage]:
-            raise Unreachable(namespace)
+        def usage(self, namespace: str) -> Mapping[str, Usage]:
+            raise Unavailable(namespace)
 
     given = facts(NamespaceQuota({"M40": Limit(100)}))
-    with pytest.raises(Unreachable):
-        mutate(review(vcuda_pod()), given, Broken({}, a_moment_ago={"M40": 100}), Holds())
+    with pytest.raises(Unavailable):
+        mutate(review(vcuda_pod()), given, Broken({}, a_moment_ago={"M40": 100}), RecentChoices())

@@ -13,14 +13,22 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.node.agent import MISSED, Agent, Pace, Wakes
-from controller.node.metrics import SweepMetrics
-from controller.node.outcome import Outcome, Report, Verdict, shown
-from controller.node.pod_sources import Witness
-from controller.node.refused import Refused
-from controller.node.removal import OutOfTime
-from controller.node.report import MOST_TOLD, Teller
-from vcuda.vm_directories import Keep, Reason
+from controller.node.agent import (
+    MISSED,
+    MOST_TOLD,
+    Agent,
+    Outcome,
+    Pace,
+    Report,
+    SweepMetrics,
+    Teller,
+    Verdict,
+    Wakes,
+    shown,
+)
+from controller.node.fs import OutOfTime
+from controller.node.names import Keep, Reason, Refused
+from controller.node.pods import Witness
 
 UNKNOWN = Keep(Reason.PODS_UNKNOWN, "no list")
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from controller.cli import main
-from vcuda.vm_directories import VM_DIRECTORIES
+from controller.node.names import VM_DIRECTORIES
 
 STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
 

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from controller.node.refused import Refused
-from controller.node.removal import OutOfTime
-from controller.node.surveyor import PATIENCE, Surveyor
-from controller.node.tree import Mount, Place
-from controller.node.usage import InUse
+from controller.node.fs import Mount, OutOfTime, Place
+from controller.node.in_use import PATIENCE, InUse, Surveyor
+from controller.node.names import Refused
 from tests.waiting import PATIENT
 
 ROOT, OTHER_ROOT = Place(3, Mount(1, 1)), Place(3, Mount(1, 2))
@@ -63,9 +61,9 @@ class Looks:
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
     """In place of the looks and of the clock."""
     looks = Looks()
-    monkeypatch.setattr("controller.node.surveyor.survey", looks)
-    monkeypatch.setattr("controller.node.surveyor.time", SimpleNamespace(monotonic=lambda: looks.now))
-    monkeypatch.setattr("controller.node.surveyor._STEP", 0.01)
+    monkeypatch.setattr("controller.node.in_use.survey", looks)
+    monkeypatch.setattr("controller.node.in_use.time", SimpleNamespace(monotonic=lambda: looks.now))
+    monkeypatch.setattr("controller.node.in_use._STEP", 0.01)
     yield looks
     looks.end()
 

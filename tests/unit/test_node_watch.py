@@ -8,7 +8,7 @@ import pytest
 
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL
-from vcuda.kube import NodeWatch
+from vcuda.kube import NodeInformer
 
 PATH = "/api/v1/nodes/gpu-1"
 LOCK = {"hami.io/mutex.lock": "2023-11-14T22:13:20Z"}
@@ -30,7 +30,7 @@ def with_metadata(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_what_followers_are_told(api: ApiDouble, changed: dict[str, Any] | None, told: bool) -> None:
-    watch = NodeWatch(api.kube, LABELS)
+    watch = NodeInformer(api.kube, LABELS)
     changes: list[tuple[bool, bool]] = []
     watch.follow(lambda old, new: changes.append((old is not None, new is not None)))
     api.store(PATH, PLAIN)
@@ -45,7 +45,7 @@ def test_what_followers_are_told(api: ApiDouble, changed: dict[str, Any] | None,
 
 
 def test_a_nodes_lock_is_kept_and_no_other_annotation(api: ApiDouble) -> None:
-    watch = NodeWatch(api.kube, LABELS)
+    watch = NodeInformer(api.kube, LABELS)
     api.store(PATH, with_metadata(annotations={"a/b": "c", **LOCK}))
     watch.reflector._relist()
     node = watch.reflector.get(("", "gpu-1"))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from controller.nudger import Nudger
+from controller.retrier import REFUSAL, Nudger
 from tests.api_double import ApiDouble
 from tests.builders import LABELS
-from vcuda.kube import NodeWatch, QuotaPlace, QuotaWatch
-from vcuda.owners import REFUSAL
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 
 JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
 
@@ -29,8 +28,8 @@ def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, 
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     event = {"involvedObject": {"kind": "Job", "name": name}, "message": f"{REFUSAL}: M40", "metadata": {"name": "e"}}
     api.store("/api/v1/namespaces/team-a/events/e", event)
-    nodes = NodeWatch(api.kube, LABELS)
-    nudger = Nudger(api.kube, QuotaWatch(api.kube, QuotaPlace(), frozenset()), nodes)
+    nodes = NodeInformer(api.kube, LABELS)
+    nudger = Nudger(api.kube, QuotaInformer(api.kube, QuotaPlace(), frozenset()), nodes)
     assert [each.path for each in nudger._by_event("team-a")] == found
     asked = ["GET"] if name in ("train", "gone") else []
     assert api.calls == ["LIST", *asked]

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.retrier import REFUSAL, Owner, RefusedOwner, Room, worth_a_try
 from tests.builders import LABELS, MODEL, container, held_to
-from vcuda.owners import REFUSAL, Owner, RefusedOwner, Room, worth_a_try
-from vcuda.placement import Nodes
-from vcuda.quota import Limit, NamespaceQuota
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Limit, NamespaceQuota
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
 ONE, TWO, HALF = (

@@ -7,16 +7,15 @@ import random
 
 import pytest
 
+from controller.extender.strategy import Order, Placement, least_free, packed
 from tests.decisions import steps
-from vcuda.allocate import Order, Placement, least_free, packed
-from vcuda.cards import Cards
-from vcuda.demands import Wish, read_wish
-from vcuda.schemes import GPU_MANAGER
+from vcuda.allocations.cards import CardRequest, Cards, read_wish
+from vcuda.requests.schemes import GPU_MANAGER
 
 PODS, NODES, CARDS, LIFE = 2000, 40, 8, 150
 """LIFE is how many pods come, on average, until one ends: over half of the cards are in use, and every pod fits."""
 
-WISHES = [wish for wish in (read_wish(step.pod) for step in steps()) if isinstance(wish, Wish)]
+WISHES = [wish for wish in (read_wish(step.pod) for step in steps()) if isinstance(wish, CardRequest)]
 
 
 def whole_share(order: Order, seed: int) -> float:

@@ -20,13 +20,13 @@ from tests import strategies
 from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, review, term, vcuda_pod, view
 from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
-from vcuda.patches import MODEL_ANNOTATION, Hints, escape, patch_for, unpinned_patch
-from vcuda.placement import NodeLabels, Nodes
-from vcuda.quota import Mode, NamespaceQuota, Quota
-from vcuda.requests import read_request
-from vcuda.review import Answer
-from webhook.facts import Facts
-from webhook.holds import Holds
+from vcuda.placement.patches import MODEL_ANNOTATION, Hints, escape, patch_for, unpinned_patch
+from vcuda.placement.placement import NodeLabels, Nodes
+from vcuda.quota.model import Mode, NamespaceQuota, Quota
+from vcuda.requests.pod_request import read_request
+from vcuda.review import AdmissionResponse
+from webhook.choices import RecentChoices
+from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers
 from webhook.mutate import mutate
 from webhook.validate import validate
@@ -88,15 +88,15 @@ def test_keys_are_escaped_as_json_pointer_says(key: str, segment: str) -> None:
 class Webhook:
     """The two decisions, over facts and a ledger of their own."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: PolicySnapshot) -> None:
         self.facts = facts
         self.ledgers = MemoryLedgers()
-        self._holds = Holds()
+        self._holds = RecentChoices()
 
-    def mutate(self, pod: Manifest) -> Answer:
+    def mutate(self, pod: Manifest) -> AdmissionResponse:
         return mutate(review(pod), self.facts, self.ledgers, self._holds)
 
-    def validate(self, pod: Manifest) -> Answer:
+    def validate(self, pod: Manifest) -> AdmissionResponse:
         stored = {**pod, "metadata": {**pod["metadata"], "uid": "u-1"}}
         return validate(review(stored), self.facts, self.ledgers, self._holds, float("inf"))
 
@@ -106,7 +106,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
     sent: Manifest
     patched: Manifest
-    answer: Answer
+    answer: AdmissionResponse
     quota: NamespaceQuota
     webhook: Webhook
 
@@ -125,7 +125,7 @@ def admitted(draw: st.DrawFn) -> Admitted:
     """Any pod under any quota, with nodes or without, for which a model is chosen."""
     pod, quota = draw(strategies.pods()), draw(strategies.quotas())
     quota = msgspec.structs.replace(quota, mode=draw(st.sampled_from([Mode.ENFORCE, Mode.WARN])))
-    webhook = Webhook(Facts(Quota({"team-a": quota}), draw(strategies.clusters()), draw(HINTS)))
+    webhook = Webhook(PolicySnapshot(Quota({"team-a": quota}), draw(strategies.clusters()), draw(HINTS)))
     answer = webhook.mutate(pod)
     assume(answer.outcome == "pinned")
     return Admitted(pod, patched(pod, answer.patch), answer, quota, webhook)
@@ -192,7 +192,7 @@ def test_what_is_pinned_is_then_accepted_and_charged(case: Admitted) -> None:
     verdict = case.webhook.validate(case.patched)
     assert verdict.allowed, verdict.message
     assert verdict.model == case.answer.model
-    used = case.webhook.ledgers.headroom("team-a")[case.answer.model].used
+    used = case.webhook.ledgers.usage("team-a")[case.answer.model].used
     assert used == read_request(view(case.sent)).charge
 
 
@@ -275,7 +275,7 @@ def check_scheduler(case: Admitted) -> None:
 def let_pass(draw: st.DrawFn) -> Admitted:
     """Any pod under a quota that does not enforce, for which there is no model."""
     pod, mode = draw(strategies.pods()), draw(st.sampled_from([Mode.WARN, Mode.AUDIT]))
-    webhook = Webhook(Facts(Quota({"team-a": NamespaceQuota({}, mode=mode)}), Nodes(), draw(HINTS)))
+    webhook = Webhook(PolicySnapshot(Quota({"team-a": NamespaceQuota({}, mode=mode)}), Nodes(), draw(HINTS)))
     answer = webhook.mutate(pod)
     assume(answer.outcome == "unpinned")
     return Admitted(pod, patched(pod, answer.patch), answer, NamespaceQuota({}), webhook)
@@ -317,7 +317,7 @@ def test_whatever_validate_accepts_cannot_leave_its_model_and_pools(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes
 ) -> None:
     """Though /mutate was never called, or another webhook changed the pod after it."""
-    verdict = Webhook(Facts(Quota({"team-a": quota}), cluster)).validate(pod)
+    verdict = Webhook(PolicySnapshot(Quota({"team-a": quota}), cluster)).validate(pod)
     event(verdict.outcome)
     if verdict.allowed:
         assert verdict.model in quota.limits

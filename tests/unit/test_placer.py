@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import yaml
 
-from controller.extender.deadline import BUDGET
-from controller.extender.desk import TIMEOUT
+from controller.extender.allocator import TIMEOUT
+from controller.extender.journal import BUDGET
+from controller.extender.protocol import Preemption, Victims
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.extended import JOURNAL, Leader, as_stored, gpu_node, journaled, pod_path, seen, shares, store_pod
-from vcuda.cards import Share
-from vcuda.errors import ApiError, Unreachable
-from vcuda.extender import Preemption, Victims
-from vcuda.objects import Pod
+from vcuda.allocations.cards import Share
+from vcuda.errors import ApiError, Unavailable
+from vcuda.k8s_types import Pod
 
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 
@@ -154,7 +154,7 @@ def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_serve
         if method == "PUT" and leader.seconds < 6:
             api.store(JOURNAL, api.objects[JOURNAL])
         if method in slow and not answered:
-            raise Unreachable("timed out")
+            raise Unavailable("timed out")
         return effect()
 
     api.deliver = deliver

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from controller.plugin import bar, main
 from tests.api_double import ApiDouble, delivered, lost_request
 from tests.builders import Manifest, container, vcuda_pod
-from vcuda.errors import ApiError, Unreachable, VcudaError
+from vcuda.errors import ApiError, Unavailable, VcudaError
 from vcuda.kube import Heard, Kube
-from vcuda.placement import Choice
+from vcuda.placement.placement import Choice
 
 M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5}
 P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0}
@@ -259,7 +259,7 @@ def test_a_kubeconfig_comes_before_the_service_account(
 
     def get(kube: Kube, path: str) -> NoReturn:
         asked.append((kube.api.configuration.host, path))
-        raise Unreachable("timed out")
+        raise Unavailable("timed out")
 
     monkeypatch.setattr(Kube, "get", get)
     assert run().stderr == "Error: timed out\n"
@@ -371,7 +371,7 @@ def test_a_pod_that_would_be_refused(cluster: Cluster, manifest: Path) -> None:
 @pytest.mark.parametrize(
     "refusal",
     [
-        pytest.param(Unreachable("timed out"), id="no answer"),
+        pytest.param(Unavailable("timed out"), id="no answer"),
         pytest.param(ApiError(401, "Unauthorized"), id="credentials that are not taken"),
     ],
 )

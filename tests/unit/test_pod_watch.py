@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from controller.pod_watch import PodWatch
+from controller.pods import PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, stored_pod, view
+from vcuda.allocations.observed_pods import StoredPod, read_stored
 from vcuda.kube import Key, Reflector
-from vcuda.placement import Nodes
-from vcuda.stored_pods import StoredPod, read_stored
+from vcuda.placement.placement import Nodes
 
 
 class Busy:
@@ -35,7 +35,7 @@ class Busy:
 
 def test_a_view_counts_all_that_its_version_has_though_pods_come_while_it_is_made(api: ApiDouble) -> None:
     """A count that claimed to be newer would leave out, for good, the charge of a pod that came between."""
-    watch = PodWatch(api.kube, LABELS, lambda _: None)
+    watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[StoredPod]", Busy())
     [home] = watch.namespaces()
     seen = watch.view(home, Nodes(LABELS))

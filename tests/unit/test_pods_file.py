@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.node.pods_file import read_complete_pods, read_pods
+from controller.node.pods import read_complete_pods, read_pods
 from vcuda.errors import BadInput
 
 NODE = "gpu-7"

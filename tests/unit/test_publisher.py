@@ -10,7 +10,7 @@ import structlog
 from controller.publisher import Publisher
 from tests.api_double import ApiDouble, Effect, lost_reply
 from vcuda.errors import ApiError, NotFound, VcudaError
-from vcuda.usage import NamespaceUse
+from vcuda.ledger.usage import NamespaceUse
 
 TERMINATING = ApiError(
     403,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vcuda.errors import QuotaFault
-from vcuda.quota import EMPTY, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota_document import parse_quota
+from vcuda.quota.document import parse_quota
+from vcuda.quota.model import EMPTY, Limit, Mode, NamespaceQuota, Quota
 
 GIB = 1024
 

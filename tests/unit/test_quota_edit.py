@@ -10,19 +10,19 @@ import msgspec
 import pytest
 
 from tests.builders import MODEL, POOL, nodes, review
-from vcuda.charge import Charge, Usage
-from vcuda.errors import Fault, Unreachable, UnreadableLedger, VcudaError
+from vcuda.errors import Fault, Unavailable, UnreadableLedger, VcudaError
 from vcuda.kube import QuotaPlace
-from vcuda.quota import Limit, NamespaceQuota, Quota
-from vcuda.review import Answer, GroupVersionKind
-from webhook.facts import Facts
+from vcuda.quota.charge import Charge, Usage
+from vcuda.quota.model import Limit, NamespaceQuota, Quota
+from vcuda.review import AdmissionResponse, GroupVersionKind
+from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers
 from webhook.quota_edit import COMPARING, MOST_FAULTS, MOST_WARNINGS, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
 NODES = nodes(a={MODEL: "M40", POOL: "public"}, b={MODEL: "P100", POOL: "lab"})
-NOBODY = Facts(Quota(), NODES)
+NOBODY = PolicySnapshot(Quota(), NODES)
 
 
 class Used(MemoryLedgers):
@@ -32,7 +32,7 @@ class Used(MemoryLedgers):
         super().__init__()
         self._used = used
 
-    def headroom(self, namespace: str) -> Mapping[str, Usage]:
+    def usage(self, namespace: str) -> Mapping[str, Usage]:
         found = self._used.get(namespace.replace("-", "_"))
         if isinstance(found, VcudaError):
             raise found
@@ -41,11 +41,11 @@ class Used(MemoryLedgers):
 
 def edited(
     document: str | None,
-    facts: Facts | None = NOBODY,
+    facts: PolicySnapshot | None = NOBODY,
     ledgers: MemoryLedgers | None = None,
     comparing: float = COMPARING,
     **fields: Any,
-) -> Answer:
+) -> AdmissionResponse:
     """Return the answer to an edit that leaves this document."""
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
@@ -53,7 +53,7 @@ def edited(
     return check_edit(review(manifest, **given), PLACE, facts, ledgers or Used(), comparing)
 
 
-def warnings(document: str, facts: Facts | None = NOBODY, **used: Charge | VcudaError) -> list[str]:
+def warnings(document: str, facts: PolicySnapshot | None = NOBODY, **used: Charge | VcudaError) -> list[str]:
     answer = edited(document, facts, Used(**used))
     assert (answer.outcome, answer.allowed) == ("quota-accepted", True)
     return list(answer.warnings)
@@ -71,17 +71,19 @@ def warnings(document: str, facts: Facts | None = NOBODY, **used: Charge | Vcuda
     ],
 )
 def test_other_objects_are_ignored(fields: dict[str, Any]) -> None:
-    assert edited("{{{", **fields) == Answer("ignored")
+    assert edited("{{{", **fields) == AdmissionResponse("ignored")
 
 
 def test_deletion_is_allowed_with_a_warning() -> None:
     answer = edited("{{{", operation="DELETE", object=msgspec.Raw(b"null"))
-    assert answer == Answer("quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"])
+    assert answer == AdmissionResponse(
+        "quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"]
+    )
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
 def test_creation_and_update_are_checked(operation: str) -> None:
-    assert edited("team-a: {quota: {M40: 8}}", operation=operation) == Answer("quota-accepted", warnings=[])
+    assert edited("team-a: {quota: {M40: 8}}", operation=operation) == AdmissionResponse("quota-accepted", warnings=[])
     assert edited("{{{", operation=operation).outcome == "quota-refused"
 
 
@@ -167,7 +169,7 @@ def test_names_that_no_node_has(document: str, told: list[str]) -> None:
 
 
 def test_a_cluster_without_a_gpu_node() -> None:
-    told = warnings("team-a: {quota: {M40: 8}}", Facts(Quota(), nodes()))
+    told = warnings("team-a: {quota: {M40: 8}}", PolicySnapshot(Quota(), nodes()))
     assert told == [f"team-a.quota.M40: no node has this model in label {MODEL} (known: none)"]
 
 
@@ -193,13 +195,13 @@ def test_a_limit_below_what_is_in_use(limit: str, used: Charge, told: list[str])
 
 
 def test_entries_that_do_not_change_are_not_compared_again() -> None:
-    same = Facts(Quota({"team-a": NamespaceQuota({"M40": Limit(100)})}), NODES)
+    same = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(100)})}), NODES)
     document = "{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}"
     told = warnings(document, same, team_a=Charge(900), team_b=Charge(900))
     assert [warning.partition(".")[0] for warning in told] == ["team-b"]
 
 
-@pytest.mark.parametrize("error", [Unreachable("no answer"), UnreadableLedger("damaged")])
+@pytest.mark.parametrize("error", [Unavailable("no answer"), UnreadableLedger("damaged")])
 def test_an_edit_is_accepted_though_the_use_is_not_known(error: VcudaError) -> None:
     """A quota must stay editable while something else is broken."""
     told = warnings("{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}", team_a=error, team_b=Charge(200))
@@ -226,7 +228,7 @@ def test_what_cannot_be_compared_in_time_is_told_and_the_edit_made() -> None:
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)), comparing=0.0)
     told = "2 of the namespaces were not compared with what is in use: they are too many"
-    assert answer == Answer("quota-accepted", warnings=[told])
+    assert answer == AdmissionResponse("quota-accepted", warnings=[told])
     many = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
     assert edited(f"team-a: {{quota: {{{many}}}}}", comparing=0.0).warnings[0].startswith("1 of the namespaces")
 

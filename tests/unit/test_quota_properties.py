@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vcuda.errors import Fault, QuotaFault
-from vcuda.quota import Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota_document import parse_quota
-from vcuda.quota_syntax import parse_json, parse_yaml
+from vcuda.quota.document import parse_quota
+from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.yaml import parse_json, parse_yaml
 
 LABEL_VALUES = st.from_regex(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?", fullmatch=True)
 NAMESPACES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True)

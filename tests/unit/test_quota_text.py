@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from vcuda.errors import QuotaFault
-from vcuda.quota_document import parse_quota
+from vcuda.quota.document import parse_quota
 
 
 def faults(text: str) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.builders import container, pod, view
-from vcuda.cards import Share
-from vcuda.records import Holding, annotations_for, patch_of, read_holding
-from vcuda.schemes import GPU_MANAGER, NVIDIA_VCUDA
+from vcuda.allocations.annotations import PodCards, annotations_for, patch_of, read_holding
+from vcuda.allocations.cards import Share
+from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 T = "tencent.com"
 SHARE = {f"{T}/vcuda-core": 30, f"{T}/vcuda-memory": 4}
@@ -18,7 +18,7 @@ TWO_CARDS = {f"{T}/vcuda-core": 200}
 WRITTEN = {f"{T}/predicate-node": "n1", f"{T}/predicate-gpu-idx-0": "3", f"{T}/predicate-gpu-idx-2": "0,5"}
 
 
-def holding(annotations: dict[str, str], phase: str = "Pending", **spec: Any) -> Holding | None:
+def holding(annotations: dict[str, str], phase: str = "Pending", **spec: Any) -> PodCards | None:
     manifest = pod(container(SHARE), container(), container(TWO_CARDS), annotations=annotations, **spec)
     return read_holding(view({**manifest, "status": {"phase": phase}}))
 
@@ -29,7 +29,7 @@ SHARES = (Share(3, 30, 1024), Share(0, 100, 0), Share(5, 100, 0))
 def test_what_is_written_is_what_gpu_manager_reads() -> None:
     written = annotations_for(GPU_MANAGER, "n1", {0: (Share(3, 30, 1024),), 2: (Share(0, 100, 0), Share(5, 100, 0))}, 7)
     assert written == {**WRITTEN, f"{T}/predicate-time": "7", f"{T}/gpu-assigned": "false"}
-    assert holding(written) == Holding("n1", SHARES)
+    assert holding(written) == PodCards("n1", SHARES)
 
 
 def test_the_nvidia_scheme_has_its_own_names() -> None:
@@ -44,11 +44,11 @@ def test_a_pod_that_has_ended_holds_nothing(phase: str) -> None:
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
 def test_a_bound_pod_holds_cards_of_its_node_whichever_was_chosen(phase: str) -> None:
-    assert holding(WRITTEN, phase, nodeName="n2") == Holding("n2", SHARES)
+    assert holding(WRITTEN, phase, nodeName="n2") == PodCards("n2", SHARES)
 
 
 def test_a_pod_that_is_not_bound_holds_those_of_the_node_that_was_chosen() -> None:
-    assert holding(WRITTEN) == Holding("n1", SHARES)
+    assert holding(WRITTEN) == PodCards("n1", SHARES)
     assert holding({f"{T}/predicate-gpu-idx-0": "3"}) is None
 
 
@@ -85,7 +85,7 @@ def test_an_annotation_for_a_container_that_asks_for_nothing_hides_no_other() ->
     forged = {"tencent.com/predicate-gpu-idx-0": "1", "nvidia.com/predicate-gpu-idx-0": "2"}
     limits = {"nvidia.com/vcuda-core": 100}
     found = read_holding(view(pod(container(limits), annotations=forged, nodeName="n1")))
-    assert found == Holding("n1", (Share(2, 100, 0),))
+    assert found == PodCards("n1", (Share(2, 100, 0),))
 
 
 def test_the_patch_is_guarded_and_takes_away_what_an_earlier_placement_left() -> None:

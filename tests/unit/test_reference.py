@@ -11,18 +11,29 @@ from click.testing import CliRunner
 
 from tests.reference import events, flags, keys, metrics, outcomes, page
 from tests.reference.sources import ROOT, Sentence, sentences
-from vcuda.schemes import SCHEME_OF_RESOURCE
+from vcuda.requests.schemes import SCHEME_OF_RESOURCE
 
 DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/operations.md", "docs/reference.md")
 
 OF_USERS = (
-    *("vcuda.requests", "vcuda.placement", "vcuda.charge", "vcuda.affinity", "vcuda.quantities", "vcuda.review"),
-    *("vcuda.quota_document", "vcuda.quota_values", "vcuda.quota_text"),
-    *("vcuda.cards", "vcuda.allocate", "vcuda.demands", "vcuda.stale", "vcuda.stale_locks"),
-    *("vcuda.kube.ledger_store", "vcuda.kube.quota_watch"),
-    *("webhook.subject", "webhook.validate", "webhook.mutate", "webhook.quota_edit", "webhook.service"),
-    *("webhook.ledgers", "webhook.cluster_ledgers"),
-    *("controller.removals", "controller.unpinned"),
+    *(
+        "vcuda.requests.pod_request",
+        "vcuda.placement.placement",
+        "vcuda.quota.charge",
+        "vcuda.placement.affinity",
+        "vcuda.quantities",
+        "vcuda.review",
+    ),
+    *("vcuda.quota.document", "vcuda.quota.values"),
+    *(
+        "vcuda.allocations.cards",
+        "controller.extender.strategy",
+        "vcuda.allocations.stale",
+    ),
+    *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
+    *("webhook.pod_review", "webhook.validate", "webhook.mutate", "webhook.quota_edit", "webhook.admission"),
+    *("webhook.ledgers", "webhook.ledger_client"),
+    "controller.stale_gc",
 )
 """Modules whose sentences, log lines aside, all reach users."""
 

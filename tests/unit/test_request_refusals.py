@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
-from vcuda.charge import Charge
-from vcuda.requests import read_request
-from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
+from vcuda.quota.charge import Charge
+from vcuda.requests.pod_request import read_request
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 
 LIMITS = "spec.containers[0].resources.limits"
 PRIVILEGED = {"securityContext": {"privileged": True}}

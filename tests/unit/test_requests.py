@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
-from vcuda.charge import Charge
-from vcuda.requests import asks_for_vcuda, read_request
-from vcuda.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
+from vcuda.quota.charge import Charge
+from vcuda.requests.pod_request import asks_for_vcuda, read_request
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 
 
 def charge_of(manifest: Manifest) -> Charge:

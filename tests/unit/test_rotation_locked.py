@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from certs.authority import make_authority
 from certs.state import Authorities, Problem, Serving
 from certs.steps import Forget, IssueLeaf, MakeAuthority, Promote, Refused, SetBundles
+from certs.x509 import make_authority
 from tests.rotation_steps import at, go_on, rotated, take
 from tests.rotation_world import START, TERMS, World, healthy
 

@@ -8,10 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from certs.authority import make_authority, make_leaf
-from certs.judgement import known
-from certs.names import Names
-from certs.plan import plan
+from certs.plan import known, plan
 from certs.state import Authorities, Problem, Serving, State, is_valid, signed_by
 from certs.steps import (
     Decision,
@@ -28,6 +25,7 @@ from certs.steps import (
     Terms,
     Wait,
 )
+from certs.x509 import Names, make_authority, make_leaf
 from tests.rotation_steps import LONG, NEW, SEEN_LONG, at, go_on, rotated, take
 from tests.rotation_world import NAMES, START, TERMS, World, current_of, healthy
 

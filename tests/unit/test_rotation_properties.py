@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from certs.api import Conflicted
-from certs.authority import make_authority, make_leaf
 from certs.changes import Write, write_of
 from certs.plan import plan
 from certs.rotation import Rotation, Sightings
 from certs.state import Authorities, Hook, Serving, signed_by
 from certs.steps import Done, Refused, Terms, Wait
+from certs.x509 import make_authority, make_leaf
 from tests.rotation_world import NAMES, START, TERMS, Killed, World, current_of, healthy, with_stragglers
 
 DAY = timedelta(days=1)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from vcuda.schemes import HAMI, SCHEME_OF_RESOURCE, SCHEMES, Scheme, is_named
+from vcuda.requests.schemes import HAMI, SCHEME_OF_RESOURCE, SCHEMES, Scheme, is_named
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 

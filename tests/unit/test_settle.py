@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.charge import Charge
-from vcuda.ledger import Ledger, Pending, StoredView, is_older, settle
+from vcuda.ledger.ledger import Ledger, ObservedPods, Pending, is_older, settle
+from vcuda.quota.charge import Charge
 
 MODELS = ("M40", "P100")
 UIDS = tuple("abcdef")
@@ -18,12 +18,12 @@ VERSIONS = st.integers(0, 12).map(lambda version: str(version or ""))
 PENDING = st.dictionaries(st.sampled_from(UIDS), st.builds(Pending, st.sampled_from(MODELS), CHARGES))
 LEDGERS = st.builds(Ledger, COMMITTED, VERSIONS, PENDING)
 SOME = st.frozensets(st.sampled_from(UIDS))
-VIEWS = st.builds(StoredView, VERSIONS, COMMITTED, SOME)
+VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME)
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
 def test_what_was_not_seen_and_not_proven_absent_stays_charged(
-    ledger: Ledger, view: StoredView, absent: frozenset[str]
+    ledger: Ledger, view: ObservedPods, absent: frozenset[str]
 ) -> None:
     """And what was seen is counted once: as pending no more, when it is in the count."""
     settled = settle(ledger, view, absent)
@@ -34,14 +34,14 @@ def test_what_was_not_seen_and_not_proven_absent_stays_charged(
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
-def test_settled_twice_is_settled_once(ledger: Ledger, view: StoredView, absent: frozenset[str]) -> None:
+def test_settled_twice_is_settled_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
     """Else two leaders would write for ever."""
     once = settle(ledger, view, absent)
     assert settle(once, view, absent) is once
 
 
 @given(ledger=LEDGERS, views=st.lists(VIEWS, max_size=5))
-def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[StoredView]) -> None:
+def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[ObservedPods]) -> None:
     for view in views:
         settled = settle(ledger, view, ())
         assert not is_older(settled.pod_resource_version, ledger.pod_resource_version)
@@ -49,7 +49,9 @@ def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[StoredVie
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
-def test_the_version_that_was_read_is_left_as_it_was(ledger: Ledger, view: StoredView, absent: frozenset[str]) -> None:
+def test_the_version_that_was_read_is_left_as_it_was(
+    ledger: Ledger, view: ObservedPods, absent: frozenset[str]
+) -> None:
     before = msgspec.json.encode(ledger)
     settle(ledger, view, absent)
     assert msgspec.json.encode(ledger) == before
@@ -65,5 +67,5 @@ def test_the_version_that_was_read_is_left_as_it_was(ledger: Ledger, view: Store
 )
 def test_the_ledger_follows_what_is_stored(counted: dict[str, Charge], seen: dict[str, Charge]) -> None:
     pending = {"a": Pending("M40", Charge(100))}
-    settled = settle(Ledger(counted, "5", pending), StoredView("6", seen, ()), ())
+    settled = settle(Ledger(counted, "5", pending), ObservedPods("6", seen, ()), ())
     assert settled == Ledger(seen, "6", pending)

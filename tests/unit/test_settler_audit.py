@@ -11,8 +11,8 @@ from tests.api_double import ApiDouble
 from tests.builders import stored_pod
 from tests.replicas import Replica
 from tests.settling import Settling
-from vcuda.charge import Charge
-from vcuda.ledger import Ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.quota.charge import Charge
 
 CARD = {"tencent.com/vcuda-core": 100}
 ONE, TWO = Charge(100, 0, 100), Charge(200, 0, 200)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from controller.due import DueQueue
 from controller.settler import TRIES
+from controller.workqueue import WorkQueue
 from tests.api_double import ApiDouble, Effect, delivered
 from tests.replicas import Replica
 from tests.settling import Settling
-from vcuda.charge import Charge
-from vcuda.ledger import Ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.quota.charge import Charge
 
 HALF = Charge(50, 0, 50)
 GONE = Ledger({"M40": Charge(100, 0, 100)})
@@ -21,7 +21,7 @@ GONE = Ledger({"M40": Charge(100, 0, 100)})
 def settling(api: ApiDouble, replica: Replica) -> Settling:
     """Return a settler that has one turn, unless that came to nothing, and whose ledger is out of date."""
     settling = Settling(api, replica, GONE)
-    settling.settler.due = DueQueue(spacing=1000.0)
+    settling.settler.due = WorkQueue(spacing=1000.0)
     settling.settler.due.add("team-a")
     return settling
 

@@ -6,10 +6,10 @@ from tests.api_double import ApiDouble
 from tests.builders import LABELS, stored_pod
 from tests.replicas import Replica
 from tests.settling import Settling
-from vcuda.charge import Charge
 from vcuda.kube import LedgerStore
-from vcuda.ledger import Ledger, Pending
-from vcuda.placement import Nodes
+from vcuda.ledger.ledger import Ledger, Pending
+from vcuda.placement.placement import Nodes
+from vcuda.quota.charge import Charge
 
 CARD = {"tencent.com/vcuda-core": 100}
 ONE = Charge(100, 0, 100)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from vcuda.sightings import Now, Patience, Stamped, Watched
-from vcuda.vm_directories import Keep, Reason
+from controller.node.age import Now, Patience, Stamped, Watched
+from controller.node.names import Keep, Reason
 
 GRACE = 300.0
 WALL = 1_700_000_000.0

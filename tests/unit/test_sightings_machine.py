@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from vcuda.sightings import Now, Watched
-from vcuda.vm_directories import VM_DIRECTORIES, Facts, Keep, Kind, Reason, standing
+from controller.node.age import Now, Watched
+from controller.node.names import VM_DIRECTORIES, Facts, Keep, Kind, Reason, standing
 
 GRACE = 300.0
 FORM = VM_DIRECTORIES["gpu-manager"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.allocated import rfc3339
-from vcuda.objects import Node, ObjectMeta
-from vcuda.stale import ABSURD
-from vcuda.stale_locks import Lock, find_stale_lock, read_locks
+from vcuda.allocations.stale import ABSURD, Lock, find_stale_lock, read_locks
+from vcuda.k8s_types import Node, ObjectMeta
 
 LOCK = "hami.io/mutex.lock"
 START = 1_700_000_000.0

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from tests.builders import container, facts, pod, review, vcuda_pod
-from vcuda.charge import Charge
-from vcuda.quota import Limit, Mode, NamespaceQuota, Quota
-from vcuda.review import Answer, GroupVersionKind, Request, UserInfo
-from webhook.facts import Facts
-from webhook.subject import Subject, malformed, subject_of
+from vcuda.quota.charge import Charge
+from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
+from vcuda.review import AdmissionResponse, GroupVersionKind, Request, UserInfo
+from webhook.context import PolicySnapshot
+from webhook.pod_review import PodReview, malformed, subject_of
 
 QUOTA = NamespaceQuota({"M40": Limit(800)})
 FACTS = facts(QUOTA)
@@ -21,17 +21,17 @@ MIRROR = {"kubernetes.io/config.mirror": "hash"}
 NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 
-def outcome(request: Request, facts: Facts = FACTS) -> str:
+def outcome(request: Request, facts: PolicySnapshot = FACTS) -> str:
     """Return the outcome of a review that the quota lets pass."""
     answer = subject_of(request, facts)
-    assert isinstance(answer, Answer)
-    assert answer == Answer(answer.outcome), "allowed, without a patch, a warning or a message"
+    assert isinstance(answer, AdmissionResponse)
+    assert answer == AdmissionResponse(answer.outcome), "allowed, without a patch, a warning or a message"
     return answer.outcome
 
 
-def subject(request: Request, facts: Facts = FACTS) -> Subject:
+def subject(request: Request, facts: PolicySnapshot = FACTS) -> PodReview:
     found = subject_of(request, facts)
-    assert isinstance(found, Subject)
+    assert isinstance(found, PodReview)
     return found
 
 
@@ -89,7 +89,7 @@ def test_subresources_are_not_decided(sub_resource: str) -> None:
 def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKind, named: str) -> None:
     """It is refused: were it let pass, nobody would see that the quota holds nothing."""
     message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
-    answer = Answer("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     assert subject_of(review(vcuda_pod(), kind=kind), FACTS) == answer
 
 
@@ -105,7 +105,7 @@ def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKi
 )
 def test_what_is_no_pod_is_refused(raw: bytes) -> None:
     answer = subject_of(review(None, object=msgspec.Raw(raw)), FACTS)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AdmissionResponse)
     assert (answer.outcome, answer.allowed, answer.status) == ("malformed", False, HTTPStatus.BAD_REQUEST)
     assert answer.message.startswith("the pod cannot be read: ")
 
@@ -125,9 +125,9 @@ def test_what_is_no_pod_is_refused(raw: bytes) -> None:
     ],
 )
 def test_limited_namespaces(quota: Quota, namespace: str, limited: bool) -> None:
-    found = subject_of(review(vcuda_pod(), namespace), Facts(quota, FACTS.nodes))
-    assert isinstance(found, Subject) is limited
-    assert limited or found == Answer("unlimited")
+    found = subject_of(review(vcuda_pod(), namespace), PolicySnapshot(quota, FACTS.nodes))
+    assert isinstance(found, PodReview) is limited
+    assert limited or found == AdmissionResponse("unlimited")
 
 
 # Mirror pods
@@ -161,13 +161,13 @@ SENTENCE = (
 )
 
 
-def in_mode(mode: Mode) -> Facts:
+def in_mode(mode: Mode) -> PolicySnapshot:
     return facts(msgspec.structs.replace(QUOTA, mode=mode))
 
 
 def test_a_malformed_request_is_refused_with_every_fault() -> None:
     found = subject(review(WRONG))
-    assert malformed(found) == Answer(
+    assert malformed(found) == AdmissionResponse(
         "malformed",
         allowed=False,
         status=HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.waiting import PATIENT, Deadline
-from webhook.turns import Ticket, Turns
+from webhook.ledger_client import Ticket, Turns
 
 Batch = Sequence[Ticket[str, str]]
 

@@ -14,8 +14,8 @@ from flask.testing import FlaskClient
 
 from controller.ui.app import HEADERS, MOST_ROWS, Standing, create_app
 from controller.ui.feed import Feed
-from controller.ui.source import Certificate, Finding, ModelCards, PodRow, Refusal, Removal
-from controller.ui.views import Views
+from controller.ui.page import Views
+from controller.ui.snapshot import Certificate, Finding, ModelCards, PodRow, Refusal, Removal
 from tests.usage_samples import NOW, Sample, ago, company, crowd, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)

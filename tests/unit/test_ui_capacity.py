@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.ui.capacity import HAMI_DEVICES, ModelNode, cards_of, read_node, total_cards
+from controller.ui.model import HAMI_DEVICES, ModelNode, cards_of, read_node, total_cards
 from tests.builders import MODEL
 
 TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V100,0,true:"

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.ui.event_watch import LONGEST_MESSAGE, Event, Newest, merged, read_refusal, read_removal
-from controller.ui.source import Refusal, Removal
+from controller.ui.events import LONGEST_MESSAGE, Event, Newest, merged, read_refusal, read_removal
+from controller.ui.snapshot import Refusal, Removal
 
 QUOTA = (
     "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8, 1 more needed"

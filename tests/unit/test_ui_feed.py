@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from controller.ui.feed import KEPT, Feed, Listener, TooMany
-from controller.ui.source import ModelCards, PodRow, Refusal
-from controller.ui.views import Views
+from controller.ui.page import Views
+from controller.ui.snapshot import ModelCards, PodRow, Refusal
 from tests.usage_samples import NOW, Sample, ago, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)

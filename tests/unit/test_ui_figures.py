@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controller.ui.figures import OVER, Amount, moment, number, plural, rounded, row_of, span, step
-from controller.ui.figures import memory as memory_text
+from controller.ui.model import OVER, Amount, moment, number, plural, rounded, row_of, span, step
+from controller.ui.model import memory as memory_text
 from tests.usage_samples import model_use, namespace_use
 
 

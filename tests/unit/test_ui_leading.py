@@ -6,16 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controller.certificate_watch import Shown
-from controller.ui.leading import certificate_row, cluster_cards, fragmented, pod_rows
-from controller.ui.page import UsagePage, standby_reason
-from controller.ui.source import Certificate, ModelCards, PodRow
+from controller.certificates import Shown
+from controller.ui.leading import UsagePage, certificate_row, cluster_cards, fragmented, pod_rows, standby_reason
+from controller.ui.snapshot import Certificate, ModelCards, PodRow
 from tests.builders import MODEL, nodes
 from tests.usage_samples import Sample, model_use, namespace_use
-from vcuda.charge import Charge
-from vcuda.free_cards import FreeCards
-from vcuda.quota import Limit, NamespaceQuota
-from vcuda.stored_pods import StoredPod
+from vcuda.allocations.observed_pods import StoredPod
+from vcuda.placement.placement import FreeCards
+from vcuda.quota.charge import Charge
+from vcuda.quota.model import Limit, NamespaceQuota
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from controller.ui.figures import Row, row_of
-from controller.ui.order import LONGEST_SEARCH, POD_SORTS, Order, matches, ordered, ordered_pods, read_order, sorts_of
-from controller.ui.source import PodRow
+from controller.ui.model import Row, row_of
+from controller.ui.snapshot import (
+    LONGEST_SEARCH,
+    POD_SORTS,
+    Order,
+    PodRow,
+    matches,
+    ordered,
+    ordered_pods,
+    read_order,
+    sorts_of,
+)
 from tests.usage_samples import model_use, namespace_use
 
 SORTS = sorts_of(["M40", "total"])

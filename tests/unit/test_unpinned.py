@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import structlog
 
-from controller.unpinned import UnpinnedPods
+from controller.auditor import UnpinnedPods
 from tests.api_double import ApiDouble, Script, lost_reply, lost_request
-from vcuda.charge import Charge
+from vcuda.allocations.observed_pods import StoredPod
 from vcuda.errors import ApiError
-from vcuda.stored_pods import StoredPod
-from vcuda.usage import NamespaceUse
+from vcuda.ledger.usage import NamespaceUse
+from vcuda.quota.charge import Charge
 
 REFUSED = ApiError(422, "metadata.name: too long")
 
@@ -21,7 +21,7 @@ REFUSED = ApiError(422, "metadata.name: too long")
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing wait for its turn."""
     for seconds in ("SPACING", "RETRY"):
-        monkeypatch.setattr(f"controller.unpinned.{seconds}", 0.0)
+        monkeypatch.setattr(f"controller.auditor.{seconds}", 0.0)
 
 
 def pod(name: str, uid: str) -> StoredPod:

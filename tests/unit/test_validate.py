@@ -23,12 +23,12 @@ from tests.builders import (
     term,
     vcuda_pod,
 )
-from vcuda.charge import Charge
-from vcuda.errors import Unreachable
-from vcuda.quota import Limit, NamespaceQuota
-from vcuda.review import Answer, UserInfo
-from webhook.holds import Holds
-from webhook.ledgers import Busy, Demand, MemoryLedgers
+from vcuda.errors import Unavailable
+from vcuda.quota.charge import Charge
+from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.review import AdmissionResponse, UserInfo
+from webhook.choices import RecentChoices
+from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
 from webhook.validate import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
@@ -40,15 +40,15 @@ PUBLIC, PRIVATE = (requirement(POOL, "In", pool) for pool in ("public", "private
 
 def validated(
     manifest: Manifest, ledgers: MemoryLedgers | None = None, quota: NamespaceQuota = QUOTA, **fields: Any
-) -> Answer:
-    return validate(review(manifest, **fields), facts(quota), ledgers or MemoryLedgers(), Holds(), DEADLINE)
+) -> AdmissionResponse:
+    return validate(review(manifest, **fields), facts(quota), ledgers or MemoryLedgers(), RecentChoices(), DEADLINE)
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
-    return {model: usage.used for model, usage in ledgers.headroom("team-a").items()}
+    return {model: usage.used for model, usage in ledgers.usage("team-a").items()}
 
 
-def refusal(answer: Answer) -> tuple[str, HTTPStatus, str]:
+def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
     assert not answer.allowed
     assert answer.warnings == ()
     return answer.outcome, answer.status, answer.message
@@ -57,14 +57,14 @@ def refusal(answer: Answer) -> tuple[str, HTTPStatus, str]:
 class Told(MemoryLedgers):
     """Answers every charge as it is told, and keeps the demands."""
 
-    def __init__(self, answer: Busy | Unreachable) -> None:
+    def __init__(self, answer: RetryLater | Unavailable) -> None:
         super().__init__()
-        self.demands: list[Demand] = []
+        self.demands: list[ChargeRequest] = []
         self._answer = answer
 
-    def charge(self, demand: Demand) -> Busy:
+    def charge(self, demand: ChargeRequest) -> RetryLater:
         self.demands.append(demand)
-        if isinstance(self._answer, Unreachable):
+        if isinstance(self._answer, Unavailable):
             raise self._answer
         return self._answer
 
@@ -74,7 +74,7 @@ class Told(MemoryLedgers):
 
 def test_a_pinned_pod_within_its_quota_is_charged() -> None:
     ledgers = MemoryLedgers()
-    assert validated(pod_of_cores(200), ledgers) == Answer("charged", model="M40", scheme="nvidia-vcuda")
+    assert validated(pod_of_cores(200), ledgers) == AdmissionResponse("charged", model="M40", scheme="nvidia-vcuda")
     assert used(ledgers) == {"M40": Charge(200, 0, 200)}
 
 
@@ -116,10 +116,10 @@ def test_the_whole_pod_is_charged() -> None:
 
 
 def test_the_ledger_is_asked_with_everything_it_needs() -> None:
-    ledgers = Told(Busy("so it is told"))
+    ledgers = Told(RetryLater("so it is told"))
     validated(pod_of_cores(100), ledgers, dry_run=True)
     assert ledgers.demands == [
-        Demand(
+        ChargeRequest(
             namespace="team-a",
             uid="pod-uid",
             model="M40",
@@ -301,7 +301,7 @@ def test_a_pod_without_a_uid_cannot_be_charged(metadata: dict[str, str]) -> None
 )
 def test_allowed_uncharged(manifest: Manifest, fields: dict[str, Any], outcome: str) -> None:
     ledgers = MemoryLedgers()
-    assert validated(manifest, ledgers, **fields) == Answer(outcome)
+    assert validated(manifest, ledgers, **fields) == AdmissionResponse(outcome)
     assert used(ledgers) == {}
 
 
@@ -314,15 +314,15 @@ def test_a_forged_mirror_annotation_is_charged_like_any_other_pod() -> None:
 
 
 def test_a_busy_ledger_asks_to_come_again() -> None:
-    answer = validated(pod_of_cores(100), Told(Busy("too many charges to this namespace at once")))
+    answer = validated(pod_of_cores(100), Told(RetryLater("too many charges to this namespace at once")))
     message = "too many charges to this namespace at once; try again in 1 s"
     assert refusal(answer) == ("busy", HTTPStatus.TOO_MANY_REQUESTS, message)
     assert answer.retry_after == 1
 
 
 def test_a_ledger_that_cannot_be_reached_allows_nothing() -> None:
-    with pytest.raises(Unreachable):
-        validated(pod_of_cores(100), Told(Unreachable("no answer")))
+    with pytest.raises(Unavailable):
+        validated(pod_of_cores(100), Told(Unavailable("no answer")))
 
 
 def test_a_refusal_carries_no_warning() -> None:

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.builders import Manifest, facts, held_to, pod_of_cores, review, stored_pod
-from vcuda.charge import Charge
-from vcuda.quota import Limit, Mode, NamespaceQuota
-from vcuda.review import Answer
-from webhook.holds import Holds
+from vcuda.quota.charge import Charge
+from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.review import AdmissionResponse
+from webhook.choices import RecentChoices
 from webhook.ledgers import MemoryLedgers
 from webhook.validate import validate
 
@@ -19,12 +19,12 @@ QUOTA = NamespaceQuota({"M40": Limit(800), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
 
 
-def validated(manifest: Manifest, quota: NamespaceQuota, ledgers: MemoryLedgers) -> Answer:
-    return validate(review(manifest), facts(quota), ledgers, Holds(), 5.0)
+def validated(manifest: Manifest, quota: NamespaceQuota, ledgers: MemoryLedgers) -> AdmissionResponse:
+    return validate(review(manifest), facts(quota), ledgers, RecentChoices(), 5.0)
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
-    return {model: usage.used for model, usage in ledgers.headroom("team-a").items()}
+    return {model: usage.used for model, usage in ledgers.usage("team-a").items()}
 
 
 NOT_ENFORCED = pytest.mark.parametrize(("mode", "told"), [(Mode.WARN, True), (Mode.AUDIT, False)])

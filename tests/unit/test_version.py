@@ -11,7 +11,7 @@ import pytest
 import certs.version
 import vcuda.kube.version
 from certs.version import Unsupported
-from vcuda.errors import ApiError, Conflict, Unreachable, UnsupportedVersion
+from vcuda.errors import ApiError, Conflict, Unavailable, UnsupportedVersion
 from vcuda.kube import VersionCheck
 
 SERVER = "https://10.0.0.1:6443"
@@ -138,7 +138,7 @@ def test_a_cluster_that_refuses_to_tell_its_version_is_warned_of_and_goes_on(err
     assert [str(error) in warning for warning in told.warnings] == [True]
 
 
-@pytest.mark.parametrize("error", [Unreachable("connection refused"), ApiError(401, "Unauthorized")])
+@pytest.mark.parametrize("error", [Unavailable("connection refused"), ApiError(401, "Unauthorized")])
 def test_without_an_answer_to_our_credentials_the_check_is_made_again(error: Exception) -> None:
     told = Told()
     with pytest.raises(type(error)):

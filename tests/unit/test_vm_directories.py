@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcuda.schemes import SCHEMES
-from vcuda.vm_directories import (
+from controller.node.names import (
     VM_DIRECTORIES,
     WHY,
     Facts,
@@ -19,6 +18,7 @@ from vcuda.vm_directories import (
     standing,
     trash_name,
 )
+from vcuda.requests.schemes import SCHEMES
 
 UID = "0df28fbd-5f5f-11e8-bc74-36e6bb280816"
 OTHER = "1df28fbd-5f5f-11e8-bc74-36e6bb280816"

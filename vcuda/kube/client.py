@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 import urllib3
 from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import ConfigException
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from yaml import YAMLError
 
 from vcuda import __version__
-from vcuda.errors import ApiError, BadInput, Conflict, Gone, HeldByBudget, NotFound, Unreachable, VcudaError
-from vcuda.kube.config import Load, loader
+from vcuda.errors import ApiError, BadInput, Conflict, Gone, HeldByBudget, NotFound, Unavailable, VcudaError
 from vcuda.kube.stream import Stream, read_body, transport
 from vcuda.kube.version import VersionCheck
-from vcuda.kube.warnings import warnings_in
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -194,7 +195,7 @@ class Kube:
             try:
                 page = _LIST.decode(body)
             except msgspec.MsgspecError as error:
-                raise Unreachable(f"GET {path}: the answer is no list: {error}") from error
+                raise Unavailable(f"GET {path}: the answer is no list: {error}") from error
             yield Page(page.metadata.resource_version, page.items or ())
             if not page.metadata.continue_:
                 return
@@ -265,7 +266,7 @@ class Kube:
             try:
                 self.api.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
             except (ConfigException, OSError) as error:
-                raise Unreachable(f"the API server's credentials cannot be read: {error}") from error
+                raise Unavailable(f"the API server's credentials cannot be read: {error}") from error
         return {name: value.strip() for name, value in headers.items()}
 
     def _renewed(self, refused: Mapping[str, str]) -> dict[str, str]:
@@ -277,7 +278,7 @@ class Kube:
             try:
                 self.load(self.api.configuration)
             except BadInput as error:
-                raise Unreachable(f"the API server's credentials cannot be read: {error}") from error
+                raise Unavailable(f"the API server's credentials cannot be read: {error}") from error
         return self._credentials()
 
 
@@ -292,5 +293,75 @@ def refusal(what: str, status: int, body: bytes) -> VcudaError:
     if status == HTTPStatus.TOO_MANY_REQUESTS and budget:
         return HeldByBudget(f"{what}: {message} (HTTP {status})", budget.message or message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return Unreachable(f"{what}: {message} (HTTP {status})")
+        return Unavailable(f"{what}: {message} (HTTP {status})")
     return _BY_STATUS.get(status, ApiError)(status, message)
+
+
+Load = Callable[[Configuration], None]
+"""Reads the credentials anew into a configuration; raises BadInput."""
+
+# The official loader checks little: a kubeconfig that is no mapping fails somewhere inside it.
+_UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def loader(kubeconfig: Path | None, context: str | None) -> Load:
+    """Choose the source: the file given; else the service account when in a pod; else kubectl's default.
+
+    A context names an entry of a kubeconfig, so giving one rules the service account out.
+    """
+    if kubeconfig is not None:
+        return _from_kubeconfig(str(kubeconfig), context)
+    if context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return _from_service_account
+    return _from_kubeconfig(os.environ.get("KUBECONFIG") or "~/.kube/config", context)
+
+
+def _from_service_account(configuration: Configuration) -> None:
+    try:
+        load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # the loader has no type hints
+    except _UNREADABLE as error:
+        raise BadInput(
+            f"KUBERNETES_SERVICE_HOST is set, but the pod's service account cannot be read: {error} "
+            "Mount its token (automountServiceAccountToken), or name a kubeconfig."
+        ) from error
+
+
+def _from_kubeconfig(paths: str, context: str | None) -> Load:
+    def load(configuration: Configuration) -> None:
+        try:
+            load_kube_config(  # type: ignore[no-untyped-call]  # the loader has no type hints
+                config_file=paths,
+                context=context,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+        except _UNREADABLE as error:
+            where = f"{paths} (context {context})" if context else paths
+            raise BadInput(
+                f"No usable kubeconfig at {where}: {error} "
+                "Name a readable one, set KUBECONFIG, or run in a pod with a service account."
+            ) from error
+
+    return load
+
+
+def segment(name: str) -> str:
+    """Return a name as one segment of a path.
+
+    Whoever writes an Event, a flag or a manifest chooses some of them: a slash in one leads to no other object.
+    """
+    return quote(name, safe="")
+
+
+_WARNING = re.compile(r'\d{3} \S+ "((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
+
+
+def warnings_in(headers: Iterable[str]) -> tuple[str, ...]:
+    """Return the texts in the values of ``Warning`` headers; what is no warning by the RFC is passed over."""
+    return tuple(_text(quoted) for header in headers for quoted in _WARNING.findall(header))
+
+
+def _text(quoted: str) -> str:
+    """Return a quoted-string's text. http.client decodes headers as Latin-1, whatever they are."""
+    return _ESCAPED.sub(r"\1", quoted).encode("latin-1").decode("utf-8", "replace")

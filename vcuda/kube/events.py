@@ -8,8 +8,7 @@ from typing import Literal
 import msgspec
 
 from vcuda.errors import Conflict
-from vcuda.kube.client import Kube
-from vcuda.kube.paths import segment
+from vcuda.kube.client import Kube, segment
 
 LONGEST_MESSAGE = 1024
 """Characters; the API server refuses an Event with more."""
@@ -18,7 +17,7 @@ DEFAULT_NAMESPACE = "default"
 """Where Events on objects without a namespace belong: the API server takes them nowhere else."""
 
 
-class Subject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The object that an Event is about, as its ``involvedObject``; the namespace of a cluster-wide one is empty."""
 
     api_version: str
@@ -35,7 +34,7 @@ class Event(msgspec.Struct, frozen=True):
     ``component`` is the part of this system that saw it. A message that is too long is cut.
     """
 
-    subject: Subject
+    subject: InvolvedObject
     id: str
     reason: str
     message: str

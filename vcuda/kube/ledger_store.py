@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from vcuda.allocations.observed_pods import StoredPod, charges_of, read_stored
 from vcuda.errors import Conflict, NotFound, UnreadableLedger
-from vcuda.kube.client import Kube
-from vcuda.kube.paths import segment
+from vcuda.k8s_types import ConfigMap, Pod
+from vcuda.kube.client import Kube, segment
 from vcuda.kube.reflector import Reflector
-from vcuda.kube.view import Key
-from vcuda.ledger import Ledger, StoredView, by_model
-from vcuda.ledger_format import read_ledger, write_ledger
-from vcuda.objects import ConfigMap, Pod
-from vcuda.placement import Nodes
-from vcuda.stored_pods import StoredPod, charges_of, read_stored
+from vcuda.kube.store import Key
+from vcuda.ledger.ledger import Ledger, ObservedPods, by_model, read_ledger, write_ledger
+from vcuda.placement.placement import Nodes
 
 KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
@@ -90,7 +88,7 @@ class LedgerStore:
             return Stored(Ledger(view.committed, view.resource_version), None)
         return _read(_CONFIG_MAP.decode(raw), len(raw))
 
-    def look(self, namespace: str, timeout: float = 10) -> StoredView:
+    def look(self, namespace: str, timeout: float = 10) -> ObservedPods:
         """Return what a namespace's pods take, from a consistent LIST of them; the timeout is for each page.
 
         Raises:
@@ -98,7 +96,7 @@ class LedgerStore:
 
         """
         version, stored = self.pods(namespace, timeout)
-        return StoredView(version, by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
+        return ObservedPods(version, by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
 
     def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
         """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page.

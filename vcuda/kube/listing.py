@@ -8,9 +8,9 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from vcuda.errors import Unreachable
+from vcuda.errors import Unavailable
 from vcuda.kube.client import Page
-from vcuda.kube.view import Counts, Entry, Key, View
+from vcuda.kube.store import Counts, Entry, Key, Store
 from vcuda.kube.watch import Meta, WatchEvent, read_meta
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class ObjectReader(Generic[T]):
     def __init__(
         self,
         decode: Callable[[bytes], T | None],
-        view: View[T],
+        view: Store[T],
         counts: Counts,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
@@ -100,4 +100,4 @@ def from_initial_events(events: Iterable[WatchEvent], reader: ObjectReader[T], w
             entries.pop(key, None)
         else:
             entries[key] = entry
-    raise Unreachable(f"{what}: the stream ended before the list was complete")
+    raise Unavailable(f"{what}: the stream ended before the list was complete")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Generic, TypeVar
 
 import structlog
 
 from vcuda.errors import ApiError, VcudaError, WatchLost
-from vcuda.kube.backoff import Backoff
 from vcuda.kube.client import Kube, Params
 from vcuda.kube.listing import Listing, ObjectReader, from_initial_events, from_pages
-from vcuda.kube.view import Counts, Entry, Key, View
+from vcuda.kube.store import Counts, Entry, Key, Store
 from vcuda.kube.watch import INITIAL_EVENTS, Watches, WatchEvent, until
 
 T = TypeVar("T")
@@ -31,6 +32,32 @@ SILENCE = 90
 _STANDING = 10  # seconds; a watch that has stood so long ends the row of failures before it
 # What an API server answers that does not stream lists: their feature gate WatchList is off up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+_MOST_DOUBLINGS = 32  # a float would overflow after a thousand; any ceiling is reached long before
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Delays in seconds that double from ``first`` to ``ceiling``; each is drawn from the upper half of its step.
+
+    ``draw`` returns a float from 0 to 1. The jitter keeps replicas apart that lost the same API server at once.
+    """
+
+    first: float = 0.1
+    ceiling: float = 10.0
+    draw: Callable[[], float] = random.random
+    _steps: int = field(default=0, init=False)
+
+    def next(self) -> float:
+        """Return the delay before the next attempt, and double the one after it."""
+        step = min(self.ceiling, math.ldexp(self.first, self._steps))
+        self._steps = min(self._steps + 1, _MOST_DOUBLINGS)
+        return step * (0.5 + self.draw() / 2)
+
+    def reset(self) -> None:
+        """Start over: the last attempt was a success."""
+        self._steps = 0
 
 
 class Reflector(Generic[T]):
@@ -90,7 +117,7 @@ class Reflector(Generic[T]):
         self._wait = wait or self._stopping.wait
         self._watches = Watches(kube, path, self._params, silence, self._stopping)
         self._log = (log or structlog.get_logger()).bind(resource=path)
-        self._view: View[T] = View()
+        self._view: Store[T] = Store()
         self._reader = ObjectReader(decode, self._view, self.counts, self._log)
         self._list_due = True
         self._streams_refused = False

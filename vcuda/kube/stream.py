@@ -12,7 +12,7 @@ from types import TracebackType
 from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from vcuda.errors import Unreachable
+from vcuda.errors import Unavailable
 
 _CHUNK = 64 * 1024  # bytes; one read of the socket, so that a line is seen as soon as it is there
 
@@ -23,7 +23,7 @@ def transport(what: str) -> Iterator[None]:
     try:
         yield
     except (HTTPError, OSError) as error:
-        raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
+        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def read_body(response: BaseHTTPResponse, deadline: float) -> bytes:
@@ -67,7 +67,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             if line:
                 yield line
     if any(parts):
-        raise Unreachable("the stream ended inside a line")
+        raise Unavailable("the stream ended inside a line")
 
 
 class Stream:

@@ -14,7 +14,7 @@ from typing import NoReturn
 import msgspec
 
 from vcuda.errors import ApiError, UnsupportedVersion
-from vcuda.objects import UNDECODABLE
+from vcuda.k8s_types import UNDECODABLE
 
 OLDEST = (1, 30)
 """Major and minor version. `certs.version` has the same."""

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from vcuda.errors import Unreachable, VcudaError, WatchLost
+from vcuda.errors import Unavailable, VcudaError, WatchLost
 from vcuda.kube.client import Kube, Params, Status, refusal
+from vcuda.kube.store import Key
 from vcuda.kube.stream import Stream
-from vcuda.kube.view import Key
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ def read_event(line: bytes, what: str) -> WatchEvent:
 
 def _told(what: str, status: bytes) -> VcudaError:
     error = refusal(what, _STATUS.decode(status).code, status)
-    return WatchLost(str(error)) if isinstance(error, Unreachable) else error
+    return WatchLost(str(error)) if isinstance(error, Unavailable) else error
 
 
 def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:

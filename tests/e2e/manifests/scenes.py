@@ -9,10 +9,9 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 
-from certs.authority import make_authority, make_leaf
 from certs.files import serving_files, write_files
-from certs.names import DEVELOPMENT
-from controller.certificate_watch import REASON
+from certs.x509 import DEVELOPMENT, make_authority, make_leaf
+from controller.certificates import REASON
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
@@ -28,9 +27,9 @@ from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workload
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
 from tests.integration.webhook_process import WebhookProcess
-from vcuda.endpoint_slices import MANAGED_BY, SERVICE_NAME
-from vcuda.ledger_format import read_ledger
-from vcuda.schemes import GPU_MANAGER
+from vcuda.kube.endpoint_slices import MANAGED_BY, SERVICE_NAME
+from vcuda.ledger.ledger import read_ledger
+from vcuda.requests.schemes import GPU_MANAGER
 
 USAGE = "gpu-quota-usage"
 EXTENDER_JOB = "vcuda-extender-certs-first"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.kubelet_pods import Kubelet, NoKubelet
-from controller.node.outcome import Outcome, Report, Verdict
-from controller.node.removal import OutOfTime
+from controller.node.age import Now, Watched
+from controller.node.agent import Outcome, Report, Verdict
+from controller.node.fs import OutOfTime
+from controller.node.names import TRASH, VM_DIRECTORIES, Keep, Reason
+from controller.node.pods import Kubelet, NoKubelet
 from controller.node.sweep import Sweep
 from controller.node.trash import OpenHands, real_hands
 from vcuda.errors import VcudaError
-from vcuda.sightings import Now, Watched
-from vcuda.vm_directories import TRASH, VM_DIRECTORIES, Keep, Reason
 
 GRACE, RETENTION = 300.0, 3600.0
 HOUR = 3600.0

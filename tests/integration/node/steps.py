@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from controller.node import removal, trash
+from controller.node import fs as removal
+from controller.node import trash
 
 STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (trash, "rename"), (removal, "rename")]
 """Every call that changes anything on a disk."""

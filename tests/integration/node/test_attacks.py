@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.node import renaming, trash
-from controller.node.outcome import Verdict
-from controller.node.tree import opened_root
-from controller.node.usage import InUse, survey
+from controller.node import fs as renaming
+from controller.node import trash
+from controller.node.agent import Verdict
+from controller.node.fs import opened_root
+from controller.node.in_use import InUse, survey
+from controller.node.names import TRASH, Keep, Reason
 from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, snapshot, uid
-from vcuda.vm_directories import TRASH, Keep, Reason
 
 DEEP = 3000
 LONG = 250
@@ -219,7 +220,7 @@ def test_with_host_pid_a_process_that_cannot_be_looked_into_keeps_what_it_might_
     disk: Disk, monkeypatch: pytest.MonkeyPatch, reason: Reason | None, *, sees_all: bool
 ) -> None:
     disk.make(uid(1))
-    monkeypatch.setattr("controller.node.surveyor.survey", lambda *_, **__: InUse(unseen=["7"]))
+    monkeypatch.setattr("controller.node.in_use.survey", lambda *_, **__: InUse(unseen=["7"]))
     assert Agent(disk, sees_all=sees_all).reason(uid(1)) is reason
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from controller.node.names import TRASH
 from tests.integration.node.disk import Disk, need_root, uid
 from tests.integration.node.test_once import NODE, PROGRAM, listed, pod
 from tests.rendered import BASE
-from vcuda.vm_directories import TRASH
 
 CONTAINER_USER = 1000
 

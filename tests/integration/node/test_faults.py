@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from controller.node.outcome import Outcome, Verdict
+from controller.node.agent import Outcome, Verdict
+from controller.node.names import TRASH, Keep, Reason
 from controller.node.trash import no_hands
 from tests.integration.node import fuse
 from tests.integration.node.disk import (
@@ -33,7 +34,6 @@ from tests.integration.node.disk import (
     uid,
 )
 from tests.integration.node.steps import Steps
-from vcuda.vm_directories import TRASH, Keep, Reason
 
 
 class Killed(BaseException):
@@ -269,7 +269,7 @@ def test_a_file_system_that_knows_no_exclusive_rename(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS, or a kernel before 3.15."""
-    monkeypatch.setattr("controller.node.renaming._renameat2", lambda *_: errno.EINVAL)
+    monkeypatch.setattr("controller.node.fs._renameat2", lambda *_: errno.EINVAL)
     nested(disk, 1)
     nested(disk, 2)
     agent.sweep_after_grace()

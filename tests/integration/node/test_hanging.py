@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import pytest
 
-from controller.node.outcome import Outcome, Verdict
-from controller.node.surveyor import Surveyor
-from controller.node.tree import mount_number
+from controller.node.agent import Outcome, Verdict
+from controller.node.fs import mount_number
+from controller.node.in_use import Surveyor
+from controller.node.names import Keep, Reason
 from tests.integration.node import fuse
 from tests.integration.node.disk import GRACE, HOUR, Agent, Disk, need_root, uid
-from vcuda.vm_directories import Keep, Reason
 
 SOON = 10.0
 """Seconds: far less than the server would take."""
@@ -86,7 +86,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 time.sleep(0.05)
             return mount_number(info)
 
-        monkeypatch.setattr("controller.node.usage.mount_number", slowly)
+        monkeypatch.setattr("controller.node.in_use.mount_number", slowly)
         yield
         process.communicate()
 

@@ -14,13 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from controller.node.kubelet_pods import KubeletPods
-from controller.node.refused import Refused
+from controller.node.names import TRASH, Reason, Refused
+from controller.node.pods import KubeletPods
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Snapshot, snapshot, uid
 from tests.integration.node.steps import Steps
 from tests.integration.node.test_faults import Killed
-from vcuda.errors import Unreachable
-from vcuda.vm_directories import TRASH, Reason
+from vcuda.errors import Unavailable
 
 which_pod = st.integers(0, 2)
 
@@ -80,7 +79,7 @@ class Node(RuleBasedStateMachine):
 
     @rule(watch=st.booleans())
     def it_sweeps_while_the_api_server_is_away(self, watch: bool) -> None:
-        away = Unreachable("connection refused")
+        away = Unavailable("connection refused")
         self.disk.pods.live_error = away
         self.disk.pods.error = Refused(Reason.PODS_UNKNOWN) if watch else None
         before = self.disk.names(), self.disk.trash()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.outcome import Verdict
+from controller.node.agent import Verdict
+from controller.node.names import TRASH, Reason
 from tests.integration.node.disk import RETENTION, Agent, Disk, bind_mount, need_root, tmpfs, uid
-from vcuda.vm_directories import TRASH, Reason
 
 
 def test_a_mount_point_inside_keeps_the_directory(disk: Disk, agent: Agent) -> None:
@@ -104,7 +104,7 @@ def test_a_mount_that_appears_after_the_mounts_were_read_is_not_crossed(
     path = disk.make(uid(1))
     at = path / "main" / "mnt" / ("x/y/z" if where == "deep" else "")
     at.mkdir(parents=True)
-    monkeypatch.setattr("controller.node.usage._Survey.read_mounts", lambda *_: None)
+    monkeypatch.setattr("controller.node.in_use._Survey.read_mounts", lambda *_: None)
     with bind_mount(disk.guarded, at):
         assert agent.reason(uid(1)) is Reason.MOUNT
 

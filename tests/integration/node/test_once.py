@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from controller.node.names import TRASH
 from tests.integration.node.disk import HOUR, Disk, need_root, snapshot, uid
-from vcuda.vm_directories import TRASH
 
 PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
 NODE = "gpu-7"

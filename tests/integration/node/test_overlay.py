@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.outcome import Verdict
-from controller.node.tree import opened_root
-from controller.node.usage import survey
+from controller.node.agent import Verdict
+from controller.node.fs import opened_root
+from controller.node.in_use import survey
+from controller.node.names import Reason
 from tests.integration.node.disk import HOUR, Agent, Disk, mounted, need_root, tmpfs, uid
 from tests.integration.node.test_attacks import held, sweep_through
-from vcuda.vm_directories import Reason
 
 
 @pytest.fixture(params=["several file systems", "several file systems, xino=auto", "one file system"])

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.kubelet_pods import KubeletPods, NoKubelet
-from controller.node.pod_sources import Listing, WatchedPods, Witness, list_uids
-from controller.node.refused import Refused
+from controller.node.names import Refused
+from controller.node.pods import KubeletPods, Listing, NoKubelet, WatchedPods, Witness, list_uids
 from tests.integration.scripted import Answer, Script, item, page, status
 from tests.processes import PATIENCE
-from vcuda.errors import Gone, Unreachable, VcudaError
+from vcuda.errors import Gone, Unavailable, VcudaError
 from vcuda.kube import Kube, OnEvent
 
 NODE = "gpu-7"
@@ -52,9 +51,9 @@ def test_the_list_is_of_the_nodes_pods_and_whole(kube: Kube, script: Script) -> 
     ("second", "error"),
     [
         pytest.param(status(410, "The provided continue parameter is too old"), Gone, id="its token has expired"),
-        pytest.param(status(500, "etcdserver: leader changed"), Unreachable, id="an error"),
-        pytest.param(Answer({"kind": "Status"}), Unreachable, id="no list"),
-        pytest.param(page(7, {"metadata": {"name": "b"}}), Unreachable, id="a pod without a uid"),
+        pytest.param(status(500, "etcdserver: leader changed"), Unavailable, id="an error"),
+        pytest.param(Answer({"kind": "Status"}), Unavailable, id="no list"),
+        pytest.param(page(7, {"metadata": {"name": "b"}}), Unavailable, id="a pod without a uid"),
     ],
 )
 def test_a_list_whose_second_page_fails_is_no_list(
@@ -71,7 +70,7 @@ def test_a_list_serves_for_seconds_and_one_that_failed_for_none(kube: Kube, scri
     script.answers.extend([page(7, item("a", 1)), status(500, "down"), page(9, item("b", 1)), page(10, item("a", 2))])
     assert listing.recent() == listing.recent() == {"uid-a"}
     now[0] = 6.0
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unavailable):
         listing.recent()
     with pytest.raises(Refused):
         listing.recent()
@@ -146,7 +145,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
         made.append(View(on_event))
         return made[-1]
 
-    monkeypatch.setattr("controller.node.pod_sources.Reflector", make)
+    monkeypatch.setattr("controller.node.pods.Reflector", make)
     return made
 
 

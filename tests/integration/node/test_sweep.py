@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from controller.node.kubelet_pods import KubeletPods
-from controller.node.outcome import Verdict
-from controller.node.refused import Refused
+from controller.node.agent import Verdict
+from controller.node.names import TRASH, VM_DIRECTORIES, Keep, Reason, Refused
+from controller.node.pods import KubeletPods
 from controller.node.trash import no_hands
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, snapshot, uid
-from vcuda.errors import Unreachable
-from vcuda.vm_directories import TRASH, VM_DIRECTORIES, Keep, Reason
+from vcuda.errors import Unavailable
 
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
 
@@ -134,11 +133,11 @@ def test_a_static_pods_directory_stays_for_its_mirror_pod_and_for_kubelet(disk: 
 
 @pytest.mark.parametrize(
     "error",
-    [Refused(Reason.PODS_UNKNOWN, "the first list is not complete"), Unreachable("no route to host")],
+    [Refused(Reason.PODS_UNKNOWN, "the first list is not complete"), Unavailable("no route to host")],
     ids=["an empty cache", "no answer"],
 )
 def test_while_it_is_not_known_which_pods_exist_nothing_goes_not_even_from_the_trash(
-    disk: Disk, agent: Agent, error: Unreachable
+    disk: Disk, agent: Agent, error: Unavailable
 ) -> None:
     disk.make(uid(1))
     agent.sweep_after_grace()
@@ -155,7 +154,7 @@ def test_where_the_last_list_fails_nothing_goes_and_the_next_sweep_tries_again(d
     """As when a continue token expires between two pages."""
     disk.make(uid(1))
     disk.make(uid(2))
-    disk.pods.live_error = Unreachable("the continue token has expired (HTTP 410)")
+    disk.pods.live_error = Unavailable("the continue token has expired (HTTP 410)")
     assert agent.reason(uid(1)) is Reason.PODS_UNKNOWN
     assert agent.reason(uid(2)) is Reason.PODS_UNKNOWN
     disk.pods.live_error = None

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
+from controller.node.names import TRASH, Keep, Reason
 from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, nested, uid
 from tests.integration.node.steps import Steps
-from vcuda.vm_directories import TRASH, Keep, Reason
 
 
 def test_when_time_runs_out_what_has_been_in_the_trash_longest_is_gone_first(disk: Disk, agent: Agent) -> None:
@@ -29,7 +29,7 @@ def holds(disk: Disk, count: int) -> bool:
 def test_a_deletion_that_is_out_of_time_goes_on_with_the_next_sweep(
     disk: Disk, agent: Agent, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.node.removal.BATCH", 0)
+    monkeypatch.setattr("controller.node.fs.BATCH", 0)
     nested(disk, 1)
     agent.sweep_after_grace()
     agent.sweep()
@@ -53,7 +53,7 @@ def test_where_the_check_alone_takes_a_period_a_tree_goes_in_the_end_and_holds_u
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its time is up before anything is deleted, in every sweep; the other's too, as it comes after it."""
-    monkeypatch.setattr("controller.node.removal.BATCH", 4)
+    monkeypatch.setattr("controller.node.fs.BATCH", 4)
     for number, files in ((1, 9), (2, 5)):
         path = disk.make(uid(number))
         for name in range(files - 2):

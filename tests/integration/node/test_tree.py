@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.refused import Refused
-from controller.node.tree import Place, opened_root, walk
-from controller.node.usage import survey
+from controller.node.fs import Place, opened_root, walk
+from controller.node.in_use import survey
+from controller.node.names import Reason, Refused
 from tests.integration.node.disk import uid
-from vcuda.vm_directories import Reason
 
 DEEP = 500
 MOUNTS = f"""\
@@ -90,7 +89,7 @@ def test_a_tree_that_is_moved_while_it_is_walked_is_noticed(tmp_path: Path) -> N
 def test_a_tree_both_deep_and_wide_is_refused_rather_than_held_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.node.tree._MOST_PARKED", 10)
+    monkeypatch.setattr("controller.node.fs._MOST_PARKED", 10)
     descend(tmp_path, 100)
     with opened_root(tmp_path) as root:
         assert len(names(root)) == 200

@@ -1,0 +1,253 @@
+"""The names a serving certificate is valid for: DNS names and IP addresses, checked before anything is signed."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+Address = IPv4Address | IPv6Address
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_LONGEST_NAME = 253  # characters, RFC 1123 section 2.1 and RFC 1035 section 2.3.4
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """DNS names in lower case and IP addresses, in the order given; at least one is needed to make a leaf."""
+
+    dns: tuple[str, ...] = ()
+    addresses: tuple[Address, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.dns or self.addresses)
+
+    def __add__(self, other: Names) -> Names:
+        """Both, each name once, where it came first."""
+        return Names(
+            tuple(dict.fromkeys(self.dns + other.dns)),
+            tuple(dict.fromkeys(self.addresses + other.addresses)),
+        )
+
+    def __str__(self) -> str:
+        return ", ".join([*self.dns, *map(str, self.addresses)])
+
+
+DEVELOPMENT = Names(("localhost",), (IPv4Address("127.0.0.1"), IPv6Address("::1")))
+
+
+def parse_dns_name(text: str) -> str:
+    """Return the DNS name in lower case; one leading ``*.`` is allowed.
+
+    Raises ValueError with a sentence that says what to write instead.
+    """
+    name = text.lower()
+    if _is_address(name):
+        raise ValueError(f"{text!r} is an IP address: give it with --ip")
+    labels = name.removeprefix("*.").split(".")
+    if len(name) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
+        raise ValueError(
+            f"{text!r} is not a DNS name: write labels of letters, digits and '-' joined by '.', without a dot at"
+            f" the end, at most {_LONGEST_NAME} characters, other alphabets in their xn-- form"
+        )
+    return name
+
+
+def parse_address(text: str) -> Address:
+    """Return the IPv4 or IPv6 address; raises ValueError for anything else, a zone (``%eth0``) included."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not an IP address: write one such as 127.0.0.1 or ::1") from error
+    if isinstance(address, IPv6Address) and address.scope_id is not None:
+        raise ValueError(f"{text!r}: a certificate cannot hold a zone, write the address without %{address.scope_id}")
+    return address
+
+
+def parse_label(text: str) -> str:
+    """Return the name of a Service or a namespace, which is one DNS label; raises ValueError otherwise."""
+    if not _LABEL.fullmatch(text):
+        raise ValueError(f"{text!r} is not a name of 1 to 63 lower-case letters, digits and '-'")
+    return text
+
+
+def service_names(service: str, namespace: str) -> Names:
+    """Every DNS name under which a cluster reaches a Service, the shortest first.
+
+    The API server dials a webhook's Service as ``name.namespace.svc``.
+    """
+    parts = (service, namespace, "svc", "cluster.local")
+    return Names(tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+AUTHORITY_LIFE = timedelta(days=730)
+LEAF_LIFE = timedelta(days=90)
+BACKDATE = timedelta(minutes=5)
+"""How long before ``now`` a certificate starts: clients whose clocks are behind by less than this accept it."""
+
+_SERIAL_BITS = 128
+_AUTHORITY_NAME = "vcuda quota webhook CA"
+_LEAF_NAME = "vcuda quota webhook"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A certificate and the private key that belongs to it."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def expires(self) -> datetime:
+        """The last second of validity, UTC."""
+        return self.certificate.not_valid_after_utc
+
+    def certificate_pem(self) -> bytes:
+        """The certificate alone, without its issuer."""
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    def key_pem(self) -> bytes:
+        """The private key as unencrypted PKCS#8: a secret, never to be logged or printed."""
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE) -> Signed:
+    """Make a self-signed ECDSA P-256 authority that may sign leaves only (path length 0).
+
+    Its common name ends in 8 hex digits of its serial, so that two authorities in one bundle are told apart by
+    their names too. Raises ValueError when ``now`` has no time zone or ``life`` is not positive.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    serial = _random_serial()
+    name = _name(f"{_AUTHORITY_NAME} {serial >> (_SERIAL_BITS - 32):08x}")
+    builder = (
+        _builder(name, key, serial, now, now + life)
+        .issuer_name(name)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+    )
+    return Signed(builder.sign(key, hashes.SHA256()), key)
+
+
+def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
+    """Make an ECDSA P-256 serving certificate for ``names``, signed by ``authority``.
+
+    It never outlives the authority: the end is the earlier of ``now + life`` and the authority's own. Raises
+    ValueError for no names, an authority that is not valid at ``now``, a ``now`` without time zone, or a ``life``
+    that is not positive.
+    """
+    if not names:
+        raise ValueError("a serving certificate needs at least one DNS name or IP address")
+    if not authority.certificate.not_valid_before_utc <= now < authority.expires:
+        raise ValueError(f"the authority is not valid at {now:%Y-%m-%d %H:%M:%S}, so it can sign nothing")
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = (
+        _builder(_name(_LEAF_NAME), key, _random_serial(), now, min(now + life, authority.expires))
+        .issuer_name(authority.certificate.subject)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(_alternative_names(names), critical=False)
+        .add_extension(_issuer_identifier(authority), critical=False)
+    )
+    return Signed(builder.sign(authority.key, hashes.SHA256()), key)
+
+
+def is_ours(certificate: x509.Certificate) -> bool:
+    """Whether a certificate bears the name that `make_authority` gives; anybody may give it too, so nothing is trusted
+    by it.
+    """
+    try:
+        return _is_our_name(certificate.subject)
+    except ValueError:  # a subject that cannot be read
+        return False
+
+
+def is_signed_by_ours(certificate: x509.Certificate) -> bool:
+    """Whether a certificate names an authority of `make_authority` as its issuer."""
+    try:
+        return _is_our_name(certificate.issuer)
+    except ValueError:
+        return False
+
+
+def _is_our_name(name: x509.Name) -> bool:
+    return any(str(one.value).startswith(_AUTHORITY_NAME) for one in name)
+
+
+def _builder(
+    subject: x509.Name, key: ec.EllipticCurvePrivateKey, serial: int, now: datetime, end: datetime
+) -> x509.CertificateBuilder:
+    """What both kinds share: subject, key and its identifier, serial, validity."""
+    if now.tzinfo is None:
+        raise ValueError("the time of issue needs a time zone")
+    if end <= now:
+        raise ValueError("the life of a certificate must be longer than nothing")
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(_to_seconds(now - BACKDATE))
+        .not_valid_after(_to_seconds(end))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _random_serial() -> int:
+    """Return a serial of 128 random bits; RFC 5280 section 4.1.2.2 wants it positive and at most 20 octets."""
+    return secrets.randbelow(2**_SERIAL_BITS - 1) + 1
+
+
+def _to_seconds(moment: datetime) -> datetime:
+    """The same moment in UTC without microseconds, which a certificate cannot hold."""
+    return moment.astimezone(UTC).replace(microsecond=0)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _key_usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    """Build the extension with these bits alone: an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3."""
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative_names(names: Names) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)])
+
+
+def _issuer_identifier(authority: Signed) -> x509.AuthorityKeyIdentifier:
+    """Point at the authority's own subject key identifier, as RFC 5280 section 4.2.1.1 asks."""
+    subject = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(subject.value)

@@ -1,0 +1,164 @@
+"""Watches the certificate that the webhook serves, from outside: who renews it is another program, with its own rights.
+
+The endpoints of the webhook's Service are dialled every few minutes, and what they show is read, not trusted. So the
+controller needs no right to any Secret, and sees what the API server sees.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import structlog
+from cryptography import x509
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vcuda.errors import VcudaError
+from vcuda.k8s_types import UNDECODABLE, ObjectMeta
+from vcuda.kube import Event, InvolvedObject, Kube, post_event, segment
+from vcuda.kube.endpoint_slices import SERVICE_NAME, EndpointSlice, ready_addresses
+
+INTERVAL = 300.0
+"""Seconds between two looks."""
+
+TIMEOUT = 5.0
+"""Seconds for the connection to one endpoint, and again for its handshake."""
+
+AT_ONCE = 8
+PORT_NAME = "https"
+REASON = "CertificateNotRenewed"
+
+_SLICE = msgspec.json.Decoder(EndpointSlice)
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What one endpoint (HOST:PORT) shows: a leaf by its fingerprint and its times, or ``fault`` says why none."""
+
+    address: str
+    fingerprint: str = ""
+    start: datetime.datetime | None = None
+    end: datetime.datetime | None = None
+    fault: str = ""
+
+
+class CertificateWatch(Collector):
+    """Looks at the endpoints of ``service`` in ``namespace`` until it is stopped; also a collector of its metric."""
+
+    def __init__(self, kube: Kube, namespace: str, service: str) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._service = service
+        self._shown: Sequence[Shown] | None = None
+        self._fault = ""
+        self._log = structlog.get_logger().bind(service=f"{namespace}/{service}")
+
+    def shown(self) -> Sequence[Shown] | None:
+        """Return what each ready endpoint showed at the last look; None before there was one."""
+        return self._shown
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the ends of the leaves that were read."""
+        family = GaugeMetricFamily(
+            "vcuda_webhook_certificate_expiry_seconds",
+            "When the certificate that this endpoint of the webhook shows expires, in Unix seconds.",
+            labels=["endpoint"],
+        )
+        for one in self._shown or ():
+            if one.end:
+                family.add_metric([one.address], one.end.timestamp())
+        return [family]
+
+    def run(self, stop: threading.Event) -> None:
+        """Look at once, and then every `INTERVAL`, until ``stop`` is set."""
+        while True:
+            self._look_safely()
+            if stop.wait(INTERVAL):
+                return
+
+    def look(self, now: datetime.datetime) -> None:
+        """Dial every ready endpoint, and write an Event on the Service for each leaf that should have been renewed.
+
+        Raises VcudaError.
+        """
+        addresses = ready_addresses(self._slices(), PORT_NAME)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            name = f"{self._service}.{self._namespace}.svc"
+            self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))
+        for late in {one.fingerprint: one for one in self._shown if is_late(one, now)}.values():
+            self._tell(late, now)
+
+    def _look_safely(self) -> None:
+        """Look; a look that fails is logged once, and the next one is made as ever."""
+        try:
+            self.look(datetime.datetime.now(datetime.UTC))
+            fault = "" if self._shown else "no endpoint of the Service is ready"
+        except (VcudaError, *UNDECODABLE) as error:
+            fault = str(error)
+        if fault and fault != self._fault:
+            self._log.warning("the webhook's certificate was not looked at", reason=fault)
+        self._fault = fault
+
+    def _tell(self, late: Shown, now: datetime.datetime) -> None:
+        """Write the Event: one a day and leaf, whoever leads."""
+        message = message_for(late, now, self._namespace)
+        self._log.warning("the webhook's certificate was not renewed", endpoint=late.address, end=str(late.end))
+        path = f"/api/v1/namespaces/{segment(self._namespace)}/services/{segment(self._service)}"
+        service = msgspec.json.decode(self._kube.get(path), type=_Named)
+        subject = InvolvedObject("v1", "Service", self._service, self._namespace, service.metadata.uid)
+        name = f"certificate-{late.fingerprint[:8]}-{now:%Y%m%d}"
+        post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
+
+    def _slices(self) -> list[EndpointSlice]:
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(self._namespace)}/endpointslices"
+        pages = self._kube.list_pages(path, {"labelSelector": f"{SERVICE_NAME}={self._service}"})
+        return [_SLICE.decode(item) for page in pages for item in page.items]
+
+
+def dial(address: str, server_name: str) -> Shown:
+    """Return what HOST:PORT shows a client that asks for ``server_name``; nothing is sent to it."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as plain,
+            context.wrap_socket(plain, server_hostname=server_name) as connection,
+        ):
+            shown = connection.getpeercert(binary_form=True) or b""
+        leaf = x509.load_der_x509_certificate(shown)
+    except (OSError, ValueError, OverflowError, x509.InvalidVersion) as error:
+        return Shown(address, fault=str(error))
+    return Shown(address, hashlib.sha256(shown).hexdigest(), leaf.not_valid_before_utc, leaf.not_valid_after_utc)
+
+
+def is_late(one: Shown, now: datetime.datetime) -> bool:
+    """Whether a leaf should have been renewed: under a third of its life is left, and a daily rotation had its chance.
+
+    That is a thirtieth of the life, and at most a day and a half.
+    """
+    if one.start is None or one.end is None:
+        return False
+    life = one.end - one.start
+    return one.end - now < life / 3 - min(life / 30, datetime.timedelta(hours=36))
+
+
+def message_for(late: Shown, now: datetime.datetime, namespace: str) -> str:
+    """Return what the Event says."""
+    ended = late.end is not None and late.end <= now
+    state = "has expired, and calls of the webhook fail" if ended else "has less than a third of its life left"
+    return (
+        f"the certificate that the webhook shows at {late.address} {state} (its end: {late.end:%Y-%m-%d %H:%M} UTC),"
+        f" and no rotation has renewed it; see `vcuda-certs status`, and run: kubectl -n {namespace} create job"
+        " --from=cronjob/vcuda-certs vcuda-certs-now"
+    )
+
+
+class _Named(msgspec.Struct, frozen=True):
+    metadata: ObjectMeta

@@ -1,0 +1,174 @@
+"""What kube-scheduler sends an extender, and what it wants back (k8s.io/kube-scheduler ``extender/v1``).
+
+Its Go types have no JSON tags, so keys begin with a capital; those of the pods and nodes in them do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from vcuda.allocations.cards import Reason
+from vcuda.errors import BadInput
+from vcuda.k8s_types import UNDECODABLE, K8sStruct, Pod
+
+
+class Candidates(msgspec.Struct, frozen=True):
+    """A pod, and the names of the nodes it may go to as far as the scheduler knows.
+
+    ``nodes`` are the nodes themselves by name, undecoded, where the scheduler has sent them (``nodeCacheCapable:
+    false``); it then wants nodes back.
+    """
+
+    pod: Pod
+    names: tuple[str, ...]
+    nodes: Mapping[str, msgspec.Raw] | None = None
+
+    def passing(self, names: Iterable[str]) -> bytes:
+        """Return the answer that these nodes can take the pod."""
+        return self._result(names, {}, "")
+
+    def failing(self, reasons: Mapping[str, Reason]) -> bytes:
+        """Return the answer that no node can take it. What lasts is told apart: no preemption would help there."""
+        return self._result((), reasons, "")
+
+    def failed(self, message: str) -> bytes:
+        """Return the answer that nothing was decided; the scheduler tries the pod again."""
+        return self._result((), {}, _plain(message))
+
+    def _result(self, names: Iterable[str], reasons: Mapping[str, Reason], error: str) -> bytes:
+        passed: dict[str, Any]
+        if self.nodes is None:
+            passed = {"NodeNames": tuple(names), "Nodes": None}
+        else:
+            passed = {"Nodes": {"metadata": {}, "items": [self.nodes[name] for name in names]}, "NodeNames": None}
+        failed = {
+            "FailedNodes": {name: reason.text for name, reason in reasons.items() if not reason.final},
+            "FailedAndUnresolvableNodes": {name: reason.text for name, reason in reasons.items() if reason.final},
+        }
+        return msgspec.json.encode({**passed, **failed, "Error": error})
+
+
+class Victims(msgspec.Struct, frozen=True):
+    """The uids of the pods that would have to go from a node, and how many disruption budgets that breaks."""
+
+    uids: tuple[str, ...]
+    violations: int
+
+
+class Preemption(msgspec.Struct, frozen=True):
+    """A pod that fits nowhere, and for each node those that the scheduler would evict for it."""
+
+    pod: Pod
+    victims: Mapping[str, Victims]
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """A pod that the scheduler wants to be bound to a node."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+
+
+class _Named(K8sStruct, frozen=True):
+    name: str = ""
+    uid: str = ""
+
+
+class _Head(K8sStruct, frozen=True):
+    metadata: _Named = _Named()
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAWS = msgspec.json.Decoder(tuple[msgspec.Raw, ...] | None)
+_NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
+_STRING = msgspec.json.Decoder(str)
+_HEAD = msgspec.json.Decoder(_Head)
+_POD = msgspec.json.Decoder(Pod)
+_ABSENT = msgspec.Raw(b"null")
+
+
+def read_candidates(body: bytes) -> Candidates:
+    """Read ExtenderArgs; raises BadInput."""
+    try:
+        fields = _OBJECT.decode(body)
+        pod = _POD.decode(fields["Pod"])
+        names = _NAMES.decode(fields.get("NodeNames", _ABSENT))
+        if names is not None:
+            return Candidates(pod, names)
+        listed = fields.get("Nodes", _ABSENT)
+        items = _OBJECT.decode(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
+        nodes = {_HEAD.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
+        return Candidates(pod, tuple(nodes), nodes)
+    except (KeyError, *UNDECODABLE) as error:
+        raise BadInput(f"no ExtenderArgs: {error}") from error
+
+
+def read_preemption(body: bytes) -> Preemption:
+    """Read ExtenderPreemptionArgs; raises BadInput."""
+    try:
+        fields = _OBJECT.decode(body)
+        pod = _POD.decode(fields["Pod"])
+        listed = next((fields[key] for key in _VICTIM_KEYS if fields.get(key, _ABSENT) != _ABSENT), None)
+        by_node = _OBJECT.decode(listed) if listed is not None else {}
+        return Preemption(pod, {node: _victims(raw) for node, raw in by_node.items()})
+    except (KeyError, *UNDECODABLE) as error:
+        raise BadInput(f"no ExtenderPreemptionArgs: {error}") from error
+
+
+_VICTIM_KEYS = ("NodeNameToMetaVictims", "NodeNameToVictims")
+
+
+def write_preemption(victims: Mapping[str, Victims]) -> bytes:
+    """Return the ExtenderPreemptionResult that leaves these nodes, each with those that are to go from it."""
+    nodes = {
+        node: {"Pods": [{"UID": uid} for uid in each.uids], "NumPDBViolations": each.violations}
+        for node, each in victims.items()
+    }
+    return msgspec.json.encode({"NodeNameToMetaVictims": nodes})
+
+
+def read_binding(body: bytes) -> Binding:
+    """Read ExtenderBindingArgs; raises BadInput."""
+    try:
+        fields = _OBJECT.decode(body)
+        namespace, name, uid, node = (_STRING.decode(fields[key]) for key in _BINDING_KEYS)
+        return Binding(namespace, name, uid, node)
+    except (KeyError, *UNDECODABLE) as error:
+        raise BadInput(f"no ExtenderBindingArgs: {error}") from error
+
+
+_BINDING_KEYS = ("PodNamespace", "PodName", "PodUID", "Node")
+
+
+def write_binding(error: str) -> bytes:
+    """Return the ExtenderBindingResult; without an error the pod is bound."""
+    return msgspec.json.encode({"Error": _plain(error)})
+
+
+def write_priorities(scores: Mapping[str, int]) -> bytes:
+    """Return a HostPriorityList; scores are from 0 to 10."""
+    return msgspec.json.encode([{"Host": name, "Score": score} for name, score in scores.items()])
+
+
+def _plain(message: str) -> str:
+    """Return an error without a percent sign: the scheduler takes it for a format (``fmt.Errorf``)."""
+    return message.replace("%", " percent")
+
+
+def _victims(raw: msgspec.Raw) -> Victims:
+    fields = _OBJECT.decode(raw)
+    pods = _RAWS.decode(fields.get("Pods", _ABSENT)) or ()
+    return Victims(tuple(map(_uid, pods)), msgspec.json.decode(fields.get("NumPDBViolations", b"0"), type=int))
+
+
+def _uid(raw: msgspec.Raw) -> str:
+    """Return the uid of a MetaPod, or of a pod that was sent whole."""
+    fields = _OBJECT.decode(raw)
+    if "metadata" in fields:
+        return _HEAD.decode(raw).metadata.uid
+    return _STRING.decode(fields["UID"])

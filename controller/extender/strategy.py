@@ -1,0 +1,150 @@
+"""Which node, and which of its cards, a pod gets.
+
+On a node this is gpu-admission's choice (``pkg/algorithm``), and has to be: gpu-manager makes the same one when the
+container starts, and refuses a share whose annotation names another card. A share goes to the card with the fewest free
+cores that it fits on, then the least free memory, then the lowest number; whole cards are the lowest numbers of those
+that are wholly free. The containers of a pod are served one after the other.
+
+Nodes are tried from the one with the fewest free cores, then the least free memory, then by name, as in gpu-admission.
+Here a share also prefers a node where it fits on a card that is shared already: whole cards stay whole for those who
+need them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, Share
+from vcuda.quota.charge import CORES_PER_CARD
+
+
+class Assignment(NamedTuple):
+    """What the containers of a pod get on one node, by their numbers, and how many whole cards that breaks up."""
+
+    shares: Mapping[int, tuple[Share, ...]]
+    breaks: int
+
+    def all_shares(self) -> tuple[Share, ...]:
+        """Return the shares of all containers."""
+        return tuple(share for shares in self.shares.values() for share in shares)
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a pod goes."""
+
+    node: str
+    allotment: Assignment
+
+
+NodeCards = Mapping[str, Cards | Reason]
+"""Nodes by name: their cards, or why they have none to place on."""
+
+Choice = Placement | Mapping[str, Reason]
+"""Where a pod goes, or for each node why not there."""
+
+Order = Callable[[CardRequest, Iterable[str], NodeCards], Choice]
+"""How a node is chosen among those that the scheduler names."""
+
+UNSEEN = Reason("node not seen yet", final=False)
+
+
+def least_free(wish: CardRequest, names: Iterable[str], nodes: NodeCards) -> Choice:
+    """Return gpu-admission's own choice: the first node that fits, from the least free on; or each node's reason."""
+    fitting, reasons = _in_order(wish, names, nodes)
+    for name, cards in fitting:
+        allotment = allot(cards, wish.demands)
+        if isinstance(allotment, Assignment):
+            return Placement(name, allotment)
+        reasons[name] = allotment
+    return reasons
+
+
+def packed(wish: CardRequest, names: Iterable[str], nodes: NodeCards) -> Choice:
+    """Return the node where the fewest whole cards are broken up, from the least free on; or each node's reason."""
+    fitting, reasons = _in_order(wish, names, nodes)
+    best: Placement | None = None
+    for name, cards in fitting:
+        allotment = allot(cards, wish.demands)
+        if not isinstance(allotment, Assignment):
+            reasons[name] = allotment
+        elif not allotment.breaks:
+            return Placement(name, allotment)
+        elif best is None or allotment.breaks < best.allotment.breaks:
+            best = Placement(name, allotment)
+    return best or reasons
+
+
+def allot(cards: Cards, demands: Iterable[ContainerRequest]) -> Assignment | Reason:
+    """Return what each container gets of these cards, or why one of them gets nothing."""
+    shares: dict[int, tuple[Share, ...]] = {}
+    breaks = 0
+    for demand in demands:
+        if demand.cards:
+            found = _whole_cards(cards, demand)
+        else:
+            found = _shared_card(cards, demand)
+            breaks += any(cards.is_whole(share.card) for share in found)
+        if not found:
+            return _shortage(cards, demand)
+        shares[demand.container] = found
+        cards = cards.taken(found)
+    return Assignment(shares, breaks)
+
+
+def _in_order(
+    wish: CardRequest, names: Iterable[str], nodes: NodeCards
+) -> tuple[list[tuple[str, Cards]], dict[str, Reason]]:
+    """Return the nodes that offer the scheme's cards, from the least free on, and the reasons of the others."""
+    offering: list[tuple[int, int, str, Cards]] = []
+    reasons: dict[str, Reason] = {}
+    for name in dict.fromkeys(names):
+        cards = nodes.get(name, UNSEEN)
+        if isinstance(cards, Reason):
+            reasons[name] = cards
+        elif cards.scheme is not wish.scheme:
+            reasons[name] = Reason(f"no {wish.scheme.cores}")
+        else:
+            offering.append((cards.free_cores, cards.free_memory, name, cards))
+    offering.sort()  # by the first three, as no name is there twice
+    return [(name, cards) for _, _, name, cards in offering], reasons
+
+
+def _shared_card(cards: Cards, demand: ContainerRequest) -> tuple[Share, ...]:
+    if demand.cores > cards.most_cores:
+        return ()
+    best: tuple[int, int, int] | None = None
+    for card in range(len(cards.used_cores)):
+        cores, memory = cards.free_of(card)
+        if cores >= demand.cores and memory >= demand.memory and (best is None or (cores, memory, card) < best):
+            best = (cores, memory, card)
+    return () if best is None else (Share(best[2], demand.cores, demand.memory),)
+
+
+def _whole_cards(cards: Cards, demand: ContainerRequest) -> tuple[Share, ...]:
+    if demand.cards > cards.whole:
+        return ()
+    whole = (card for card in range(len(cards.used_cores)) if cards.is_whole(card))
+    return tuple(Share(card, CORES_PER_CARD, demand.memory) for card in itertools.islice(whole, demand.cards))
+
+
+def _shortage(cards: Cards, demand: ContainerRequest) -> Reason:
+    if demand.cards:
+        return _too_few(demand.cards, cards.whole, len(cards.used_cores))
+    return _no_room(demand.cores, demand.memory, cards.card_memory)
+
+
+@functools.lru_cache(maxsize=1024)
+def _too_few(needed: int, whole: int, cards: int) -> Reason:
+    return Reason(f"{needed} whole vcuda cards needed, {whole} free", final=needed > cards)
+
+
+@functools.lru_cache(maxsize=1024)
+def _no_room(cores: int, memory: int, card_memory: int) -> Reason:
+    if memory > card_memory:
+        return Reason(f"{memory} MiB needed, a card has {card_memory}")
+    return Reason(f"no card with {cores} cores and {memory} MiB free", final=False)

@@ -1,0 +1,120 @@
+"""For how long something has been seen, by clocks of which one may jump."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from controller.node.names import Keep, Reason
+
+MOST_TRACKED = 100_000
+"""So many names are remembered at once; what is more waits until some of them are done."""
+
+_FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
+_MOST_DOUBLINGS = 6
+
+
+class Now(NamedTuple):
+    """A moment: Unix seconds, which an operator or NTP may set at will, and those of a clock that only runs forward."""
+
+    wall: float
+    steady: float
+
+
+class Patience(Protocol):
+    """Says whether something must wait. ``begin`` opens each sweep, after which each name is asked for once."""
+
+    def begin(self, now: Now) -> None:
+        """Take the time of the sweep that begins."""
+
+    def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
+        """Return why this must wait, or None; ``stamp`` is what it tells of its own age, in Unix seconds."""
+
+    def put_off(self, name: str, keep: Keep) -> None:
+        """Let what failed for this reason wait, for longer each time in a row."""
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """What was seen under a name, in how many sweeps in a row, and since when; and why, and until when, it is put off.
+
+    ``since`` and ``retry_at`` are seconds of the steady clock.
+    """
+
+    inode: int
+    since: float
+    times: int = 1
+    failures: int = 0
+    retry_at: float = -math.inf
+    failed: Keep | None = None
+
+
+class Watched:
+    """For a process that stays: lets go what it has seen itself, in ``times`` sweeps in a row, for ``seconds``.
+
+    The wall clock alone never lets anything go: it may have jumped forward. Where a stamp lies in the future the clock
+    has jumped back, and the stamp says nothing. A name that one sweep does not ask for is forgotten.
+    """
+
+    def __init__(self, seconds: float, times: int, most: int = MOST_TRACKED) -> None:
+        self._seconds = seconds
+        self._times = times
+        self._most = most
+        self._now = Now(0, 0)
+        self._before: dict[str, Sighting] = {}
+        self._seen: dict[str, Sighting] = {}
+
+    def begin(self, now: Now) -> None:
+        """Take the time of the sweep that begins."""
+        self._now = now
+        self._before, self._seen = self._seen, {}
+
+    def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
+        """Return why this must wait, or None."""
+        if len(self._seen) >= self._most:
+            return Keep(Reason.TOO_MANY)
+        sighting = self._seen[name] = _again(self._before.get(name), inode, self._now.steady)
+        if sighting.times < self._times:
+            return Keep(Reason.SEEN_ONCE)
+        if self._now.steady < sighting.retry_at:
+            return sighting.failed
+        short = self._now.steady - sighting.since < self._seconds
+        return Keep(Reason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
+
+    def put_off(self, name: str, keep: Keep) -> None:
+        """Let what failed wait a minute, and twice as long each time in a row, up to an hour."""
+        sighting = self._seen[name]
+        delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(sighting.failures, _MOST_DOUBLINGS))
+        self._seen[name] = msgspec.structs.replace(
+            sighting, failures=sighting.failures + 1, retry_at=self._now.steady + delay, failed=keep
+        )
+
+
+def _again(before: Sighting | None, inode: int, now: float) -> Sighting:
+    if before is None or before.inode != inode:
+        return Sighting(inode, now)
+    return msgspec.structs.replace(before, times=before.times + 1)
+
+
+class Stamped:
+    """For a single sweep: goes by what each thing tells of its age, as of its beginning, and at the latest ``as_of``.
+
+    The latter is in Unix seconds. A stamp in the future is no age. This holds only where somebody sees to the clock,
+    and to what is let go.
+    """
+
+    def __init__(self, seconds: float, as_of: float = math.inf) -> None:
+        self._seconds = seconds
+        self._as_of = as_of
+
+    def begin(self, now: Now) -> None:
+        """Take the time of the sweep that begins."""
+        self._as_of = min(self._as_of, now.wall)
+
+    def hold(self, name: str, inode: int, stamp: float) -> Keep | None:  # noqa: ARG002  # the stamp alone counts
+        """Return why this must wait, or None."""
+        return Keep(Reason.YOUNG) if self._as_of - stamp < self._seconds else None
+
+    def put_off(self, name: str, keep: Keep) -> None:
+        """There is no later sweep."""

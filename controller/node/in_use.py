@@ -1,0 +1,389 @@
+"""Whether a directory is in use: by processes that hold files open, map them, listen on a socket, or mount it.
+
+Files are told by device and inode, as a path means different things to processes in different mount namespaces. Of
+other users' processes /proc shows this only to CAP_SYS_PTRACE (proc(5)), and of those outside a container only where
+it shares the host's PIDs.
+
+A process may hold files of a server that does not answer (NFS, FUSE), and whoever asks for them waits as well. So the
+mount of each is looked up first. Only files of the root's own file system are asked for, and those of mounts that are
+nowhere to be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from controller.node.fs import Identity, Mount, OutOfTime, Place, identity_at, identity_of, mount_number, walk
+from controller.node.names import Kind, Reason, Refused
+
+# kubelet's volumes of a pod. Whoever bind-mounts kubelet's directory keeps copies of them long after the pod's end, so
+# they tell nothing; what its containers mount from beside them (etc-hosts) does.
+_VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
+_MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) .*? - ([^ ]*) ", re.DOTALL)
+_PATH = re.compile(rb" (/.*)$", re.MULTILINE)
+_STACKED = ("overlay", "aufs")
+_OWN_MOUNTS = Path("/proc/self/mountinfo")
+_GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # what /proc says of a process that has ended, or is about to
+_STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)  # of a thread or server that is gone
+_HOST_THREAD = "kthreadd"  # process 2 in the host's PID namespace, and in no other
+
+Device = tuple[int, int]
+"""Major and minor number."""
+
+
+class _Mounted(NamedTuple):
+    """A mount: its number, its file system's device, what of that is mounted, where, and its kind.
+
+    Paths are as mountinfo writes them.
+    """
+
+    number: int
+    device: Device
+    root: str
+    point: str
+    kind: str
+
+
+@dataclass
+class InUse:
+    """What processes hold, as far as it could be seen.
+
+    ``files``: what is open, or a working or root directory. ``mapped``: inodes of what is mapped from the root's file
+    system; ``named``: where that is a stacked one, every part of the paths of mapped files. ``mounted``: every part of
+    the paths of mounts and of what they mount. ``unseen``: ids of processes that could not be looked into.
+    """
+
+    files: set[Identity] = field(default_factory=set)
+    mapped: set[int] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
+    mounted: set[str] = field(default_factory=set)
+    unseen: list[str] = field(default_factory=list)
+
+    def holds(self, file: Identity) -> bool:
+        """Return whether a process has this file open or mapped."""
+        return file in self.files or file.inode in self.mapped
+
+
+def _unwatched() -> None:
+    """Do nothing: nobody waits for progress."""
+
+
+def survey(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = _unwatched) -> InUse:
+    """Look at every process but this one, for what it holds on the file system of ``root``, an open directory.
+
+    ``moved`` is called at each process, thread and open file.
+    """
+    looking = _Survey(_mounted_at(root, mount), moved)
+    looking.read_mounts(proc / "self")
+    names = os.listdir(proc)  # noqa: PTH208  # names are wanted, by the thousand
+    processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
+    for process in processes:
+        moved()
+        with contextlib.suppress(OSError):  # met again below
+            looking.read_mounts(process)
+    for process in processes:
+        looking.at_process(process)
+    return looking.found
+
+
+@dataclass
+class _Survey:
+    """A look at processes under way.
+
+    ``home`` is the root's mount; ``mounts``: the device of each that was seen, by its number. ``moved`` hears of each
+    step.
+    """
+
+    home: _Mounted
+    moved: Callable[[], None]
+    found: InUse = field(default_factory=InUse)
+    namespaces: set[str] = field(default_factory=set)
+    mounts: dict[int, Device] = field(default_factory=dict)
+
+    def at_process(self, process: Path) -> None:
+        """Look at the first thread; where that has ended before the others, and holds nothing any more, at each.
+
+        Such a process is not gone (pthread_exit(3), "Notes"), and what its threads hold is seen at them alone.
+        """
+        if self._at_thread(process):
+            return
+        others = [self._at_thread(thread) for thread in _other_threads(process)]
+        if others and not any(others):
+            self.found.unseen.append(process.name)
+
+    def _at_thread(self, thread: Path) -> bool:
+        """Look at what a thread holds; return whether it has not ended meanwhile.
+
+        One that ends lets go of its memory before all else (do_exit in Linux' kernel/exit.c): where that is still to
+        be read, last, the rest was whole.
+        """
+        self.moved()
+        try:
+            self.read_mounts(thread)
+            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # names are wanted, by the thousand
+                self._add_open(f"{thread}/fd/{number}", f"{thread}/fdinfo/{number}")
+                self.moved()
+            self._add_directory(f"{thread}/cwd")
+            self._add_directory(f"{thread}/root")
+            maps = (thread / "maps").read_bytes()
+        except PermissionError:
+            self.found.unseen.append(thread.name)
+            return True
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            return False
+        self._add_mapped(maps)
+        return bool(maps)
+
+    def _add_mapped(self, maps: bytes) -> None:
+        """Take note of what is mapped from the root's file system.
+
+        Of a file on a stacked one, kernels before 6.8 show the device and inode in the layer below: its path tells it.
+        """
+        self.found.mapped.update(map(int, self._inode.findall(maps)))
+        if self.home.kind in _STACKED:
+            for path in set(_PATH.findall(maps)):
+                self.found.named.update(os.fsdecode(path).split("/"))
+
+    @cached_property
+    def _inode(self) -> re.Pattern[bytes]:
+        """Matches the inode of what is mapped from the root's file system, in a line of maps."""
+        return re.compile(rb" %02x:%02x (\d+) " % self.home.device)
+
+    def _add_open(self, link: str, info: str) -> None:
+        """Take note of an open file; one that was closed meanwhile is no longer held.
+
+        PermissionError where the process does not let itself be looked into.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if _has_path(link):
+                self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # twice as fast, and there are many
+
+    def _add_directory(self, link: str) -> None:
+        """Take note of a working or root directory; of these /proc tells no mount, but a descriptor of ours does."""
+        try:
+            fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _STALE:
+                return
+            raise
+        try:
+            self._add(mount_number(f"/proc/self/fdinfo/{fd}"), lambda: os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def _add(self, mount: int, ask: Callable[[], os.stat_result]) -> None:
+        """Take note of a file, unless its mount is known to be of another file system: then it is not asked.
+
+        OSError where one of the root's file system does not tell what it is. Where the mount is not known, that is
+        taken for a file of a server that has died.
+        """
+        known = self.mounts.get(mount)
+        if known not in (None, self.home.device):
+            return
+        try:
+            held = ask()
+        except OSError:
+            if known:
+                raise
+            return
+        self.found.files.add(Identity(held.st_dev, held.st_ino))
+
+    def read_mounts(self, process: Path) -> None:
+        """Read the mounts of a process, once for all that share them: proc_pid_mountinfo(5)."""
+        namespace = str((process / "ns" / "mnt").readlink())
+        if namespace in self.namespaces:
+            return
+        lines = _lines_of(process / "mountinfo")
+        self.namespaces.add(namespace)
+        for found in _mounts_in(lines):
+            self.mounts[found.number] = found.device
+            for path in (found.root, found.point):
+                self.found.mounted.update(_VOLUMES.sub("", path).split("/"))
+
+
+def _other_threads(process: Path) -> list[Path]:
+    """Return all but the first; none where the process has ended."""
+    try:
+        names = os.listdir(process / "task")  # noqa: PTH208  # as above
+    except OSError:
+        return []
+    return [process / "task" / name for name in names if name != process.name]
+
+
+def _has_path(link: str) -> bool:
+    """Return whether one of /proc's links leads to a file: not to a pipe, a socket, or the like."""
+    try:
+        return os.readlink(link).startswith("/")  # noqa: PTH115  # as above
+    except (PermissionError, FileNotFoundError):
+        raise
+    except OSError:
+        return True  # its path is too long to be told
+
+
+def _mounted_at(root: int, mount: Mount) -> _Mounted:
+    """Return the root's mount. Its device is the file system's own, as in maps, where btrfs shows others in st_dev."""
+    for found in _mounts_in(_lines_of(_OWN_MOUNTS)):
+        if found.number == mount.number:
+            return found
+    raise Refused(Reason.ERROR, f"mount {mount.number} of descriptor {root} is not in {_OWN_MOUNTS}")
+
+
+def mount_points() -> frozenset[str]:
+    """Return the last parts of the paths of all mount points that this process sees."""
+    return frozenset(found.point.rpartition("/")[2] for found in _mounts_in(_lines_of(_OWN_MOUNTS)))
+
+
+def _mounts_in(lines: Iterable[str]) -> Iterator[_Mounted]:
+    """Yield the mounts in lines of mountinfo; what is none is passed over."""
+    for line in lines:
+        match = _MOUNT.match(line)
+        if match:
+            number, major, minor, root, point, kind = match.groups()
+            yield _Mounted(int(number), (int(major), int(minor)), root, point, kind)
+
+
+def _lines_of(path: Path) -> list[str]:
+    """Return the lines of one of /proc's files: there a newline in a path is escaped, and no other end of a line."""
+    return os.fsdecode(path.read_bytes()).split("\n")
+
+
+def sees_host() -> bool:
+    """Return whether /proc shows the host's processes."""
+    try:
+        return Path("/proc/2/comm").read_text().strip() == _HOST_THREAD
+    except OSError:
+        return False
+
+
+def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bool]) -> None:
+    """Look through an open directory; Refused where something in it is in use, or a mount point.
+
+    OutOfTime where the process is ``stopping``: it may hold millions of files.
+    """
+    if in_use.holds(identity_of(fd)):
+        raise Refused(Reason.OPEN, "the directory itself")
+    for parent, entry in walk(fd, mount):
+        if stopping():
+            raise OutOfTime
+        if _is_held(entry.name, parent, in_use):
+            raise Refused(Reason.OPEN, entry.name)
+        if entry.kind is Kind.SOCKET and listens(parent, entry.name):
+            raise Refused(Reason.LISTENING, entry.name)
+
+
+def _is_held(name: str, parent: int, in_use: InUse) -> bool:
+    """Return whether a process holds a file. A directory's listing may show another inode than the file itself."""
+    try:
+        return in_use.holds(identity_at(name, parent))
+    except FileNotFoundError:
+        return False  # somebody else has removed it
+
+
+def listens(parent: int, name: str) -> bool:
+    """Return whether a process has the other end of a socket in a directory.
+
+    Only connecting tells it for every network namespace: the kernel finds the listener by inode (unix(7)), while
+    /proc/net/unix lists those of one's own namespace, by the path that they were bound to in theirs. A listener that is
+    found sees one connection that ends at once.
+    """
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise Refused(Reason.CHANGED, name)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
+            client.connect(f"/proc/self/fd/{fd}")
+    except ConnectionRefusedError:
+        return False
+    except (PermissionError, FileNotFoundError):
+        raise
+    except OSError:
+        return True  # its queue is full (EAGAIN), or it is no stream (EPROTOTYPE): somebody has bound it
+    finally:
+        os.close(fd)
+    return True
+
+
+PATIENCE = 120.0
+"""Seconds that a look may stand still. As a whole it may take longer: one at a thousand processes takes about a second,
+but anyone can have millions of files open."""
+
+_STEP = 0.2  # seconds between two looks whether the process is to stop
+_KEEPS = 2  # times as long as a look took; then what it saw is too old
+
+
+class Surveyor:
+    """Makes one survey after the other. While one hangs no other is begun, and it is not known what is in use."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._look: _Look | None = None
+
+    def survey(self, root: Place, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
+        """Return what processes hold. Refused where nothing more is seen of it for the patience.
+
+        OutOfTime where ``stopping``, and where ``give_up`` once the patience has passed: then the look goes on, and the
+        next call takes it up. A thread that hangs ends with the process: such waits are killable.
+        """
+        look = self._look = self._earlier(root.mount) or _Look(root)
+        while not look.answer.done():
+            if stopping():
+                raise OutOfTime
+            now = time.monotonic()
+            if now - look.moved > self._patience:
+                look.hung = True
+                raise Refused(Reason.UNSEEN, f"nothing has moved for {self._patience:g} s")
+            if now - look.began > self._patience and give_up():
+                raise OutOfTime
+            wait([look.answer], _STEP)
+        self._look = None
+        return look.answer.result()
+
+    def _earlier(self, mount: Mount) -> _Look | None:
+        """Return the look that is to be taken up, if there is one; Refused while one goes on that is of no use."""
+        look = self._look
+        if look is None or look.is_of_use(mount):
+            return look
+        if not look.answer.done():
+            raise Refused(Reason.UNSEEN, "an earlier look has not ended")
+        return None
+
+
+class _Look:
+    """One look, which begins at once. ``moved``: when it last saw something; ``hung``: that was too long ago."""
+
+    def __init__(self, root: Place) -> None:
+        self.answer: Future[InUse] = Future()
+        self.began = self.moved = time.monotonic()
+        self.hung = False
+        self._mount = root.mount
+        threading.Thread(target=self._run, args=(root,), name="survey", daemon=True).start()
+
+    def is_of_use(self, mount: Mount) -> bool:
+        """Return whether it tells what is in use on this mount by now."""
+        if self.hung or mount != self._mount:
+            return False
+        return not self.answer.done() or time.monotonic() - self.moved <= _KEEPS * (self.moved - self.began)
+
+    def _run(self, root: Place) -> None:
+        try:
+            self.answer.set_result(survey(root.fd, root.mount, moved=self._move))
+        except BaseException as error:  # noqa: BLE001  # it is raised where the answer is waited for
+            self.answer.set_exception(error)
+
+    def _move(self) -> None:
+        self.moved = time.monotonic()

@@ -1,0 +1,228 @@
+"""The directories that vendors keep on a node for each pod: how they are named, and whether one may go.
+
+Sources: tkestack/gpu-manager (``pkg/services/virtual-manager``: ``/etc/gpu-manager/vm/<pod uid>``), Project-HAMi/HAMi
+(its NVIDIA device plugin: ``$HOOK_PATH/containers/<pod uid>_<container>``), coldzerofear/vgpu-manager
+(``/etc/vgpu-manager/<pod uid>_<container>``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda.errors import VcudaError
+from vcuda.k8s_types import MIRROR_ANNOTATION
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
+
+# The API server makes random UUIDs (k8s.io/apiserver pkg/registry/rest/meta.go), kubelet the MD5 of a static pod's
+# manifest (pkg/kubelet/config/common.go). A static pod may also bring any text as its uid: such a name is foreign.
+_STATIC = "[0-9a-f]{32}"
+_UID = f"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{_STATIC})"
+_CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, as the API server demands of a container's name
+
+TRASH = ".trash"
+"""Name of the directory beside the others that takes what is to be deleted."""
+
+MOVING = "moving"
+"""Last part of the name of what was moved into the trash and has not been looked at since."""
+
+_MIRROR = (MIRROR_ANNOTATION, "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds a static uid
+
+
+class Form(msgspec.Struct, frozen=True):
+    """Where one scheme keeps its directories on a node, and how it names them."""
+
+    root: str
+    name: re.Pattern[str]
+    trashed: re.Pattern[str]
+
+    def uid(self, name: str) -> str | None:
+        """Return the pod's uid in a directory's name, or None where the name is of another form."""
+        match = self.name.fullmatch(name)
+        return match["uid"] if match else None
+
+    def read_trashed(self, name: str) -> Trashed | None:
+        """Return what the name of something in the trash says, or None where it is of another form."""
+        match = self.trashed.fullmatch(name)
+        return Trashed(match["name"], match["uid"], int(match["time"]), bool(match["moving"])) if match else None
+
+
+class Trashed(NamedTuple):
+    """Something in the trash: its former name, the pod's uid, when it was moved (Unix seconds); see `MOVING`."""
+
+    name: str
+    uid: str
+    time: int
+    moving: bool
+
+
+def trash_name(name: str, time: int) -> str:
+    """Return the name in the trash of what is moved there at ``time`` (Unix seconds)."""
+    return f"{name}.{time}"
+
+
+def moving_name(name: str, time: int) -> str:
+    """Return its name there until it is known to be what was to be moved."""
+    return f"{trash_name(name, time)}.{MOVING}"
+
+
+def _form(root: str, name: str) -> Form:
+    return Form(
+        root, re.compile(name), re.compile(rf"(?P<name>{name})\.(?P<time>[0-9]{{1,12}})(?P<moving>\.{MOVING})?")
+    )
+
+
+VM_DIRECTORIES: Mapping[str, Form] = {
+    GPU_MANAGER.name: _form("/etc/gpu-manager/vm", _UID),
+    NVIDIA_VCUDA.name: _form("/etc/gpu-manager/vm", _UID),
+    HAMI.name: _form("/usr/local/vgpu/containers", f"{_UID}_{_CONTAINER}"),
+    VGPU_MANAGER.name: _form("/etc/vgpu-manager", f"{_UID}_{_CONTAINER}"),
+}
+"""By the scheme's name."""
+
+
+class Kind(StrEnum):
+    """What a name in a directory stands for."""
+
+    DIRECTORY = "directory"
+    FILE = "file"
+    LINK = "link"
+    SOCKET = "socket"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+    @property
+    def may_be_directory(self) -> bool:
+        """Whether it is one, or does not let itself be asked: opening it tells."""
+        return self in (Kind.DIRECTORY, Kind.UNKNOWN)
+
+
+class Reason(StrEnum):
+    """Why a directory is kept; the values are labels of a metric."""
+
+    POD = "pod"
+    KUBELET = "kubelet"
+    FOREIGN = "foreign-name"
+    LINK = "link"
+    NOT_A_DIRECTORY = "no-directory"
+    STATIC = "static-pod"
+    KUBELET_UNKNOWN = "kubelet-unknown"
+    PODS_UNKNOWN = "pods-unknown"
+    SEEN_ONCE = "seen-once"
+    YOUNG = "young"
+    RETAINED = "retained"
+    TOO_MANY = "too-many"
+    MOUNT = "mount"
+    LISTENING = "listening"
+    OPEN = "open"
+    UNSEEN = "unseen"
+    CHANGED = "changed"
+    INTERRUPTED = "interrupted"
+    ERROR = "error"
+
+
+WHY: Mapping[Reason, str] = {
+    Reason.POD: "its pod exists",
+    Reason.KUBELET: "kubelet still keeps its pod",
+    Reason.FOREIGN: "not a name of this scheme",
+    Reason.LINK: "a link",
+    Reason.NOT_A_DIRECTORY: "no directory",
+    Reason.STATIC: "only kubelet knows static pods, and its directory was not given",
+    Reason.KUBELET_UNKNOWN: "it is not known which pods kubelet keeps",
+    Reason.PODS_UNKNOWN: "it is not known which pods exist",
+    Reason.SEEN_ONCE: "not seen twice in a row without its pod yet",
+    Reason.YOUNG: "too young",
+    Reason.RETAINED: "its stay in the trash is not over",
+    Reason.TOO_MANY: "so many wait that its turn comes later",
+    Reason.MOUNT: "a mount belongs to it",
+    Reason.LISTENING: "a process listens on a socket in it",
+    Reason.OPEN: "a process holds it, or a file in it, open or mapped",
+    Reason.UNSEEN: "what a process holds open could not be seen",
+    Reason.CHANGED: "it was exchanged for something else meanwhile",
+    Reason.INTERRUPTED: "its move was interrupted, and its name is taken",
+    Reason.ERROR: "an error",
+}
+"""Each reason as a clause for people."""
+
+EXPECTED = frozenset(
+    {Reason.POD, Reason.KUBELET, Reason.PODS_UNKNOWN, Reason.SEEN_ONCE, Reason.YOUNG, Reason.RETAINED, Reason.TOO_MANY}
+)
+"""Reasons that pass by themselves; the others are for somebody to look at."""
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """A reason, and what makes it that in this case; ``detail`` may be empty."""
+
+    reason: Reason
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{WHY[self.reason]}: {self.detail}" if self.detail else WHY[self.reason]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What is known of the node's pods.
+
+    ``pods``: uids in the API, whatever their phase. ``kubelet``: uids that kubelet keeps on disk, None where nobody
+    said where. ``unknown``: why nothing may go at all, as the one or the other is not known; None where both are.
+    """
+
+    pods: frozenset[str] = frozenset()
+    kubelet: frozenset[str] | None = None
+    unknown: Keep | None = None
+
+
+def standing(form: Form, name: str, kind: Kind, facts: Facts) -> Keep | None:
+    """Return why something in the root stays, as far as its name and the pods tell; None where its pod is gone."""
+    uid = form.uid(name)
+    if uid is None:
+        return Keep(Reason.FOREIGN)
+    if not kind.may_be_directory:
+        return Keep(Reason.LINK) if kind is Kind.LINK else Keep(Reason.NOT_A_DIRECTORY, kind.value)
+    return absent(uid, facts)
+
+
+def absent(uid: str, facts: Facts) -> Keep | None:
+    """Return why a pod is not known to be gone; None where it is."""
+    if uid in facts.pods:
+        return Keep(Reason.POD)
+    if facts.kubelet is not None and uid in facts.kubelet:
+        return Keep(Reason.KUBELET)
+    if facts.unknown is None and facts.kubelet is None and is_static(uid):
+        return Keep(Reason.STATIC)
+    return facts.unknown
+
+
+def is_static(uid: str) -> bool:
+    """Return whether kubelet made this uid, for a static pod: that may run while the API has no mirror of it."""
+    return "-" not in uid
+
+
+def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:
+    """Yield the uids under which a pod of the API exists: its own and, of a mirror pod, the static pod's."""
+    yield uid
+    for key in _MIRROR:
+        static = (annotations or {}).get(key)
+        if static:
+            yield static
+
+
+class Refused(VcudaError):
+    """This directory, or for now every one, stays: ``keep`` tells why."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        self.keep = Keep(reason, detail)
+        super().__init__(str(self.keep))
+
+
+def keep_after(error: VcudaError | OSError) -> Keep:
+    """Return what went wrong as a reason to keep what it befell; an error of ours that is no refusal is the API's."""
+    if isinstance(error, Refused):
+        return error.keep
+    if isinstance(error, OSError):
+        return Keep(Reason.ERROR, error.strerror or str(error))
+    return Keep(Reason.PODS_UNKNOWN, str(error))

@@ -1,0 +1,327 @@
+"""Where it is known from which pods exist on a node."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from controller.node.names import Reason, Refused, present_uids
+from vcuda.errors import BadInput, Unavailable
+from vcuda.k8s_types import UNDECODABLE
+from vcuda.kube import Kube, Reflector
+
+PODS = "/api/v1/pods"
+
+FRESH = 120.0
+"""Seconds; a view that nothing has confirmed for so long, not even a bookmark, is old (see Reflector)."""
+
+_CONFIRMED_FOR = 5.0  # seconds for which one list serves, so that a thousand directories do not cost a thousand
+
+
+class PodSource(Protocol):
+    """Both methods raise Refused where it is not known which pods exist, and VcudaError where nobody could say."""
+
+    def known(self) -> frozenset[str]:
+        """Return the uids of the pods on the node, whatever their phase; of mirror pods the static pods' too."""
+
+    def confirmed(self) -> frozenset[str]:
+        """Return the same, asked anew."""
+
+
+class _Meta(msgspec.Struct, frozen=True, gc=False):
+    uid: str
+    annotations: Mapping[str, str] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True, gc=False):
+    metadata: _Meta
+
+
+_POD = msgspec.json.Decoder(_Pod)
+
+
+def read_uids(raw: bytes) -> tuple[str, ...]:
+    """Return the uids of one pod in JSON; one of UNDECODABLE where it has none that can be read."""
+    metadata = _POD.decode(raw).metadata
+    return tuple(present_uids(metadata.uid, metadata.annotations))
+
+
+def on_node(node: str) -> dict[str, str | int]:
+    """Return the parameters of a request for a node's pods."""
+    return {"fieldSelector": f"spec.nodeName={node}"}
+
+
+def list_uids(kube: Kube, node: str, page_size: int = 500) -> frozenset[str]:
+    """Return the uids of the node's pods by a consistent LIST. VcudaError where it is not whole to the last pod.
+
+    A LIST without resourceVersion is served from a quorum of etcd, and its pages all show one version (Kubernetes API
+    concepts, "Retrieving large results sets in chunks"): a pod that is bound to the node before is in it.
+    """
+    found: set[str] = set()
+    try:
+        for page in kube.list_pages(PODS, on_node(node), page_size):
+            for raw in page.items:
+                found.update(read_uids(raw))
+    except UNDECODABLE as error:
+        raise Unavailable(f"GET {PODS}: a pod that cannot be read: {error}") from error
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Tells whether a list can be that of this node: ``own_uid`` is of the pod that this process runs in.
+
+    A list without it is of another node, another cluster, or not whole. Where the uid is not known, an empty list at
+    least is not believed.
+    """
+
+    own_uid: str | None = None
+
+    def believe(self, uids: frozenset[str]) -> frozenset[str]:
+        """Return the uids; Refused where they cannot be all of this node's."""
+        if self.own_uid is not None and self.own_uid not in uids:
+            raise Refused(Reason.PODS_UNKNOWN, "the list of this node's pods lacks the one that asks")
+        if not uids:
+            raise Refused(Reason.PODS_UNKNOWN, "the list of this node's pods is empty")
+        return uids
+
+
+class Listing:
+    """A list of the node's pods that is made anew when it is some seconds old. ``clock`` is in steady seconds."""
+
+    def __init__(self, kube: Kube, node: str, witness: Witness, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._node = node
+        self._witness = witness
+        self._clock = clock
+        self._made = -math.inf
+        self._uids: frozenset[str] = frozenset()
+
+    def recent(self) -> frozenset[str]:
+        """Return the uids. Refused where they cannot be all of this node's, VcudaError where none could be had."""
+        began = self._clock()
+        if began - self._made > _CONFIRMED_FOR:
+            self._uids = self._witness.believe(list_uids(self._kube, self._node))
+            self._made = began
+        return self._uids
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPods:
+    """The node's pods by a list alone: for a single sweep."""
+
+    listing: Listing
+
+    def known(self) -> frozenset[str]:
+        """Return the list."""
+        return self.listing.recent()
+
+    confirmed = known
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPods:
+    """Pods that somebody else has listed."""
+
+    uids: frozenset[str]
+
+    def known(self) -> frozenset[str]:
+        """Return them."""
+        return self.uids
+
+    confirmed = known
+
+
+class WatchedPods:
+    """The node's pods, watched, and listed to confirm; ``on_gone`` is called when one has left the API."""
+
+    def __init__(
+        self, kube: Kube, node: str, witness: Witness, kubelet: Kubelet, *, on_gone: Callable[[], None]
+    ) -> None:
+        self._witness = witness
+        self._kubelet = kubelet
+        self._on_gone = on_gone
+        self._former: dict[str, frozenset[str]] = {}
+        self._listing = Listing(kube, node, witness)
+        self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
+
+    def known(self) -> frozenset[str]:
+        """Return what the watch knows; Refused before the first complete list, and when it is not heard any more."""
+        if not self.reflector.synced.is_set():
+            raise Refused(Reason.PODS_UNKNOWN, "the first list is not complete")
+        age = self.reflector.last_event_age(time.monotonic())
+        if age > FRESH or not self.reflector.alive:
+            raise Refused(Reason.PODS_UNKNOWN, "the API server is not heard")
+        return self._witness.believe(self._with_former_mirrors())
+
+    def confirmed(self) -> frozenset[str]:
+        """Return a list that is at most a few seconds old."""
+        return self._listing.recent()
+
+    def _with_former_mirrors(self) -> frozenset[str]:
+        """Add the mirror pods that are gone while their static pod is not: kubelet makes another, with another uid.
+
+        What was made for the static pod by the uid of its first mirror serves it as long as it runs. Only mirrors that
+        went before our eyes are known; of others the mounts of the static pod's containers tell, with hostPID.
+        """
+        uids = {uid for uids in self.reflector.snapshot().values() for uid in uids}
+        running = uids | (self._kubelet.uids() or frozenset()) if self._former else uids
+        for mirror, statics in list(self._former.items()):
+            if running.isdisjoint(statics):
+                del self._former[mirror]
+            else:
+                uids.add(mirror)
+        return frozenset(uids)
+
+    def _on_event(self, old: tuple[str, ...] | None, new: tuple[str, ...] | None) -> None:
+        if old is None or new is not None:
+            return
+        uid, *statics = old
+        if statics:
+            self._former[uid] = frozenset(statics)
+        self._on_gone()
+
+
+class Kubelet(Protocol):
+    """Both methods raise Refused where it is not known what kubelet keeps."""
+
+    def uids(self) -> frozenset[str] | None:
+        """Return the uids that it keeps; None where nobody said where to look."""
+
+    def check_gone(self, uid: str) -> None:
+        """Look for one pod anew; Refused where kubelet keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletPods:
+    """kubelet's directory of pods, /var/lib/kubelet/pods by default; ``own_uid`` is of the pod that looks into it.
+
+    A directory without the latter is not this node's: a mount that leads somewhere else would tell that all are gone.
+    """
+
+    path: Path
+    own_uid: str | None = None
+
+    def uids(self) -> frozenset[str] | None:
+        """Return the names in the directory."""
+        try:
+            found = frozenset(os.listdir(self.path))  # noqa: PTH208  # names are wanted, not paths
+        except OSError as error:
+            raise _unknown(self.path, error) from error
+        if self.own_uid is not None and self.own_uid not in found:
+            raise Refused(Reason.KUBELET_UNKNOWN, f"{self.path} lacks the pod that looks into it")
+        return found
+
+    def check_gone(self, uid: str) -> None:
+        """Look for one pod anew."""
+        try:
+            (self.path / uid).lstat()
+        except FileNotFoundError as error:
+            if self.path.is_dir():
+                return
+            raise _unknown(self.path, error) from error
+        except OSError as error:
+            raise _unknown(self.path, error) from error
+        raise Refused(Reason.KUBELET)
+
+
+def _unknown(path: Path, error: OSError) -> Refused:
+    return Refused(Reason.KUBELET_UNKNOWN, f"{path}: {error.strerror}")
+
+
+@dataclass(frozen=True, slots=True)
+class NoKubelet:
+    """Nobody said where kubelet keeps its pods."""
+
+    def uids(self) -> None:
+        """Know nothing."""
+
+    def check_gone(self, uid: str) -> None:
+        """Know nothing."""
+
+
+HOW = "kubectl get pods --all-namespaces -o json"
+
+
+class _FilePodMeta(msgspec.Struct, frozen=True):
+    uid: str
+    namespace: str = ""
+    annotations: Mapping[str, str] | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+
+
+class _FilePod(msgspec.Struct, frozen=True):
+    metadata: _FilePodMeta
+    kind: str = "Pod"
+    spec: _Spec = _Spec()
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    continue_: str = msgspec.field(name="continue", default="")
+    remaining_item_count: int | None = None
+
+
+class _List(msgspec.Struct, frozen=True):
+    kind: str
+    items: list[_FilePod]
+    metadata: _ListMeta = _ListMeta()
+
+
+class PodsFile(msgspec.Struct, frozen=True):
+    """``uids`` of all pods in the file, of mirror pods the static pods' too; ``warning``: it may not hold them all."""
+
+    uids: frozenset[str]
+    warning: str | None = None
+
+
+def read_pods(text: bytes, node: str) -> PodsFile:
+    """Read a list of pods. A uid counts as present whatever node its pod is on.
+
+    Raises BadInput where it is no whole list of pods, or one without a pod on ``node``.
+    """
+    listed = _decode(text)
+    if not any(pod.spec.node_name == node for pod in listed.items):
+        raise BadInput(
+            f"No pod in it is on node {node!r}. Is that the node's name, and does the file hold the pods of all "
+            f"namespaces? ({HOW}) If the node really has none, say so with --complete."
+        )
+    return PodsFile(_uids(listed), _warning(listed))
+
+
+def read_complete_pods(text: bytes) -> PodsFile:
+    """Read a list of pods that somebody vouches for: it may hold none of the node."""
+    listed = _decode(text)
+    return PodsFile(_uids(listed))
+
+
+def _decode(text: bytes) -> _List:
+    try:
+        listed = msgspec.json.decode(text, type=_List)
+    except UNDECODABLE as error:
+        raise BadInput(f"This is no list of pods in JSON, or not a whole one: {error}. Write it with: {HOW}") from error
+    if listed.kind not in ("List", "PodList") or any(pod.kind != "Pod" for pod in listed.items):
+        raise BadInput(f"This is no list of pods (kind: {listed.kind}). Write it with: {HOW}")
+    if listed.metadata.continue_ or listed.metadata.remaining_item_count:
+        raise BadInput(f"This is one page of a list, and more pods follow it. Write the file with: {HOW}")
+    return listed
+
+
+def _uids(listed: _List) -> frozenset[str]:
+    return frozenset(uid for pod in listed.items for uid in present_uids(pod.metadata.uid, pod.metadata.annotations))
+
+
+def _warning(listed: _List) -> str | None:
+    namespaces = {pod.metadata.namespace for pod in listed.items}
+    if len(namespaces) != 1:
+        return None
+    return f"all pods in the file are of namespace {min(namespaces)!r}; it has to hold those of all namespaces ({HOW})"

@@ -1,0 +1,172 @@
+"""What the cluster remembers by Events: pods that were refused, and stale allocations that were removed.
+
+The webhook refuses a pod and keeps nothing. The owner that wanted it (a ReplicaSet, Job, StatefulSet ...) writes an
+Event with reason FailedCreate and the refusal as its message, which the API server keeps for an hour
+(kube-apiserver ``--event-ttl``). A pod that a person creates directly leaves no trace: only its creator sees why.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from controller.stale_gc import REASON
+from controller.ui.snapshot import Refusal, Removal
+from vcuda.k8s_types import K8sStruct, ObjectMeta
+from vcuda.kube import Kube, Reflector
+
+MOST_EVENTS = 500
+"""Events of a kind that are remembered: the newest. Each is a few hundred bytes."""
+
+LONGEST_MESSAGE = 1024
+"""Characters of a message that are kept: as many as the API server lets an Event have."""
+
+_OURS = re.compile(
+    r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
+    r"|(?P<known>(exceeded GPU quota|malformed GPU request): .*)",
+    re.DOTALL,
+)
+"""What kube-apiserver says of a refusal (``pkg/admission/plugin/webhook/errors``); else how our own sentences begin."""
+
+
+class Involved(K8sStruct, frozen=True, gc=False):
+    """The object that an Event is about."""
+
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+
+
+class Series(K8sStruct, frozen=True, gc=False):
+    """How often it happened, and when last, as writers of events.k8s.io say it."""
+
+    count: int = 0
+    last_observed_time: str | None = None
+
+
+class Event(K8sStruct, frozen=True, gc=False):
+    """An Event as far as it is read; of its times each kind of writer sets others."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    involved_object: Involved = Involved()
+    message: str | None = None
+    count: int | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    series: Series | None = None
+
+    @property
+    def at(self) -> str:
+        """When it last happened, RFC 3339."""
+        last = self.series.last_observed_time if self.series else None
+        return last or self.last_timestamp or self.event_time or self.metadata.creation_timestamp or ""
+
+    @property
+    def times(self) -> int:
+        """How often it happened."""
+        return max(self.series.count if self.series else 0, self.count or 1)
+
+
+_EVENT = msgspec.json.Decoder(Event)
+
+
+def read_refusal(event: Event) -> Refusal | None:
+    """Return the refusal that an Event tells of, or None where it tells of none of ours."""
+    found = _OURS.search(event.message or "")
+    if not found:
+        return None
+    involved = event.involved_object
+    message = (found["reason"] or found["known"])[:LONGEST_MESSAGE]
+    return Refusal(event.metadata.namespace, involved.kind, involved.name, message, event.at, event.times)
+
+
+def read_removal(event: Event) -> Removal:
+    """Return the removal that an Event of `controller.stale_gc` tells of."""
+    involved = event.involved_object
+    message = (event.message or "")[:LONGEST_MESSAGE]
+    return Removal(involved.namespace, involved.name, involved.kind, message, event.at)
+
+
+def merged(refusals: Iterable[Refusal]) -> Sequence[Refusal]:
+    """Return one refusal for each workload, with its newest reason and the sum of all; the newest first.
+
+    A workload has more than one Event, since the figures in the message change from one refusal to the next.
+    """
+    latest: dict[tuple[str, str, str], Refusal] = {}
+    for each in refusals:
+        key = (each.namespace, each.kind, each.name)
+        seen = latest.setdefault(key, each)
+        if seen is not each:
+            latest[key] = msgspec.structs.replace(seen, count=seen.count + each.count)
+    return tuple(latest.values())
+
+
+class Dated(Protocol):
+    """Something that happened at a time, RFC 3339."""
+
+    @property
+    def at(self) -> str:
+        """When."""
+
+
+T = TypeVar("T", bound=Dated)
+
+
+class Newest(Generic[T]):
+    """The newest ``most`` of what Events tell, by the uid of each Event."""
+
+    def __init__(self, most: int = MOST_EVENTS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._by_uid: dict[str, T] = {}
+
+    def add(self, uid: str, told: T) -> None:
+        """Remember it, or that it happened again; the oldest goes where there are too many."""
+        with self._lock:
+            self._by_uid[uid] = told
+            if len(self._by_uid) > self._most:
+                del self._by_uid[min(self._by_uid, key=lambda each: self._by_uid[each].at)]
+
+    def all(self) -> Sequence[T]:
+        """Return them, newest first."""
+        with self._lock:
+            return sorted(self._by_uid.values(), key=lambda told: told.at, reverse=True)
+
+
+class EventWatch(Generic[T]):
+    """Follows the Events of one reason, in all namespaces, and remembers the newest of those that ``read`` knows.
+
+    The reflector's own view stays empty, since nothing bounds it: whatever is decoded goes to a `Newest`, and is not
+    kept besides. What a LIST brings again is the same Event, by its uid.
+    """
+
+    def __init__(self, kube: Kube, reason: str, read: Callable[[Event], T | None]) -> None:
+        self._read = read
+        self._newest: Newest[T] = Newest()
+        self.reflector: Reflector[None] = Reflector(
+            kube, "/api/v1/events", self._decode, params={"fieldSelector": f"reason={reason}"}
+        )
+
+    def newest(self) -> Sequence[T] | None:
+        """Return what was told, newest first; None until the Events have been listed once."""
+        return self._newest.all() if self.reflector.synced.is_set() else None
+
+    def _decode(self, raw: bytes) -> None:
+        event = _EVENT.decode(raw)
+        told = self._read(event)
+        if told is not None:
+            self._newest.add(event.metadata.uid, told)
+
+
+def refusal_watch(kube: Kube) -> EventWatch[Refusal]:
+    """Follow the refusals of pods."""
+    return EventWatch(kube, "FailedCreate", read_refusal)
+
+
+def removal_watch(kube: Kube) -> EventWatch[Removal]:
+    """Follow the removals of stale allocations, those of leaders before this one too."""
+    return EventWatch(kube, REASON, read_removal)

@@ -1,0 +1,343 @@
+"""What the usage page is made of: plain values, and the one place where each comes in.
+
+The page knows nothing of watches and loops. Whatever has something to show plugs a callable into `Source`. A callable
+is called by one thread at a time, at most once a second, and only while somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+import msgspec
+
+from controller.ui.model import Amount, Row, rounded, row_of
+from controller.ui.page import Views
+from vcuda.ledger.usage import NamespaceUse
+
+
+class PodRow(msgspec.Struct, frozen=True):
+    """A pod that holds cards.
+
+    ``cores`` are hundredths of a card, ``memory`` is in MiB. ``model`` is None where it is held to none and runs on
+    none that is known; ``node`` is empty until it is bound; ``created`` is RFC 3339.
+    """
+
+    name: str
+    model: str | None
+    cores: int
+    memory: int
+    node: str
+    created: str
+
+
+class ModelCards(msgspec.Struct, frozen=True):
+    """One model in the whole cluster, in cards.
+
+    ``cards`` is what the nodes have, None where they do not say. ``used`` is charged to pods, limited or not, those
+    not yet placed too. ``promised`` is the sum of the limits. ``fragmented`` is free, but in parts of cards that no
+    pod that wants whole cards can have; None where that is not known.
+    """
+
+    model: str
+    cards: float | None
+    used: float
+    promised: float
+    fragmented: float | None = None
+
+    @property
+    def free(self) -> float | None:
+        """Cards that nobody is charged for, never below 0; None where it is not known how many there are."""
+        return None if self.cards is None else max(self.cards - self.used, 0.0)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A workload whose pods were refused: the newest reason, when (RFC 3339), and how often so far."""
+
+    namespace: str
+    kind: str
+    name: str
+    message: str
+    at: str
+    count: int = 1
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """Something stale that was removed from an object (``what`` is its kind), why it was stale, and when (RFC 3339)."""
+
+    namespace: str
+    name: str
+    what: str
+    why: str
+    at: str
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """A certificate of this system and when it ends (RFC 3339); ``problem`` is what is wrong with it, or empty."""
+
+    name: str
+    not_after: str
+    problem: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A pod that runs although the quota does not allow it, what is wrong, and since when (RFC 3339)."""
+
+    namespace: str
+    pod: str
+    message: str
+    at: str
+
+
+def _nothing_known() -> None:
+    """Stand in for a source that is not there: its section says so, or is left out."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where each part of the page comes from. A callable that returns None says: not known, or not known yet.
+
+    ``uses`` holds the report of every limited namespace; ``pods`` are a namespace's, limited or not; ``cluster`` has
+    one entry a model. ``refusals`` and ``removals`` come newest first. A part that nothing is plugged into (removals,
+    certificates, findings) is not on the page.
+    """
+
+    uses: Callable[[], Mapping[str, NamespaceUse]]
+    pods: Callable[[str], Sequence[PodRow]]
+    cluster: Callable[[], Sequence[ModelCards]]
+    refusals: Callable[[], Sequence[Refusal] | None] = _nothing_known
+    removals: Callable[[], Sequence[Removal] | None] = _nothing_known
+    certificates: Callable[[], Sequence[Certificate] | None] = _nothing_known
+    findings: Callable[[], Sequence[Finding] | None] = _nothing_known
+
+
+NAME = "name"
+TOTAL = "total"
+MODEL = "model."
+"""What the sort by a model begins with, so that no model's name means something else."""
+
+LONGEST_SEARCH = 100
+"""Characters of a search that count."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What is searched for, and what the rows are sorted by."""
+
+    search: str = ""
+    sort: str = NAME
+    descending: bool = False
+
+    def toggled(self, sort: str) -> Order:
+        """Return the order that a click on a column's header asks for: fullest first, names from a to z, or turned."""
+        turned = not self.descending if sort == self.sort else sort != NAME
+        return Order(self.search, sort, turned)
+
+    def query(self) -> str:
+        """Return the query of an address that asks for this order; empty for the default."""
+        fields = {"q": self.search, "sort": self.sort, "order": "desc" if self.descending else ""}
+        defaults = {"q": "", "sort": NAME, "order": ""}
+        return urlencode({key: value for key, value in fields.items() if value != defaults[key]})
+
+    def aria(self, sort: str) -> str:
+        """Return the value of a column header's ``aria-sort``."""
+        if sort != self.sort:
+            return "none"
+        return "descending" if self.descending else "ascending"
+
+
+def read_order(query: Mapping[str, str], sorts: Iterable[str]) -> Order:
+    """Return the order of an address; what it asks for and does not exist counts as not asked for."""
+    sort = query.get("sort", NAME)
+    if sort not in sorts:
+        return Order(query.get("q", "").strip()[:LONGEST_SEARCH])
+    return Order(query.get("q", "").strip()[:LONGEST_SEARCH], sort, query.get("order") == "desc")
+
+
+def sorts_of(models: Iterable[str]) -> list[str]:
+    """Return what the rows of namespaces can be sorted by."""
+    return [NAME, TOTAL, *(MODEL + model for model in models)]
+
+
+def matches(search: str, name: str) -> bool:
+    """Return whether a name holds every word of a search, whatever their case."""
+    return all(word in name.casefold() for word in search.casefold().split())
+
+
+def ordered(rows: Iterable[Row], order: Order) -> list[Row]:
+    """Return the rows that are searched for, sorted. Those without the model that is sorted by always come last."""
+    found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
+    if order.sort == NAME:
+        return found[::-1] if order.descending else found
+    having = [(amount, row) for row in found if (amount := _amount(row, order.sort))]
+    having.sort(key=lambda pair: (pair[0].fullness, pair[0].used), reverse=order.descending)
+    return [row for _, row in having] + [row for row in found if not _amount(row, order.sort)]
+
+
+def _amount(row: Row, sort: str) -> Amount | None:
+    return row.total if sort == TOTAL else row.amounts.get(sort.removeprefix(MODEL))
+
+
+POD_SORTS: Mapping[str, Callable[[PodRow], str | int]] = {
+    NAME: lambda pod: pod.name,
+    "model": lambda pod: pod.model or "",
+    "cards": lambda pod: pod.cores,
+    "memory": lambda pod: pod.memory,
+    "node": lambda pod: pod.node,
+    "created": lambda pod: pod.created,
+}
+"""What a namespace's pods can be sorted by."""
+
+
+def ordered_pods(pods: Iterable[PodRow], order: Order) -> Sequence[PodRow]:
+    """Return the pods that are searched for, sorted."""
+    found = sorted((pod for pod in pods if matches(order.search, pod.name)), key=lambda pod: pod.name)
+    return sorted(found, key=POD_SORTS[order.sort], reverse=order.descending)
+
+
+PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
+"""The parts of the overview that are replaced whole, each with a template of its own."""
+
+MOST_LISTED = 50
+"""Entries of a list on the page: the newest."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A namespace's row, and as HTML."""
+
+    row: Row
+    html: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Everything but the pods, which are looked up for the one namespace that is looked at."""
+
+    version: str
+    uses: Mapping[str, NamespaceUse]
+    columns: tuple[str, ...]
+    lines: Mapping[str, Line]
+    cluster: Sequence[ModelCards]
+    refusals: Sequence[Refusal] | None
+    removals: Sequence[Removal] | None
+    certificates: Sequence[Certificate] | None
+    findings: Sequence[Finding] | None
+
+    @property
+    def by_model(self) -> Mapping[str, ModelCards]:
+        """The models of the cluster by name."""
+        return {each.model: each for each in self.cluster}
+
+    @property
+    def total(self) -> ModelCards:
+        """The whole cluster over all models that the nodes say the number of."""
+        known = [model for model in self.cluster if model.cards is not None]
+        return ModelCards(
+            "",
+            rounded(model.cards or 0 for model in known) if known else None,
+            rounded(model.used for model in known or self.cluster),
+            rounded(model.promised for model in self.cluster),
+        )
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What a browser has to replace: rows and parts as HTML, by name; ``touched`` namespaces have other pods.
+
+    ``version`` is that of the picture afterwards. ``refused`` names those that were refused since.
+    """
+
+    version: str
+    rows: dict[str, str]
+    parts: dict[str, str]
+    touched: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def take(source: Source, views: Views, before: Picture | None, version: str) -> Picture:
+    """Ask every source once. Rows that are as they were before are not rendered again."""
+    uses = source.uses()
+    cluster = tuple(source.cluster())
+    columns = _columns(uses, cluster)
+    return Picture(
+        version,
+        uses,
+        columns,
+        {name: _line(use, columns, views, before) for name, use in uses.items()},
+        cluster,
+        source.refusals(),
+        source.removals(),
+        source.certificates(),
+        source.findings(),
+    )
+
+
+def _columns(uses: Mapping[str, NamespaceUse], cluster: Sequence[ModelCards]) -> tuple[str, ...]:
+    """Return every model that some namespace may use, or that some node has."""
+    models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
+    return tuple(sorted(models, key=lambda model: (model.casefold(), model)))
+
+
+def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
+    row = row_of(use)
+    known = before.lines.get(use.namespace) if before and before.columns == columns else None
+    if known and known.row == row:
+        return known
+    return Line(row, views.row(row, columns))
+
+
+def same(before: Picture, after: Picture) -> bool:
+    """Return whether two pictures show the same."""
+    return (before.columns, before.uses) == (after.columns, after.uses) and not _other_parts(before, after)
+
+
+def has_other_rows(before: Picture, after: Picture) -> bool:
+    """Return whether a column or a namespace has come or gone: then the whole table is another."""
+    return before.columns != after.columns or before.lines.keys() != after.lines.keys()
+
+
+def change_of(before: Picture, after: Picture, views: Views) -> Change:
+    """Return what to replace, where neither a column nor a namespace has come or gone."""
+    lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
+    touched = [name for name, use in after.uses.items() if before.uses[name] != use]
+    refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
+    return Change(
+        after.version,
+        {name: line.html for name, line in lines.items()},
+        {part: render_part(part, after, views, root="") for part in _other_parts(before, after)},
+        tuple(touched),
+        tuple(sorted(refused)),
+    )
+
+
+def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
+    """Return one part as HTML; ``root`` is the way from the page's address to the overview's."""
+    return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MOST_LISTED, root=root)
+
+
+def _other_parts(before: Picture, after: Picture) -> list[str]:
+    return [part for part in PARTS if _shown(part, before) != _shown(part, after)]
+
+
+def _shown(part: str, picture: Picture) -> object:
+    """Return what a part is made of. Ages are not in it: the browser lets them grow by itself."""
+    match part:
+        case "summary":
+            return picture.cluster, len(picture.lines), full(picture)
+        case "free":
+            return picture.cluster
+    return getattr(picture, part)
+
+
+def full(picture: Picture) -> list[str]:
+    """Return the namespaces that have used up a model."""
+    return sorted(
+        name
+        for name, line in picture.lines.items()
+        if any(amount.used and amount.fullness >= 1 for amount in line.row.amounts.values())
+    )
+
+
+def with_pods(source: Source, namespace: str) -> Sequence[PodRow]:
+    """Return a namespace's pods as they are now."""
+    return tuple(source.pods(namespace))

@@ -1,0 +1,209 @@
+"""The cards of a node, and what is taken of them: what gpu-admission works out from a node and the pods on it.
+
+A node offers cards by ``vcuda-core`` in its capacity, 100 a card. ``vcuda-memory`` is divided evenly between the cards
+in whole blocks, and the rest of it is nobody's. Which cards a container has stands in its pod's annotations
+(tkestack/gpu-admission ``pkg/device``, ``pkg/util``; gpu-manager goes by the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda.k8s_types import Container, Pod, Quantity
+from vcuda.quantities import parse_whole
+from vcuda.quota.charge import CORES_PER_CARD
+from vcuda.requests.pod_request import resources_of
+from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA, Scheme
+
+INDEXED = (GPU_MANAGER, NVIDIA_VCUDA)
+"""The schemes whose scheduler says by number which cards of its node a container gets."""
+
+MOST_CARDS = 1024
+"""Cards a node may claim to have; more is a mistake, and would cost memory."""
+
+
+class Share(NamedTuple):
+    """What one container has of one card: cores, and memory in MiB. With 100 cores it has all of its memory too."""
+
+    card: int
+    cores: int
+    memory: int
+
+
+class Reason(NamedTuple):
+    """Why a pod cannot be placed on a node. ``final``: whatever ends on the node, it stays so."""
+
+    text: str
+    final: bool = True
+
+
+class Cards(msgspec.Struct, frozen=True, gc=False):
+    """A node's cards by number: cores and MiB used of each. More may be used than there is: then nothing is free.
+
+    ``card_memory`` is one card's memory in MiB. ``free_cores`` are those of all cards; ``free_memory`` is what the node
+    has left in MiB, with what could not be divided between the cards. ``whole`` cards are those that nobody has
+    anything of; ``most_cores`` are the free cores of the card that has the most. All this is kept, as each pod asks
+    every node.
+    """
+
+    scheme: Scheme
+    card_memory: int
+    used_cores: tuple[int, ...]
+    used_memory: tuple[int, ...]
+    free_cores: int
+    free_memory: int
+    whole: int
+    most_cores: int
+
+    @classmethod
+    def unused(cls, scheme: Scheme, count: int, memory: int) -> Cards:
+        """Return so many cards of a node with ``memory`` blocks of the scheme's unit, none of them used."""
+        unit = scheme.memory_unit
+        nothing = (0,) * count
+        free = count * CORES_PER_CARD
+        return cls(scheme, memory // count * unit, nothing, nothing, free, memory * unit, count, CORES_PER_CARD)
+
+    def free_of(self, card: int) -> tuple[int, int]:
+        """Return the free cores and the free memory in MiB of one card."""
+        return max(CORES_PER_CARD - self.used_cores[card], 0), max(self.card_memory - self.used_memory[card], 0)
+
+    def is_whole(self, card: int) -> bool:
+        """Return whether nobody has anything of the card."""
+        return not self.used_cores[card] and not self.used_memory[card]
+
+    def have(self, shares: Iterable[Share]) -> bool:
+        """Return whether all these shares are free, one beside the other."""
+        cards = self
+        for share in shares:
+            if not 0 <= share.card < len(cards.used_cores):
+                return False
+            cores, memory = cards.free_of(share.card)
+            whole = share.cores >= CORES_PER_CARD
+            if not (cards.is_whole(share.card) if whole else cores >= share.cores and memory >= share.memory):
+                return False
+            cards = cards.taken((share,))
+        return True
+
+    def fragmented_cores(self) -> int:
+        """Return the free cores of cards that are not wholly free: no pod that wants whole cards can have them."""
+        return self.free_cores - self.whole * CORES_PER_CARD
+
+    def taken(self, shares: Iterable[Share]) -> Cards:
+        """Return the cards with these shares used too. One of a card that the node does not have counts for nothing."""
+        return self._changed(shares, 1)
+
+    def returned(self, shares: Iterable[Share]) -> Cards:
+        """Return the cards without these shares, which must have been taken before."""
+        return self._changed(shares, -1)
+
+    def _changed(self, shares: Iterable[Share], sign: int) -> Cards:
+        cores, memory = list(self.used_cores), list(self.used_memory)
+        free_cores, free_memory = self.free_cores, self.free_memory
+        for share in shares:
+            if not 0 <= share.card < len(cores):
+                continue
+            card = share.card
+            free_cores += min(cores[card], CORES_PER_CARD)
+            free_memory += min(memory[card], self.card_memory)
+            cores[card] += sign * min(share.cores, CORES_PER_CARD)
+            memory[card] += sign * (self.card_memory if share.cores >= CORES_PER_CARD else share.memory)
+            free_cores -= min(cores[card], CORES_PER_CARD)
+            free_memory -= min(memory[card], self.card_memory)
+        return Cards(
+            self.scheme,
+            self.card_memory,
+            tuple(cores),
+            tuple(memory),
+            free_cores,
+            free_memory,
+            whole=sum(not used and not memory[card] for card, used in enumerate(cores)),
+            most_cores=max(CORES_PER_CARD - min(cores), 0),
+        )
+
+
+def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Reason:
+    """Return the cards that a node's capacity offers, all unused, or why there are none to place on."""
+    offered = [scheme for scheme in INDEXED if scheme.cores in capacity and _whole(capacity, scheme.cores) != 0]
+    if not offered:
+        return Reason("no vcuda cards")
+    if len(offered) > 1:
+        return Reason(f"{offered[0].cores} and {offered[1].cores} both in capacity")
+    [scheme] = offered
+    cores, memory = _whole(capacity, scheme.cores), _whole(capacity, scheme.memory)
+    if cores is None or not CORES_PER_CARD <= cores <= MOST_CARDS * CORES_PER_CARD:
+        return Reason(f"{scheme.cores} in capacity is {capacity[scheme.cores]}, not 100 a card")
+    if not memory:
+        return Reason(f"{scheme.memory} missing in capacity")
+    return Cards.unused(scheme, cores // CORES_PER_CARD, memory)
+
+
+def _whole(capacity: Mapping[str, Quantity], resource: str) -> int | None:
+    try:
+        return parse_whole(capacity[resource])
+    except (KeyError, ValueError):
+        return None
+
+
+class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
+    """What one container wants: under 100 cores a share of one card, with MiB of memory; else so many whole cards."""
+
+    container: int
+    cores: int
+    memory: int
+
+    @property
+    def cards(self) -> int:
+        """How many whole cards; 0 for a share."""
+        return self.cores // CORES_PER_CARD
+
+
+class CardRequest(msgspec.Struct, frozen=True, gc=False):
+    """What a pod wants by one scheme, container by container in the order of its spec; none: it needs no card."""
+
+    scheme: Scheme
+    demands: tuple[ContainerRequest, ...]
+
+
+def read_wish(pod: Pod) -> CardRequest | Reason | None:
+    """Return what the pod wants; None where it wants no card by number; or why no node can serve it.
+
+    As in gpu-admission, a share without memory gets no card (``IsGPURequiredContainer``): gpu-manager starts no such
+    container. Nor does it start an init container with vcuda: it looks for the card of one among the containers
+    (``Allocate`` in ``pkg/services/allocator/nvidia``), so that is a reason here.
+    """
+    schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
+    if any(_asks(pod.spec.init_containers, scheme) for scheme in INDEXED):
+        return Reason("init containers cannot get vcuda cards")
+    if not schemes:
+        return None
+    if len(schemes) > 1:
+        return Reason(f"asks for both {schemes[0].cores} and {schemes[1].cores}")
+    demands = tuple(_demands(pod.spec.containers or (), schemes[0]))
+    if any(demand.cores > CORES_PER_CARD and demand.cores % CORES_PER_CARD for demand in demands):
+        return Reason("cores over 100 must be whole cards, 100 each")
+    return CardRequest(schemes[0], demands) if demands else None
+
+
+def _demands(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
+    for number, container in enumerate(containers):
+        cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
+        if cores >= CORES_PER_CARD or (cores and memory):
+            yield ContainerRequest(number, cores, memory * scheme.memory_unit)
+
+
+def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
+    return any(amount_of(container, scheme.cores) for container in containers or ())
+
+
+def amount_of(container: Container, resource: str) -> int:
+    """Return how much of a resource is asked for; 0 where it is not, or where the API server would not store it."""
+    resources = resources_of(container)
+    if resource not in resources:
+        return 0
+    try:
+        return parse_whole(resources[resource])
+    except ValueError:
+        return 0

@@ -1,0 +1,229 @@
+"""Which allocations on pods are stale: written by a scheduler, and never to be used, or used no more.
+
+gpu-admission refuses a pod that carries one for ever (``had been predicated!``), and counts it on its node.
+
+What is alive is never touched. A pod that is bound to the node it was allocated on keeps its annotations until it has
+ended: gpu-manager reads them while its containers start (``Allocate``, ``PreStartContainer``), HAMi and vgpu-manager
+too, and every scheduler counts them from then on. Nor is a bound pod touched where they do not name a node, or where
+the device plugin has written that the cards are the pod's: only the plugin of the pod's own node writes that.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda.allocations.annotations import Allocation
+from vcuda.allocations.observed_pods import StoredPod
+from vcuda.k8s_types import Node
+from vcuda.placement.patches import escape
+from vcuda.requests.schemes import SCHEMES, Scheme
+
+ABSURD = 86_400.0
+"""Seconds: a time that is further in the future is none; vgpu-manager writes the largest 64-bit number for "never"."""
+
+AT_ONCE = -math.inf
+_UNIX_TIME = re.compile(r"[0-9]{1,20}", re.ASCII)
+
+Exists = Callable[[str], bool]
+"""Whether there is a node of this name."""
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """What is to go from an object: one scheme's annotations and labels, by which rule, and why, for people."""
+
+    scheme: str
+    rule: str
+    why: str
+    annotations: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One scheme's allocation on one pod, at ``now`` (Unix seconds). ``timeout``: seconds that binding may take."""
+
+    pod: StoredPod
+    allocation: Allocation
+    scheme: Scheme
+    exists: Exists
+    now: float
+    timeout: float
+
+    @property
+    def node(self) -> str | None:
+        """The node that was chosen, or None where that is not told."""
+        return self.allocation.get(self.scheme.predicate_node)
+
+    def is_in(self, phase: str) -> bool:
+        """Return whether the allocation has come to ``done`` or ``allocating``."""
+        told = self.scheme.phase
+        value = getattr(told, phase) if told else None
+        return told is not None and value is not None and self.allocation.get(told.key) == value
+
+    def allocated(self) -> float:
+        """Return when it was allocated, in Unix seconds; infinity where nothing tells.
+
+        The newest believable time counts. Without one it is the pod's creation, which no allocation can come before.
+        """
+        created = parse_rfc3339(self.pod.created)
+        times = [] if created is None else [created]
+        for key in self.scheme.predicate_times:
+            at = parse_unix(self.allocation.get(key), self.scheme.time_unit)
+            if at is not None and at <= self.now + ABSURD:
+                times.append(at)
+        return max(times, default=math.inf)
+
+
+class Rule(NamedTuple):
+    """``since`` says from when on an allocation is stale by it, in Unix seconds; None where it does not apply."""
+
+    name: str
+    since: Callable[[Case], float | None]
+    why: Callable[[Case], str]
+
+
+def _since_end(case: Case) -> float | None:
+    return None if case.pod.live else AT_ONCE
+
+
+def _since_node_gone(case: Case) -> float | None:
+    waits = case.pod.live and not case.pod.node
+    return AT_ONCE if waits and case.node and not case.exists(case.node) else None
+
+
+def _since_bound_elsewhere(case: Case) -> float | None:
+    """Bound pods get their time too: kubelet and the device plugin may be at work on what the scheduler wrote last."""
+    elsewhere = case.pod.live and case.pod.node and case.node and case.node != case.pod.node
+    return case.allocated() + case.timeout if elsewhere and not case.is_in("done") else None
+
+
+def _since_unbound(case: Case) -> float | None:
+    return case.allocated() + case.timeout if case.pod.live and not case.pod.node else None
+
+
+def _since_bind_hung(case: Case) -> float | None:
+    return _since_unbound(case) if case.is_in("allocating") else None
+
+
+RULES = (
+    Rule("finished", _since_end, lambda _: "the pod has ended"),
+    Rule("node-gone", _since_node_gone, lambda case: f"its node {case.node} does not exist"),
+    Rule("other-node", _since_bound_elsewhere, lambda case: f"made for {case.node}, bound to {case.pod.node}"),
+    Rule("allocating", _since_bind_hung, lambda case: f"its binding began at {_at(case)} and never came about"),
+    Rule("unbound", _since_unbound, lambda case: f"made at {_at(case)}, and the pod was never bound"),
+)
+"""One table for every scheme: its row in `vcuda.requests` says what each rule reads. The first that holds counts."""
+
+
+def find_stale(pod: StoredPod, exists: Exists, now: float, timeout: float) -> tuple[Removal, ...]:
+    """Return what is stale on a pod: at most one removal for each scheme that has written on it.
+
+    ``now`` is in Unix seconds, ``timeout`` in seconds. ``exists`` is only asked about nodes that unbound pods name.
+    """
+    return tuple(removal for case in _cases(pod, exists, now, timeout) for removal in _judge(case))
+
+
+def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float) -> float | None:
+    """Return the Unix time from which something on a pod is stale as it stands now; it may have passed.
+
+    None where only a change of the pod, or of the nodes, can make it so.
+    """
+    every = (rule.since(case) for case in _cases(pod, exists, now, timeout) for rule in RULES)
+    first = min((since for since in every if since is not None), default=math.inf)
+    return None if first == math.inf else first
+
+
+def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float) -> Iterator[Case]:
+    if pod.allocation:
+        for scheme in pod.allocation.schemes:
+            yield Case(pod, pod.allocation, scheme, exists, now, timeout)
+
+
+def _judge(case: Case) -> Iterator[Removal]:
+    """Yield the removal by the first rule that holds."""
+    for rule in RULES:
+        since = rule.since(case)
+        if since is not None and since <= case.now:
+            keys = case.allocation.keys_of(case.scheme)
+            yield Removal(case.scheme.name, rule.name, rule.why(case), keys.annotations, keys.labels)
+            return
+
+
+def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
+    """Return the JSON Patch that takes all this from an object, if it is still of this version."""
+    operations = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version}]
+    for removal in removals:
+        for parent, keys in (("annotations", removal.annotations), ("labels", removal.labels)):
+            operations += [{"op": "remove", "path": f"/metadata/{parent}/{escape(key)}"} for key in keys]
+    return msgspec.json.encode(operations)
+
+
+def parse_unix(text: str | None, unit: int) -> float | None:
+    """Return a Unix time in seconds, from one of ``unit`` in a second; None for what is no whole number."""
+    return int(text) / unit if text and _UNIX_TIME.fullmatch(text) else None
+
+
+def parse_rfc3339(text: str) -> float | None:
+    """Return a Unix time in seconds; None for what is no RFC 3339 time with its offset."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo else None
+
+
+def rfc3339(at: float) -> str:
+    """Return a Unix time for people."""
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _at(case: Case) -> str:
+    return rfc3339(case.allocated())
+
+
+HolderExists = Callable[[str, str], bool]
+"""Whether there is a pod of this namespace and name."""
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """A lock on a node. ``taken``: Unix seconds, or None where it does not tell; ``holder``: namespace and pod."""
+
+    scheme: Scheme
+    value: str
+    taken: float | None
+    holder: tuple[str, str] | None
+
+    def expires(self, seen: float, now: float, timeout: float) -> float:
+        """Return when its time is over, in Unix seconds.
+
+        ``seen`` is when it was first seen, and counts where it does not tell a time, or one that cannot be.
+        """
+        believable = self.taken is not None and self.taken <= now + ABSURD
+        return (self.taken if self.taken is not None and believable else seen) + timeout
+
+
+def read_locks(node: Node) -> Iterator[Lock]:
+    """Yield every scheme's lock on a node."""
+    for scheme in SCHEMES:
+        value = node.annotations.get(scheme.node_lock) if scheme.node_lock else None
+        if value is not None:
+            taken, *holder = value.split(",")
+            named = (holder[0], holder[1]) if len(holder) == 2 and all(holder) else None  # noqa: PLR2004  # namespace, pod
+            yield Lock(scheme, value, parse_rfc3339(taken), named)
+
+
+def find_stale_lock(lock: Lock, expires: float, now: float, exists: HolderExists) -> Removal | None:
+    """Return the removal of a lock whose time is over or whose pod is gone; ``exists`` is asked in time only."""
+    keys = (str(lock.scheme.node_lock),)
+    if expires <= now:
+        return Removal(lock.scheme.name, "lock-expired", f"never given back: {lock.value}", keys)
+    if lock.holder and not exists(*lock.holder):
+        return Removal(lock.scheme.name, "lock-holder-gone", f"its pod {'/'.join(lock.holder)} does not exist", keys)
+    return None

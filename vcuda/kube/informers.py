@@ -1,0 +1,221 @@
+"""The quota ConfigMap, the nodes and the published free cards, each kept current by a watch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from vcuda.allocations.cards import INDEXED
+from vcuda.errors import Fault, QuotaFault, VcudaError
+from vcuda.k8s_types import ConfigMap, Node, NodeStatus, ObjectMeta
+from vcuda.kube.client import Kube, segment
+from vcuda.kube.events import Event, InvolvedObject, post_event
+from vcuda.kube.reflector import Reflector
+from vcuda.placement.affinity import Labels
+from vcuda.placement.placement import CONFIG_MAP, KEY, FreeCardsByPool, NodeLabels, Nodes, read_figures
+from vcuda.quota.document import parse_quota
+from vcuda.quota.model import Quota
+from vcuda.requests.schemes import SCHEMES
+
+MOST_FAULTS = 20
+"""Faults of one document that are logged; an alias can repeat one without end."""
+
+
+_decode = msgspec.json.Decoder(ConfigMap).decode
+
+
+class QuotaPlace(msgspec.Struct, frozen=True):
+    """Where the quota document is: a key of a ConfigMap."""
+
+    namespace: str = "kube-system"
+    name: str = "gpuquota"
+    key: str = "gpu_quota"
+
+
+class QuotaInformer:
+    """Follows the quota ConfigMap. A malformed document leaves the last good one in force and is reported.
+
+    A ConfigMap that is deleted limits nobody any more, as a deleted ResourceQuota does. ``on_change`` is called after a
+    new quota has come into force.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        place: QuotaPlace,
+        system: frozenset[str],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._kube = kube
+        self._place = place
+        self._nobody = Quota(system=system)
+        self._log = structlog.get_logger().bind(configmap=f"{place.namespace}/{place.name}")
+        self._quota: Quota | None = None
+        self._faulty = False
+        self._on_change = on_change
+        self._path = f"/api/v1/namespaces/{segment(place.namespace)}/configmaps"
+        self._params = {"fieldSelector": f"metadata.name={place.name}"}
+        self.reflector = Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
+
+    def current(self) -> Quota | None:
+        """Return the quota in force, or None until it has been read once. An absent ConfigMap limits nobody.
+
+        Only the watch's own thread sets what is in force: an answer to a request that was about to find none must
+        not overwrite a document that has just come.
+        """
+        if self._quota is None and self.reflector.synced.is_set() and not self._faulty:
+            return self._nobody
+        return self._quota
+
+    def stored_version(self) -> str:
+        """Return the resourceVersion of the document as etcd has it, by a consistent LIST; empty where there is none.
+
+        Raises:
+            Unreachable: no answer.
+
+        """
+        found = [
+            _decode(raw).metadata for page in self._kube.list_pages(self._path, self._params) for raw in page.items
+        ]
+        return next((metadata.resource_version for metadata in found if metadata.name == self._place.name), "")
+
+    def is_valid(self) -> bool:
+        """Return False while the document in the cluster is malformed: not the one in force, if any is."""
+        return not self._faulty
+
+    def _on_event(self, _old: ConfigMap | None, new: ConfigMap | None) -> None:
+        self._quota = self.current()
+        if new is None:
+            self._accept(self._nobody)
+            self._log.warning("quota ConfigMap deleted: no namespace is limited")
+            return
+        try:
+            quota = self._parse(new)
+        except QuotaFault as fault:
+            self._reject(new, fault)
+        else:
+            self._accept(quota)
+            self._log.info("quota read", namespaces=len(quota.namespaces), version=new.metadata.resource_version)
+
+    def _parse(self, config_map: ConfigMap) -> Quota:
+        key = self._place.key
+        if key not in (config_map.data or {}):
+            raise QuotaFault((Fault(f"data.{key}", "is missing; the quota document belongs there"),))
+        quota = parse_quota((config_map.data or {})[key], self._nobody.system)
+        return msgspec.structs.replace(quota, version=config_map.metadata.resource_version)
+
+    def _accept(self, quota: Quota) -> None:
+        self._quota, self._faulty = quota, False
+        self._on_change()
+
+    def _reject(self, config_map: ConfigMap, fault: QuotaFault) -> None:
+        self._faulty = True
+        kept = "the last good one stays in force" if self._quota else "no quota has been read yet"
+        self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MOST_FAULTS]], kept=kept)
+        try:
+            self._post_event(config_map, f"the quota document is malformed, {kept}: {fault}")
+        except VcudaError as error:
+            self._log.warning("event not written", error=str(error))
+
+    def _post_event(self, config_map: ConfigMap, message: str) -> None:
+        """Write an Event on the ConfigMap, once for all replicas: its name holds the version that it is about."""
+        version = config_map.metadata.resource_version
+        place = self._place
+        subject = InvolvedObject("v1", "ConfigMap", place.name, place.namespace, config_map.metadata.uid, version)
+        post_event(
+            self._kube, Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
+        )
+
+
+NodeChange = Callable[[Node | None, Node | None], None]
+"""Called with a node before and after: (None, new) is an arrival, (old, None) a departure."""
+
+_CARDS = tuple(name for scheme in INDEXED for name in (scheme.cores, scheme.memory))
+_LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
+
+
+class NodeInformer:
+    """Follows the nodes' labels, indexed anew when one changes, their cards, and the locks schedulers hold on them.
+
+    ``on_model_change`` is called after a node has got, changed or lost its model; also as one comes or goes.
+    """
+
+    def __init__(self, kube: Kube, keys: NodeLabels, on_model_change: Callable[[], None] = lambda: None) -> None:
+        self.keys = keys
+        self._on_model_change = on_model_change
+        self._lock = threading.Lock()
+        self._labels: dict[str, Labels] = {}
+        self._nodes = Nodes(self.keys)
+        self._stale = False
+        self._followers: list[NodeChange] = []
+        self.reflector = Reflector(kube, "/api/v1/nodes", _decode_node, on_event=self._on_event)
+
+    def follow(self, on_change: NodeChange) -> None:
+        """Call back after a node came or went, or these changed of it; to be said before the watch starts."""
+        self._followers.append(on_change)
+
+    def current(self) -> Nodes:
+        """Return the nodes as last seen."""
+        with self._lock:
+            if self._stale:
+                self._nodes = Nodes.of(dict(self._labels), self.keys)
+                self._stale = False
+            return self._nodes
+
+    def _on_event(self, old: Node | None, new: Node | None) -> None:
+        """Take over a change; heartbeats, which are most events, cost nothing more."""
+        if old == new:
+            return
+        if not (old and new and old.labels == new.labels):
+            self._take_labels(old, new)
+        for on_change in self._followers:
+            on_change(old, new)
+
+    def _take_labels(self, old: Node | None, new: Node | None) -> None:
+        with self._lock:
+            if new:
+                self._labels[new.metadata.name] = new.labels
+            elif old:
+                self._labels.pop(old.metadata.name, None)
+            self._stale = True
+        if self._model(old) != self._model(new):
+            self._on_model_change()
+
+    def _model(self, node: Node | None) -> str | None:
+        return node.labels.get(self.keys.model) if node else None
+
+
+_NODE = msgspec.json.Decoder(Node)
+
+
+def _decode_node(raw: bytes) -> Node:
+    """Keep a node's name, its labels, its locks and its cards alone."""
+    node = _NODE.decode(raw)
+    locks = {key: node.annotations[key] for key in _LOCKS if key in node.annotations} or None
+    cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
+    metadata = ObjectMeta(name=node.metadata.name, labels=node.metadata.labels, annotations=locks)
+    return Node(metadata, NodeStatus(cards) if cards else None)
+
+
+_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+
+
+class FreeCardsInformer:
+    """Follows ConfigMap ``gpu-cards`` in the system's namespace. Where there is none nothing is known."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        path = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
+        params = {"fieldSelector": f"metadata.name={CONFIG_MAP}"}
+        self._key = (namespace, CONFIG_MAP)
+        self.reflector: Reflector[FreeCardsByPool] = Reflector(kube, path, _decode_cards, params=params)
+
+    def current(self) -> FreeCardsByPool:
+        """Return the figures as last published."""
+        return self.reflector.get(self._key) or {}
+
+
+def _decode_cards(raw: bytes) -> FreeCardsByPool:
+    return read_figures((_CONFIG_MAP.decode(raw).data or {})[KEY])

@@ -1,0 +1,283 @@
+"""The ledger of one namespace: what is charged to its quota, and the decision on one more charge.
+
+A pod that can be stored is always in ``committed`` or in ``pending`` of the version that was decided against. The
+writer holds that version by compare-and-swap, so whatever runs beside it can only make the ledger count too much.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import msgspec
+
+from vcuda.quota.charge import Charge, Shortage, Usage, fits, total
+from vcuda.quota.model import Limit, NamespaceQuota
+
+MOST_PENDING = 512
+"""Pending charges a namespace may have at once, so that a runaway owner cannot grow its ledger without end."""
+
+WARN_FROM = 0.9
+"""The part of a limit in use from which on admitted pods carry a warning."""
+
+NO_LIMIT = Limit(cores=0)
+"""What a model that is not listed is held to."""
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """A charge whose pod has not yet been seen stored."""
+
+    model: str
+    charge: Charge
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """The charges of one namespace.
+
+    ``committed`` holds per model what stored pods take, counted at ``pod_resource_version``; ``pending`` holds by pod
+    uid what was admitted since.
+    """
+
+    committed: Mapping[str, Charge] = {}
+    pod_resource_version: str = ""
+    pending: Mapping[str, Pending] = {}
+
+    def usage(self, model: str) -> Usage:
+        """Return what is charged to one model."""
+        pending = total(entry.charge for entry in self.pending.values() if entry.model == model)
+        return Usage(used=self.committed.get(model, Charge()) + pending, pending=pending)
+
+    def usages(self) -> Mapping[str, Usage]:
+        """Return what is charged to every model that has a charge."""
+        pending = by_model((entry.model, entry.charge) for entry in self.pending.values())
+        return {
+            model: Usage(
+                self.committed.get(model, Charge()) + pending.get(model, Charge()), pending.get(model, Charge())
+            )
+            for model in sorted(self.committed.keys() | pending.keys())
+        }
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """The charge is in ``ledger``. ``shortage`` says by how much it is over a limit that only warns."""
+
+    ledger: Ledger
+    usage: Usage
+    limit: Limit
+    shortage: Shortage | None = None
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether the model's cores or memory are used to nine tenths of the limit or more."""
+        used, limit = self.usage.used, self.limit
+        cores_nearly = used.cores >= limit.cores * WARN_FROM
+        return cores_nearly or (limit.memory is not None and used.memory_under(limit) >= limit.memory * WARN_FROM)
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The charge does not fit."""
+
+    shortage: Shortage
+
+
+class TooManyPending(msgspec.Struct, frozen=True):
+    """The namespace has as many pending charges as it may; the caller comes again."""
+
+
+def admit(
+    ledger: Ledger, uid: str, asked: Pending, quota: NamespaceQuota, *, enforced: bool
+) -> Admitted | Refused | TooManyPending:
+    """Decide one charge against one version of the ledger.
+
+    A uid that is charged already is granted as it stands: the API server repeats calls. Where the quota is not
+    ``enforced``, what does not fit is charged all the same.
+    """
+    limit = quota.limits.get(asked.model, NO_LIMIT)
+    usage = ledger.usage(asked.model)
+    if uid in ledger.pending:
+        return Admitted(ledger, usage, limit)
+    shortage = None
+    if not fits(limit, usage.used, asked.charge):
+        shortage = Shortage(asked.model, asked.charge, usage, limit)
+        if enforced:
+            return Refused(shortage)
+    if len(ledger.pending) >= MOST_PENDING:
+        return TooManyPending()
+    charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
+    usage = Usage(usage.used + asked.charge, usage.pending + asked.charge)
+    return Admitted(charged, usage, limit, shortage)
+
+
+def by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Charge]:
+    """Return the sum of the charges of each model, given as (model, charge)."""
+    sums: dict[str, Charge] = {}
+    for model, charge in charges:
+        sums[model] = sums.get(model, Charge()) + charge
+    return sums
+
+
+class ObservedPods(msgspec.Struct, frozen=True):
+    """What a controller has seen of one namespace's pods, up to ``resource_version``.
+
+    ``committed`` is what those stored then take, by model. ``seen`` are the uids of all that were stored at some time:
+    those there now, and those that have gone since.
+    """
+
+    resource_version: str
+    committed: Mapping[str, Charge]
+    seen: Collection[str]
+
+
+def settle(ledger: Ledger, view: ObservedPods, absent: Collection[str] = (), counted_since: str = "") -> Ledger:
+    """Return the ledger recounted from a view, with the pending charges dropped that it has seen stored.
+
+    It is the same ledger where nothing differs, unless it was counted before ``counted_since``.
+
+    ``absent`` are the uids that are proven never to have been stored: past every timeout of the API server, and then
+    looked for by a quorum read. They go in any case. A view that is older than the last count says nothing more: with
+    it a leader that has been asleep, or that lists from a cache, would lower ``committed``.
+    """
+    if is_older(view.resource_version, ledger.pod_resource_version):
+        return _without(ledger, ledger.pending.keys() & {*absent})
+    recounted = _without(ledger, ledger.pending.keys() & {*view.seen, *absent})
+    same = recounted is ledger and view.committed == ledger.committed
+    if same and not is_older(ledger.pod_resource_version, counted_since):
+        return ledger
+    return Ledger(view.committed, view.resource_version, recounted.pending)
+
+
+def _without(ledger: Ledger, uids: Collection[str]) -> Ledger:
+    if not uids:
+        return ledger
+    kept = {uid: entry for uid, entry in ledger.pending.items() if uid not in uids}
+    return msgspec.structs.replace(ledger, pending=kept)
+
+
+def is_older(version: str, than: str) -> bool:
+    """Return whether one resourceVersion of pods is older than another.
+
+    They are etcd's revisions, which only grow (KEP-5504 lets clients compare them). The empty one is the oldest.
+    """
+    return int(version or 0) < int(than or 0)
+
+
+FORMAT = 2
+
+UIDS_REMEMBERED = 8192
+"""A pending uid is written again with every batch until it is settled; its two spellings are worked out once."""
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PACKED = 22
+_PADDING = "=="
+
+
+class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Pending charges that are alike. ``others`` are uids that are no UUIDs; the API server makes none."""
+
+    cores: int
+    memory: int
+    card_memory: int
+    uids: str
+    others: tuple[str, ...] = ()
+
+
+class _Head(msgspec.Struct, frozen=True):
+    format: int = 1
+
+
+class _Grouped(msgspec.Struct, frozen=True, rename="camel"):
+    committed: Mapping[str, Charge]
+    pod_resource_version: str
+    pending: Mapping[str, tuple[_Group, ...]]
+    format: int = FORMAT
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    model: str
+    charge: Charge
+
+
+class _ByUid(msgspec.Struct, frozen=True, rename="camel"):
+    committed: Mapping[str, Charge]
+    pod_resource_version: str
+    pending: Mapping[str, _Entry]
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+_GROUPED = msgspec.json.Decoder(_Grouped)
+_BY_UID = msgspec.json.Decoder(_ByUid)
+_ENCODER = msgspec.json.Encoder()
+
+
+def write_ledger(ledger: Ledger) -> str:
+    """Return the ledger as text."""
+    document = _Grouped(ledger.committed, ledger.pod_resource_version, _grouped(ledger.pending))
+    return _ENCODER.encode(document).decode()
+
+
+def read_ledger(text: str) -> Ledger:
+    """Return the ledger that a text holds, of this format or an earlier one.
+
+    Raises:
+        ValueError: it is damaged, or of a later format. What msgspec raises is one too.
+
+    """
+    format_ = _HEAD.decode(text).format
+    if format_ == FORMAT:
+        grouped = _GROUPED.decode(text)
+        return Ledger(grouped.committed, grouped.pod_resource_version, dict(_entries(grouped.pending)))
+    if format_ == 1:
+        old = _BY_UID.decode(text)
+        pending = {uid: Pending(entry.model, entry.charge) for uid, entry in old.pending.items()}
+        return Ledger(old.committed, old.pod_resource_version, pending)
+    raise ValueError(f"format {format_} is of a later release")
+
+
+def _grouped(pending: Mapping[str, Pending]) -> dict[str, tuple[_Group, ...]]:
+    uids_of: dict[str, dict[Charge, list[str]]] = {}
+    for uid, entry in pending.items():
+        uids_of.setdefault(entry.model, {}).setdefault(entry.charge, []).append(uid)
+    return {
+        model: tuple(_group(charge, uids) for charge, uids in by_charge.items()) for model, by_charge in uids_of.items()
+    }
+
+
+def _group(charge: Charge, uids: list[str]) -> _Group:
+    packed = [_pack(uid) for uid in uids]
+    others = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
+    return _Group(charge.cores, charge.memory, charge.card_memory, "".join(packed), others)
+
+
+def _entries(pending: Mapping[str, tuple[_Group, ...]]) -> Iterator[tuple[str, Pending]]:
+    for model, groups in pending.items():
+        for group in groups:
+            entry = Pending(model, Charge(group.cores, group.memory, group.card_memory))
+            for uid in (*_unpack(group.uids), *group.others):
+                yield uid, entry
+
+
+@functools.lru_cache(maxsize=UIDS_REMEMBERED)
+def _pack(uid: str) -> str:
+    """Return a uid as it is written, or nothing where it is no UUID."""
+    if not _UUID.fullmatch(uid):
+        return ""
+    raw = bytes.fromhex(uid.replace("-", ""))
+    return base64.urlsafe_b64encode(raw).decode().removesuffix(_PADDING)
+
+
+def _unpack(packed: str) -> Iterator[str]:
+    if len(packed) % _PACKED:
+        raise ValueError(f"a text of packed uids has {len(packed)} characters, which are no multiple of {_PACKED}")
+    return (_unpack_one(packed[start : start + _PACKED]) for start in range(0, len(packed), _PACKED))
+
+
+@functools.lru_cache(maxsize=UIDS_REMEMBERED)
+def _unpack_one(text: str) -> str:
+    try:
+        digits = base64.b64decode(text + _PADDING, altchars=b"-_", validate=True).hex()
+    except binascii.Error as error:
+        raise ValueError(f"{text!r} is no packed uid: {error}") from error
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

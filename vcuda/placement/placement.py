@@ -1,0 +1,317 @@
+"""Which GPU models a pod may use, and which of them it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from vcuda.k8s_types import Pod
+from vcuda.placement.affinity import Labels, Term, limited_values, terms_of
+from vcuda.quota.charge import CORES_PER_CARD, Charge, Shortage, Usage, cards, fits
+from vcuda.quota.model import NamespaceQuota
+from vcuda.requests.schemes import Scheme
+
+
+class NodeLabels(msgspec.Struct, frozen=True):
+    """The node labels that hold a node's GPU model and its pool."""
+
+    model: str = "gaia.tencent.com/gpu-model"
+    pool: str = "gaia.tencent.com/gpu-pool"
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """The cluster's nodes as placement reads them: their labels by name, and their names by GPU model.
+
+    ``free`` is how much of their cards is free, as far as that is published.
+    """
+
+    keys: NodeLabels = NodeLabels()
+    labels: Mapping[str, Labels] = {}
+    by_model: Mapping[str, tuple[str, ...]] = {}
+    free: FreeCardsByPool = {}
+
+    @classmethod
+    def of(cls, labels: Mapping[str, Labels], keys: NodeLabels) -> Nodes:
+        """Return the nodes indexed by the label that holds their model; those without it count for nothing there."""
+        by_model: dict[str, list[str]] = {}
+        for name, node in labels.items():
+            if keys.model in node:
+                by_model.setdefault(node[keys.model], []).append(name)
+        return cls(keys, labels, {model: tuple(names) for model, names in by_model.items()})
+
+    def model_of(self, name: str) -> str | None:
+        """Return the GPU model of a node, or None where the node or its label is not known."""
+        return self.labels.get(name, {}).get(self.keys.model)
+
+
+class Candidates(msgspec.Struct, frozen=True, gc=False):
+    """The models a pod may use, in the order of the quota document, and why it may not use the others.
+
+    ``present`` are those for which a node exists now that the pod's own constraints allow. ``free`` is how much of
+    their cards is free in the namespace's pools; empty where that is not published. ``cramped`` are those without a
+    card that has room for the pod's largest container, as far as that is published.
+    """
+
+    models: tuple[str, ...]
+    present: frozenset[str]
+    excluded: Mapping[str, str]
+    free: Mapping[str, FreeCards] = {}
+    cramped: frozenset[str] = frozenset()
+
+    def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
+        """Return the refusal of a pod that may use none of its namespace's models."""
+        if not quota.limits:
+            return f"namespace {namespace} may use no GPU model: its quota lists none"
+        reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
+        return f"no GPU model that this pod may use in namespace {namespace}: {reasons}"
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """The model a pod gets, and why that one."""
+
+    model: str
+    reason: str
+
+    @property
+    def forecast(self) -> str:
+        """The sentence for whoever only asks: which model the pod would get, and why."""
+        return f"{would_be_pinned(self.model)}: {self.reason}"
+
+
+def would_be_pinned(model: str) -> str:
+    """Return what is told of a pod that is not created yet."""
+    return f"would be pinned to {model}"
+
+
+def find_candidates(
+    pod: Pod, schemes: Iterable[Scheme], quota: NamespaceQuota, nodes: Nodes, share: int = 0
+) -> Candidates:
+    """Return the quota's models less those that the pod's annotations, selectors or affinity exclude.
+
+    ``share`` is the most that one of its containers asks for of a card, in cores.
+    """
+    terms = terms_of(pod.spec)
+    schemes = tuple(schemes)
+    excluded = {}
+    for model in quota.limits:
+        reason = _unwanted(pod, schemes, model) or _unreachable(terms, model, quota.pools, nodes)
+        if reason:
+            excluded[model] = reason
+    models = tuple(model for model in quota.limits if model not in excluded)
+    present = frozenset(_present(terms, models, quota.pools, nodes))
+    free = by_model(nodes.free, quota.pools)
+    cramped = frozenset(model for model in models if free and free.get(model, FreeCards()).largest < share)
+    return Candidates(models, present, excluded, free, cramped)
+
+
+def choose(
+    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]
+) -> Choice | tuple[Shortage, ...]:
+    """Return the best candidate with room, or how much each is short of, in the order of the quota document.
+
+    Best is: a node for it exists now, then a card of it has room for each container and most of its cards are free,
+    where that is published, then most free cores under the limit, then first in the quota document.
+    """
+    order = _ranked(candidates, quota, asked, usage)
+    roomy = [model for model in order if fits(quota.limits[model], _used(usage, model), asked)]
+    if roomy:
+        return Choice(roomy[0], _reason(candidates, quota, asked, usage, roomy))
+    return tuple(Shortage(model, asked, usage.get(model, Usage()), quota.limits[model]) for model in candidates.models)
+
+
+def choose_regardless(
+    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]
+) -> Choice:
+    """Return the best candidate even where none has room, for quotas that do not enforce. There must be a candidate."""
+    choice = choose(candidates, quota, asked, usage)
+    if isinstance(choice, Choice):
+        return choice
+    return Choice(
+        _ranked(candidates, quota, asked, usage)[0], "over quota on every model, and this quota does not enforce"
+    )
+
+
+def _ranked(candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]) -> list[str]:
+    def rank(model: str) -> tuple[bool, bool, int, int]:
+        headroom = quota.limits[model].cores - _used(usage, model).cores
+        absent, cramped = model not in candidates.present, model in candidates.cramped
+        return absent, cramped, -_free(candidates, asked, usage, model), -headroom
+
+    return sorted(candidates.models, key=rank)
+
+
+def _free(candidates: Candidates, asked: Charge, usage: Mapping[str, Usage], model: str) -> int:
+    """Return the free cores that the pod could choose from, less those of pods that were admitted a moment ago."""
+    if not candidates.free:
+        return 0
+    return candidates.free.get(model, FreeCards()).room_for(asked) - usage.get(model, Usage()).pending.cores
+
+
+def _used(usage: Mapping[str, Usage], model: str) -> Charge:
+    return usage.get(model, Usage()).used
+
+
+def _reason(
+    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage], roomy: list[str]
+) -> str:
+    """Say why the first of the models with room is taken."""
+    best = roomy[0]
+    free = f"{cards(quota.limits[best].cores - _used(usage, best).cores)} of {cards(quota.limits[best].cores)} free"
+    if len(candidates.models) == 1:
+        return f"the only model it may use, {free}"
+    if len(roomy) == 1:
+        return f"the only model with room, {free}"
+    if best in candidates.present and not candidates.present.issuperset(roomy):
+        return f"a node of it can take the pod now, {free}"
+    if best not in candidates.cramped and candidates.cramped.intersection(roomy):
+        return f"a card of it has room now, {free}"
+    if _free(candidates, asked, usage, best) > _free(candidates, asked, usage, roomy[1]):
+        return f"most cards are free, {free}"
+    return f"most room, {free}"
+
+
+class Pin(msgspec.Struct, frozen=True, gc=False):
+    """What a stored pod's spec limits its node's labels to; None where it leaves them open."""
+
+    models: frozenset[str] | None
+    pools: frozenset[str] | None
+
+    @property
+    def model(self) -> str | None:
+        """The one model the pod is held to, or None."""
+        return next(iter(self.models)) if self.models is not None and len(self.models) == 1 else None
+
+    def within(self, quota: NamespaceQuota) -> bool:
+        """Return whether the pod can only land on one model that the quota lists, and in the quota's pools."""
+        in_pools = not quota.pools or (self.pools is not None and self.pools <= set(quota.pools))
+        return self.model in quota.limits and in_pools
+
+
+def read_pin(pod: Pod, labels: NodeLabels) -> Pin:
+    """Return what nodeSelector and required node affinity hold the pod to.
+
+    Nobody can edit this part of a stored pod; only, while a scheduling gate holds it back, add to it: that can hold it
+    to less, never to something else.
+    """
+    return Pin(limited_values(pod.spec, labels.model), limited_values(pod.spec, labels.pool))
+
+
+def _unwanted(pod: Pod, schemes: tuple[Scheme, ...], model: str) -> str | None:
+    """Return the annotation that excludes the model: not among the wanted substrings, or among the unwanted."""
+    for scheme in schemes:
+        wanted = _substrings(pod, scheme.wanted_models)
+        if wanted and not any(text in model.casefold() for text in wanted):
+            return f"annotation {scheme.wanted_models}"
+        if any(text in model.casefold() for text in _substrings(pod, scheme.unwanted_models)):
+            return f"annotation {scheme.unwanted_models}"
+    return None
+
+
+def _substrings(pod: Pod, annotation: str | None) -> list[str]:
+    """Return the comma-separated, case-insensitive substrings of a type annotation (HAMi, vgpu-manager)."""
+    text = pod.annotations.get(annotation) if annotation else None
+    if not text:
+        return []
+    return [part.strip().casefold() for part in text.split(",") if part.strip()]
+
+
+def _unreachable(terms: tuple[Term, ...], model: str, pools: tuple[str, ...], nodes: Nodes) -> str | None:
+    """Return why no node of this model, in these pools, could ever take the pod; None where one could."""
+    keys = nodes.keys
+    given = {keys.model: (model,), **({keys.pool: pools} if pools else {})}
+    if any(_reaches(term, given, nodes) for term in terms):
+        return None
+    if pools and any(_reaches(term, {keys.model: (model,)}, nodes) for term in terms):
+        return f"the pod's node selection, which leaves no node in the namespace's pools {', '.join(pools)}"
+    return "the pod's nodeName, nodeSelector or required node affinity"
+
+
+def _reaches(term: Term, given: Mapping[str, tuple[str, ...]], nodes: Nodes) -> bool:
+    """Return whether a node could match the term and the given labels; nodes named and known are looked at."""
+    if not term.labels and not term.fields:
+        return True
+    if not term.could_match(given):
+        return False
+    names = term.names()
+    if names is None or not names <= nodes.labels.keys():
+        return True
+    return any(_takes(term, given, name, nodes.labels[name]) for name in names)
+
+
+def _takes(term: Term, given: Mapping[str, tuple[str, ...]], name: str, node: Labels) -> bool:
+    return term.matches(name, node) and all(node.get(key) in values for key, values in given.items())
+
+
+def _present(terms: tuple[Term, ...], models: tuple[str, ...], pools: tuple[str, ...], nodes: Nodes) -> Iterator[str]:
+    """Yield the models of which a node exists that the pod may use now."""
+    for model in models:
+        for name in nodes.by_model.get(model, ()):
+            node = nodes.labels[name]
+            in_pools = not pools or node.get(nodes.keys.pool) in pools
+            if in_pools and any(term.matches(name, node) for term in terms):
+                yield model
+                break
+
+
+CONFIG_MAP = "gpu-cards"
+KEY = "cards.json"
+
+
+class FreeCards(msgspec.Struct, frozen=True, gc=False):
+    """The cards of one model in one pool: how many there are, and how many nobody has anything of.
+
+    ``free_cores`` are hundredths of a card; ``fragmented_cores`` are those of them on cards that are in use: no pod
+    that wants whole cards can have them. ``largest`` are those of the card that has the most: no container gets a
+    larger share. Releases that do not publish it leave it 0, for every model.
+    """
+
+    cards: int = 0
+    whole: int = 0
+    free_cores: int = 0
+    fragmented_cores: int = 0
+    largest: int = 0
+
+    def __add__(self, other: FreeCards) -> FreeCards:
+        return FreeCards(
+            self.cards + other.cards,
+            self.whole + other.whole,
+            self.free_cores + other.free_cores,
+            self.fragmented_cores + other.fragmented_cores,
+            max(self.largest, other.largest),
+        )
+
+    def room_for(self, asked: Charge) -> int:
+        """Return the cores that a pod can choose from: those of whole cards alone, where it asks for any."""
+        return self.whole * CORES_PER_CARD if asked.card_memory >= CORES_PER_CARD else self.free_cores
+
+
+FreeCardsByPool = Mapping[tuple[str, str], FreeCards]
+"""By model and pool; the pool of a node that has none is empty."""
+
+
+class _Row(msgspec.Struct, frozen=True):
+    model: str
+    pool: str
+    free: FreeCards
+
+
+def by_model(figures: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
+    """Return the sums by model over these pools; none named: over all."""
+    allowed = frozenset(pools)
+    found: dict[str, FreeCards] = {}
+    for (model, pool), free in figures.items():
+        if not allowed or pool in allowed:
+            found[model] = found.get(model, FreeCards()) + free
+    return found
+
+
+def write_figures(figures: FreeCardsByPool) -> str:
+    """Return the figures as they are published, in a fixed order."""
+    rows = [_Row(model, pool, free) for (model, pool), free in sorted(figures.items())]
+    return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
+
+
+def read_figures(text: str) -> FreeCardsByPool:
+    """Return published figures; raises ValueError where they are none."""
+    return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_Row])}

@@ -1,0 +1,1 @@
+"""How pods ask for GPUs: the vendors' schemes, and what one pod requests."""

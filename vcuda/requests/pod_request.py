@@ -1,0 +1,256 @@
+"""What a pod asks for: its charge, and everything that is wrong with the way it asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from vcuda.errors import Fault
+from vcuda.k8s_types import Container, Pod, Quantity
+from vcuda.quantities import parse_whole
+from vcuda.quota.charge import CORES_PER_CARD, Charge, total
+from vcuda.requests.schemes import SCHEME_OF_RESOURCE, Scheme
+
+SIDECAR = "Always"
+NONE = (0, "0")
+"""How the API server writes that a container wants none of a resource, and how people do."""
+_PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
+
+
+class PodRequest(msgspec.Struct, frozen=True, gc=False):
+    """What a pod takes, by which schemes, and what is wrong with it.
+
+    With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
+    ``warnings`` are sentences for the answer of an admitted pod. ``share`` is the most that a container asks for of
+    one card, in cores: 100 where it asks for whole ones.
+    """
+
+    charge: Charge
+    schemes: tuple[Scheme, ...]
+    faults: tuple[Fault, ...] = ()
+    warnings: tuple[str, ...] = ()
+    share: int = 0
+
+
+class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
+    """What one container asks for, by one scheme."""
+
+    path: str
+    scheme: Scheme
+    charge: Charge
+    cores_per_card: int
+    faults: tuple[Fault, ...]
+    warnings: tuple[str, ...]
+
+
+def asks_for_vcuda(pod: Pod) -> bool:
+    """Return whether any container asks by any scheme, for more than 0: the fast way to tell everybody else's pods."""
+    spec = pod.spec
+    for containers in (spec.containers, spec.init_containers):
+        for container in containers or ():
+            if container.resources and _asks(resources_of(container)):
+                return True
+    return False
+
+
+def _asks(resources: Mapping[str, Quantity]) -> bool:
+    if SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
+        return False
+    return any(resources[name] not in NONE for name in resources.keys() & SCHEME_OF_RESOURCE.keys())
+
+
+def resources_of(container: Container) -> Mapping[str, Quantity]:
+    """Return a container's limits, with requests for what the limits leave out, as gpu-manager and HAMi read them."""
+    resources = container.resources
+    if resources is None:
+        return {}
+    limits, requests = resources.limits or {}, resources.requests
+    if not requests or requests.keys() <= limits.keys():
+        return limits
+    return {**requests, **limits}
+
+
+def read_request(pod: Pod) -> PodRequest:
+    """Return what the pod takes while it runs, and every fault, with its field path."""
+    containers = tuple(pod.all_containers())
+    asked = [read_container(path, container) for path, container in containers]
+    requests = [request for request in asked if request]
+    schemes = _in_order(request.scheme for request in requests)
+    faults = [fault for request in requests for fault in request.faults]
+    return PodRequest(
+        charge=total(_effective_charge(containers, _charges(asked, scheme)) for scheme in schemes),
+        schemes=schemes,
+        faults=(*faults, *_core_limit_faults(pod, requests)),
+        warnings=tuple(warning for request in requests for warning in request.warnings),
+        share=min(max((request.cores_per_card for request in requests), default=0), CORES_PER_CARD),
+    )
+
+
+def _charges(asked: Sequence[ContainerRequest | None], scheme: Scheme) -> list[Charge]:
+    """Return what each container asks for by one scheme: the scheduler sets only like resources against each other."""
+    return [request.charge if request and request.scheme is scheme else Charge() for request in asked]
+
+
+def _effective_charge(containers: Sequence[tuple[str, Container]], charges: Sequence[Charge]) -> Charge:
+    """Set containers and sidecars against the largest init container, which runs beside the sidecars before it.
+
+    This is how the scheduler counts a pod (KEP-753, k8s.io/component-helpers ``resource.PodRequests``).
+    """
+    together = largest = Charge()
+    for (path, container), charge in zip(containers, charges, strict=True):
+        if not path.startswith("spec.initContainers"):
+            together += charge
+        elif container.restart_policy == SIDECAR:
+            together += charge
+            largest = largest.peak(together)
+        else:
+            largest = largest.peak(together + charge)
+    return together.peak(largest)
+
+
+def read_container(path: str, container: Container) -> ContainerRequest | None:
+    """Return what a container asks for, or None where it asks for no vcuda."""
+    resources = resources_of(container)
+    if SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
+        return None
+    base = f"{path}.resources.limits"
+    amounts, faults = _amounts(base, resources)
+    schemes = _in_order(SCHEME_OF_RESOURCE[name] for name in amounts)
+    if not schemes:
+        return None
+    if len(schemes) > 1:
+        names = " and ".join(scheme.name for scheme in schemes)
+        faults.append(Fault(base, f"asks by two schemes, {names}; write the resources of one of them"))
+    scheme = schemes[0]
+    read = _read_counted if scheme.count else _read_cores
+    charge, cores, misshapen = read(base, scheme, amounts)
+    privileged = list(_privileged(path, container, scheme, amounts))
+    return ContainerRequest(
+        path=path,
+        scheme=scheme,
+        charge=charge,
+        cores_per_card=cores,
+        faults=(*(faults or misshapen), *(found for found in privileged if isinstance(found, Fault))),
+        warnings=tuple(found for found in privileged if isinstance(found, str)),
+    )
+
+
+def _amounts(base: str, resources: Mapping[str, Quantity]) -> tuple[dict[str, int], list[Fault]]:
+    """Return the vcuda resources that are not zero; what is no whole number is a fault, and stands there as 0."""
+    amounts: dict[str, int] = {}
+    faults: list[Fault] = []
+    for name, quantity in resources.items():
+        if name not in SCHEME_OF_RESOURCE:
+            continue
+        try:
+            amount = parse_whole(quantity)
+        except ValueError as error:
+            faults.append(_fault(base, name, f"{error}; write a whole number from 0 up"))
+            amounts[name] = 0
+        else:
+            if amount:
+                amounts[name] = amount
+    return amounts, sorted(faults)
+
+
+def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
+    """Read a scheme that asks for cores of the pod's own: under 100 a share of a card, multiples of 100 whole cards."""
+    cores = asked.get(scheme.cores, 0)
+    memory = asked.get(scheme.memory, 0) * scheme.memory_unit
+    faults = []
+    if not cores:
+        faults.append(_fault(base, scheme.memory, f"memory without cores; add {scheme.cores}"))
+    elif cores < CORES_PER_CARD and not memory:
+        faults.append(
+            _fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {_unit(scheme)}")
+        )
+    elif cores > CORES_PER_CARD and cores % CORES_PER_CARD:
+        lower = cores - cores % CORES_PER_CARD
+        faults.append(
+            _fault(
+                base,
+                scheme.cores,
+                f"{cores} is more than one card but not whole cards; write {lower} or {lower + CORES_PER_CARD}",
+            )
+        )
+    if cores < CORES_PER_CARD:
+        return Charge(cores, memory), cores, faults
+    return Charge(cores, 0, card_memory=cores), cores, faults
+
+
+def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
+    """Read a scheme that asks for a number of vGPUs and for the share each has of its card.
+
+    Without a number one is meant: the vendors' own webhooks add it (HAMi ``MutateAdmission``). Without cores, or with
+    0, a vGPU may use all of its card, and counts as a whole one. Without memory it gets all of the card's; so it does
+    with 100 cores, which ask for the card alone (HAMi ``Coresreq=100``), whatever memory they come with.
+    """
+    count = asked.get(scheme.count or "", 1)
+    cores = asked.get(scheme.cores, 0)
+    percentage = asked.get(scheme.memory_percentage or "", 0)
+    memory = asked.get(scheme.memory, 0) * scheme.memory_unit
+    faults = []
+    if cores > CORES_PER_CARD:
+        faults.append(
+            _fault(
+                base,
+                scheme.cores,
+                f"{cores} is more than one card; write at most 100, the share of each vGPU",
+            )
+        )
+    if percentage > CORES_PER_CARD:
+        faults.append(_fault(base, str(scheme.memory_percentage), f"{percentage} is over 100 percent"))
+    if 0 < cores < CORES_PER_CARD and not memory and not percentage:
+        faults.append(
+            _fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {_unit(scheme)}")
+        )
+    if cores >= CORES_PER_CARD:
+        memory, percentage = 0, CORES_PER_CARD
+    card_memory = 0 if memory else percentage or CORES_PER_CARD
+    charge = Charge(count * (cores or CORES_PER_CARD), count * memory, count * card_memory)
+    return charge, cores or CORES_PER_CARD, faults
+
+
+def _privileged(path: str, container: Container, scheme: Scheme, asked: Mapping[str, int]) -> Iterator[Fault | str]:
+    """Yield a fault for a container that would see every card of its node; a warning where only cards are counted."""
+    if not container.security_context or not container.security_context.privileged:
+        return
+    field = f"{path}.securityContext.privileged"
+    if scheme.counts_plain_cards and set(asked) == {scheme.count}:
+        yield f"{field}: a privileged container sees every card of its node, not just those it asks for"
+    else:
+        yield Fault(field, "a privileged container sees every card of its node; write false, or ask for no vcuda")
+
+
+def _core_limit_faults(pod: Pod, requests: list[ContainerRequest]) -> Iterator[Fault]:
+    """Check the annotation that lets a pod use more of its card than it asks for (gpu-manager, vcuda-core-limit)."""
+    if not pod.annotations:
+        return
+    for scheme in _in_order(request.scheme for request in requests):
+        text = pod.annotations.get(scheme.core_limit) if scheme.core_limit else None
+        if text is None:
+            continue
+        lowest = max(request.cores_per_card for request in requests if request.scheme is scheme)
+        if not (_PERCENT.fullmatch(text) and lowest <= int(text) <= CORES_PER_CARD):
+            path = f"metadata.annotations[{scheme.core_limit}]"
+            yield Fault(path, f"{text!r} is not allowed; {_core_limit_advice(lowest)}")
+
+
+def _core_limit_advice(lowest: int) -> str:
+    if lowest > CORES_PER_CARD:
+        return "leave it out: whole cards have no limit below them"
+    return f"write a whole number from the requested cores to 100: {lowest} to 100"
+
+
+def _unit(scheme: Scheme) -> str:
+    return "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
+
+
+def _fault(base: str, resource: str, message: str) -> Fault:
+    return Fault(f"{base}[{resource}]", message)
+
+
+def _in_order(schemes: Iterable[Scheme]) -> tuple[Scheme, ...]:
+    return tuple(dict.fromkeys(schemes))
