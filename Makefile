@@ -41,16 +41,17 @@ scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,00
 	$(ASSETS) $(BIN)/python -m bench scale
 
 screenshots: $(VENV)/installed  ## Take the pictures of the usage page under docs/, with Debian's chromium
-	$(BIN)/python -m tests.screenshots
+	$(BIN)/python -m tools.screenshots
 
 reference: $(VENV)/installed  ## Write docs/reference.md from the code
-	$(BIN)/python -m tests.reference
+	$(BIN)/python -m tools.reference
 
 lint: $(VENV)/installed  ## Check style, types and layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.house
 
 format: $(VENV)/installed  ## Put the code in order
 	$(BIN)/ruff check --fix

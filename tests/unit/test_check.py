@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tests.builders import MODEL, POOL, Manifest, container, pod, vcuda_pod
-from tests.reference.sources import ROOT
+from tools.reference.sources import ROOT
 from vcuda.quota.model import UNASKED_NAMESPACES
 from webhook.cli import main
 

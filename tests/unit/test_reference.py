@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.reference import events, flags, keys, metrics, outcomes, page
-from tests.reference.sources import ROOT, Sentence, sentences
+from tools.reference import events, flags, keys, metrics, outcomes, page
+from tools.reference.sources import ROOT, Sentence, sentences
 from vcuda.requests.schemes import SCHEME_OF_RESOURCE
 
 DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/operations.md", "docs/reference.md")

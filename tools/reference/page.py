@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.reference import events, flags, keys, metrics, others, outcomes, pods, quotas
-from tests.reference.sources import ROOT
-from tests.reference.told import Chapter
+from tools.reference import events, flags, keys, metrics, others, outcomes, pods, quotas
+from tools.reference.sources import ROOT
+from tools.reference.told import Chapter
 
 PATH = ROOT / "docs" / "reference.md"
 HEAD = """# Reference

@@ -13,7 +13,7 @@ import structlog
 from tests import builders
 from tests.builders import MODEL, POOL, held_to, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
-from tests.reference.told import Chapter, Told
+from tools.reference.told import Chapter, Told
 from vcuda.errors import BadReview, UnreadableLedger
 from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger

@@ -22,7 +22,7 @@ from controller.stale_gc import Found, Removing
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
-from tests.reference.told import Chapter, Told
+from tools.reference.told import Chapter, Told
 from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, read_cards, read_wish
 from vcuda.allocations.observed_pods import read_stored
 from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.reference.markdown import code, table
+from tools.reference.markdown import code, table
 
 
 class Told(NamedTuple):

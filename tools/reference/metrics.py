@@ -19,8 +19,8 @@ from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from controller.extender.service import Listening
 from controller.manager import Leader
 from controller.node.agent import SweepMetrics
-from tests.reference.markdown import code, listed, table
-from tests.reference.sources import strings
+from tools.reference.markdown import code, listed, table
+from tools.reference.sources import strings
 from vcuda.kube import Kube, QuotaPlace
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import NodeLabels

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.reference.markdown import code, listed, table
-from tests.reference.sources import ROOT, strings
+from tools.reference.markdown import code, listed, table
+from tools.reference.sources import ROOT, strings
 from vcuda.allocations.annotations import RECORDS
 from vcuda.requests.schemes import SCHEMES, Scheme
 

@@ -9,8 +9,8 @@ import msgspec
 
 from tests import builders
 from tests.builders import MODEL, POOL
-from tests.reference.sources import sentences
-from tests.reference.told import Chapter, Told
+from tools.reference.sources import sentences
+from tools.reference.told import Chapter, Told
 from vcuda.errors import QuotaFault, Unavailable
 from vcuda.kube import QuotaPlace
 from vcuda.quota import yaml as quota_syntax

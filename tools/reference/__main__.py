@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.reference.page import PATH, render
+from tools.reference.page import PATH, render
 
 if __name__ == "__main__":
     PATH.write_text(render(), encoding="utf-8")

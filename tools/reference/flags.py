@@ -10,7 +10,7 @@ import click
 from certs import cli as certs_cli
 from controller import cli as controller_cli
 from controller import plugin
-from tests.reference.markdown import code, listed, table
+from tools.reference.markdown import code, listed, table
 from webhook import cli as webhook_cli
 
 PROGRAMS: dict[str, click.Command] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import NamedTuple
 
-from tests.reference.markdown import code, table
-from tests.reference.sources import calls, constant, imports_of
+from tools.reference.markdown import code, table
+from tools.reference.sources import calls, constant, imports_of
 
 
 class Posted(NamedTuple):

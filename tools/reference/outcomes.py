@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from controller.evictions import Outcome
 from controller.node.names import EXPECTED, WHY
 from controller.violations import Kind
-from tests.reference.markdown import code, table
-from tests.reference.others import removal_rules
-from tests.reference.sources import calls, imports_of
+from tools.reference.markdown import code, table
+from tools.reference.others import removal_rules
+from tools.reference.sources import calls, imports_of
 from vcuda.kube import Counts
 from vcuda.requests.schemes import SCHEMES
 
