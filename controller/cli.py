@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -27,21 +26,20 @@ from controller.settler import Times
 from controller.stale_gc import Garbage
 from controller.status_server import serve_status
 from controller.ui.leading import UsagePage, showing
-from vcuda import __version__
-from vcuda.cli import parse_address, parse_ip_address
+from vcuda import __version__, cli
+from vcuda.cli import option
 from vcuda.errors import BadInput
 from vcuda.kube import Kube, QuotaPlace, VersionCheck
 from vcuda.logs import configure
 from vcuda.placement.placement import NodeLabels
 
-BAD_INPUT = 2
-LOST = 1
+LEADERSHIP_LOST = 1
+"""The exit status where the Lease is gone, or a loop has ended by a fault: whoever runs this starts it again."""
 
-_LABELS = NodeLabels()
-_option = functools.partial(click.option, show_envvar=True, show_default=True)
+Address = tuple[str, int]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings=cli.HELP)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
     """Settles the quota ledgers, labels limited namespaces, and publishes their usage."""
@@ -51,82 +49,78 @@ main.add_command(node)
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA"})
-@_option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the pod's service account.")
-@_option("--quota-configmap", default="kube-system/gpuquota", metavar="NS/NAME", help="ConfigMap that holds the quota.")
-@_option("--quota-key", default="gpu_quota", help="Its key.")
-@_option("--system-namespace", default="vcuda-quota", help="Namespace of this system: ledgers and the Lease.")
-@_option("--model-label", default=_LABELS.model, help="Node label that holds a node's GPU model.")
-@_option("--pool-label", default=_LABELS.pool, help="Node label that holds a node's pool.")
-@_option("--identity", default=None, help="Name of this candidate; its own by default.  [host name and a random part]")
-@_option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="How long others wait for a lost leader.")
-@_option(
+@cli.kubeconfig_option
+@cli.quota_configmap_option
+@cli.quota_key_option
+@option("--system-namespace", default="vcuda-quota", help="Namespace of this system: ledgers and the Lease.")
+@cli.model_label_option
+@cli.pool_label_option
+@option("--identity", default=None, help="Name of this candidate; its own by default.  [host name and a random part]")
+@option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="How long others wait for a lost leader.")
+@option(
     "--storable-seconds",
     default=int(Times().storable),
     type=click.IntRange(1, 3600),
     help="How long after its admission a pod may still be stored; more than the API server's --request-timeout.",
 )
-@_option(
+@option(
     "--full-pass-seconds",
     default=int(Times().full_pass),
     type=click.IntRange(1),
     help="How often every ledger is compared with the pods; at least twice --storable-seconds.",
 )
-@_option(
+@option(
     "--allocation-timeout",
     default=int(Garbage().timeout),
     type=click.IntRange(1, 86400),
     help="Seconds from an allocation by a vendor's scheduler, or its lock on a node, to its being stale.",
 )
-@_option(
+@option(
     "--dry-run",
     is_flag=True,
     help="Only log which stale allocations and locks would be removed. All the rest is done as ever.",
 )
-@_option(
+@option(
     "--enforce-audit",
     is_flag=True,
     help="Evict the newest pods beyond an enforced quota. Without it they are only told of.",
 )
-@_option(
+@option(
     "--audit-period",
     default=int(Auditing().period),
     type=click.IntRange(1, 86400),
     help="Seconds for which a pod has to be beyond its quota before it is evicted, and after which it is tried again.",
 )
-@_option("--status-address", default="0.0.0.0:8080", metavar="HOST:PORT", help="/healthz, /readyz and /metrics.")
-@_option(
+@cli.status_address_option
+@cli.address_option(
     "--ui-address",
-    default=None,
-    metavar="HOST:PORT",
     help="Serve the usage page there: read-only, over HTTP, for whoever reaches it. Without it there is none.",
 )
-@_option(
+@cli.address_option(
     "--extender-address",
-    default=None,
-    metavar="HOST:PORT",
     help="Place vcuda pods for kube-scheduler there, over TLS, while leading. Without it: not.",
 )
-@_option(
+@option(
     "--extender-cert-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Holds tls.crt and tls.key of the extender.",
 )
-@_option(
+@cli.address_option(
     "--extender-advertise",
-    default=None,
     metavar="IP:PORT",
+    parse=cli.parse_ip_address,
     help=f"Where others reach the extender: written to the EndpointSlice of Service {SERVICE} while leading.",
 )
-@_option(
+@option(
     "--webhook-service",
     default="vcuda-webhook",
     help="Service in the system namespace whose certificate is watched; empty for none.",
 )
-@_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
+@cli.log_level_option
 def run(
     *,
     kubeconfig: Path | None,
-    quota_configmap: str,
+    quota_configmap: tuple[str, str],
     quota_key: str,
     system_namespace: str,
     model_label: str,
@@ -139,11 +133,11 @@ def run(
     dry_run: bool,
     enforce_audit: bool,
     audit_period: int,
-    status_address: str,
-    ui_address: str | None,
-    extender_address: str | None,
+    status_address: Address,
+    ui_address: Address | None,
+    extender_address: Address | None,
     extender_cert_dir: Path | None,
-    extender_advertise: str | None,
+    extender_advertise: Address | None,
     webhook_service: str,
     log_level: str,
 ) -> None:
@@ -181,11 +175,7 @@ def run(
 
     Exit status: 0 stopped; 1 the lease was lost (start it again), or Kubernetes is too old; 2 bad input.
     """
-    times = _times(storable_seconds, full_pass_seconds)
-    status = _address(status_address, "--status-address")
-    namespace, slash, name = quota_configmap.partition("/")
-    if not (namespace and slash and name):
-        raise click.BadParameter(f"{quota_configmap!r} is not NAMESPACE/NAME.", param_hint="--quota-configmap")
+    timing = _settle_timing(storable_seconds, full_pass_seconds)
     configure(log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -194,42 +184,48 @@ def run(
         listening = _listening(extender_address, extender_cert_dir, extender_advertise)
         kube = Kube.connect(kubeconfig, pool_size=16, version_check=VersionCheck(structlog.get_logger().warning))
     except BadInput as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(BAD_INPUT)
-    registry = CollectorRegistry()
-    place, labels = QuotaPlace(namespace, name, quota_key), NodeLabels(model_label, pool_label)
-    garbage = Garbage(timeout=allocation_timeout, dry_run=dry_run)
+        cli.fail(str(error))
+    registry, labels = CollectorRegistry(), NodeLabels(model_label, pool_label)
     leader = Leader(
         kube,
-        place,
+        QuotaPlace(*quota_configmap, quota_key),
         system_namespace,
         labels,
         registry,
         on_fault=_end,
-        times=times,
-        garbage=garbage,
+        times=timing,
+        garbage=Garbage(timeout=allocation_timeout, dry_run=dry_run),
         auditing=Auditing(period=audit_period, enforce=enforce_audit),
         listening=listening,
         webhook_service=webhook_service,
     )
     terms = Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
+    # Two candidates of one name would each take the other's Lease for its own: hence the random part.
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     elector = Elector(kube, (system_namespace, "vcuda-controller"), own_name, terms=terms, wait=stop.wait)
     leading = _serve_page(ui_address, kube, labels, elector, leader)
-    sys.exit(_lead(elector, leader, status, registry, leading))
+    sys.exit(_lead(elector, leader, status_address, registry, leading))
+
+
+@contextmanager
+def _listening_for(flag: str, address: Address) -> Iterator[None]:
+    """Tell of an address that cannot be had as bad input of this flag."""
+    try:
+        yield
+    except OSError as error:
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        raise click.BadParameter(f"{host}:{address[1]}: {error.strerror or error}.", param_hint=flag) from error
 
 
 def _serve_page(
-    address: str | None, kube: Kube, labels: NodeLabels, elector: Elector, leader: Leader
+    address: Address | None, kube: Kube, labels: NodeLabels, elector: Elector, leader: Leader
 ) -> Callable[[], AbstractContextManager[None]]:
     """Serve the usage page, where that is asked for; return what has it show the leader for as long as it leads."""
     if address is None:
         return nullcontext
     page = UsagePage(lambda: elector.holder)
-    try:
-        server = page.serve(_address(address, "--ui-address"))
-    except OSError as error:
-        raise click.BadParameter(f"{address}: {error.strerror or error}.", param_hint="--ui-address") from error
+    with _listening_for("--ui-address", address):
+        server = page.serve(address)
     structlog.get_logger().info("serving the usage page", port=server.server_address[1])
     return lambda: showing(page, kube, labels, leader)
 
@@ -237,22 +233,20 @@ def _serve_page(
 def _lead(
     elector: Elector,
     leader: Leader,
-    address: tuple[str, int],
+    address: Address,
     registry: CollectorRegistry,
     leading: Callable[[], AbstractContextManager[None]],
 ) -> int:
     """Wait for the lease, act while it is held, and end with it."""
     started = threading.Event()
-    try:
+    with _listening_for("--status-address", address):
+        # A candidate that stands by is healthy and ready: a rollout waits for it, and need not wait until it leads.
         port = serve_status(
             address,
             registry,
             healthy=lambda: leader.trouble() if started.is_set() else None,
             ready=lambda: None if not started.is_set() or leader.ready else "the first list is not complete",
         )
-    except OSError as error:
-        shown = f"{address[0]}:{address[1]}"
-        raise click.BadParameter(f"{shown}: {error.strerror or error}.", param_hint="--status-address") from error
     structlog.get_logger().info("serving status", port=port)
     if not elector.acquire():
         return 0
@@ -266,19 +260,17 @@ def _lead(
     return 0
 
 
-def _listening(address: str | None, certificate: Path | None, advertised: str | None) -> Listening | None:
+def _listening(address: Address | None, certificate: Path | None, advertised: Address | None) -> Listening | None:
     """Return where the extender listens, or None; raises BadInput where there is no good certificate."""
     if address is None:
         return None
     if certificate is None:
         raise click.UsageError("--extender-address wants --extender-cert-dir too: kube-scheduler calls it over TLS.")
-    here = _address(address, "--extender-address")
-    there = _address(advertised, "--extender-advertise", parse_ip_address) if advertised else None
-    return Listening.on(here, certificate, there)
+    return Listening.on(address, certificate, advertised)
 
 
-def _times(storable: int, full_pass: int) -> Times:
-    """Return the settler's times; between two passes it has to remember how long each charge has been pending."""
+def _settle_timing(storable: int, full_pass: int) -> Times:
+    # The settler forgets at a full pass since when each charge has been pending: one twice as long forgets none early.
     if full_pass < 2 * storable:
         message = f"{full_pass} is less than twice --storable-seconds, {storable}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
@@ -286,12 +278,5 @@ def _times(storable: int, full_pass: int) -> Times:
 
 
 def _end() -> None:
-    """End the process at once: with the lease, or a loop, gone, nothing that still runs may act."""
-    os._exit(LOST)
-
-
-def _address(text: str, option: str, parse: Callable[[str], tuple[str, int]] = parse_address) -> tuple[str, int]:
-    try:
-        return parse(text)
-    except BadInput as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
+    """End the process at once, without cleaning up: with the lease, or a loop, gone, nothing that runs may act."""
+    os._exit(LEADERSHIP_LOST)

@@ -1,17 +1,86 @@
-"""What all commands share: types of flags that click has none for, HOST:PORT addresses, tables for a terminal."""
+"""What all commands share: the flags that several of them have, types of flags that click has none for, addresses."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import math
 import socket
-from collections.abc import Iterator, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from vcuda.errors import BadInput
+from vcuda.placement.placement import NodeLabels
+
+BAD_INPUT = 2
+"""The exit status for what a person wrote; click itself ends with it for a flag that it cannot read."""
+
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Context settings of every program."""
+
+option = functools.partial(click.option, show_envvar=True, show_default=True)
+"""``click.option``, but --help shows the flag's environment variable and its default."""
+
+
+def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
+    """Write the message to standard error, and end with this exit status."""
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(status)
+
+
+def address_option(
+    flag: str, *, parse: Callable[[str], tuple[str, int]] | None = None, **attributes: Any
+) -> Callable[[Any], Any]:
+    """Return an option that hands its command (host, port), or None where it is not given.
+
+    ``parse`` raises BadInput for what is no such address; by default that is `parse_address`.
+    """
+
+    def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
+        if text is None:
+            return None
+        try:
+            return (parse or parse_address)(text)
+        except BadInput as error:
+            raise click.BadParameter(str(error), param_hint=flag) from error
+
+    return option(flag, **{"metavar": "HOST:PORT", "callback": convert, **attributes})
+
+
+def _namespace_and_name(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, str]:
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name):
+        raise click.BadParameter(f"{text!r} is not NAMESPACE/NAME.", param_hint="--quota-configmap")
+    return namespace, name
+
+
+_LABELS = NodeLabels()
+
+# Each is a decorator by itself, as the order of a command's flags in --help is that of its decorators.
+kubeconfig_option = option(
+    "--kubeconfig",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Without it: the pod's service account.",
+)
+quota_configmap_option = option(
+    "--quota-configmap",
+    default="kube-system/gpuquota",
+    metavar="NS/NAME",
+    callback=_namespace_and_name,
+    help="ConfigMap that holds the quota.",
+)
+quota_key_option = option("--quota-key", default="gpu_quota", help="Its key.")
+model_label_option = option("--model-label", default=_LABELS.model, help="Node label that holds a node's GPU model.")
+pool_label_option = option("--pool-label", default=_LABELS.pool, help="Node label that holds a node's pool.")
+log_level_option = option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
+status_address_option = address_option(
+    "--status-address", default="0.0.0.0:8080", help="/healthz, /readyz and /metrics."
+)
 
 
 class FiniteRange(click.FloatRange):
