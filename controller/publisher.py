@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from http import HTTPStatus
 
 import msgspec
 import structlog
@@ -25,7 +24,8 @@ SPACING = 1.0
 RETRY = 5.0
 """Seconds after which a report that could not be written is tried again."""
 
-TERMINATING = "because it is being terminated"
+NAMESPACE_TERMINATING = "NamespaceTerminating"
+"""The cause of a 403 where the namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
 
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 
@@ -130,10 +130,9 @@ class Publisher:
 def is_without_home(error: ApiError) -> bool:
     """Return whether nothing can be created in a namespace: it does not exist, or is being deleted.
 
-    The sentence is that of the API server's admission plugin NamespaceLifecycle, which answers 403 then.
+    The cause is what the API server's admission plugin NamespaceLifecycle gives with its 403.
     """
-    terminating = error.status == HTTPStatus.FORBIDDEN and TERMINATING in error.reason
-    return terminating or isinstance(error, NotFound)
+    return error.has_cause(NAMESPACE_TERMINATING) or isinstance(error, NotFound)
 
 
 def _read_published(raw: bytes) -> Published | None:

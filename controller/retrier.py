@@ -21,13 +21,9 @@ from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, segment
 from vcuda.ledger.usage import ModelUse, NamespaceUse
 from vcuda.placement.affinity import oversized
 from vcuda.placement.placement import Nodes, find_candidates
-from vcuda.quota.charge import CORES_PER_CARD, Charge
+from vcuda.quota.charge import CORES_PER_CARD, OVER_QUOTA, Charge
 from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
-
-REFUSAL = "exceeded GPU quota"
-"""What every refusal for want of quota says; see `vcuda.quota.charge.exceeded`."""
-
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """Conditions after which a Job creates no more pods."""
@@ -93,8 +89,9 @@ class Owner(K8sStruct, frozen=True, gc=False):
 
     def refused_since(self) -> str | None:
         """Return when its condition began to say that it was refused for quota, or None where it does not."""
+        # Whoever creates pods keeps of a refusal nothing but its text: the Status' causes are lost there.
         for condition in self.status.conditions or ():
-            if condition.type == "ReplicaFailure" and condition.status == "True" and REFUSAL in condition.message:
+            if condition.type == "ReplicaFailure" and condition.status == "True" and OVER_QUOTA in condition.message:
                 return condition.last_transition_time or ""
         return None
 
@@ -299,7 +296,7 @@ class Nudger:
             for raw in page.items:
                 event = _EVENT.decode(raw)
                 kind, name = event.involved_object.kind, event.involved_object.name
-                if kind in _WITH_EVENT and can_be_name(name) and REFUSAL in (event.message or ""):
+                if kind in _WITH_EVENT and can_be_name(name) and OVER_QUOTA in (event.message or ""):
                     path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
                     since = event.first_timestamp or ""
                     first[path] = min(since, first.get(path, since))

@@ -70,7 +70,7 @@ class Removing:
             self._kube.patch(found.path, removal_patch(found.subject.resource_version, found.removals), JSON_PATCH)
         except ApiError as error:
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:  # the patch's own test has failed
-                raise Conflict(error.status, error.reason) from error
+                raise Conflict(error.status, error.message) from error
             raise
         for removal in found.removals:
             self._metrics.removed(removal.scheme, removal.rule)

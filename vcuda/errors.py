@@ -23,6 +23,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import NamedTuple
 
+import msgspec
+
 
 class Fault(NamedTuple):
     """One thing wrong at one place: ``path`` as in ``team-a.quota.V100.cards``, ``message`` a full sentence."""
@@ -58,13 +60,25 @@ class BadReview(VcudaError):
         self.status = status
 
 
-class ApiError(VcudaError):
-    """The API server answered with an error ``status`` (HTTP) and its ``reason`` sentence."""
+class Cause(msgspec.Struct, frozen=True):
+    """One of the causes that a Status may have; ``reason`` is a word that programs may go by."""
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(f"{reason} (HTTP {status})")
+    reason: str = ""
+    message: str = ""
+
+
+class ApiError(VcudaError):
+    """The API server answered with an error ``status`` (HTTP), the ``message`` of its Status and that one's causes."""
+
+    def __init__(self, status: int, message: str, causes: tuple[Cause, ...] = ()) -> None:
+        super().__init__(f"{message} (HTTP {status})")
         self.status = status
-        self.reason = reason
+        self.message = message
+        self.causes = causes
+
+    def has_cause(self, reason: str) -> bool:
+        """Return whether one of the causes is of this reason."""
+        return any(cause.reason == reason for cause in self.causes)
 
 
 class NotFound(ApiError):

@@ -11,7 +11,7 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Pod
 from vcuda.placement.affinity import oversized
 from vcuda.quota.model import Mode, NamespaceQuota
-from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
+from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
 from vcuda.review import AdmissionResponse, Request
 from webhook.context import PolicySnapshot
 
@@ -97,7 +97,7 @@ def malformed(subject: PodReview) -> AdmissionResponse | None:
 
 def malformed_sentence(faults: Sequence[Fault]) -> str:
     """Return the message that names everything wrong with a request."""
-    return "malformed GPU request: " + "; ".join(str(fault) for fault in faults)
+    return f"{MALFORMED}: " + "; ".join(str(fault) for fault in faults)
 
 
 def _unprocessable(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:

@@ -18,6 +18,8 @@ from controller.stale_gc import REASON
 from controller.ui.snapshot import Refusal, Removal
 from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
+from vcuda.quota.charge import OVER_QUOTA
+from vcuda.requests.pod_request import MALFORMED
 
 MOST_EVENTS = 500
 """Events of a kind that are remembered: the newest. Each is a few hundred bytes."""
@@ -27,7 +29,7 @@ LONGEST_MESSAGE = 1024
 
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
-    r"|(?P<known>(exceeded GPU quota|malformed GPU request): .*)",
+    rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
     re.DOTALL,
 )
 """What kube-apiserver says of a refusal (``pkg/admission/plugin/webhook/errors``); else how our own sentences begin."""

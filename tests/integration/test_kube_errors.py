@@ -58,6 +58,15 @@ def test_a_refusal_becomes_the_error_of_its_status_with_the_servers_sentence(
     assert getattr(caught.value, "status", code) == code
 
 
+def test_a_refusal_carries_the_causes_of_its_status(kube: Kube, script: Script) -> None:
+    causes = [{"reason": "NamespaceTerminating", "message": "namespace ns is being terminated", "field": "f"}]
+    script.answers.append(Answer({"message": "forbidden", "details": {"causes": causes}}, status=403))
+    with pytest.raises(ApiError) as caught:
+        kube.post(PATH, b"{}")
+    assert caught.value.has_cause("NamespaceTerminating")
+    assert not caught.value.has_cause("DisruptionBudget")
+
+
 def test_a_refusal_by_a_proxy_that_speaks_no_kubernetes_keeps_its_first_words(kube: Kube, script: Script) -> None:
     script.answers.append(Answer(b"<html>bad gateway \xff" + b"x" * 5000, status=502))
     with pytest.raises(Unavailable, match="<html>bad gateway") as caught:

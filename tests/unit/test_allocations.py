@@ -32,7 +32,15 @@ def test_what_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
 @EACH
 def test_the_schemes_annotations_and_labels_are_kept_and_no_others(scheme: Scheme) -> None:
     annotations, labels = marks(scheme, 1000, phase="done")
-    found = kept(allocated_pod(scheme, 1000, phase="done", annotations={"a/b": "c"}, labels={"app": "train"}))
+    found = kept(
+        allocated_pod(
+            scheme,
+            1000,
+            phase="done",
+            annotations={"a/b": "c", f"{scheme.predicate_node}s": "d"},
+            labels={"app": "train"},
+        )
+    )
     assert found == Allocation(annotations, labels, (scheme,))
     assert found.keys_of(scheme) == Keys(tuple(annotations), tuple(labels))
     assert found.get(scheme.predicate_node) == NODE

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from controller.retrier import REFUSAL, Nudger
+from controller.retrier import Nudger
 from tests.api_double import ApiDouble
 from tests.builders import LABELS
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.quota.charge import OVER_QUOTA
 
 JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
 
@@ -26,7 +27,11 @@ def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, 
     """Tenants write Events too, and the leader asks with rights of its own."""
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
-    event = {"involvedObject": {"kind": "Job", "name": name}, "message": f"{REFUSAL}: M40", "metadata": {"name": "e"}}
+    event = {
+        "involvedObject": {"kind": "Job", "name": name},
+        "message": f"{OVER_QUOTA}: M40",
+        "metadata": {"name": "e"},
+    }
     api.store("/api/v1/namespaces/team-a/events/e", event)
     nodes = NodeInformer(api.kube, LABELS)
     nudger = Nudger(api.kube, QuotaInformer(api.kube, QuotaPlace(), frozenset()), nodes)

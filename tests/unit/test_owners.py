@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.retrier import REFUSAL, Owner, RefusedOwner, Room, worth_a_try
+from controller.retrier import Owner, RefusedOwner, Room, worth_a_try
 from tests.builders import LABELS, MODEL, container, held_to
 from vcuda.placement.placement import Nodes
+from vcuda.quota.charge import OVER_QUOTA
 from vcuda.quota.model import Limit, NamespaceQuota
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
@@ -85,7 +86,7 @@ def test_who_is_being_deleted_misses_nothing() -> None:
 
 def failure(**fields: str) -> dict[str, str]:
     given = {"type": "ReplicaFailure", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    return {**given, "message": f'pods "a" is forbidden: {REFUSAL}: M40 in namespace team-a', **fields}
+    return {**given, "message": f'pods "a" is forbidden: {OVER_QUOTA}: M40 in namespace team-a', **fields}
 
 
 @pytest.mark.parametrize(

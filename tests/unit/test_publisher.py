@@ -9,13 +9,14 @@ import structlog
 
 from controller.publisher import Publisher
 from tests.api_double import ApiDouble, Effect, lost_reply
-from vcuda.errors import ApiError, NotFound, VcudaError
+from vcuda.errors import ApiError, Cause, NotFound, VcudaError
 from vcuda.ledger.usage import NamespaceUse
 
 TERMINATING = ApiError(
     403,
     'configmaps "gpu-quota-usage" is forbidden: unable to create new content in namespace team-a because it is being '
     "terminated",
+    (Cause("NamespaceTerminating", "namespace team-a is being terminated"),),
 )
 FORBIDDEN = ApiError(403, 'User "nobody" cannot create resource "configmaps" in API group "" in the namespace "team-a"')
 

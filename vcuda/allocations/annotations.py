@@ -112,7 +112,7 @@ class Record(msgspec.Struct, frozen=True):
 RECORDS = {scheme.name: Record.of(scheme) for scheme in INDEXED}
 """The annotations of each scheme by its name."""
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
-_PREFIXES = tuple(
+_RECORD_PREFIXES = tuple(
     name for record in RECORDS.values() for name in (record.time, record.node, record.index, record.assigned)
 )
 
@@ -150,7 +150,7 @@ def patch_of(written: Mapping[str, str], present: Iterable[str], uid: str, versi
     ``present`` are the annotations there are. The API server answers 409 where the pod is no longer the one of
     ``uid``, or no longer the one of resourceVersion ``version``.
     """
-    old = {key: None for key in present if key.startswith(_PREFIXES)}
+    old = {key: None for key in present if key.startswith(_RECORD_PREFIXES)}
     metadata = {"uid": uid, "resourceVersion": version, "annotations": {**old, **written}}
     return msgspec.json.encode({"metadata": metadata})
 

@@ -20,7 +20,7 @@ from kubernetes.config import ConfigException, load_incluster_config, load_kube_
 from yaml import YAMLError
 
 from vcuda import __version__
-from vcuda.errors import ApiError, BadInput, Conflict, Gone, HeldByBudget, NotFound, Unavailable, VcudaError
+from vcuda.errors import ApiError, BadInput, Cause, Conflict, Gone, HeldByBudget, NotFound, Unavailable, VcudaError
 from vcuda.kube.stream import Stream, read_body, transport
 from vcuda.kube.version import VersionCheck
 
@@ -36,13 +36,6 @@ Params = Mapping[str, str | int]
 _BY_STATUS: Mapping[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone}
 
 
-class Cause(msgspec.Struct, frozen=True):
-    """One of the causes that a Status may have."""
-
-    reason: str = ""
-    message: str = ""
-
-
 class Details(msgspec.Struct, frozen=True):
     """What a Status says besides its sentence."""
 
@@ -56,10 +49,10 @@ class Status(msgspec.Struct, frozen=True):
     code: int = 0
     details: Details | None = None
 
-    def cause(self, reason: str) -> Cause | None:
-        """Return its first cause of this reason."""
-        causes = (self.details and self.details.causes) or ()
-        return next((cause for cause in causes if cause.reason == reason), None)
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Its causes; empty where it tells none."""
+        return (self.details and self.details.causes) or ()
 
 
 class Page(NamedTuple):
@@ -289,12 +282,12 @@ def refusal(what: str, status: int, body: bytes) -> VcudaError:
     except msgspec.MsgspecError:
         told = Status(body[:200].decode(errors="replace").strip())
     message = told.message or "no reason given"
-    budget = told.cause(DISRUPTION_BUDGET)
+    budget = next((cause for cause in told.causes if cause.reason == DISRUPTION_BUDGET), None)
     if status == HTTPStatus.TOO_MANY_REQUESTS and budget:
         return HeldByBudget(f"{what}: {message} (HTTP {status})", budget.message or message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Unavailable(f"{what}: {message} (HTTP {status})")
-    return _BY_STATUS.get(status, ApiError)(status, message)
+    return _BY_STATUS.get(status, ApiError)(status, message, told.causes)
 
 
 Load = Callable[[Configuration], None]

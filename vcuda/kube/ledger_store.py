@@ -132,7 +132,7 @@ class LedgerStore:
         try:
             return self._kube.put(self._path(namespace), body, timeout=timeout)
         except NotFound as error:
-            raise Conflict(error.status, error.reason) from error
+            raise Conflict(error.status, error.message) from error
 
     def delete(self, namespace: str, version: str) -> None:
         """Delete the ledger, if it is still the one read at ``version``.

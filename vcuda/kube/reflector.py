@@ -205,7 +205,7 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 # Whatever else was refused, a missing right for example, the LIST is told too, and fails with it.
                 self._streams_refused = error.status in _NOT_STREAMED
-                self._log.info("lists are not streamed", reason=error.reason)
+                self._log.info("lists are not streamed", reason=error.message)
                 return False
             self._stream_broken = True
             self._replace(from_initial_events(events, self._reader, self._watches.what), streamed=True)

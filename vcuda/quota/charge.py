@@ -11,6 +11,9 @@ from vcuda.quota.model import Limit
 
 CORES_PER_CARD = 100
 
+OVER_QUOTA = "exceeded GPU quota"
+"""How every refusal for want of quota begins. Kubernetes keeps of it only this text, in conditions and Events."""
+
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one pod, or many together, take from a namespace's quota of one model.
@@ -136,7 +139,7 @@ class _Figures(NamedTuple):
 
 def exceeded(namespace: str, *shortages: Shortage) -> str:
     """Return the message for a request that fits none of the models it may use."""
-    return "exceeded GPU quota: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
+    return f"{OVER_QUOTA}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
 
 
 def cards(cores: int) -> str:

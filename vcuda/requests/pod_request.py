@@ -13,6 +13,9 @@ from vcuda.quantities import parse_whole
 from vcuda.quota.charge import CORES_PER_CARD, Charge, total
 from vcuda.requests.schemes import SCHEME_OF_RESOURCE, Scheme
 
+MALFORMED = "malformed GPU request"
+"""How every refusal of a malformed request begins. Kubernetes keeps of it only this text, in Events."""
+
 SIDECAR = "Always"
 NONE = (0, "0")
 """How the API server writes that a container wants none of a resource, and how people do."""
