@@ -29,9 +29,8 @@ from controller.extender.server import Server, verbs_of
 from controller.extender.strategy import Placement, packed
 from tests.builders import LABELS, container, pod, view
 from tests.e2e.rest import Json
-from vcuda.allocations.annotations import annotations_for
-from vcuda.allocations.cards import CardRequest, Cards, read_wish
-from vcuda.allocations.observed_pods import read_stored
+from vcuda.allocations.cards import CardRequest, Cards, annotations_for, read_wish
+from vcuda.allocations.stored_pods import read_stored
 from vcuda.cli import aligned
 from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
 from vcuda.kube import Kube

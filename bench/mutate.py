@@ -13,7 +13,7 @@ from bench import load, servers
 from certs.files import serving_files, write_files
 from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from vcuda.cli import aligned
-from vcuda.placement.patches import Hints
+from vcuda.placement.affinity import Hints
 from webhook.assembly import Standalone
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8

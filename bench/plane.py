@@ -25,7 +25,7 @@ from tests.e2e.controller_process import ControllerProcess
 from tests.e2e.rest import Json
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import Ledger, read_ledger
-from vcuda.placement.patches import Hints
+from vcuda.placement.affinity import Hints
 from webhook.assembly import Cluster as OnCluster
 from webhook.assembly import MakeService
 

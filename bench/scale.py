@@ -29,7 +29,7 @@ from bench.plane import (
 from tests.builders import held_to
 from tests.e2e.rest import Json
 from vcuda.cli import aligned
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 NAMESPACES, GPU_PODS, PODS = 50, 5_000, 50_000
 CONNECTIONS, BURST_SECONDS = 16, 10.0

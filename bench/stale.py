@@ -15,8 +15,8 @@ import msgspec
 
 from tests.allocated import allocated_pod
 from tests.builders import LABELS
-from vcuda.allocations.observed_pods import StoredPod, read_stored
 from vcuda.allocations.stale import find_stale, first_stale
+from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.cli import aligned
 from vcuda.k8s_types import Pod
 from vcuda.requests.schemes import SCHEMES

@@ -18,11 +18,11 @@ import structlog
 from controller.evictions import COMPONENT, Evicts, subject_of
 from controller.violations import Finding, Kind, audit
 from controller.workqueue import WorkQueue
-from vcuda.allocations.observed_pods import StoredPod
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.errors import ApiError, VcudaError
 from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import Event, InvolvedObject, Kube, NodeInformer, QuotaInformer, post_event
-from vcuda.ledger.usage import NamespaceUse
+from vcuda.ledger.ledger import NamespaceUse
 from vcuda.quota.model import Mode
 
 REASON = "BeyondQuota"

@@ -31,7 +31,7 @@ from vcuda.cli import option
 from vcuda.errors import BadInput
 from vcuda.kube import Kube, QuotaPlace, VersionCheck
 from vcuda.logs import configure
-from vcuda.placement.placement import NodeLabels
+from vcuda.placement.affinity import NodeLabels
 
 LEADERSHIP_LOST = 1
 """The exit status where the Lease is gone, or a loop has ended by a fault: whoever runs this starts it again."""

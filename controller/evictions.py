@@ -11,7 +11,7 @@ import structlog
 
 from controller.metrics import AuditMetrics
 from controller.violations import Finding, audit
-from vcuda.allocations.observed_pods import StoredPod
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.errors import Conflict, HeldByBudget, NotFound, VcudaError
 from vcuda.kube import Event, InvolvedObject, Kube, LedgerStore, NodeInformer, QuotaInformer, post_event, segment
 from vcuda.quota.model import UNASKED_NAMESPACES

@@ -23,8 +23,8 @@ from controller.settler import SPACING, Settler, Times
 from controller.stale_gc import AllocationGc, Garbage, Removing, Reporting
 from controller.workqueue import WorkQueue, spawn
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
-from vcuda.ledger.usage import NamespaceUse
-from vcuda.placement.placement import NodeLabels
+from vcuda.ledger.ledger import NamespaceUse
+from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import SYSTEM_NAMESPACES
 
 PATIENCE = 5.0

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vcuda.ledger.usage import NamespaceUse
-from vcuda.quota.charge import CORES_PER_CARD
+from vcuda.ledger.ledger import NamespaceUse
+from vcuda.quota.model import CORES_PER_CARD
 
 
 class SettleMetrics:

@@ -21,11 +21,11 @@ from vcuda.cli import aligned
 from vcuda.errors import ApiError, BadInput, NotFound, VcudaError
 from vcuda.k8s_types import ConfigMap, Pod
 from vcuda.kube import Kube, segment
-from vcuda.ledger.usage import ModelUse, NamespaceUse
-from vcuda.placement.patches import MODEL_ANNOTATION
+from vcuda.ledger.ledger import ModelUse, NamespaceUse
+from vcuda.placement.affinity import MODEL_ANNOTATION
 from vcuda.placement.placement import would_be_pinned
+from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
 from vcuda.quota.model import Mode
-from vcuda.quota.values import NO_NAMESPACE, is_namespace_name
 from vcuda.workloads import NO_PODS, Workload, workloads_in
 
 BAR = 20

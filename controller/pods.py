@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from vcuda.allocations.observed_pods import StoredPod, charges_of, read_stored
+from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Key, Kube, Reflector
 from vcuda.ledger.ledger import ObservedPods
-from vcuda.placement.placement import NodeLabels, Nodes
-from vcuda.quota.charge import Charge
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Charge
 
 REMEMBER_GONE = 180.0
 """Seconds for which the uid of a pod that is gone is kept, so that its pending charge is known to have been stored."""

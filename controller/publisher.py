@@ -12,7 +12,7 @@ from controller.workqueue import WorkQueue
 from vcuda.errors import ApiError, NotFound, VcudaError
 from vcuda.k8s_types import ConfigMap
 from vcuda.kube import MERGE_PATCH, Kube, Reflector, segment
-from vcuda.ledger.usage import NamespaceUse
+from vcuda.ledger.ledger import NamespaceUse
 
 NAME = "gpu-quota-usage"
 KEY = "usage.json"

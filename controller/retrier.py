@@ -18,11 +18,10 @@ from controller.workqueue import WorkQueue
 from vcuda.errors import NotFound, VcudaError
 from vcuda.k8s_types import K8sStruct, ObjectMeta, Pod, can_be_name
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, segment
-from vcuda.ledger.usage import ModelUse, NamespaceUse
+from vcuda.ledger.ledger import ModelUse, NamespaceUse
 from vcuda.placement.affinity import oversized
 from vcuda.placement.placement import Nodes, find_candidates
-from vcuda.quota.charge import CORES_PER_CARD, OVER_QUOTA, Charge
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import CORES_PER_CARD, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")

@@ -14,8 +14,7 @@ from controller.workqueue import WorkQueue
 from vcuda.errors import Conflict, NotFound, UnreadableLedger, VcudaError
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored, segment
-from vcuda.ledger.ledger import Ledger, ObservedPods, is_older, settle
-from vcuda.ledger.usage import NamespaceUse, report
+from vcuda.ledger.ledger import Ledger, NamespaceUse, ObservedPods, is_older, report, settle
 
 SPACING = 1.0
 """Seconds between two settlements of one namespace, at least."""

@@ -14,7 +14,6 @@ import structlog
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
 from controller.workqueue import WorkQueue
-from vcuda.allocations.observed_pods import StoredPod, read_stored
 from vcuda.allocations.stale import (
     Exists,
     Lock,
@@ -25,6 +24,7 @@ from vcuda.allocations.stale import (
     read_locks,
     removal_patch,
 )
+from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.errors import ApiError, Conflict, NotFound, VcudaError
 from vcuda.k8s_types import UNDECODABLE, Node, Pod, can_be_name
 from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Key, Kube, NodeInformer, post_event, segment

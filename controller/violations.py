@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from vcuda.allocations.observed_pods import StoredPod
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.placement.placement import Nodes
-from vcuda.quota.charge import Charge, cards, fits, mebibytes, total
-from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, cards, fits, mebibytes, total
 
 
 class Kind(enum.StrEnum):

@@ -29,11 +29,9 @@ import msgspec
 
 from vcuda.cli import aligned
 from vcuda.errors import BadInput
-from vcuda.k8s_types import Pod
-from vcuda.quota.charge import cards
-from vcuda.quota.model import Mode, NamespaceQuota
+from vcuda.k8s_types import API_VERSION, KIND, Pod
+from vcuda.quota.model import Mode, NamespaceQuota, cards
 from vcuda.requests.pod_request import asks_for_vcuda, read_request
-from vcuda.review import API_VERSION, KIND
 from vcuda.workloads import Manifest, Workload
 from webhook.check import patch_story
 from webhook.manifests import read_quota, read_workloads

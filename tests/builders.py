@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from vcuda.k8s_types import Pod
-from vcuda.placement.placement import NodeLabels, Nodes
+from vcuda.k8s_types import GroupVersionKind, Pod, Request, UserInfo
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.placement import Nodes
 from vcuda.quota.model import NamespaceQuota, Quota
-from vcuda.review import GroupVersionKind, Request, UserInfo
 from webhook.context import PolicySnapshot
 
 Manifest = dict[str, Any]

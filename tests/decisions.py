@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from controller.extender.strategy import NodeCards
 from tests.builders import Manifest, view
-from vcuda.allocations.annotations import read_holding
-from vcuda.allocations.cards import Reason, read_cards
+from vcuda.allocations.cards import Reason, read_cards, read_holding
 from vcuda.k8s_types import Pod
 
 FILE = Path(__file__).parent / "data" / "gpu-admission-decisions.json"

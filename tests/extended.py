@@ -16,9 +16,8 @@ from controller.extender.metrics import ExtenderMetrics
 from controller.extender.protocol import Binding, Candidates
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
-from vcuda.allocations.annotations import read_holding
-from vcuda.allocations.cards import Share
-from vcuda.allocations.observed_pods import StoredPod, read_stored
+from vcuda.allocations.cards import Share, read_holding
+from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
 
 SYSTEM = "vcuda-quota"

@@ -14,8 +14,7 @@ from tests.waiting import PATIENT, Deadline
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.placement.placement import Nodes
-from vcuda.quota.charge import Charge
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledger_client import ClusterLedgers
 from webhook.ledgers import ChargeRequest, RetryLater
 from webhook.metrics import LedgerMetrics

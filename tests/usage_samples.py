@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controller.ui.snapshot import Certificate, Finding, ModelCards, PodRow, Refusal, Removal, Source
-from vcuda.ledger.usage import ModelUse, NamespaceUse, PodUse
+from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from vcuda.errors import BadInput
-from vcuda.placement.placement import NodeLabels
+from vcuda.placement.affinity import NodeLabels
 
 BAD_INPUT = 2
 """The exit status for what a person wrote; click itself ends with it for a flag that it cannot read."""

@@ -6,14 +6,25 @@ Field names are Kubernetes' own in snake case. ``None`` stands for absent and fo
 
 from __future__ import annotations
 
+import base64
+import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from http import HTTPStatus
+from typing import Any
 
 import msgspec
+from kubernetes.utils import quantity as kubernetes_quantity
+
+from vcuda.errors import BadReview, Fault
 
 Quantity = str | int | float
 """A Kubernetes quantity as it stands in JSON: the API server writes text, people also write numbers."""
 
+
+Operation = dict[str, Any]
+"""One operation of a JSON Patch (RFC 6902)."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that hold no such view: not JSON, not UTF-8, of another shape, or nested too deep."""
@@ -195,3 +206,174 @@ class ConfigMap(K8sStruct, frozen=True, gc=False):
 
     metadata: ObjectMeta = ObjectMeta()
     data: Mapping[str, str] | None = None
+
+
+_NUMBER = r"[+-]?(?=\.?[0-9])[0-9]{0,30}(\.[0-9]{0,30})?"
+_GRAMMAR = re.compile(rf"{_NUMBER}([eE][+-]?[0-9]{{1,2}}|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
+
+LONGEST = 40
+"""Characters of a wrong quantity that its error shows."""
+
+
+def parse_quantity(quantity: str | float) -> Decimal:
+    """Return a quantity as an exact number.
+
+    The grammar is apimachinery's (``pkg/api/resource/quantity.go``); it is held here too, because Python's numbers also
+    take ``NaN``, ``1_000`` and other alphabets' digits.
+
+    Raises:
+        ValueError: it is no quantity.
+
+    """
+    text = str(quantity)
+    if isinstance(quantity, bool) or not _GRAMMAR.fullmatch(text):
+        shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        raise ValueError(f"{shown!r} is no quantity")
+    number: Decimal = kubernetes_quantity.parse_quantity(text)  # type: ignore[no-untyped-call]  # the client has no types here
+    return number
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def parse_whole(quantity: str | float) -> int:
+    """Return a quantity that counts something: a whole number from 0 up to 2^53.
+
+    Raises:
+        ValueError: it is no quantity, negative, fractional or absurdly large; the message says which.
+
+    """
+    number = parse_quantity(quantity)
+    if number < 0:
+        raise ValueError(f"{quantity} is negative")
+    if number != number.to_integral_value():
+        raise ValueError(f"{quantity} is not a whole number")
+    if number > 2**53:
+        raise ValueError(f"{quantity} is larger than any cluster")
+    return int(number)
+
+
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
+
+
+class GroupVersionKind(K8sStruct, frozen=True, gc=False):
+    """The kind of the object under review."""
+
+    group: str = ""
+    version: str = ""
+    kind: str = ""
+
+
+class UserInfo(K8sStruct, frozen=True, gc=False):
+    """Who asks, as the API server authenticated them: this part cannot be forged."""
+
+    username: str = ""
+    groups: tuple[str, ...] | None = None
+
+
+class Request(K8sStruct, frozen=True, gc=False):
+    """One operation under review. A pod's own metadata.namespace may be empty in mutation: ``namespace`` is not."""
+
+    uid: str
+    kind: GroupVersionKind = GroupVersionKind()
+    sub_resource: str = ""
+    name: str = ""
+    namespace: str = ""
+    operation: str = ""
+    user_info: UserInfo = UserInfo()
+    object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+    dry_run: bool | None = None
+
+
+class AdmissionReview(K8sStruct, frozen=True, gc=False):
+    """The envelope."""
+
+    api_version: str = ""
+    kind: str = ""
+    request: Request | None = None
+
+
+_DECODER = msgspec.json.Decoder(AdmissionReview)
+
+
+def read_review(body: bytes) -> Request:
+    """Return the request in a review.
+
+    Raises:
+        BadReview: the body is no AdmissionReview v1 with a request.
+
+    """
+    try:
+        review = _DECODER.decode(body)
+    except UNDECODABLE as error:
+        raise BadReview(f"the body is no AdmissionReview in JSON: {error}") from error
+    if review.kind != KIND or review.api_version != API_VERSION:
+        got = f"{review.api_version or 'no apiVersion'} {review.kind or 'no kind'}"
+        raise BadReview(
+            f"this server answers {API_VERSION} {KIND}, not {got}; set admissionReviewVersions: [v1] in the webhook"
+        )
+    if review.request is None:
+        raise BadReview(f"the {KIND} has no request")
+    return review.request
+
+
+class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
+    """The decision on one request, before it is put on the wire.
+
+    ``outcome`` is the word under which it is counted and logged. ``status`` is what a refused client sees;
+    ``retry_after`` is in seconds, where it should come again by itself. ``reason`` tells why an allowed pod got its
+    model; with the model it goes into the API server's audit log.
+    """
+
+    outcome: str
+    allowed: bool = True
+    status: HTTPStatus = HTTPStatus.OK
+    message: str = ""
+    faults: Sequence[Fault] = ()
+    patch: Sequence[Operation] = ()
+    warnings: Sequence[str] = ()
+    retry_after: int | None = None
+    reason: str = ""
+    model: str = ""
+    scheme: str = ""
+
+
+_REASONS: Mapping[HTTPStatus, str] = {
+    HTTPStatus.BAD_REQUEST: "BadRequest",
+    HTTPStatus.FORBIDDEN: "Forbidden",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "Invalid",
+    HTTPStatus.TOO_MANY_REQUESTS: "TooManyRequests",
+}
+
+
+def write_review(uid: str, answer: AdmissionResponse) -> bytes:
+    """Return the AdmissionReview that answers the request ``uid``."""
+    response: dict[str, object] = {"uid": uid, "allowed": answer.allowed}
+    if answer.patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(msgspec.json.encode(answer.patch)).decode()
+    if answer.warnings:
+        response["warnings"] = answer.warnings
+    if answer.reason:
+        response["auditAnnotations"] = {"model": answer.model, "reason": answer.reason}
+    if not answer.allowed:
+        response["status"] = _status(answer)
+    return msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})
+
+
+def _status(answer: AdmissionResponse) -> dict[str, object]:
+    """Return the metav1.Status that reaches the client; client-go waits by itself for retryAfterSeconds."""
+    details: dict[str, object] = {}
+    if answer.retry_after is not None:
+        details["retryAfterSeconds"] = answer.retry_after
+    if answer.faults:
+        details["causes"] = [
+            {"reason": "FieldValueInvalid", "field": fault.path, "message": fault.message} for fault in answer.faults
+        ]
+    return {
+        "status": "Failure",
+        "code": answer.status.value,
+        "reason": _REASONS.get(answer.status, ""),
+        "message": answer.message,
+        **({"details": details} if details else {}),
+    }

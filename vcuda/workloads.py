@@ -10,7 +10,7 @@ import yaml
 
 from vcuda.errors import BadInput
 from vcuda.k8s_types import Pod
-from vcuda.quota.values import NO_NAMESPACE, is_namespace_name
+from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
 
 Manifest = dict[str, Any]
 T = TypeVar("T")

@@ -10,9 +10,8 @@ import msgspec
 import structlog
 
 from vcuda.errors import Unavailable, UnreadableLedger
-from vcuda.k8s_types import UNDECODABLE, ObjectMeta
+from vcuda.k8s_types import UNDECODABLE, AdmissionResponse, ObjectMeta, Request, read_review, write_review
 from vcuda.kube import QuotaPlace
-from vcuda.review import AdmissionResponse, Request, read_review, write_review
 from webhook.choices import RecentChoices
 from webhook.context import PolicySource
 from webhook.ledgers import Ledgers

@@ -18,7 +18,7 @@ from vcuda.kube import (
     VersionCheck,
     end_process,
 )
-from vcuda.placement.patches import Hints
+from vcuda.placement.affinity import Hints
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate

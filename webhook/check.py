@@ -10,11 +10,9 @@ import jsonpatch
 import msgspec
 
 from vcuda.cli import aligned
-from vcuda.k8s_types import Pod
-from vcuda.placement.patches import Operation
+from vcuda.k8s_types import AdmissionResponse, GroupVersionKind, Operation, Pod, Request
 from vcuda.quota.model import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
-from vcuda.review import AdmissionResponse, GroupVersionKind, Request
 from vcuda.workloads import Manifest, Workload
 from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot

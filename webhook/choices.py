@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from vcuda.quota.charge import Charge, Usage
+from vcuda.quota.model import Charge, Usage
 
 HOLD = 2.0
 """Seconds after which a hold is forgotten: its pod was charged by another replica, or refused by somebody else."""

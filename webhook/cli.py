@@ -22,8 +22,7 @@ from vcuda.cli import FiniteRange
 from vcuda.errors import BadInput, QuotaFault
 from vcuda.kube import QuotaPlace
 from vcuda.logs import configure_batched
-from vcuda.placement.patches import Hints
-from vcuda.placement.placement import NodeLabels
+from vcuda.placement.affinity import Hints, NodeLabels
 from vcuda.workloads import NO_PODS
 from webhook import check as offline
 from webhook.assembly import Cluster, MakeService, Standalone

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from vcuda.kube import FreeCardsInformer, NodeInformer, QuotaInformer, Reflector
-from vcuda.placement.patches import Hints
+from vcuda.placement.affinity import Hints
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Quota
 

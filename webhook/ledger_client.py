@@ -15,7 +15,7 @@ import msgspec
 from vcuda.errors import Conflict, Unavailable
 from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger.ledger import Admitted, Ledger, Refused, is_older, settle
-from vcuda.quota.charge import Usage
+from vcuda.quota.model import Usage
 from webhook.ledgers import ChargeRequest, RetryLater
 from webhook.metrics import LedgerMetrics
 

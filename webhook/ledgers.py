@@ -9,8 +9,7 @@ from typing import Protocol
 import msgspec
 
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, admit
-from vcuda.quota.charge import Charge, Usage
-from vcuda.quota.model import Mode, NamespaceQuota
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 
 
 class ChargeRequest(msgspec.Struct, frozen=True):

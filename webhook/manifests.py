@@ -9,7 +9,8 @@ import yaml
 
 from vcuda.errors import BadInput
 from vcuda.k8s_types import Node
-from vcuda.placement.placement import NodeLabels, Nodes
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.placement import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Quota
 from vcuda.workloads import NOT_YAML, Workload, convert, objects_in, workloads_in

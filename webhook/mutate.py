@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vcuda.placement.patches import patch_for, unpinned_patch
+from vcuda.k8s_types import AdmissionResponse, Request
+from vcuda.placement.affinity import patch_for, unpinned_patch
 from vcuda.placement.placement import Candidates, Choice, choose, choose_regardless, find_candidates
-from vcuda.quota.charge import Shortage, exceeded
-from vcuda.review import AdmissionResponse, Request
+from vcuda.quota.model import Shortage, exceeded
 from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers

@@ -8,11 +8,10 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda.errors import Fault
-from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Pod
+from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionResponse, Pod, Request
 from vcuda.placement.affinity import oversized
 from vcuda.quota.model import Mode, NamespaceQuota
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
-from vcuda.review import AdmissionResponse, Request
 from webhook.context import PolicySnapshot
 
 NODES_GROUP = "system:nodes"

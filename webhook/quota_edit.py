@@ -9,12 +9,10 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda.errors import Fault, QuotaFault, Unavailable, UnreadableLedger
-from vcuda.k8s_types import UNDECODABLE, ConfigMap
+from vcuda.k8s_types import UNDECODABLE, AdmissionResponse, ConfigMap, Request
 from vcuda.kube import QuotaPlace
-from vcuda.quota.charge import CORES_PER_CARD, Usage, cards
 from vcuda.quota.document import parse_quota
-from vcuda.quota.model import UNASKED_NAMESPACES, Limit, NamespaceQuota, Quota
-from vcuda.review import AdmissionResponse, Request
+from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Limit, NamespaceQuota, Quota, Usage, cards
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers
 

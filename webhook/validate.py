@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
+from vcuda.k8s_types import AdmissionResponse, Request
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.placement.placement import Pin, read_pin
-from vcuda.quota.charge import cards, exceeded
-from vcuda.quota.model import NamespaceQuota
-from vcuda.review import AdmissionResponse, Request
+from vcuda.quota.model import NamespaceQuota, cards, exceeded
 from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
 from webhook.ledgers import ChargeRequest, Ledgers, RetryLater

@@ -16,8 +16,16 @@ from controller.extender.journal import Deadline, Journal
 from controller.extender.metrics import ExtenderMetrics
 from controller.extender.protocol import Binding, Candidates, Preemption, Victims
 from controller.extender.strategy import Choice, NodeCards, Order, Placement, allot, packed
-from vcuda.allocations.annotations import PodCards, annotations_for, patch_of, read_holding
-from vcuda.allocations.cards import CardRequest, Cards, Reason, read_wish
+from vcuda.allocations.cards import (
+    CardRequest,
+    Cards,
+    PodCards,
+    Reason,
+    annotations_for,
+    patch_of,
+    read_holding,
+    read_wish,
+)
 from vcuda.errors import ApiError, Conflict, Deposed, NotFound, NotPlaced, Unavailable, VcudaError
 from vcuda.k8s_types import UNDECODABLE, Pod
 from vcuda.kube import MERGE_PATCH, Kube, segment

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from controller.extender.strategy import NodeCards
-from vcuda.allocations.annotations import PodCards
-from vcuda.allocations.cards import Cards, Reason, Share, read_cards
-from vcuda.allocations.observed_pods import StoredPod
+from vcuda.allocations.cards import Cards, PodCards, Reason, Share, read_cards
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.k8s_types import Node
 from vcuda.ledger.ledger import is_older
 

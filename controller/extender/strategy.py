@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, Share
-from vcuda.quota.charge import CORES_PER_CARD
+from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):

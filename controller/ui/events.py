@@ -18,7 +18,7 @@ from controller.stale_gc import REASON
 from controller.ui.snapshot import Refusal, Removal
 from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
-from vcuda.quota.charge import OVER_QUOTA
+from vcuda.quota.model import OVER_QUOTA
 from vcuda.requests.pod_request import MALFORMED
 
 MOST_EVENTS = 500

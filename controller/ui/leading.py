@@ -18,12 +18,12 @@ from controller.ui.model import CapacityWatch, rounded
 from controller.ui.page import Views
 from controller.ui.server import Server, serve
 from controller.ui.snapshot import Certificate, Finding, ModelCards, PodRow, Refusal, Source
-from vcuda.allocations.observed_pods import StoredPod, charges_of
+from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.kube import Kube, Reflector
-from vcuda.ledger.usage import NamespaceUse
-from vcuda.placement.placement import FreeCardsByPool, NodeLabels, Nodes, by_model
-from vcuda.quota.charge import CORES_PER_CARD
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.ledger.ledger import NamespaceUse
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.placement import FreeCardsByPool, Nodes, by_model
+from vcuda.quota.model import CORES_PER_CARD, Limit, NamespaceQuota
 
 
 class UsagePage:

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from vcuda.k8s_types import Node, Quantity
+from vcuda.k8s_types import Node, Quantity, parse_whole
 from vcuda.kube import Kube, Reflector
-from vcuda.ledger.usage import ModelUse, NamespaceUse
-from vcuda.placement.placement import NodeLabels
-from vcuda.quantities import parse_whole
-from vcuda.quota.charge import CORES_PER_CARD
+from vcuda.ledger.ledger import ModelUse, NamespaceUse
+from vcuda.placement.affinity import NodeLabels
+from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.schemes import HAMI, SCHEMES
 
 FULL = 10

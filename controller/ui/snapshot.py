@@ -14,7 +14,7 @@ import msgspec
 
 from controller.ui.model import Amount, Row, rounded, row_of
 from controller.ui.page import Views
-from vcuda.ledger.usage import NamespaceUse
+from vcuda.ledger.ledger import NamespaceUse
 
 
 class PodRow(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from tests.e2e.installation import POLL_SECONDS, SYSTEM_NAMESPACE, Installation,
 from tests.e2e.rest import Json
 from tests.e2e.rights import account_of, named_quota
 from tests.integration.reviews import card_pod
-from vcuda.allocations.observed_pods import read_stored
+from vcuda.allocations.stored_pods import read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 

@@ -20,7 +20,7 @@ from tests.e2e.installation import POLL_SECONDS, Installation, ledger_path
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 from vcuda.ledger.ledger import Ledger, write_ledger
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 SETTLED, MENDED = "vcuda_settle_seconds_count", "vcuda_settle_mended_total"
 AHEAD = 50

@@ -33,7 +33,7 @@ from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 from vcuda.errors import ApiError, Unavailable
 from vcuda.kube import Kube, Params, QuotaPlace, Stream
-from vcuda.placement.placement import NodeLabels
+from vcuda.placement.affinity import NodeLabels
 
 pytestmark = pytest.mark.slow
 

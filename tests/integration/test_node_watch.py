@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.scripted import Script, event, item, page, stream
 from vcuda.kube import Kube, NodeInformer
-from vcuda.placement.placement import NodeLabels
+from vcuda.placement.affinity import NodeLabels
 
 LABELS = NodeLabels()
 M40, P100 = {LABELS.model: "M40"}, {LABELS.model: "P100"}

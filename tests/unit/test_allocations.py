@@ -6,8 +6,7 @@ import pytest
 
 from tests.allocated import NODE, allocated_pod, marks
 from tests.builders import LABELS, view
-from vcuda.allocations.annotations import Allocation, Keys
-from vcuda.allocations.observed_pods import read_stored
+from vcuda.allocations.stored_pods import Allocation, Keys, read_stored
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from controller.violations import Finding, Kind, audit
 from tests.builders import LABELS, MODEL, nodes, vcuda_pod, view
-from vcuda.allocations.observed_pods import StoredPod, read_stored
+from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.placement.placement import Nodes
-from vcuda.quota.charge import Charge, fits, total
-from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, fits, total
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})
 FOUR = NamespaceQuota({"M40": Limit(400)})

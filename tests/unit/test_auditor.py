@@ -17,7 +17,7 @@ from tests.api_double import ApiDouble, Script, lost_request
 from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
 from tests.replicas import Clock
 from tests.waiting import PATIENT
-from vcuda.allocations.observed_pods import StoredPod, read_stored
+from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.client import refusal

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.quota.charge import Charge, Shortage, Usage, cards, exceeded, fits, mebibytes
-from vcuda.quota.model import Limit
+from vcuda.quota.model import Charge, Limit, Shortage, Usage, cards, exceeded, fits, mebibytes
 
 CHARGES = st.builds(Charge, st.integers(0, 2000), st.integers(0, 100_000), st.integers(0, 2000))
 LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_000))

@@ -36,8 +36,7 @@ from vcuda.placement.placement import (
     read_pin,
     write_figures,
 )
-from vcuda.quota.charge import Charge, Shortage, Usage
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
 from vcuda.requests.pod_request import read_request
 
 

@@ -10,8 +10,7 @@ from tests.api_double import ApiDouble
 from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, LEDGER, POD, Clock, Replica, demand, kinds, together
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
-from vcuda.quota.charge import Charge, Usage
-from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledger_client import VIEW_AGE
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"

@@ -11,7 +11,7 @@ from tests.replicas import CARD, LEDGER, Clock, Replica, demand, kinds, together
 from tests.waiting import Deadline
 from vcuda.errors import Unavailable, UnreadableLedger
 from vcuda.ledger.ledger import Admitted, Refused
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 from webhook.ledger_client import TOO_MANY, UNSURE
 
 # Other writers

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from controller.extender.strategy import Order, Placement, least_free, packed
 from tests.decisions import Step, steps
-from vcuda.allocations.annotations import annotations_for
-from vcuda.allocations.cards import CardRequest, read_wish
+from vcuda.allocations.cards import CardRequest, annotations_for, read_wish
 
 Answer = tuple[tuple[str, ...], Mapping[str, str]]
 """The nodes that pass, and the annotations written, but for the time."""

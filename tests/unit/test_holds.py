@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.quota.charge import Charge, Usage
+from vcuda.quota.model import Charge, Usage
 from webhook.choices import HOLD, RecentChoices
 
 CARD = Charge(100, 0, 100)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, TooManyPending, admit, by_model
-from vcuda.quota.charge import Charge, Shortage, Usage
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
 CARD = Pending("M40", Charge(100, 0, 100))

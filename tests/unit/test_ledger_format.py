@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcuda.ledger.ledger import MOST_PENDING, Ledger, Pending, read_ledger, write_ledger
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 SAMPLE = Path(__file__).parents[1] / "data" / "ledger-format-1.json"
 CHARGES = st.builds(Charge, st.integers(0, 800), st.integers(0, 10_000), st.integers(0, 800))

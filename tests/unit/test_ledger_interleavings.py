@@ -16,8 +16,7 @@ from hypothesis.stateful import (
 )
 
 from vcuda.ledger.ledger import Admitted, Refused
-from vcuda.quota.charge import Charge, Usage
-from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
 
 MODELS = ("M40", "P100")

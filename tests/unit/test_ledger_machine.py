@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, admit, is_older, settle
-from vcuda.quota.charge import Charge
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
 MODELS = ("M40", "P100")
 models = st.sampled_from(MODELS)

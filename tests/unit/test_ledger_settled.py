@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcuda.ledger.ledger import Ledger, ObservedPods, Pending, is_older, settle
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 CARD = Pending("M40", Charge(100, 0, 100))
 ONE, TWO = ({"M40": Charge(100 * count, 0, 100 * count)} for count in (1, 2))

@@ -11,8 +11,7 @@ import yaml
 
 from tests.builders import LABELS, MODEL, Manifest, container, vcuda_pod, view
 from vcuda.errors import BadInput, QuotaFault
-from vcuda.quota.charge import Charge
-from vcuda.quota.model import Limit
+from vcuda.quota.model import Charge, Limit
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import MOST_PODS, Workload, workloads_in
 from webhook.manifests import read_nodes, read_quota, read_workloads

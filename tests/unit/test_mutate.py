@@ -11,10 +11,9 @@ import pytest
 
 from tests.builders import MODEL, Manifest, container, facts, held_to, pod, required, requirement, review, vcuda_pod
 from vcuda.errors import Unavailable
-from vcuda.placement.patches import Hints
-from vcuda.quota.charge import Charge, Usage
-from vcuda.quota.model import Limit, Mode, NamespaceQuota
-from vcuda.review import AdmissionResponse
+from vcuda.k8s_types import AdmissionResponse
+from vcuda.placement.affinity import Hints
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.choices import RecentChoices
 from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
 from webhook.mutate import mutate

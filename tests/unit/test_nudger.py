@@ -8,7 +8,7 @@ from controller.retrier import Nudger
 from tests.api_double import ApiDouble
 from tests.builders import LABELS
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
-from vcuda.quota.charge import OVER_QUOTA
+from vcuda.quota.model import OVER_QUOTA
 
 JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
 

@@ -11,8 +11,7 @@ import pytest
 from controller.retrier import Owner, RefusedOwner, Room, worth_a_try
 from tests.builders import LABELS, MODEL, container, held_to
 from vcuda.placement.placement import Nodes
-from vcuda.quota.charge import OVER_QUOTA
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import OVER_QUOTA, Limit, NamespaceQuota
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
 ONE, TWO, HALF = (

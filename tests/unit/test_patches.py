@@ -20,11 +20,11 @@ from tests import strategies
 from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, review, term, vcuda_pod, view
 from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
-from vcuda.placement.patches import MODEL_ANNOTATION, Hints, escape, patch_for, unpinned_patch
-from vcuda.placement.placement import NodeLabels, Nodes
+from vcuda.k8s_types import AdmissionResponse
+from vcuda.placement.affinity import MODEL_ANNOTATION, Hints, NodeLabels, escape, patch_for, unpinned_patch
+from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.requests.pod_request import read_request
-from vcuda.review import AdmissionResponse
 from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from tests import strategies
 from tests.builders import LABELS, MODEL, POOL, Manifest, nodes, required, requirement, term, vcuda_pod, view
 from tests.node_selection import may_run_on
-from vcuda.placement.placement import (
-    Candidates,
-    NodeLabels,
-    Nodes,
-    find_candidates,
-    read_pin,
-)
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.placement import Candidates, Nodes, find_candidates, read_pin
 from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER, Scheme

@@ -8,7 +8,7 @@ from typing import cast
 from controller.pods import PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, stored_pod, view
-from vcuda.allocations.observed_pods import StoredPod, read_stored
+from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.kube import Key, Reflector
 from vcuda.placement.placement import Nodes
 

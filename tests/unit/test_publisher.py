@@ -10,7 +10,7 @@ import structlog
 from controller.publisher import Publisher
 from tests.api_double import ApiDouble, Effect, lost_reply
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
-from vcuda.ledger.usage import NamespaceUse
+from vcuda.ledger.ledger import NamespaceUse
 
 TERMINATING = ApiError(
     403,

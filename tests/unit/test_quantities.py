@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.quantities import parse, parse_whole
+from vcuda.k8s_types import parse_quantity, parse_whole
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_no_whole_number(written: str | float, sentence: str) -> None:
 def test_no_quantity(written: str | float) -> None:
     """What apimachinery refuses is refused, and so is what only Python takes for a number."""
     with pytest.raises(ValueError, match="is no quantity"):
-        parse(written)
+        parse_quantity(written)
 
 
 @given(st.integers(0, 2**53))
@@ -119,10 +119,10 @@ def test_a_whole_number_is_the_same_however_it_is_written(number: int) -> None:
 def test_anything_is_read_or_refused_in_a_sentence(written: str) -> None:
     """Nothing but ValueError ever escapes, and what is read is an exact, finite number."""
     try:
-        number = parse(written)
+        number = parse_quantity(written)
     except ValueError:
         with pytest.raises(ValueError, match="is no quantity"):
-            parse(written)
+            parse_quantity(written)
     else:
         assert isinstance(number, Decimal)
         assert number.is_finite()

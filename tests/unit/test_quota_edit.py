@@ -11,10 +11,9 @@ import pytest
 
 from tests.builders import MODEL, POOL, nodes, review
 from vcuda.errors import Fault, Unavailable, UnreadableLedger, VcudaError
+from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
-from vcuda.quota.charge import Charge, Usage
-from vcuda.quota.model import Limit, NamespaceQuota, Quota
-from vcuda.review import AdmissionResponse, GroupVersionKind
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers
 from webhook.quota_edit import COMPARING, MOST_FAULTS, MOST_WARNINGS, check_edit

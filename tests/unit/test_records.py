@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.builders import container, pod, view
-from vcuda.allocations.annotations import PodCards, annotations_for, patch_of, read_holding
-from vcuda.allocations.cards import Share
+from vcuda.allocations.cards import PodCards, Share, annotations_for, patch_of, read_holding
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 T = "tencent.com"

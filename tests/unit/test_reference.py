@@ -19,12 +19,12 @@ OF_USERS = (
     *(
         "vcuda.requests.pod_request",
         "vcuda.placement.placement",
-        "vcuda.quota.charge",
+        "vcuda.quota.model",
         "vcuda.placement.affinity",
-        "vcuda.quantities",
-        "vcuda.review",
+        "vcuda.k8s_types",
+        "vcuda.k8s_types",
     ),
-    *("vcuda.quota.document", "vcuda.quota.values"),
+    *("vcuda.quota.document", "vcuda.quota.document"),
     *(
         "vcuda.allocations.cards",
         "controller.extender.strategy",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import asks_for_vcuda, read_request
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcuda.ledger.ledger import Ledger, ObservedPods, Pending, is_older, settle
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 MODELS = ("M40", "P100")
 UIDS = tuple("abcdef")

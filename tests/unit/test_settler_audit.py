@@ -12,7 +12,7 @@ from tests.builders import stored_pod
 from tests.replicas import Replica
 from tests.settling import Settling
 from vcuda.ledger.ledger import Ledger
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 CARD = {"tencent.com/vcuda-core": 100}
 ONE, TWO = Charge(100, 0, 100), Charge(200, 0, 200)

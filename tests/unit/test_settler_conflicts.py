@@ -10,7 +10,7 @@ from tests.api_double import ApiDouble, Effect, delivered
 from tests.replicas import Replica
 from tests.settling import Settling
 from vcuda.ledger.ledger import Ledger
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 HALF = Charge(50, 0, 50)
 GONE = Ledger({"M40": Charge(100, 0, 100)})

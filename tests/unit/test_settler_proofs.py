@@ -9,7 +9,7 @@ from tests.settling import Settling
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import Ledger, Pending
 from vcuda.placement.placement import Nodes
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 CARD = {"tencent.com/vcuda-core": 100}
 ONE = Charge(100, 0, 100)

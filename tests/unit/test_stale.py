@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.allocated import NODE, allocated_pod, marks, unix
 from tests.builders import LABELS, view
-from vcuda.allocations.observed_pods import StoredPod, read_stored
 from vcuda.allocations.stale import ABSURD, Removal, find_stale, first_stale, removal_patch
+from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 
 START = 1_700_000_000.0

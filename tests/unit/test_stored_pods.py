@@ -21,11 +21,10 @@ from tests.builders import (
     term,
     view,
 )
-from vcuda.allocations.annotations import PodCards
-from vcuda.allocations.cards import Share
-from vcuda.allocations.observed_pods import StoredPod, charges_of, read_stored
+from vcuda.allocations.cards import PodCards, Share
+from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.placement.placement import Nodes
-from vcuda.quota.charge import Charge
+from vcuda.quota.model import Charge
 
 CARD = Charge(100, 0, 100)
 NODES = nodes(**{"gpu-1": {MODEL: "P100"}, "cpu-1": {}})

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from tests.builders import container, facts, pod, review, vcuda_pod
-from vcuda.quota.charge import Charge
-from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
-from vcuda.review import AdmissionResponse, GroupVersionKind, Request, UserInfo
+from vcuda.k8s_types import AdmissionResponse, GroupVersionKind, Request, UserInfo
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from webhook.context import PolicySnapshot
 from webhook.pod_review import PodReview, malformed, subject_of
 

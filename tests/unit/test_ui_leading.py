@@ -11,10 +11,9 @@ from controller.ui.leading import UsagePage, certificate_row, cluster_cards, fra
 from controller.ui.snapshot import Certificate, ModelCards, PodRow
 from tests.builders import MODEL, nodes
 from tests.usage_samples import Sample, model_use, namespace_use
-from vcuda.allocations.observed_pods import StoredPod
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.placement import FreeCards
-from vcuda.quota.charge import Charge
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})
 

@@ -9,10 +9,10 @@ import structlog
 
 from controller.auditor import UnpinnedPods
 from tests.api_double import ApiDouble, Script, lost_reply, lost_request
-from vcuda.allocations.observed_pods import StoredPod
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.errors import ApiError
-from vcuda.ledger.usage import NamespaceUse
-from vcuda.quota.charge import Charge
+from vcuda.ledger.ledger import NamespaceUse
+from vcuda.quota.model import Charge
 
 REFUSED = ApiError(422, "metadata.name: too long")
 

@@ -6,12 +6,10 @@ import msgspec
 import pytest
 
 from tests.builders import LABELS, MODEL, nodes
-from vcuda.allocations.observed_pods import StoredPod
-from vcuda.ledger.ledger import Ledger, Pending
-from vcuda.ledger.usage import MOST_PODS, ModelUse, NamespaceUse, PodUse, report
+from vcuda.allocations.stored_pods import StoredPod
+from vcuda.ledger.ledger import MOST_PODS, Ledger, ModelUse, NamespaceUse, Pending, PodUse, report
 from vcuda.placement.placement import Nodes
-from vcuda.quota.charge import Charge
-from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 
 CARD = Charge(100, 0, 100)
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(250, 1000)})

@@ -24,9 +24,8 @@ from tests.builders import (
     vcuda_pod,
 )
 from vcuda.errors import Unavailable
-from vcuda.quota.charge import Charge
-from vcuda.quota.model import Limit, NamespaceQuota
-from vcuda.review import AdmissionResponse, UserInfo
+from vcuda.k8s_types import AdmissionResponse, UserInfo
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.choices import RecentChoices
 from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
 from webhook.validate import validate

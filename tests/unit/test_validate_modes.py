@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.builders import Manifest, facts, held_to, pod_of_cores, review, stored_pod
-from vcuda.quota.charge import Charge
-from vcuda.quota.model import Limit, Mode, NamespaceQuota
-from vcuda.review import AdmissionResponse
+from vcuda.k8s_types import AdmissionResponse
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 from webhook.choices import RecentChoices
 from webhook.ledgers import MemoryLedgers
 from webhook.validate import validate

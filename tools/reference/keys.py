@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import ROOT, strings
-from vcuda.allocations.annotations import RECORDS
+from vcuda.allocations.cards import RECORDS
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 _KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")

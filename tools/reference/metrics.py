@@ -22,8 +22,7 @@ from controller.node.agent import SweepMetrics
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import strings
 from vcuda.kube import Kube, QuotaPlace
-from vcuda.placement.patches import Hints
-from vcuda.placement.placement import NodeLabels
+from vcuda.placement.affinity import Hints, NodeLabels
 from vcuda.tls import ServingCertificate
 from webhook.assembly import Cluster
 from webhook.context import ClusterPolicy

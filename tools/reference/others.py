@@ -24,8 +24,8 @@ from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from tools.reference.told import Chapter, Told
 from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, read_cards, read_wish
-from vcuda.allocations.observed_pods import read_stored
 from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks
+from vcuda.allocations.stored_pods import read_stored
 from vcuda.errors import UnsupportedVersion
 from vcuda.k8s_types import Node, ObjectMeta, Pod
 from vcuda.kube import Heard, InvolvedObject, Kube, QuotaInformer, QuotaPlace

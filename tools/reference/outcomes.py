@@ -66,7 +66,7 @@ def in_the_source() -> set[str]:
     return found
 
 
-_ANSWERS = ("vcuda.review.AdmissionResponse", "webhook.pod_review.refused")
+_ANSWERS = ("vcuda.k8s_types.AdmissionResponse", "webhook.pod_review.refused")
 
 
 def incidents() -> set[str]:

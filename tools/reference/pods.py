@@ -15,14 +15,12 @@ from tests.builders import MODEL, POOL, held_to, required, requirement, term, vc
 from tests.integration.reviews import review_of
 from tools.reference.told import Chapter, Told
 from vcuda.errors import BadReview, UnreadableLedger
-from vcuda.k8s_types import ConfigMap, ObjectMeta
+from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
 from vcuda.kube import NamedLedger
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
-from vcuda.quota.charge import Charge, Shortage, Usage, exceeded
-from vcuda.quota.model import Limit, Mode, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.requests.pod_request import read_request
-from vcuda.review import AdmissionResponse, GroupVersionKind
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
 from webhook.choices import RecentChoices

@@ -12,13 +12,12 @@ from tests.builders import MODEL, POOL
 from tools.reference.sources import sentences
 from tools.reference.told import Chapter, Told
 from vcuda.errors import QuotaFault, Unavailable
+from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
 from vcuda.quota import yaml as quota_syntax
-from vcuda.quota.charge import Charge, Usage
 from vcuda.quota.document import MAX_NAMESPACES, parse_quota
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
-from vcuda.review import AdmissionResponse, GroupVersionKind
 from webhook.ledgers import Ledgers, MemoryLedgers
 from webhook.quota_edit import COMPARING, MOST_FAULTS, MOST_WARNINGS, check_edit
 

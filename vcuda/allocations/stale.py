@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.allocations.annotations import Allocation
-from vcuda.allocations.observed_pods import StoredPod
+from vcuda.allocations.stored_pods import Allocation, StoredPod
 from vcuda.k8s_types import Node
-from vcuda.placement.patches import escape
+from vcuda.placement.affinity import escape
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 ABSURD = 86_400.0

@@ -14,8 +14,8 @@ from vcuda.k8s_types import ConfigMap, Node, NodeStatus, ObjectMeta
 from vcuda.kube.client import Kube, segment
 from vcuda.kube.events import Event, InvolvedObject, post_event
 from vcuda.kube.reflector import Reflector
-from vcuda.placement.affinity import Labels
-from vcuda.placement.placement import CONFIG_MAP, KEY, FreeCardsByPool, NodeLabels, Nodes, read_figures
+from vcuda.placement.affinity import Labels, NodeLabels
+from vcuda.placement.placement import CONFIG_MAP, KEY, FreeCardsByPool, Nodes, read_figures
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Quota
 from vcuda.requests.schemes import SCHEMES

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from vcuda.allocations.observed_pods import StoredPod, charges_of, read_stored
+from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.errors import Conflict, NotFound, UnreadableLedger
 from vcuda.k8s_types import ConfigMap, Pod
 from vcuda.kube.client import Kube, segment

@@ -7,17 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from vcuda.k8s_types import Pod
-from vcuda.placement.affinity import Labels, Term, limited_values, terms_of
-from vcuda.quota.charge import CORES_PER_CARD, Charge, Shortage, Usage, cards, fits
-from vcuda.quota.model import NamespaceQuota
+from vcuda.placement.affinity import Labels, NodeLabels, Term, limited_values, terms_of
+from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Shortage, Usage, cards, fits
 from vcuda.requests.schemes import Scheme
-
-
-class NodeLabels(msgspec.Struct, frozen=True):
-    """The node labels that hold a node's GPU model and its pool."""
-
-    model: str = "gaia.tencent.com/gpu-model"
-    pool: str = "gaia.tencent.com/gpu-pool"
 
 
 class Nodes(msgspec.Struct, frozen=True):

@@ -16,8 +16,10 @@ example are such names: an entry for them would never apply to anything.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from decimal import ROUND_DOWN, Context, Decimal, Inexact
 from typing import Annotated, Any
 
 from pydantic import (
@@ -33,35 +35,156 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
-from vcuda.quota import values
 from vcuda.quota.model import SYSTEM_NAMESPACES, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.yaml import Found, Place, Plain, read_text
 
 MAX_NAMESPACES = 10_000
 """Namespaces in one document: as many as Kubernetes itself is tested with."""
+MAX_CARDS = 100_000
+"""Cards in one limit: 5,000 nodes, the most that Kubernetes supports, with 20 cards each."""
+MAX_MEMORY = MAX_CARDS * 1024 * 1024
+"""MiB in one limit: 1 TiB for each of MAX_CARDS."""
+DEFAULT = "*"
+"""The key of the entry for namespaces without their own."""
+
+_MIB = 1024 * 1024
+_MAX_SHOWN = 63
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
+_CARDS_AS_TEXT = re.compile(r"\s*0*([0-9]{1,6}(?:\.[0-9]{1,2})?)\s*", re.ASCII)
+_MEMORY_AS_TEXT = re.compile(r"[0-9.]+ ?[KMGTPE]i?B?")
 
 
-def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
-    """Return the quota that ``text`` says; an empty text limits nobody.
+class WrongValueError(ValueError):
+    """This cannot stand here; a ValueError, because those are what pydantic gathers."""
 
-    The ``*`` entry never applies to the namespaces in ``system``.
 
-    Raises QuotaFault with every fault, each with its path, in the order of the document. A text that cannot be read
-    at all (its syntax, size, nesting or number of entries) has that one fault.
+NO_NAMESPACE = (
+    "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
+)
+"""What is said of a name that no namespace can have."""
+
+
+def is_namespace_name(name: object) -> bool:
+    """Return whether it is a DNS label of RFC 1123, as the name of every namespace is (Kubernetes documentation)."""
+    return isinstance(name, str) and _DNS_LABEL.fullmatch(name) is not None
+
+
+def read_namespace_name(name: str) -> str:
+    """Return ``name`` if it is ``*`` or can be a namespace's.
+
+    The entry of any other would silently never apply.
     """
-    tree, faults = read_text(text)
-    if isinstance(tree, dict) and len(tree) > MAX_NAMESPACES:
-        raise QuotaFault((Fault("", f"there are {len(tree)} namespaces; at most {MAX_NAMESPACES} are read"),))
+    if name != DEFAULT and not is_namespace_name(name):
+        raise WrongValueError(f"{NO_NAMESPACE}, or `*` for every namespace without its own entry")
+    return name
+
+
+def read_label_value(name: object) -> str:
+    """Return the name of a model or pool if it can be the value of a node's label, which it is; empty it cannot be."""
+    if not isinstance(name, str):
+        raise WrongValueError(f"{shown(name)} is no text; write a name, in quotes")
+    if not _LABEL_VALUE.fullmatch(name):
+        raise WrongValueError(
+            f"{shown(name)} can never be a node label's value; write at most 63 letters, digits, `-`, `_` and `.`, "
+            "with a letter or digit at both ends"
+        )
+    return name
+
+
+def read_mode(value: object) -> Mode:
+    """Return the mode of this name."""
+    if isinstance(value, str) and value in list(Mode):
+        return Mode(value)
+    raise WrongValueError(f"{shown(value)} is no mode; {suggestion(value, Mode) or 'write enforce, warn or audit'}")
+
+
+def read_cores(value: object) -> int:
+    """Return the hundredths of a card that a number of cards makes: from 0 to MAX_CARDS, two decimals at most."""
+    if not isinstance(value, Decimal):
+        raise WrongValueError(_no_cards(value))
+    if not value.is_finite() or not 0 <= value <= MAX_CARDS:
+        raise WrongValueError(f"{shown(value)} is no possible number of cards; write one from 0 to {MAX_CARDS}")
     try:
-        entries = _DOCUMENT.validate_python({} if tree is None else tree)
-    except ValidationError as error:
-        faults += tuple(_found(details) for details in error.errors(include_url=False))
-    if faults:
-        raise QuotaFault(_in_document_order(tree, faults))
-    namespaces = {name: _namespace_quota(entry) for name, entry in entries.items()}
-    default = namespaces.pop(values.DEFAULT, None)
-    return Quota(namespaces, default, system)
+        hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
+    except Inexact:
+        rounded = value.quantize(Decimal("0.01"), ROUND_DOWN).normalize()
+        raise WrongValueError(f"{shown(value)} has more than two decimals; write {rounded:f}") from None
+    return int(hundredths * 100)
+
+
+def _no_cards(value: object) -> str:
+    """Return what to write instead of this, which is no number."""
+    if isinstance(value, str):
+        number = _CARDS_AS_TEXT.fullmatch(value)
+        if number:
+            return f"{shown(value)} is text; write {number[1]} without quotes"
+        if _MEMORY_AS_TEXT.fullmatch(value):
+            return f"{shown(value)} is no number of cards; write memory beside it: {{cards: 4, memory: 160Gi}}"
+    return f"{shown(value)} is no number of cards; write one such as 8 or 2.5"
+
+
+def read_memory(value: object) -> int:
+    """Return the whole MiB, rounded down, of a Kubernetes quantity in bytes: from 1 to MAX_MEMORY."""
+    amount = _bytes(value)
+    if amount is None:
+        raise WrongValueError(f"{shown(value)} is no amount of memory; write one such as 160Gi")
+    if not 0 <= amount <= MAX_MEMORY * _MIB:
+        raise WrongValueError(f"{shown(value)} is no possible amount of memory; write one up to {MAX_MEMORY // 1024}Gi")
+    if amount == 0:
+        raise WrongValueError(
+            "0 leaves no memory; leave `memory` out for no limit, or write 0 cards to block the model"
+        )
+    if amount < _MIB:
+        raise WrongValueError(f"{shown(value)} is less than 1 MiB; {_with_unit(value)}")
+    return int(amount // _MIB)
+
+
+def _bytes(value: object) -> Decimal | None:
+    """Return the bytes, None for what is no quantity."""
+    if isinstance(value, Decimal):
+        return value if value.is_finite() else None
+    try:
+        return k8s_types.parse_quantity(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _with_unit(value: object) -> str:
+    bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
+    return f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
+
+
+def shown(value: object) -> str:
+    """Return ``value`` in a form that fits into a sentence: short, on one line, printable."""
+    match value:
+        case None:
+            return "an empty value"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'"{printable(value)}"'
+        case Decimal():
+            return printable(str(value))
+        case list():
+            return "a list"
+    return "a mapping"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` cut to the length of the longest possible name, control characters escaped."""
+    cut = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+def suggestion(written: object, known: Iterable[str]) -> str:
+    """Return a question that names the one of ``known`` that resembles ``written``; empty if none does."""
+    if not isinstance(written, str) or len(written) > _MAX_SHOWN:
+        return ""
+    near = difflib.get_close_matches(written.lower(), known, n=1)
+    return f"did you mean `{near[0]}`?" if near else ""
 
 
 class _Entry(BaseModel):
@@ -73,14 +196,14 @@ class _Entry(BaseModel):
 class _LimitEntry(_Entry):
     """A limit in its long form."""
 
-    cards: Annotated[int, PlainValidator(values.cores)]
-    memory: Annotated[int | None, PlainValidator(values.memory)] = None
+    cards: Annotated[int, PlainValidator(read_cores)]
+    memory: Annotated[int | None, PlainValidator(read_memory)] = None
 
 
 def _read_limit(value: object, read_long_form: ValidatorFunctionWrapHandler) -> _LimitEntry:
     """Take a bare number of cards for the long form with nothing else in it."""
     if not isinstance(value, dict):
-        return _LimitEntry.model_construct(cards=values.cores(value))
+        return _LimitEntry.model_construct(cards=read_cores(value))
     limit: _LimitEntry = read_long_form(value)
     return limit
 
@@ -94,7 +217,7 @@ def _read_pools(value: object) -> tuple[object, ...]:
         return ()
     if not isinstance(value, list):
         example = f"[{value}]" if isinstance(value, str) else "[public]"
-        raise values.WrongValueError(f"{values.shown(value)} is no list; write one such as {values.printable(example)}")
+        raise WrongValueError(f"{shown(value)} is no list; write one such as {printable(example)}")
     seen: set[object] = set()
     marked: list[object] = []
     for item in value:
@@ -107,15 +230,15 @@ def _read_pools(value: object) -> tuple[object, ...]:
 
 def _read_pool(value: object) -> str:
     if isinstance(value, _Repeated):
-        raise values.WrongValueError("is listed twice; leave it out here")
-    return values.label_value(value)
+        raise WrongValueError("is listed twice; leave it out here")
+    return read_label_value(value)
 
 
 def _nothing_for_null(value: object) -> object:
     return {} if value is None else value
 
 
-_Model = Annotated[str, AfterValidator(values.label_value)]
+_Model = Annotated[str, AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[_LimitEntry, WrapValidator(_read_limit)]]
 
 
@@ -124,11 +247,11 @@ class _NamespaceEntry(_Entry):
 
     quota: Annotated[_Limits, BeforeValidator(_nothing_for_null)] = {}
     pool: Annotated[tuple[Annotated[str, PlainValidator(_read_pool)], ...], BeforeValidator(_read_pools)] = ()
-    mode: Annotated[Mode, PlainValidator(values.mode)] = Mode.ENFORCE
+    mode: Annotated[Mode, PlainValidator(read_mode)] = Mode.ENFORCE
 
 
 _DOCUMENT: TypeAdapter[dict[str, _NamespaceEntry]] = TypeAdapter(
-    dict[Annotated[str, AfterValidator(values.namespace_name)], _NamespaceEntry], config=ConfigDict(strict=True)
+    dict[Annotated[str, AfterValidator(read_namespace_name)], _NamespaceEntry], config=ConfigDict(strict=True)
 )
 
 
@@ -156,7 +279,7 @@ def _sentence(details: ErrorDetails) -> str:
             return _unknown_key(place)
         case "missing":
             return "is missing; write a number such as 8 or 2.5"
-    return f"{values.shown(details['input'])} stands here; {_SHAPES[len(place)]}"
+    return f"{shown(details['input'])} stands here; {_SHAPES[len(place)]}"
 
 
 _SHAPES = (
@@ -172,7 +295,7 @@ def _unknown_key(place: Place) -> str:
     keys = tuple((_LimitEntry if is_limit else _NamespaceEntry).model_fields)
     known = f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
     hint = known if is_limit else f"{known}; models belong under `quota`"
-    return f"unknown key; {values.suggestion(place[-1], keys) or hint}"
+    return f"unknown key; {suggestion(place[-1], keys) or hint}"
 
 
 def _in_document_order(tree: Plain, faults: tuple[Found, ...]) -> tuple[Fault, ...]:
@@ -196,7 +319,29 @@ def _path(place: Place) -> str:
     path = ""
     for step in place:
         if isinstance(step, str) and _SIMPLE_KEY.fullmatch(step):
-            path += f".{values.printable(step)}" if path else values.printable(step)
+            path += f".{printable(step)}" if path else printable(step)
         else:
-            path += f"[{values.printable(str(step))}]"
+            path += f"[{printable(str(step))}]"
     return path
+
+
+def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
+    """Return the quota that ``text`` says; an empty text limits nobody.
+
+    The ``*`` entry never applies to the namespaces in ``system``.
+
+    Raises QuotaFault with every fault, each with its path, in the order of the document. A text that cannot be read
+    at all (its syntax, size, nesting or number of entries) has that one fault.
+    """
+    tree, faults = read_text(text)
+    if isinstance(tree, dict) and len(tree) > MAX_NAMESPACES:
+        raise QuotaFault((Fault("", f"there are {len(tree)} namespaces; at most {MAX_NAMESPACES} are read"),))
+    try:
+        entries = _DOCUMENT.validate_python({} if tree is None else tree)
+    except ValidationError as error:
+        faults += tuple(_found(details) for details in error.errors(include_url=False))
+    if faults:
+        raise QuotaFault(_in_document_order(tree, faults))
+    namespaces = {name: _namespace_quota(entry) for name, entry in entries.items()}
+    default = namespaces.pop(DEFAULT, None)
+    return Quota(namespaces, default, system)

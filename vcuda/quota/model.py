@@ -6,7 +6,8 @@ These are the values that decisions are made from; ``vcuda.quota.document`` read
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -73,3 +74,147 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 EMPTY = Quota()
+
+
+CORES_PER_CARD = 100
+
+OVER_QUOTA = "exceeded GPU quota"
+"""How every refusal for want of quota begins. Kubernetes keeps of it only this text, in conditions and Events."""
+
+
+class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What one pod, or many together, take from a namespace's quota of one model.
+
+    ``cores`` are hundredths of a card. ``memory`` is what was asked for in MiB. ``card_memory`` counts what was asked
+    for as a share of a card's whole memory, in hundredths of a card: an exclusive card, or a percentage. What a card's
+    memory is worth in MiB follows from the limit in force (`memory_under`), so a changed limit never makes a record
+    wrong.
+    """
+
+    cores: int = 0
+    memory: int = 0
+    card_memory: int = 0
+
+    def __add__(self, other: Charge) -> Charge:
+        return Charge(self.cores + other.cores, self.memory + other.memory, self.card_memory + other.card_memory)
+
+    def __sub__(self, other: Charge) -> Charge:
+        return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
+
+    def peak(self, other: Charge) -> Charge:
+        """Return the larger of the two, resource by resource, as Kubernetes sets init containers against the rest."""
+        return Charge(
+            max(self.cores, other.cores),
+            max(self.memory, other.memory),
+            max(self.card_memory, other.card_memory),
+        )
+
+    def memory_under(self, limit: Limit) -> int:
+        """Return the memory in MiB, with a card's memory worth the limit's memory divided by its cards, rounded up."""
+        if not limit.memory or not limit.cores:
+            return self.memory
+        return self.memory + -(-self.card_memory * limit.memory // limit.cores)
+
+    def __str__(self) -> str:
+        parts = [cards(self.cores)]
+        if self.memory:
+            parts.append(mebibytes(self.memory))
+        return ", ".join(parts)
+
+
+def total(charges: Iterable[Charge]) -> Charge:
+    """Return the sum. Adding them one to the next would make a Charge for each: this is on the path of every pod."""
+    cores = memory = card_memory = 0
+    for charge in charges:
+        cores += charge.cores
+        memory += charge.memory
+        card_memory += charge.card_memory
+    return Charge(cores, memory, card_memory)
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """How much of one model a namespace uses: ``used`` is everything, ``pending`` the part not yet seen stored."""
+
+    used: Charge = Charge()
+    pending: Charge = Charge()
+
+
+def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
+    """Return whether ``asked`` on top of ``used`` stays within the limit, in cores and, where limited, in memory."""
+    total = used + asked
+    if total.cores > limit.cores:
+        return False
+    return limit.memory is None or total.memory_under(limit) <= limit.memory
+
+
+class Shortage(msgspec.Struct, frozen=True, gc=False):
+    """A request that does not fit a limit, with every figure a person needs to see why."""
+
+    model: str
+    asked: Charge
+    usage: Usage
+    limit: Limit
+
+    @property
+    def in_cores(self) -> bool:
+        """Whether the refusal is about cores: they are short, and it is not the memory alone that can never fit."""
+        short = (self.usage.used + self.asked).cores > self.limit.cores
+        memory = self.limit.memory
+        hopeless = memory is not None and self.asked.memory_under(self.limit) > memory
+        return short and (self.asked.cores > self.limit.cores or not hopeless)
+
+    @property
+    def can_never_fit(self) -> bool:
+        """Whether the request is over the limit even with nothing else running."""
+        return not fits(self.limit, Charge(), self.asked)
+
+    def sentence(self, namespace: str) -> str:
+        """Return the refusal that people see in kubectl and in their ReplicaSet's events."""
+        where = f"{self.model} in namespace {namespace}"
+        if self.in_cores:
+            return self._sentence(where, cards, self._cores())
+        return self._sentence(f"memory of {where}", mebibytes, self._memory())
+
+    def _sentence(self, what: str, render: Callable[[int], str], figures: _Figures) -> str:
+        def bare(amount: int) -> str:
+            return render(amount).partition(" ")[0]
+
+        asked, used, pending, limit = figures
+        missing = "can never fit" if self.can_never_fit else f"{bare(used + asked - limit)} more needed"
+        taken = f"used: {bare(used)} ({bare(pending)} pending)"
+        return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(limit)}, {missing}"
+
+    def _cores(self) -> _Figures:
+        usage = self.usage
+        return _Figures(self.asked.cores, usage.used.cores, usage.pending.cores, self.limit.cores)
+
+    def _memory(self) -> _Figures:
+        usage, limit = self.usage, self.limit
+        used = usage.used.memory_under(limit)
+        total = (usage.used + self.asked).memory_under(limit)
+        return _Figures(total - used, used, usage.pending.memory_under(limit), limit.memory or 0)
+
+
+class _Figures(NamedTuple):
+    """The four amounts of a refusal, all in one unit."""
+
+    asked: int
+    used: int
+    pending: int
+    limit: int
+
+
+def exceeded(namespace: str, *shortages: Shortage) -> str:
+    """Return the message for a request that fits none of the models it may use."""
+    return f"{OVER_QUOTA}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
+
+
+def cards(cores: int) -> str:
+    """Render hundredths of a card: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``."""
+    amount = f"{cores / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
+    return f"{amount} card" if amount == "1" else f"{amount} cards"
+
+
+def mebibytes(memory: int) -> str:
+    """Render MiB."""
+    return f"{memory} MiB"

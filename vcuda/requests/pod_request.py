@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from vcuda.errors import Fault
-from vcuda.k8s_types import Container, Pod, Quantity
-from vcuda.quantities import parse_whole
-from vcuda.quota.charge import CORES_PER_CARD, Charge, total
+from vcuda.k8s_types import Container, Pod, Quantity, parse_whole
+from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.requests.schemes import SCHEME_OF_RESOURCE, Scheme
 
 MALFORMED = "malformed GPU request"

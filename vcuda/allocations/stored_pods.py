@@ -1,0 +1,151 @@
+"""The allocation that schedulers and device plugins have written on a pod."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from vcuda.allocations.cards import PodCards, read_holding
+from vcuda.k8s_types import MIRROR_ANNOTATION, Pod
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.placement import Nodes, read_pin
+from vcuda.quota.model import Charge
+from vcuda.requests.pod_request import asks_for_vcuda, read_request
+from vcuda.requests.schemes import SCHEMES, Scheme, is_named
+
+
+def _split(names: Iterable[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the names that are whole keys, and those that are the beginning of keys."""
+    every = frozenset(names)
+    prefixes = tuple(name for name in every if name.endswith("-"))
+    return every.difference(prefixes), prefixes
+
+
+_ANNOTATIONS, _PREFIXES = _split(name for scheme in SCHEMES for name in scheme.allocation_annotations)
+_LABELS, _ = _split(name for scheme in SCHEMES for name in scheme.allocation_labels)
+
+
+class Keys(msgspec.Struct, frozen=True, gc=False):
+    """The annotations and labels of one scheme's allocation."""
+
+    annotations: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+class Allocation(msgspec.Struct, frozen=True, gc=False):
+    """The allocation annotations and labels on a pod, of every scheme, and whose they are.
+
+    ``schemes``: those that the pod asks by come first. Two vendors share names (``nvidia.com/predicate-node``): a key
+    belongs to the first of the schemes that has it.
+    """
+
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    schemes: tuple[Scheme, ...]
+
+    def get(self, key: str | None) -> str | None:
+        """Return the value of an annotation or label; None where it is absent or empty."""
+        if key is None:
+            return None
+        return self.annotations.get(key) or self.labels.get(key) or None
+
+    def keys_of(self, scheme: Scheme) -> Keys:
+        """Return what belongs to a scheme; nothing where it is none of ``schemes``."""
+        return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
+
+
+def read_allocation(pod: Pod, asked: tuple[Scheme, ...]) -> Allocation | None:
+    """Return the allocation on a pod that asks by these schemes; None where there is none.
+
+    A pod may carry what no scheme that it asks by has written: its manifest was copied from another.
+    """
+    annotations = {sys.intern(key): value for key, value in pod.annotations.items() if _is_allocation(key)}
+    labels = {sys.intern(key): value for key, value in pod.labels.items() if key in _LABELS}
+    if not annotations and not labels:
+        return None
+    order = dict.fromkeys((*asked, *SCHEMES))
+    found = {name for name, _ in _claims(annotations, labels, order)}
+    return Allocation(annotations, labels, tuple(scheme for scheme in order if scheme.name in found))
+
+
+def _is_allocation(key: str) -> bool:
+    return key in _ANNOTATIONS or key.startswith(_PREFIXES)
+
+
+def _claims(annotations: Iterable[str], labels: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[tuple[str, Keys]]:
+    """Give each key to the first scheme that has it; yield the name of each that got some, with what it got."""
+    left, left_labels = tuple(annotations), tuple(labels)
+    for scheme in schemes:
+        keys = Keys(
+            tuple(key for key in left if is_named(key, scheme.allocation_annotations)),
+            tuple(key for key in left_labels if is_named(key, scheme.allocation_labels)),
+        )
+        if keys.annotations or keys.labels:
+            yield scheme.name, keys
+        left = tuple(key for key in left if key not in keys.annotations)
+        left_labels = tuple(key for key in left_labels if key not in keys.labels)
+
+
+FINISHED = ("Succeeded", "Failed")
+
+
+class StoredPod(msgspec.Struct, frozen=True):
+    """What is kept of a vcuda pod that is stored.
+
+    ``model`` is what its spec holds it to, or None; ``node`` is the node it is bound to, or empty. ``live``: it holds,
+    or will hold, its cards; a terminating pod does too, until its containers have ended. ``allocation`` is what its
+    scheduler and device plugin have written on it; None where that is nothing. ``holding`` are the cards that this
+    gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted. ``mirror``:
+    it shows a static pod, which runs whatever becomes of it here.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    model: str | None
+    node: str
+    live: bool
+    charge: Charge
+    created: str
+    allocation: Allocation | None = None
+    holding: PodCards | None = None
+    version: str = ""
+    terminating: bool = False
+    mirror: bool = False
+
+    def model_on(self, nodes: Nodes) -> str | None:
+        """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
+        return self.model or (nodes.model_of(self.node) if self.node else None)
+
+
+def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
+    """Return what is kept of a pod, or None where it asks for no vcuda."""
+    if not asks_for_vcuda(pod):
+        return None
+    metadata = pod.metadata
+    request = read_request(pod)
+    return StoredPod(
+        uid=metadata.uid,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        model=read_pin(pod, labels).model,
+        node=pod.spec.node_name,
+        live=pod.status is None or pod.status.phase not in FINISHED,
+        charge=request.charge,
+        created=metadata.creation_timestamp or "",
+        allocation=read_allocation(pod, request.schemes),
+        holding=read_holding(pod),
+        version=metadata.resource_version,
+        terminating=metadata.deletion_timestamp is not None,
+        mirror=MIRROR_ANNOTATION in pod.annotations,
+    )
+
+
+def charges_of(pods: Iterable[StoredPod], nodes: Nodes) -> Iterator[tuple[str, Charge]]:
+    """Yield (model, charge) of every pod that holds cards of a known model."""
+    for pod in pods:
+        model = pod.model_on(nodes) if pod.live else None
+        if model:
+            yield model, pod.charge
