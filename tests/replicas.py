@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 
 from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS
-from tests.waiting import PATIENT, Deadline
+from tests.waiting import PATIENT
 from vcuda.kube import LedgerStore
-from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.placement.placement import Nodes
-from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from webhook.ledger_client import ClusterLedgers
-from webhook.ledgers import ChargeRequest, RetryLater
+from webhook.ledgers import ChargeRequest, Decision
 from webhook.metrics import LedgerMetrics
 
 LEDGER = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-team-a"
@@ -24,7 +24,6 @@ POD = "/api/v1/namespaces/team-a/pods/train-0"
 
 FOUR = NamespaceQuota({"M40": Limit(400)})
 CARD = Charge(100, 0, 100)
-Decision = Admitted | Refused | RetryLater
 
 
 class Clock:
@@ -36,20 +35,31 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+async def no_pause(_seconds: float) -> None:
+    """Go on at once, where the code under test would spread what several replicas do."""
 
 
 class Replica:
     """One webhook's ledgers, and how often each of its metrics has counted."""
 
-    def __init__(self, api: ApiDouble) -> None:
+    def __init__(self, api: ApiDouble, clock: Clock | None = None) -> None:
         self._registry = CollectorRegistry()
         self.store = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS))
-        self.ledgers = ClusterLedgers(self.store, LedgerMetrics(self._registry))
+        metrics = LedgerMetrics(self._registry)
+        self.ledgers = ClusterLedgers(
+            self.store, metrics, clock.monotonic if clock else time.monotonic, clock.sleep if clock else no_pause
+        )
 
     def charge(self, uid: str, **fields: object) -> Decision:
-        return self.ledgers.charge(demand(uid, **fields))
+        """Charge from a thread without an event loop; from within a call, too, as another process would."""
+        return asyncio.run(self.ledgers.charge(asked(uid, **fields)))
+
+    def usage(self, namespace: str = "team-a") -> Mapping[str, Usage]:
+        return asyncio.run(self.ledgers.usage(namespace))
 
     def counted(self, metric: str) -> float | None:
         return self._registry.get_sample_value(f"vcuda_ledger_{metric}")
@@ -58,10 +68,10 @@ class Replica:
         return list(self.store.read("team-a").ledger.pending)
 
 
-def demand(uid: str, **fields: object) -> ChargeRequest:
+def asked(uid: str, **fields: object) -> ChargeRequest:
     """Return the charge of one card under a limit of four, with ample time; ``fields`` stand over these."""
     given = {"namespace": "team-a", "uid": uid, "model": "M40", "charge": CARD}
-    return ChargeRequest(**{**given, "quota": FOUR, "deadline": Deadline(), **fields})  # type: ignore[arg-type]  # the fields of a test
+    return ChargeRequest(**{**given, "quota": FOUR, "deadline": time.monotonic() + PATIENT, **fields})  # type: ignore[arg-type]  # the fields of a test
 
 
 def kinds(decisions: Iterable[Decision]) -> list[str]:
@@ -85,13 +95,14 @@ class Gate:
 
 def together(api: ApiDouble, replica: Replica, first: ChargeRequest, rest: Sequence[ChargeRequest]) -> list[Decision]:
     """Have the rest arrive, in order, while the first is being decided; they are the next group."""
-    gate = Gate(api)
-    with ThreadPoolExecutor(len(rest) + 1) as executor:
-        callers: list[Future[Decision]] = [executor.submit(replica.ledgers.charge, first)]
-        assert gate.arrived.wait(PATIENT)
-        for each in rest:
-            callers.append(executor.submit(replica.ledgers.charge, each))
-            assert isinstance(each.deadline, Deadline)
-            assert each.deadline.read.wait(PATIENT)
+
+    async def arrive() -> list[Decision]:
+        gate = Gate(api)
+        callers = [asyncio.create_task(replica.ledgers.charge(first))]
+        assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
+        callers += [asyncio.create_task(replica.ledgers.charge(each)) for each in rest]
+        await asyncio.sleep(0)  # each stands in the queue
         gate.opened.set()
-        return [caller.result(PATIENT) for caller in callers]
+        return await asyncio.gather(*callers)
+
+    return asyncio.run(arrive())

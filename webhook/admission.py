@@ -69,50 +69,50 @@ _NAMED = msgspec.json.Decoder(_Named)
 class Service(msgspec.Struct, frozen=True):
     """Everything a review is answered from."""
 
-    facts: PolicySource
+    policy: PolicySource
     ledgers: Ledgers
     metrics: Metrics
     gate: Gate
     log: structlog.typing.FilteringBoundLogger
     place: QuotaPlace = QuotaPlace()
-    holds: RecentChoices = msgspec.field(default_factory=RecentChoices)
+    choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
 
     @property
     def ready(self) -> bool:
         """Whether the quota has been read and the replica is not about to stop."""
-        return not self.gate.leaving and self.facts.current() is not None
+        return not self.gate.leaving and self.policy.current() is not None
 
-    def answer(self, path: str, body: bytes, timeout: float) -> bytes:
+    async def answer(self, path: str, body: bytes, timeout: float) -> bytes:
         """Return the review that answers the one in ``body``; ``timeout`` is the API server's, in seconds.
 
         Raises:
             BadReview: the body is no review this server answers.
-            Unreachable: it cannot be answered now; nothing is allowed because something failed.
+            Unavailable: it cannot be answered now; nothing is allowed because something failed.
 
         """
         started = time.perf_counter()
         if self.gate.closed:
             raise NotReady("this replica is stopping")
         request = read_review(body)
-        answer = self._decide(path, request, timeout)
+        answer = await self._decide(path, request, timeout)
         reply = write_review(request.uid, answer)
         seconds = time.perf_counter() - started
         self.metrics.observe(path, answer, seconds)
         self._log(path, request, answer, seconds)
         return reply
 
-    def _decide(self, path: str, request: Request, timeout: float) -> AdmissionResponse:
+    async def _decide(self, path: str, request: Request, timeout: float) -> AdmissionResponse:
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
-            return check_edit(request, self.place, self.facts.current(), self.ledgers)
-        facts = self.facts.current()
-        if facts is None:
-            return _without_facts(request)
+            return await check_edit(request, self.place, self.policy.current(), self.ledgers)
+        policy = self.policy.current()
+        if policy is None:
+            return _without_policy(request)
         try:
             if path == "/mutate":
-                return mutate(request, facts, self.ledgers, self.holds)
+                return await mutate(request, policy, self.ledgers, self.choices)
             deadline = time.monotonic() + max(timeout - MARGIN, MARGIN)
-            return validate(request, facts, self.ledgers, self.holds, deadline)
+            return await validate(request, policy, self.ledgers, self.choices, deadline)
         except UnreadableLedger as error:
             # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
             return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
@@ -138,7 +138,7 @@ class Service(msgspec.Struct, frozen=True):
         )
 
 
-def _without_facts(request: Request) -> AdmissionResponse:
+def _without_policy(request: Request) -> AdmissionResponse:
     """Let pods pass that are none of the quota's business, whatever it says; the others have to wait for it."""
     pod = vcuda_pod_of(request)
     if isinstance(pod, AdmissionResponse):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import threading
 from http import HTTPStatus
 from typing import IO
 from urllib.parse import parse_qs
@@ -28,9 +30,11 @@ COME_AGAIN = {"Retry-After": "1", "Connection": "close"}
 def create_app(service: Service) -> flask.Flask:
     """Return the WSGI application that serves the reviews, the health checks and the metrics."""
     app = flask.Flask("webhook", static_folder=None)
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="decisions", daemon=True).start()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     for path in ("/mutate", "/validate", "/quota"):
-        app.add_url_rule(path, path, _reviews(service, path), methods=["POST"])
+        app.add_url_rule(path, path, _reviews(service, loop, path), methods=["POST"])
     app.add_url_rule("/healthz", "healthz", lambda: _text("ok"))
     app.add_url_rule("/readyz", "readyz", lambda: _readiness(service))
     app.add_url_rule("/metrics", "metrics", lambda: flask.Response(service.metrics.render(), content_type=CONTENT_TYPE))
@@ -38,7 +42,7 @@ def create_app(service: Service) -> flask.Flask:
     return app
 
 
-def _reviews(service: Service, path: str) -> flask.typing.RouteCallable:
+def _reviews(service: Service, loop: asyncio.AbstractEventLoop, path: str) -> flask.typing.RouteCallable:
     def view() -> flask.Response:
         # Once, and not for every attribute: this is the hot path.
         request = flask.request._get_current_object()  # type: ignore[attr-defined]  # a proxy, typed as a Request
@@ -46,7 +50,8 @@ def _reviews(service: Service, path: str) -> flask.typing.RouteCallable:
             raise BadReview(f"the body must be {JSON}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         timeout = _timeout(request.query_string)
         body = _read(request.environ["wsgi.input"])
-        return flask.Response(service.answer(path, body, timeout), content_type=JSON)
+        answer = asyncio.run_coroutine_threadsafe(service.answer(path, body, timeout), loop).result()
+        return flask.Response(answer, content_type=JSON)
 
     return view
 

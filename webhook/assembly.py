@@ -60,14 +60,14 @@ class Cluster(msgspec.Struct, frozen=True):
         kube = Kube.connect(self.kubeconfig, pool_size=self.threads + 2, version_check=check)
         quota = QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
         nodes = NodeInformer(kube, self.hints.labels)
-        facts = ClusterPolicy(quota, nodes, FreeCardsInformer(kube, self.system_namespace), self.hints)
+        policy = ClusterPolicy(quota, nodes, FreeCardsInformer(kube, self.system_namespace), self.hints)
         metrics = _metrics(certificate)
         store = LedgerStore(kube, self.system_namespace, nodes.current)
         ledgers = ClusterLedgers(store, LedgerMetrics(metrics.registry))
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
-        metrics.registry.register(ReflectorCollector(facts.reflectors()))
-        facts.start()
-        return Service(facts, ledgers, metrics, Gate(), structlog.get_logger(), self.place)
+        metrics.registry.register(ReflectorCollector(policy.reflectors()))
+        policy.start()
+        return Service(policy, ledgers, metrics, Gate(), structlog.get_logger(), self.place)
 
 
 class Standalone(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class Standalone(msgspec.Struct, frozen=True):
     nodes: Path | None
     hints: Hints
 
-    def facts(self) -> PolicySnapshot:
+    def policy(self) -> PolicySnapshot:
         """Read the files.
 
         Raises:
@@ -92,7 +92,7 @@ class Standalone(msgspec.Struct, frozen=True):
         """Return a service that answers from the files alone."""
         metrics = _metrics(certificate)
         metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
-        return Service(FixedPolicy(self.facts()), MemoryLedgers(), metrics, Gate(), structlog.get_logger())
+        return Service(FixedPolicy(self.policy()), MemoryLedgers(), metrics, Gate(), structlog.get_logger())
 
 
 def _metrics(certificate: ServingCertificate) -> Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -63,24 +64,30 @@ class Row(msgspec.Struct, frozen=True):
         return self.decision == "refused"
 
 
-def check(workloads: Iterable[Workload], facts: PolicySnapshot) -> list[Row]:
+def check(workloads: Iterable[Workload], policy: PolicySnapshot) -> list[Row]:
     """Decide every pod in order, each beside those admitted before it.
 
     Pods of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
     """
-    ledgers, holds = MemoryLedgers(), RecentChoices()
+    return asyncio.run(_check(workloads, policy))
+
+
+async def _check(workloads: Iterable[Workload], policy: PolicySnapshot) -> list[Row]:
+    ledgers, choices = MemoryLedgers(), RecentChoices()
     rows = []
     for workload in workloads:
-        decided = (_decide(workload, facts, ledgers, holds) for _ in range(workload.count))
+        decided = [await _decide(workload, policy, ledgers, choices) for _ in range(workload.count)]
         for _, alike in groupby(decided, key=lambda decision: decision[0]):
             (_, first), *others = alike
             rows.append(msgspec.structs.replace(first, count=1 + len(others)))
     return rows
 
 
-def _decide(workload: Workload, facts: PolicySnapshot, ledgers: Ledgers, holds: RecentChoices) -> tuple[Hashable, Row]:
+async def _decide(
+    workload: Workload, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
+) -> tuple[Hashable, Row]:
     """Return what becomes of one more pod, and by what it is told whether the next one fares alike."""
-    pod, answers = admit_pod(workload.pod, workload.namespace, facts, ledgers, holds)
+    pod, answers = await admit_pod(workload.pod, workload.namespace, policy, ledgers, choices)
     last = answers[-1]
     view = msgspec.convert(pod, Pod)
     charge = read_request(view).charge
@@ -100,17 +107,17 @@ def _decide(workload: Workload, facts: PolicySnapshot, ledgers: Ledgers, holds: 
     return (last.outcome, last.model, bool(last.warnings)), row
 
 
-def admit_pod(
-    pod: Manifest, namespace: str, facts: PolicySnapshot, ledgers: Ledgers, holds: RecentChoices
+async def admit_pod(
+    pod: Manifest, namespace: str, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
 ) -> tuple[Manifest, list[AdmissionResponse]]:
     """Take a pod through /mutate and /validate as the API server does; return it as stored, and both answers."""
-    answer = mutate(_request(pod, namespace), facts, ledgers, holds)
+    answer = await mutate(_request(pod, namespace), policy, ledgers, choices)
     if not answer.allowed:
         return pod, [answer]
     patched: Manifest = jsonpatch.apply_patch(pod, msgspec.json.encode(answer.patch))
     uid = str(uuid.uuid4())
     stored = {**patched, "metadata": {**patched["metadata"], "uid": uid}}
-    verdict = validate(_request(stored, namespace), facts, ledgers, holds, float("inf"))
+    verdict = await validate(_request(stored, namespace), policy, ledgers, choices, float("inf"))
     return stored, [answer, verdict]
 
 

@@ -124,7 +124,7 @@ def serve(
         if quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
         embedded = Standalone(quota, nodes, hints)
-        _or_exit(embedded.facts)
+        _or_exit(embedded.policy)
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
             _run(Settings(bind, certificates, threads, drain_seconds), embedded.make_service)
         return
@@ -174,8 +174,8 @@ def check(
     Exit status: 0 all admitted, 1 some refused, 2 bad input.
     """
     standalone = Standalone(quota, nodes, Hints(NodeLabels(model_label, pool_label), scheduler_name))
-    facts = _or_exit(standalone.facts)
-    rows = offline.check(_or_exit(lambda: read_workloads(list(manifests), namespace)), facts)
+    policy = _or_exit(standalone.policy)
+    rows = offline.check(_or_exit(lambda: read_workloads(list(manifests), namespace)), policy)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
     else:

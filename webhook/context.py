@@ -22,21 +22,21 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
 
 class PolicySource(Protocol):
-    """Where the facts come from: watched in a cluster, read from files where there is none."""
+    """Where the policy come from: watched in a cluster, read from files where there is none."""
 
     def current(self) -> PolicySnapshot | None:
-        """Return the facts in force, or None until the quota has been read once."""
+        """Return the policy in force, or None until the quota has been read once."""
 
 
 class FixedPolicy:
-    """Facts that do not change: for the embedded mode and `check`."""
+    """Policy that does not change: for the embedded mode and `check`."""
 
-    def __init__(self, facts: PolicySnapshot) -> None:
-        self._facts = facts
+    def __init__(self, policy: PolicySnapshot) -> None:
+        self._policy = policy
 
     def current(self) -> PolicySnapshot | None:
-        """Return the facts given at the start."""
-        return self._facts
+        """Return the policy given at the start."""
+        return self._policy
 
 
 class ClusterPolicy:
@@ -52,7 +52,7 @@ class ClusterPolicy:
         self._hints = hints
 
     def current(self) -> PolicySnapshot | None:
-        """Return the facts in force, or None until quota and nodes have been read once."""
+        """Return the policy in force, or None until quota and nodes have been read once."""
         quota = self._quota.current()
         if quota is None or not self._nodes.reflector.synced.is_set():
             return None

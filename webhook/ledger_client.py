@@ -2,303 +2,330 @@
 
 from __future__ import annotations
 
+import asyncio
+import enum
+import functools
 import math
 import random
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import msgspec
-
 from vcuda.errors import Conflict, Unavailable
 from vcuda.kube import LedgerStore, Stored
-from vcuda.ledger.ledger import Admitted, Ledger, Refused, is_older, settle
+from vcuda.ledger.ledger import Admitted, Ledger, is_older, settle
 from vcuda.quota.model import Usage
-from webhook.ledgers import ChargeRequest, RetryLater
+from webhook.ledgers import ChargeRequest, Decision, RetryLater
 from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
-
-
 R = TypeVar("R")
 
+# A namespace has one write under way at a time, and now and then a read: enough for thirty busy ones.
+KUBE_THREADS = 32
 
-@dataclass(eq=False, slots=True)
-class Ticket(Generic[T, R]):
-    """One caller's item, and its result once there is one. ``deadline`` is in seconds of the monotonic clock."""
+CACHED_USAGE_SECONDS = 0.5
+"""How long a ledger once read is good enough to prefer a model by; never to refuse by."""
 
-    item: T
-    deadline: float
-    result: R | None = None
-    error: BaseException | None = None
-    leads: bool = False
-    _woken: threading.Event = field(default_factory=threading.Event)
+READ_TIMEOUT_SECONDS = 3.0
+"""So short that those who wait for a read that fails still hear of it."""
 
-    @property
-    def settled(self) -> bool:
-        """Whether the caller has its result, or an error instead."""
-        return self.result is not None or self.error is not None
+WRITE_TIMEOUT_SECONDS = 3.0
+"""After which a write counts as lost, and is looked for by reading."""
 
-    def wake(self) -> None:
-        """Let its caller go on."""
-        self._woken.set()
+# A write costs the API server and etcd about as much as half a pod's creation, so under load fewer and larger ones are
+# worth more than the time. PostgreSQL's commit_delay and commit_siblings do the same.
+GATHER_SECONDS = 0.004
 
-    def wait(self) -> None:
-        """Block until woken, or until the deadline."""
-        self._woken.wait(max(self.deadline - time.monotonic(), 0))
-
-
-class Turns(Generic[T, R]):
-    """A queue whose waiting callers take turns at working it off.
-
-    The first caller leads: it takes everything that waits as one batch, has it worked off, and wakes those served.
-    When its own item is done it hands the lead to the next caller that waits, so nobody works for others for long.
-    ``gather`` is called by a leader before it takes its batch, where the one before it was of several: it may wait for
-    more to come. A caller that comes alone never waits for others.
-    """
-
-    def __init__(
-        self, work: Callable[[Sequence[Ticket[T, R]]], None], gather: Callable[[], None] = lambda: None
-    ) -> None:
-        self._work = work
-        self._gather = gather
-        self._last_batch = 0
-        self._lock = threading.Lock()
-        self._waiting: list[Ticket[T, R]] = []
-        self._led = False
-
-    def serve(self, item: T, deadline: float) -> R | None:
-        """Return the item's result, or None where the deadline came first. Raises what ``work`` raised for it."""
-        ticket: Ticket[T, R] = Ticket(item, deadline)
-        with self._lock:
-            self._waiting.append(ticket)
-            ticket.leads = not self._led
-            self._led = True
-        if not ticket.leads:
-            ticket.wait()
-        if self._leaves(ticket):
-            return None
-        if ticket.leads:
-            self._lead()
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket.result
-
-    def _leaves(self, ticket: Ticket[T, R]) -> bool:
-        """Take a caller out of the queue whose deadline has come; one that was just asked to lead does that first."""
-        with self._lock:
-            if ticket.settled or ticket.leads:
-                return False
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-            return True
-
-    def _lead(self) -> None:
-        try:
-            if self._last_batch > 1:
-                self._gather()
-            with self._lock:
-                batch, self._waiting = self._waiting, []
-            self._last_batch = len(batch)
-            self._run(batch)
-        finally:
-            self._hand_over()
-
-    def _run(self, batch: list[Ticket[T, R]]) -> None:
-        try:
-            self._work(batch)
-        except Exception as error:  # noqa: BLE001  # raised again, in the caller of each item that has no result
-            for ticket in batch:
-                if not ticket.settled:
-                    ticket.error = error
-        finally:
-            for ticket in batch:
-                ticket.wake()
-
-    def _hand_over(self) -> None:
-        with self._lock:
-            if self._waiting:
-                self._waiting[0].leads = True
-                self._waiting[0].wake()
-            else:
-                self._led = False
-
-
-Decision = Admitted | Refused | RetryLater
-Waiting = Sequence[Ticket[ChargeRequest, Decision]]
-
-VIEW_AGE = 0.5
-"""Seconds for which a ledger once read is good enough to prefer a model by; never to refuse by."""
-
-READ_TIMEOUT = 3.0
-"""Seconds after which a read has failed: so short that its callers still hear of it."""
-
-WRITE_TIMEOUT = 3.0
-"""Seconds after which a write counts as lost, and is looked for by reading."""
-
-GATHER = 0.004
-"""Seconds that a group waits for more charges, where the last one held several.
-
-A write costs the API server and etcd about as much as half a pod's creation, so under load fewer and larger ones are
-worth more than the time. PostgreSQL's commit_delay and commit_siblings do the same.
-"""
+# Two replicas that lost to each other would else meet again at every try.
+MAX_JITTER_SECONDS = 0.02
 
 TOO_MANY = RetryLater("too many charges to this namespace at once")
 UNSURE = RetryLater("it is not known whether the charge was written")
 
 
+@dataclass(eq=False, slots=True)
+class PendingCall(Generic[T, R]):
+    """One caller's item, and the future that its caller awaits.
+
+    ``deadline`` is in seconds of the monotonic clock; ``late`` is what the caller is told when it comes.
+    """
+
+    item: T
+    deadline: float
+    late: R
+    answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody waits for the answer any more: it is there, or its caller has gone."""
+        return self.answer.done()
+
+    def settle(self, result: R) -> None:
+        """Give the caller its answer, if it still waits."""
+        if not self.answer.done():
+            self.answer.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the caller, if it still waits."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class BatchCommitter(Generic[T, R]):
+    """A queue that one task works off, a batch at a time: everything that waits when a batch begins.
+
+    The task lives as long as something waits, and belongs to no caller: one that is cancelled, or whose deadline
+    comes, leaves the others as they are. ``gather`` is awaited before a batch where the one before was of several:
+    more may come in that time. Who comes alone never waits for others.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]],
+        late: R,
+        gather: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._work = work
+        self._late = late
+        self._gather = gather
+        self._clock = clock
+        self._waiting: list[PendingCall[T, R]] = []
+        self._last_batch = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def serve(self, item: T, deadline: float) -> R:
+        """Return the item's result; ``late``, as it then stands, where the deadline came first.
+
+        Raises what ``work`` raised for it.
+        """
+        call = PendingCall[T, R](item, deadline, self._late)
+        self._waiting.append(call)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        try:
+            return await asyncio.wait_for(call.answer, deadline - self._clock())
+        except TimeoutError:
+            if not call.answer.cancelled():  # the work itself raised it
+                raise
+            return call.late
+        finally:
+            # One that is in work already is cancelled there: what became of it is nobody's to hear.
+            if call in self._waiting:
+                self._waiting.remove(call)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            if self._last_batch > 1:
+                await self._gather()
+            batch, self._waiting = self._waiting, []
+            self._last_batch = len(batch)
+            await self._answer(batch)
+
+    async def _answer(self, batch: Sequence[PendingCall[T, R]]) -> None:
+        try:
+            await self._work(batch)
+        except Exception as error:  # noqa: BLE001  # raised again, in the caller of each item that has no result
+            for call in batch:
+                call.fail(error)
+        finally:
+            # Those that the work passed over, or all where the loop ends in the midst: nobody is left waiting.
+            for call in batch:
+                call.settle(call.late)
+
+
+Charging = PendingCall[ChargeRequest, Decision]
+
+
+class Outcome(enum.Enum):
+    """What became of one try to decide a group, and to write it."""
+
+    DECIDED = enum.auto()
+    CONFLICT = enum.auto()
+    UNKNOWN = enum.auto()
+
+
 class ClusterLedgers:
-    """One book per namespace. ``charge`` and ``headroom`` are the interface of `webhook.ledgers.Ledgers`."""
+    """One `NamespaceLedger` for each namespace; the interface is `webhook.ledgers.Ledgers`.
 
-    def __init__(self, store: LedgerStore, metrics: LedgerMetrics) -> None:
-        self._store = store
-        self._metrics = metrics
-        self._books: dict[str, Book] = {}
+    The API server's client blocks, so its calls run in a bounded pool of threads; all else is on the event loop.
+    ``clock`` and ``sleep`` are for tests.
+    """
 
-    def charge(self, demand: ChargeRequest) -> Decision:
+    def __init__(
+        self,
+        store: LedgerStore,
+        metrics: LedgerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        threads = ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger")
+        self._make = functools.partial(
+            NamespaceLedger, store=store, metrics=metrics, threads=threads, clock=clock, sleep=sleep
+        )
+        self._ledgers: dict[str, NamespaceLedger] = {}
+
+    async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
-        return self._book(demand.namespace).charge(demand)
+        return await self._of(request.namespace).charge(request)
 
-    def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model, as of now."""
-        return self._book(namespace).usage()
+        return await self._of(namespace).usage()
 
-    def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return what is charged to each model, as of a moment ago."""
-        return self._book(namespace).cached_usage()
+    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+        """Return what is charged to each model, as of at most `CACHED_USAGE_SECONDS` ago."""
+        return await self._of(namespace).cached_usage()
 
-    def _book(self, namespace: str) -> Book:
-        book = self._books.get(namespace)
-        if book is None:
-            book = self._books.setdefault(namespace, Book(namespace, self._store, self._metrics))
-        return book
-
-
-class Seen(msgspec.Struct, frozen=True):
-    """Usages and when they were read, in seconds of the monotonic clock."""
-
-    usages: Mapping[str, Usage]
-    at: float
+    def _of(self, namespace: str) -> NamespaceLedger:
+        ledger = self._ledgers.get(namespace)
+        if ledger is None:
+            ledger = self._ledgers[namespace] = self._make(namespace)
+        return ledger
 
 
-class Book:
+class NamespaceLedger:
     """One namespace's ledger as this replica works on it.
 
     The charges that wait are decided in order against one version, and written by one PUT with that version. What was
     written last is remembered, so the next group needs no read; whoever loses to another replica reads and decides
-    again, until the caller's deadline. Only the caller that leads touches ``_known``.
+    again, until the callers' deadlines. Only the committer's task touches what is remembered.
     """
 
-    def __init__(self, namespace: str, store: LedgerStore, metrics: LedgerMetrics) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        *,
+        store: LedgerStore,
+        metrics: LedgerMetrics,
+        threads: Executor,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
         self._namespace = namespace
         self._store = store
         self._metrics = metrics
-        self._known: Stored | None = None
-        self._seen = Seen({}, -math.inf)
-        self._turns: Turns[ChargeRequest, Decision] = Turns(self._commit, lambda: time.sleep(GATHER))
+        self._threads = threads
+        self._clock = clock
+        self._sleep = sleep
+        self._remembered: Stored | None = None
+        self._usages: Mapping[str, Usage] = {}
+        self._usages_read_at = -math.inf
+        self._committer: BatchCommitter[ChargeRequest, Decision] = BatchCommitter(
+            self._commit, TOO_MANY, lambda: sleep(GATHER_SECONDS), clock
+        )
 
-    def charge(self, demand: ChargeRequest) -> Decision:
+    async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge together with those that wait beside it."""
-        started = time.monotonic()
-        decision = self._turns.serve(demand, demand.deadline)
-        self._metrics.waited(time.monotonic() - started)
-        return decision or TOO_MANY
+        started = self._clock()
+        decision = await self._committer.serve(request, request.deadline)
+        self._metrics.waited(self._clock() - started)
+        return decision
 
-    def cached_usage(self) -> Mapping[str, Usage]:
-        """Return what is charged to each model, as of at most `VIEW_AGE` seconds ago."""
-        seen = self._seen
-        if time.monotonic() - seen.at < VIEW_AGE:
-            return seen.usages
-        return self.usage()
+    async def cached_usage(self) -> Mapping[str, Usage]:
+        """Return what is charged to each model, from memory where that is new enough."""
+        if self._clock() - self._usages_read_at < CACHED_USAGE_SECONDS:
+            return self._usages
+        return await self.usage()
 
-    def usage(self) -> Mapping[str, Usage]:
+    async def usage(self) -> Mapping[str, Usage]:
         """Return what is charged to each model, read now."""
-        return self._see(self._store.read(self._namespace, READ_TIMEOUT).ledger).usages
+        # Not remembered to decide by: the committer may be writing a later version at this moment.
+        return self._note((await self._read()).ledger)
 
-    def _see(self, ledger: Ledger) -> Seen:
-        self._seen = seen = Seen(ledger.usages(), time.monotonic())
-        return seen
+    def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
+        self._usages, self._usages_read_at = ledger.usages(), self._clock()
+        return self._usages
 
-    def _commit(self, waiting: Waiting) -> None:
-        """Give every ticket its decision. Raises Unreachable where nothing is known to be written."""
-        self._metrics.batch(len(waiting))
+    async def _commit(self, calls: Sequence[Charging]) -> None:
+        """Give every call its decision. Raises Unavailable where nothing is known to be written."""
+        self._metrics.batch(len(calls))
         unsure = False
-        while open_ := _in_time(waiting, UNSURE if unsure else TOO_MANY):
+        while open_ := self._in_time(calls):
             try:
-                written = self._attempt(open_)
+                outcome = await self._attempt(open_)
             except Unavailable:
                 if not unsure:
                     raise
-                _settle(open_, UNSURE)
+                return  # each caller is told UNSURE, which is its `late` by now
+            if outcome is Outcome.DECIDED:
                 return
-            if not written:
-                unsure = unsure or written is None
-                time.sleep(random.uniform(0, 0.02))  # noqa: S311  # spreads the replicas; guards nothing
+            unsure = unsure or outcome is Outcome.UNKNOWN
+            for call in open_:
+                # After a conflict alone nothing of ours is in the ledger: its write is known to have failed.
+                call.late = UNSURE if unsure else TOO_MANY
+            await self._sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # spreads the replicas; guards nothing
 
-    def _attempt(self, waiting: Waiting) -> bool | None:
-        """Decide against one version and write it; False if another writer was first, None if that is not known."""
-        remembered, self._known = self._known, None
-        stored = remembered or self._store.read(self._namespace, READ_TIMEOUT)
-        ledger, decisions = _decide(self._complete(stored.ledger, waiting), waiting)
+    async def _attempt(self, calls: Sequence[Charging]) -> Outcome:
+        """Decide against one version, and write it where that is needed."""
+        remembered, self._remembered = self._remembered, None
+        stored = remembered or await self._read()
+        ledger, decisions = _decide(await self._complete(stored.ledger, calls), calls)
         proves_itself = ledger is not stored.ledger and all(isinstance(decision, Admitted) for decision in decisions)
         if remembered and not proves_itself:
-            return self._attempt(waiting)  # a refusal, or a yes that writes nothing, is never taken from memory
-        if ledger is not stored.ledger and not all(ticket.item.dry_run for ticket in waiting):
-            written = self._write(ledger, stored.version)
-            if not isinstance(written, Stored):
+            # A refusal is never taken from memory: the controller may have released a charge since. Nor is a yes that
+            # writes nothing, for no compare-and-swap shows that what is remembered still holds.
+            return await self._attempt(calls)
+        if ledger is not stored.ledger and not all(call.item.dry_run for call in calls):
+            written = await self._write(ledger, stored.version, calls)
+            if isinstance(written, Outcome):
                 return written
             stored = written
         if stored.version is not None:  # one that has yet to be created counts pods, and those change unseen
-            self._known = stored
-        self._see(ledger)
-        for ticket, decision in zip(waiting, decisions, strict=True):
-            ticket.result = decision
-        return True
+            self._remembered = stored
+        self._note(ledger)
+        for call, decision in zip(calls, decisions, strict=True):
+            call.settle(decision)
+        return Outcome.DECIDED
 
-    def _complete(self, ledger: Ledger, waiting: Waiting) -> Ledger:
-        """Return the ledger with every pod in it that the callers' quota counts.
-
-        One that was last counted before the quota was edited may miss pods: those that were stored while the namespace
-        was not limited, and no leader was there to drop the ledger.
-        """
-        if any(is_older(ledger.pod_resource_version, ticket.item.counted_since) for ticket in waiting):
-            view = self._store.look(self._namespace, READ_TIMEOUT)
-            return settle(ledger, view, counted_since=view.resource_version)
+    async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
+        """Return the ledger with every pod in it that the callers' quota counts."""
+        # One that was last counted before the quota was edited may miss pods: those that were stored while the
+        # namespace was not limited, and no leader was there to drop the ledger.
+        if any(is_older(ledger.pod_resource_version, call.item.counted_since) for call in calls):
+            observed = await self._in_thread(self._store.look, self._namespace, READ_TIMEOUT_SECONDS)
+            return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
-    def _write(self, ledger: Ledger, version: str | None) -> Stored | bool | None:
+    async def _read(self) -> Stored:
+        return await self._in_thread(self._store.read, self._namespace, READ_TIMEOUT_SECONDS)
+
+    async def _write(self, ledger: Ledger, version: str | None, calls: Sequence[Charging]) -> Stored | Outcome:
+        for call in calls:
+            call.late = UNSURE  # a deadline that comes while the write is under way
         try:
-            written = self._store.write(self._namespace, ledger, version, WRITE_TIMEOUT)
+            written = await self._in_thread(self._store.write, self._namespace, ledger, version, WRITE_TIMEOUT_SECONDS)
         except Conflict:
             self._metrics.conflicts.inc()
-            return False
+            return Outcome.CONFLICT
         except Unavailable:
             self._metrics.unsure.inc()
-            return None
+            return Outcome.UNKNOWN
         self._metrics.written(written.size)
         return written
 
+    async def _in_thread(self, call: Callable[..., R], *args: object) -> R:
+        # A call under way goes on where its task ends: a write that nobody awaits lands all the same, or does not.
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
-def _decide(ledger: Ledger, waiting: Waiting) -> tuple[Ledger, list[Decision]]:
-    """Decide the tickets in order, each beside those granted before it."""
+    def _in_time(self, calls: Sequence[Charging]) -> Sequence[Charging]:
+        """Return the calls still to be decided; those whose deadline has come are told so."""
+        now = self._clock()
+        for call in calls:
+            if call.deadline <= now:
+                call.settle(call.late)
+        return [call for call in calls if not call.settled]
+
+
+def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:
+    """Decide the calls in order, each beside those granted before it."""
     decisions = []
-    for ticket in waiting:
-        decision = ticket.item.decide(ledger)
+    for call in calls:
+        decision = call.item.decide(ledger)
         decisions.append(decision)
-        if isinstance(decision, Admitted) and not ticket.item.dry_run:
+        if isinstance(decision, Admitted) and not call.item.dry_run:
             ledger = decision.ledger
     return ledger, decisions
-
-
-def _in_time(waiting: Waiting, late: RetryLater) -> Waiting:
-    """Return the tickets still to be decided; those whose deadline has come are told to come again."""
-    now = time.monotonic()
-    _settle([ticket for ticket in waiting if not ticket.settled and ticket.deadline <= now], late)
-    return [ticket for ticket in waiting if not ticket.settled]
-
-
-def _settle(tickets: Waiting, decision: Decision) -> None:
-    for ticket in tickets:
-        ticket.result = decision

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -28,7 +27,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     counted_since: str = ""
     dry_run: bool = False
 
-    def decide(self, ledger: Ledger) -> Admitted | Refused | RetryLater:
+    def decide(self, ledger: Ledger) -> Decision:
         """Decide against one version of the namespace's ledger; nothing is written."""
         asked = Pending(self.model, self.charge)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
@@ -43,26 +42,29 @@ class RetryLater(msgspec.Struct, frozen=True):
     reason: str
 
 
+Decision = Admitted | Refused | RetryLater
+
+
 class Ledgers(Protocol):
     """The ledgers of all namespaces."""
 
-    def charge(self, demand: ChargeRequest) -> Admitted | Refused | RetryLater:
+    async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing.
 
         Raises:
-            Unreachable: the store did not answer; whether the charge is kept is not known.
+            Unavailable: the store did not answer; whether the charge is kept is not known.
 
         """
 
-    def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model; a model without a charge is left out.
 
         Raises:
-            Unreachable: the store did not answer.
+            Unavailable: the store did not answer.
 
         """
 
-    def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return the same as of a moment ago: good enough to prefer a model by, never to refuse by."""
 
 
@@ -71,24 +73,22 @@ class MemoryLedgers:
 
     def __init__(self) -> None:
         self._ledgers: dict[str, Ledger] = {}
-        self._lock = threading.Lock()
 
-    def charge(self, demand: ChargeRequest) -> Admitted | Refused | RetryLater:
+    async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
-        with self._lock:
-            decision = demand.decide(self._ledgers.get(demand.namespace, Ledger()))
-            if isinstance(decision, Admitted) and not demand.dry_run:
-                self._ledgers[demand.namespace] = _with_room(decision.ledger)
-            return decision
+        # No lock: nothing is awaited between reading the ledger and keeping it.
+        decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
+        if isinstance(decision, Admitted) and not request.dry_run:
+            self._ledgers[request.namespace] = _with_room(decision.ledger)
+        return decision
 
-    def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model."""
-        with self._lock:
-            return self._ledgers.get(namespace, Ledger()).usages()
+        return self._ledgers.get(namespace, Ledger()).usages()
 
-    def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model."""
-        return self.usage(namespace)
+        return await self.usage(namespace)
 
 
 def _with_room(ledger: Ledger) -> Ledger:

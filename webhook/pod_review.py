@@ -26,7 +26,7 @@ class PodReview(msgspec.Struct, frozen=True, gc=False):
     pod: Pod
     request: PodRequest
     quota: NamespaceQuota
-    facts: PolicySnapshot
+    policy: PolicySnapshot
 
     @property
     def enforced(self) -> bool:
@@ -47,10 +47,10 @@ class PodReview(msgspec.Struct, frozen=True, gc=False):
         return (*wrong, *self.request.warnings, *sentences)
 
 
-def subject_of(request: Request, facts: PolicySnapshot) -> PodReview | AdmissionResponse:
-    """Return the subject of a review, or the answer where the quota has nothing to say."""
+def review_of(request: Request, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
+    """Return the pod under review, or the answer where the quota has nothing to say."""
     pod = vcuda_pod_of(request)
-    return pod if isinstance(pod, AdmissionResponse) else _limited(request, pod, facts)
+    return pod if isinstance(pod, AdmissionResponse) else _limited(request, pod, policy)
 
 
 def vcuda_pod_of(request: Request) -> Pod | AdmissionResponse:
@@ -66,16 +66,16 @@ def vcuda_pod_of(request: Request) -> Pod | AdmissionResponse:
     return pod if asks_for_vcuda(pod) else AdmissionResponse("ignored")
 
 
-def _limited(request: Request, pod: Pod, facts: PolicySnapshot) -> PodReview | AdmissionResponse:
+def _limited(request: Request, pod: Pod, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
     if is_mirror(request, pod):
         return AdmissionResponse("mirror")
-    quota = facts.quota.for_namespace(request.namespace)
+    quota = policy.quota.for_namespace(request.namespace)
     if quota is None:
         return AdmissionResponse("unlimited")
     too_large = oversized(pod.spec)
     if too_large:
         return _unprocessable((too_large,))
-    return PodReview(request.namespace, pod, read_request(pod), quota, facts)
+    return PodReview(request.namespace, pod, read_request(pod), quota, policy)
 
 
 def is_mirror(request: Request, pod: Pod) -> bool:
@@ -86,12 +86,12 @@ def is_mirror(request: Request, pod: Pod) -> bool:
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
 
-def malformed(subject: PodReview) -> AdmissionResponse | None:
+def malformed(review: PodReview) -> AdmissionResponse | None:
     """Return the refusal of a pod that asks for vcuda in a way that means nothing, or None."""
-    faults = subject.request.faults
-    if not faults or not subject.enforced:
+    faults = review.request.faults
+    if not faults or not review.enforced:
         return None
-    return _unprocessable(faults, subject.scheme)
+    return _unprocessable(faults, review.scheme)
 
 
 def malformed_sentence(faults: Sequence[Fault]) -> str:
@@ -104,9 +104,9 @@ def _unprocessable(faults: Sequence[Fault], scheme: str = "") -> AdmissionRespon
     return AdmissionResponse("malformed", False, status, malformed_sentence(faults), faults, scheme=scheme)
 
 
-def refused(subject: PodReview, outcome: str, message: str, model: str = "") -> AdmissionResponse:
+def refused(review: PodReview, outcome: str, message: str, model: str = "") -> AdmissionResponse:
     """Return a refusal by quota."""
-    return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=subject.scheme)
+    return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
 def _wrong_kind(request: Request) -> AdmissionResponse:

@@ -11,6 +11,7 @@ import msgspec
 from vcuda.errors import Fault, QuotaFault, Unavailable, UnreadableLedger
 from vcuda.k8s_types import UNDECODABLE, AdmissionResponse, ConfigMap, Request
 from vcuda.kube import QuotaPlace
+from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Limit, NamespaceQuota, Quota, Usage, cards
 from webhook.context import PolicySnapshot
@@ -29,8 +30,8 @@ MOST_FAULTS = 100
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 
 
-def check_edit(
-    request: Request, place: QuotaPlace, facts: PolicySnapshot | None, ledgers: Ledgers, comparing: float = COMPARING
+async def check_edit(
+    request: Request, place: QuotaPlace, policy: PolicySnapshot | None, ledgers: Ledgers, comparing: float = COMPARING
 ) -> AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 
@@ -50,7 +51,7 @@ def check_edit(
         quota = parse_quota(document)
     except QuotaFault as fault:
         return _refused(place, fault.faults)
-    warnings = [*_compared(quota, facts, ledgers, time.monotonic() + comparing), *_doubts(quota, facts)]
+    warnings = [*await _compared(quota, policy, ledgers, time.monotonic() + comparing), *_doubts(quota, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
@@ -69,33 +70,33 @@ def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> AdmissionResponse:
     return AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
 
 
-def _doubts(quota: Quota, facts: PolicySnapshot | None) -> Iterator[str]:
+def _doubts(quota: Quota, policy: PolicySnapshot | None) -> Iterator[str]:
     """Say what looks wrong in the document itself."""
     entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
-    if facts:
+    if policy:
         for namespace, entry in entries.items():
-            yield from _unknown_names(namespace, entry, facts)
-    system = facts.quota.system if facts else quota.system
+            yield from _unknown_names(namespace, entry, policy)
+    system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & (system | UNASKED_NAMESPACES)):
         yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
 
 
-def _compared(quota: Quota, facts: PolicySnapshot | None, ledgers: Ledgers, deadline: float) -> list[str]:
+async def _compared(quota: Quota, policy: PolicySnapshot | None, ledgers: Ledgers, deadline: float) -> list[str]:
     """Return what is wrong with the changed limits beside what is in use; first of all that not all were compared."""
-    before = facts.quota.namespaces if facts else {}
+    before = policy.quota.namespaces if policy else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
     found: list[str] = []
     for done, (namespace, entry) in enumerate(changed):
         if time.monotonic() >= deadline:
             left = len(changed) - done
             return [f"{left} of the namespaces were not compared with what is in use: they are too many", *found]
-        found += _below_use(namespace, entry, ledgers)
+        found += await _below_use(namespace, entry, ledgers)
     return found
 
 
-def _unknown_names(namespace: str, entry: NamespaceQuota, facts: PolicySnapshot) -> Iterator[str]:
+def _unknown_names(namespace: str, entry: NamespaceQuota, policy: PolicySnapshot) -> Iterator[str]:
     """Name the models and pools that no node has: likely a slip of the pen."""
-    nodes = facts.nodes
+    nodes = policy.nodes
     for model in entry.limits:
         if model not in nodes.by_model:
             known = ", ".join(sorted(nodes.by_model)) or "none"
@@ -106,20 +107,18 @@ def _unknown_names(namespace: str, entry: NamespaceQuota, facts: PolicySnapshot)
             yield f"{namespace}.pool: no node has pool {pool} in label {nodes.keys.pool}"
 
 
-def _below_use(namespace: str, entry: NamespaceQuota, ledgers: Ledgers) -> Iterator[str]:
+async def _below_use(namespace: str, entry: NamespaceQuota, ledgers: Ledgers) -> list[str]:
     """Name the limits that are below what is in use: nothing is evicted, but nothing new fits."""
     try:
-        usages = ledgers.usage(namespace)
+        usages = await ledgers.usage(namespace)
     except (Unavailable, UnreadableLedger) as error:
-        yield f"{namespace}: not compared with what is in use: {error}"
-        return
-    for model, usage in usages.items():
-        limit = entry.limits.get(model, Limit(cores=0))
-        if _over(usage, limit):
-            yield (
-                f"{namespace}.quota.{model}: {cards(usage.used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}; "
-                "running pods stay, new ones are refused until it fits"
-            )
+        return [f"{namespace}: not compared with what is in use: {error}"]
+    return [
+        f"{namespace}.quota.{model}: {cards(usage.used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}; "
+        "running pods stay, new ones are refused until it fits"
+        for model, usage in usages.items()
+        if _over(usage, limit := entry.limits.get(model, NO_LIMIT))
+    ]
 
 
 def _over(usage: Usage, limit: Limit) -> bool:

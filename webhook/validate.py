@@ -11,72 +11,70 @@ from vcuda.placement.placement import Pin, read_pin
 from vcuda.quota.model import NamespaceQuota, cards, exceeded
 from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
-from webhook.ledgers import ChargeRequest, Ledgers, RetryLater
-from webhook.pod_review import PodReview, malformed, refused, subject_of
+from webhook.ledgers import ChargeRequest, Decision, Ledgers, RetryLater
+from webhook.pod_review import PodReview, malformed, refused, review_of
 
 RETRY_AFTER = 1
 
 
-def validate(
-    request: Request, facts: PolicySnapshot, ledgers: Ledgers, holds: RecentChoices, deadline: float
+async def validate(
+    request: Request, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
 ) -> AdmissionResponse:
     """Return whether the pod may be stored, with its charge written down before it is allowed.
 
     ``deadline`` is when the answer must be there, in seconds of the monotonic clock.
 
     Raises:
-        Unreachable: the ledger could not be read or written.
+        Unavailable: the ledger could not be read or written.
 
     """
-    subject = subject_of(request, facts)
-    if isinstance(subject, AdmissionResponse):
-        return subject
-    wrong = malformed(subject)
+    review = review_of(request, policy)
+    if isinstance(review, AdmissionResponse):
+        return review
+    wrong = malformed(review)
     if wrong:
         return wrong
-    pin = read_pin(subject.pod, facts.hints.labels)
-    stray = () if pin.within(subject.quota) else (_unpinned(subject, pin),)
-    if stray and subject.enforced:
-        return refused(subject, "not-pinned", *stray)
+    pin = read_pin(review.pod, policy.hints.labels)
+    stray = () if pin.within(review.quota) else (_unpinned(review, pin),)
+    if stray and review.enforced:
+        return refused(review, "not-pinned", *stray)
     if pin.model is None:
-        return AdmissionResponse("unpinned", scheme=subject.scheme, warnings=subject.warnings(*stray))
-    holds.release(subject.namespace, pin.model, subject.request.charge)
-    return _charge(request, subject, ledgers, deadline, model=pin.model, stray=stray)
+        return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
+    choices.release(review.namespace, pin.model, review.request.charge)
+    return await _charge(request, review, ledgers, deadline, model=pin.model, stray=stray)
 
 
-def _charge(
-    request: Request, subject: PodReview, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
+async def _charge(
+    request: Request, review: PodReview, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
 ) -> AdmissionResponse:
-    uid = subject.pod.metadata.uid
+    uid = review.pod.metadata.uid
     if not uid:
         message = "the pod has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    demand = ChargeRequest(
-        namespace=subject.namespace,
+    charge_request = ChargeRequest(
+        namespace=review.namespace,
         uid=uid,
         model=model,
-        charge=subject.request.charge,
-        quota=subject.quota,
+        charge=review.request.charge,
+        quota=review.quota,
         deadline=deadline,
-        counted_since=subject.facts.quota.version,
+        counted_since=review.policy.quota.version,
         dry_run=bool(request.dry_run),
     )
-    return _answer(subject, model, ledgers.charge(demand), stray)
+    return _answer(review, model, await ledgers.charge(charge_request), stray)
 
 
-def _answer(
-    subject: PodReview, model: str, decision: Admitted | Refused | RetryLater, stray: Sequence[str]
-) -> AdmissionResponse:
+def _answer(review: PodReview, model: str, decision: Decision, stray: Sequence[str]) -> AdmissionResponse:
     match decision:
         case Admitted():
             return AdmissionResponse(
                 "over-quota-allowed" if decision.shortage else "charged",
-                warnings=subject.warnings(*stray, *_warnings(subject.namespace, model, decision)),
+                warnings=review.warnings(*stray, *_warnings(review.namespace, model, decision)),
                 model=model,
-                scheme=subject.scheme,
+                scheme=review.scheme,
             )
         case Refused(shortage):
-            return refused(subject, "over-quota", exceeded(subject.namespace, shortage), model)
+            return refused(review, "over-quota", exceeded(review.namespace, shortage), model)
         case RetryLater(reason):
             return AdmissionResponse(
                 "busy",
@@ -85,7 +83,7 @@ def _answer(
                 message=f"{reason}; try again in {RETRY_AFTER} s",
                 retry_after=RETRY_AFTER,
                 model=model,
-                scheme=subject.scheme,
+                scheme=review.scheme,
             )
 
 
@@ -102,15 +100,15 @@ def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
     return []
 
 
-def _unpinned(subject: PodReview, pin: Pin) -> str:
+def _unpinned(review: PodReview, pin: Pin) -> str:
     """Say why the pod is not held to one allowed model, with those it may use."""
-    quota = subject.quota
+    quota = review.quota
     if pin.model in quota.limits:
-        where = f"pools {', '.join(quota.pools)}, where namespace {subject.namespace} must stay"
+        where = f"pools {', '.join(quota.pools)}, where namespace {review.namespace} must stay"
         return f"the pod is not held to the {where}, by a required node affinity or nodeSelector"
     held = ", ".join(sorted(pin.models)) if pin.models else "none" if pin.models is not None else "any"
     return (
-        f"the pod is not held to one GPU model that namespace {subject.namespace} may use "
+        f"the pod is not held to one GPU model that namespace {review.namespace} may use "
         f"({_allowed(quota)}) by a required node affinity or nodeSelector: it allows {held}"
     )
 

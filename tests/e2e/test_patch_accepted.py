@@ -5,6 +5,7 @@ All by dry-run, so that nothing is stored, and no webhook takes part.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections import Counter
 from http import HTTPStatus
@@ -44,7 +45,7 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
     """Return the pod as /mutate leaves it where every model has room; None where it gets none."""
     facts = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
-    answer = mutate(review(pod, namespace), facts, MemoryLedgers(), RecentChoices())
+    answer = asyncio.run(mutate(review(pod, namespace), facts, MemoryLedgers(), RecentChoices()))
     if answer.outcome != "pinned":
         return None
     patched: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(answer.patch))

@@ -16,23 +16,25 @@ def api() -> ApiDouble:
 
 
 @pytest.fixture
-def replica(api: ApiDouble) -> Replica:
-    """Return one webhook replica."""
-    return Replica(api)
-
-
-@pytest.fixture
-def other(api: ApiDouble) -> Replica:
-    """Return another webhook replica, beside the first."""
-    return Replica(api)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock() -> Clock:
     """Return the replicas' time, which passes by sleeping only."""
-    clock = Clock()
-    monkeypatch.setattr("webhook.ledger_client.time", clock)
-    return clock
+    return Clock()
+
+
+@pytest.fixture
+def replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
+    """Return one webhook replica, with the test's clock if it has one."""
+    return _replica(api, request)
+
+
+@pytest.fixture
+def other(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
+    """Return another webhook replica, beside the first."""
+    return _replica(api, request)
+
+
+def _replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
+    return Replica(api, request.getfixturevalue("clock") if "clock" in request.fixturenames else None)
 
 
 @pytest.fixture

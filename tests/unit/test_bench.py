@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,7 +136,7 @@ def test_without_a_command_all_but_scale_is_measured(monkeypatch: pytest.MonkeyP
 
 def test_the_constant_pin_is_the_patch_that_ours_answers_the_same_pod_with() -> None:
     quota = NamespaceQuota({"M40": Limit(800)})
-    answer = mutate(review(gpu_pod()), facts(quota), MemoryLedgers(), RecentChoices())
+    answer = asyncio.run(mutate(review(gpu_pod()), facts(quota), MemoryLedgers(), RecentChoices()))
     assert [msgspec.to_builtins(operation) for operation in answer.patch] == json.loads(PIN)
 
 

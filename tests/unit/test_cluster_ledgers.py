@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from tests.api_double import ApiDouble
 from tests.builders import ONE_CARD, stored_pod
-from tests.replicas import CARD, LEDGER, POD, Clock, Replica, demand, kinds, together
+from tests.replicas import CARD, LEDGER, POD, Clock, Replica, asked, kinds, together
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from webhook.ledger_client import VIEW_AGE
+from webhook.ledger_client import CACHED_USAGE_SECONDS
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
@@ -19,7 +20,7 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 
 def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
-    decisions = together(api, replica, demand("a"), [demand("b"), demand("c"), demand("d")])
+    decisions = together(api, replica, asked("a"), [asked("b"), asked("c"), asked("d")])
     assert kinds(decisions) == ["Admitted"] * 4
     assert replica.uids() == ["a", "b", "c", "d"]
     assert [call for call in api.calls if call in ("POST", "PUT")] == ["POST", "PUT"]
@@ -29,30 +30,35 @@ def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
 
 def test_a_group_is_decided_in_order_each_beside_those_before_it(api: ApiDouble, replica: Replica) -> None:
     """A refusal in the midst holds nobody up: who comes after it may be smaller."""
-    rest = [demand("b", charge=CARD + CARD), demand("c", charge=CARD + CARD), demand("d"), demand("e")]
-    decisions = together(api, replica, demand("a"), rest)
+    rest = [
+        asked("b", charge=CARD + CARD),
+        asked("c", charge=CARD + CARD),
+        asked("d"),
+        asked("e"),
+    ]
+    decisions = together(api, replica, asked("a"), rest)
     assert kinds(decisions) == ["Admitted", "Admitted", "Refused", "Admitted", "Refused"]
     assert sorted(replica.uids()) == ["a", "b", "d"]
     assert [d.usage.used.cores for d in decisions if isinstance(d, Admitted)] == [100, 300, 400]
 
 
 def test_a_call_that_is_repeated_in_its_own_group_is_charged_once(api: ApiDouble, replica: Replica) -> None:
-    decisions = together(api, replica, demand("a"), [demand("b"), demand("b"), demand("b")])
+    decisions = together(api, replica, asked("a"), [asked("b"), asked("b"), asked("b")])
     assert kinds(decisions) == ["Admitted"] * 4
     assert replica.uids() == ["a", "b"]
 
 
 def test_a_dry_run_in_a_group_takes_nothing_from_the_others(api: ApiDouble, replica: Replica) -> None:
-    dry = demand("b", charge=Charge(300, 0, 300), dry_run=True)
-    rest = [dry, demand("c", charge=Charge(300, 0, 300))]
-    assert kinds(together(api, replica, demand("a"), rest)) == ["Admitted"] * 3
+    dry = asked("b", charge=Charge(300, 0, 300), dry_run=True)
+    rest = [dry, asked("c", charge=Charge(300, 0, 300))]
+    assert kinds(together(api, replica, asked("a"), rest)) == ["Admitted"] * 3
     assert replica.uids() == ["a", "c"]
 
 
 def test_namespaces_are_apart(replica: Replica) -> None:
     decisions = [replica.charge(uid, namespace=f"team-{uid[0]}") for uid in ("a1", "b1", "a2", "a3", "a4", "a5")]
     assert kinds(decisions) == ["Admitted"] * 5 + ["Refused"]
-    assert replica.ledgers.usage("team-b") == {"M40": Usage(CARD, CARD)}
+    assert replica.usage("team-b") == {"M40": Usage(CARD, CARD)}
 
 
 # What is remembered
@@ -107,7 +113,7 @@ def test_a_group_with_a_refusal_is_decided_anew_as_a_whole(api: ApiDouble, repli
     """Those granted from memory too: they are decided and written against the version that was read."""
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
-    decisions = together(api, replica, demand("b"), [demand("c"), demand("d", charge=Charge(300, 0, 300))])
+    decisions = together(api, replica, asked("b"), [asked("c"), asked("d", charge=Charge(300, 0, 300))])
     assert kinds(decisions) == ["Admitted", "Refused", "Refused"]
     assert sorted(replica.uids()) == ["a", "b", "x"]
 
@@ -118,7 +124,7 @@ def test_too_many_pending_is_busy_and_no_memory_either(replica: Replica) -> None
     crowded = Ledger(pending={f"uid-{number}": share for number in range(MOST_PENDING)})
     replica.charge("a", quota=quota)
     replica.store.write("team-a", crowded, replica.store.read("team-a").version)
-    assert kinds(replica.charge("b", quota=quota) for _ in range(2)) == ["RetryLater", "Busy"]
+    assert kinds(replica.charge("b", quota=quota) for _ in range(2)) == ["RetryLater", "RetryLater"]
     replica.store.write("team-a", Ledger(), replica.store.read("team-a").version)
     assert isinstance(replica.charge("b", quota=quota), Admitted)
 
@@ -200,18 +206,18 @@ def test_an_estimate_is_a_moment_old_and_headroom_is_not(
     replica.charge("a", deadline=clock.now + 1)
     other.charge("x", deadline=clock.now + 1)
     api.forget_calls()
-    assert replica.ledgers.cached_usage("team-a") == {"M40": Usage(CARD, CARD)}
+    assert asyncio.run(replica.ledgers.cached_usage("team-a")) == {"M40": Usage(CARD, CARD)}
     assert api.calls == []
-    assert replica.ledgers.usage("team-a") == {"M40": Usage(CARD + CARD, CARD + CARD)}
+    assert replica.usage() == {"M40": Usage(CARD + CARD, CARD + CARD)}
     other.charge("y", deadline=clock.now + 1)
-    clock.now += VIEW_AGE
-    assert replica.ledgers.cached_usage("team-a")["M40"].used.cores == 300
+    clock.now += CACHED_USAGE_SECONDS
+    assert asyncio.run(replica.ledgers.cached_usage("team-a"))["M40"].used.cores == 300
 
 
 def test_headroom_is_no_memory_to_decide_by(api: ApiDouble, replica: Replica) -> None:
     """/mutate reads in other threads than the one that writes."""
     replica.charge("a")
-    replica.ledgers.usage("team-a")
+    replica.usage()
     api.forget_calls()
     replica.charge("b")
     assert api.calls == ["PUT"]

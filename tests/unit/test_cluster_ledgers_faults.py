@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
 from tests.api_double import ApiDouble, Effect, Late, Script, delivered, lost_reply, lost_request
-from tests.replicas import CARD, LEDGER, Clock, Replica, demand, kinds, together
-from tests.waiting import Deadline
+from tests.replicas import CARD, LEDGER, Clock, Replica, asked, kinds, together
 from vcuda.errors import Unavailable, UnreadableLedger
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota.model import Charge
@@ -65,7 +65,12 @@ def test_a_deadline_that_has_come_is_busy_without_a_call(api: ApiDouble, replica
 
 def test_a_late_caller_holds_nobody_up(api: ApiDouble, replica: Replica) -> None:
     """Its charge is not decided; those of its group are."""
-    decisions = together(api, replica, demand("a"), [demand("b"), demand("c", deadline=Deadline(0)), demand("d")])
+    decisions = together(
+        api,
+        replica,
+        asked("a"),
+        [asked("b"), asked("c", deadline=time.monotonic()), asked("d")],
+    )
     assert kinds(decisions) == ["Admitted", "Admitted", "RetryLater", "Admitted"]
     assert replica.uids() == ["a", "b", "d"]
 
@@ -91,7 +96,7 @@ def test_a_write_without_an_answer_is_looked_for_by_uid(
     api.deliver = Script(*deliveries)
     assert isinstance(replica.charge("a"), Admitted)
     assert replica.uids().count("a") == 1
-    assert replica.ledgers.usage("team-a")["M40"].used == (CARD + CARD if opened else CARD)
+    assert replica.usage()["M40"].used == (CARD + CARD if opened else CARD)
     assert replica.counted("unsure_total") == len(deliveries)
     if opened:
         made = [call.replace("PUT", "WRITE") for call in api.calls]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from tests.api_double import ApiDouble, Delivery, Effect, Late, delivered, lost_reply, lost_request
 from tests.builders import LABELS
-from tests.waiting import PATIENT, Deadline
+from tests.replicas import no_pause
+from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, VcudaError
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import Admitted, ObservedPods, Refused, settle
@@ -58,7 +60,7 @@ class Replicas:
         self.api = ApiDouble()
         store = LedgerStore(self.api.kube, "vcuda-quota", lambda: Nodes(LABELS))
         self.store = store
-        self.replicas = [ClusterLedgers(store, LedgerMetrics(CollectorRegistry())) for _ in range(2)]
+        self.replicas = [ClusterLedgers(store, LedgerMetrics(CollectorRegistry()), sleep=no_pause) for _ in range(2)]
         self.granted: dict[str, int] = {}
         self.ended = 0
         self._late = Late()
@@ -77,7 +79,7 @@ class Replicas:
 
     def ask(self, replica: int, uid: str, cores: int, *, dry_run: bool = False) -> None:
         try:
-            decision = self.replicas[replica].charge(self._demand(uid, cores, dry_run))
+            decision = asyncio.run(self.replicas[replica].charge(self.request(uid, cores, dry_run=dry_run)))
         except Unavailable:
             return
         if isinstance(decision, Admitted) and not dry_run:
@@ -142,15 +144,10 @@ class Replicas:
             raise AssertionError("nobody writes in between") from error
         del self.granted[uid]
 
-    def _demand(self, uid: str, cores: int, dry_run: bool) -> ChargeRequest:
+    def request(self, uid: str, cores: int, *, dry_run: bool = False) -> ChargeRequest:
         quota = NamespaceQuota({"M40": Limit(LIMIT)})
-        return ChargeRequest("team-a", uid, "M40", Charge(cores, 0, cores), quota, Deadline(), dry_run=dry_run)
-
-
-@pytest.fixture(autouse=True)
-def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare the tests the pause after a conflict."""
-    monkeypatch.setattr("webhook.ledger_client.random.uniform", lambda _low, _high: 0.0)
+        deadline = time.monotonic() + PATIENT
+        return ChargeRequest("team-a", uid, "M40", Charge(cores, 0, cores), quota, deadline, dry_run=dry_run)
 
 
 @settings(max_examples=300, deadline=None)
@@ -188,18 +185,19 @@ def test_two_replicas_and_many_callers_fill_the_quota_exactly(every: int) -> Non
     replicas = Replicas()
     replicas.api.deliver = Network(every)
 
-    def caller(number: int) -> Admitted | Refused:
-        demand = replicas._demand(f"uid-{number}", 25, dry_run=False)
+    async def caller(number: int) -> Admitted | Refused:
+        request = replicas.request(f"uid-{number}", 25)
         while True:
             try:
-                decision = replicas.replicas[number % 2].charge(demand)
+                decision = await replicas.replicas[number % 2].charge(request)
             except Unavailable:
                 continue
             if not isinstance(decision, RetryLater):
                 return decision
 
-    with ThreadPoolExecutor(16) as executor:
-        decisions = list(executor.map(caller, range(60), timeout=PATIENT))
-    granted = {f"uid-{number}" for number, decision in enumerate(decisions) if isinstance(decision, Admitted)}
+    async def callers() -> list[Admitted | Refused]:
+        return await asyncio.gather(*map(caller, range(60)))
+
+    granted = {f"uid-{number}" for number, got in enumerate(asyncio.run(callers())) if isinstance(got, Admitted)}
     assert granted == replicas.pending().keys()
     assert len(granted) * 25 == LIMIT

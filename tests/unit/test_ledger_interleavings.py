@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from fractions import Fraction
 
 import msgspec
@@ -111,18 +112,18 @@ class InMemory(Admissions):
         self.ledgers = MemoryLedgers()
 
     def decide(self, demand: ChargeRequest) -> Decision:
-        return self.ledgers.charge(demand)
+        return asyncio.run(self.ledgers.charge(demand))
 
     def counted(self, model: str) -> Charge:
         return total(self.taken(model))
 
     @invariant()
     def every_admitted_uid_is_charged_once(self) -> None:
-        usages = self.ledgers.usage("team-a")
+        usages = asyncio.run(self.ledgers.usage("team-a"))
         assert {model: usages.get(model, Usage()).used for model in MODELS} == {
             model: total(self.taken(model)) for model in MODELS
         }
-        assert self.ledgers.usage("team-b") == {}
+        assert asyncio.run(self.ledgers.usage("team-b")) == {}
 
 
 def test_never_more_than_the_limit_in_force_at_admission() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -30,14 +31,14 @@ class Ledgers(MemoryLedgers):
         self._now = now
         self._before = now if a_moment_ago is None else a_moment_ago
 
-    def charge(self, demand: ChargeRequest) -> RetryLater:
+    async def charge(self, demand: ChargeRequest) -> RetryLater:
         raise AssertionError(f"/mutate charged {demand.uid}")
 
-    def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str) -> Mapping[str, Usage]:
         assert namespace == "team-a"
         return {model: Usage(Charge(cores)) for model, cores in self._now.items()}
 
-    def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         assert namespace == "team-a"
         return {model: Usage(Charge(cores)) for model, cores in self._before.items()}
 
@@ -51,7 +52,7 @@ def mutated(
 ) -> AdmissionResponse:
     """Return the answer to one pod, where so many cores of each model are in use."""
     given = facts(msgspec.structs.replace(quota, mode=mode))
-    return mutate(review(manifest, **fields), given, Ledgers(used or {}), RecentChoices())
+    return asyncio.run(mutate(review(manifest, **fields), given, Ledgers(used or {}), RecentChoices()))
 
 
 # Pinned
@@ -165,7 +166,9 @@ def test_a_malformed_request() -> None:
 )
 def test_untouched(manifest: Manifest, fields: dict[str, Any], outcome: str) -> None:
     given = facts(QUOTA)
-    assert mutate(review(manifest, **fields), given, Ledgers({}), RecentChoices()) == AdmissionResponse(outcome)
+    assert asyncio.run(mutate(review(manifest, **fields), given, Ledgers({}), RecentChoices())) == AdmissionResponse(
+        outcome
+    )
 
 
 # Quotas that are not enforced
@@ -185,7 +188,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
     given = msgspec.structs.replace(
         facts(msgspec.structs.replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler")
     )
-    answer = mutate(review(manifest), given, Ledgers({}), RecentChoices())
+    answer = asyncio.run(mutate(review(manifest), given, Ledgers({}), RecentChoices()))
     assert (answer.outcome, answer.allowed) == ("unpinned", True)
     on_its_node = {"matchFields": [requirement("metadata.name", "In", "n1")]}
     assert answer.patch == [
@@ -201,25 +204,25 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
 
 def test_a_refusal_is_never_taken_from_what_was_known_a_moment_ago() -> None:
     ledgers = Ledgers(now={}, a_moment_ago={"M40": 800, "P100": 200})
-    assert mutate(review(vcuda_pod()), facts(QUOTA), ledgers, RecentChoices()).outcome == "pinned"
+    assert asyncio.run(mutate(review(vcuda_pod()), facts(QUOTA), ledgers, RecentChoices())).outcome == "pinned"
 
 
 def test_a_burst_spreads_over_the_models_that_have_room() -> None:
     """Each of four pods of one card sees what was promised to those before it, though nothing is charged yet."""
     holds, given = RecentChoices(), facts(NamespaceQuota({"M40": Limit(200), "P100": Limit(200)}))
-    models = [mutate(review(vcuda_pod()), given, Ledgers({}), holds).model for _ in range(4)]
+    models = [asyncio.run(mutate(review(vcuda_pod()), given, Ledgers({}), holds)).model for _ in range(4)]
     assert sorted(models) == ["M40", "M40", "P100", "P100"]
 
 
 def test_what_was_promised_to_others_refuses_nobody() -> None:
     holds, given = RecentChoices(), facts(NamespaceQuota({"M40": Limit(100)}))
-    answers = [mutate(review(vcuda_pod()), given, Ledgers({}), holds).outcome for _ in range(3)]
+    answers = [asyncio.run(mutate(review(vcuda_pod()), given, Ledgers({}), holds)).outcome for _ in range(3)]
     assert answers == ["pinned"] * 3
 
 
 def test_a_dry_run_is_promised_nothing() -> None:
     holds, given = RecentChoices(), facts(NamespaceQuota({"M40": Limit(200), "P100": Limit(100)}))
-    models = [mutate(review(vcuda_pod(), dry_run=True), given, Ledgers({}), holds).model for _ in range(3)]
+    models = [asyncio.run(mutate(review(vcuda_pod(), dry_run=True), given, Ledgers({}), holds)).model for _ in range(3)]
     assert models == ["M40"] * 3
 
 
@@ -240,15 +243,15 @@ def test_whoever_only_asks_is_told_why_the_pod_would_get_its_model(
     dry_run: bool, mode: Mode, warnings: list[str]
 ) -> None:
     given = facts(NamespaceQuota({"M40": Limit(200)}, mode=mode))
-    answer = mutate(review(vcuda_pod(), dry_run=dry_run), given, Ledgers({}), RecentChoices())
+    answer = asyncio.run(mutate(review(vcuda_pod(), dry_run=dry_run), given, Ledgers({}), RecentChoices()))
     assert list(answer.warnings) == warnings
 
 
 def test_a_ledger_that_cannot_be_read_allows_nothing() -> None:
     class Broken(Ledgers):
-        def usage(self, namespace: str) -> Mapping[str, Usage]:
+        async def usage(self, namespace: str) -> Mapping[str, Usage]:
             raise Unavailable(namespace)
 
     given = facts(NamespaceQuota({"M40": Limit(100)}))
     with pytest.raises(Unavailable):
-        mutate(review(vcuda_pod()), given, Broken({}, a_moment_ago={"M40": 100}), RecentChoices())
+        asyncio.run(mutate(review(vcuda_pod()), given, Broken({}, a_moment_ago={"M40": 100}), RecentChoices()))

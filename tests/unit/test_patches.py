@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import json
@@ -94,11 +95,11 @@ class Webhook:
         self._holds = RecentChoices()
 
     def mutate(self, pod: Manifest) -> AdmissionResponse:
-        return mutate(review(pod), self.facts, self.ledgers, self._holds)
+        return asyncio.run(mutate(review(pod), self.facts, self.ledgers, self._holds))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
         stored = {**pod, "metadata": {**pod["metadata"], "uid": "u-1"}}
-        return validate(review(stored), self.facts, self.ledgers, self._holds, float("inf"))
+        return asyncio.run(validate(review(stored), self.facts, self.ledgers, self._holds, float("inf")))
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -192,7 +193,7 @@ def test_what_is_pinned_is_then_accepted_and_charged(case: Admitted) -> None:
     verdict = case.webhook.validate(case.patched)
     assert verdict.allowed, verdict.message
     assert verdict.model == case.answer.model
-    used = case.webhook.ledgers.usage("team-a")[case.answer.model].used
+    used = asyncio.run(case.webhook.ledgers.usage("team-a"))[case.answer.model].used
     assert used == read_request(view(case.sent)).charge
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -31,7 +32,7 @@ class Used(MemoryLedgers):
         super().__init__()
         self._used = used
 
-    def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str) -> Mapping[str, Usage]:
         found = self._used.get(namespace.replace("-", "_"))
         if isinstance(found, VcudaError):
             raise found
@@ -49,7 +50,7 @@ def edited(
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
-    return check_edit(review(manifest, **given), PLACE, facts, ledgers or Used(), comparing)
+    return asyncio.run(check_edit(review(manifest, **given), PLACE, facts, ledgers or Used(), comparing))
 
 
 def warnings(document: str, facts: PolicySnapshot | None = NOBODY, **used: Charge | VcudaError) -> list[str]:

@@ -12,7 +12,7 @@ from tests.builders import container, facts, pod, review, vcuda_pod
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind, Request, UserInfo
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from webhook.context import PolicySnapshot
-from webhook.pod_review import PodReview, malformed, subject_of
+from webhook.pod_review import PodReview, malformed, review_of
 
 QUOTA = NamespaceQuota({"M40": Limit(800)})
 FACTS = facts(QUOTA)
@@ -22,21 +22,21 @@ NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 def outcome(request: Request, facts: PolicySnapshot = FACTS) -> str:
     """Return the outcome of a review that the quota lets pass."""
-    answer = subject_of(request, facts)
+    answer = review_of(request, facts)
     assert isinstance(answer, AdmissionResponse)
     assert answer == AdmissionResponse(answer.outcome), "allowed, without a patch, a warning or a message"
     return answer.outcome
 
 
 def subject(request: Request, facts: PolicySnapshot = FACTS) -> PodReview:
-    found = subject_of(request, facts)
+    found = review_of(request, facts)
     assert isinstance(found, PodReview)
     return found
 
 
 def test_a_vcuda_pod_in_a_limited_namespace() -> None:
     found = subject(review(vcuda_pod({"tencent.com/vcuda-core": 200})))
-    assert (found.namespace, found.quota, found.facts) == ("team-a", QUOTA, FACTS)
+    assert (found.namespace, found.quota, found.policy) == ("team-a", QUOTA, FACTS)
     assert found.request.charge == Charge(200, 0, 200)
     assert found.scheme == "gpu-manager"
 
@@ -89,7 +89,7 @@ def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKi
     """It is refused: were it let pass, nobody would see that the quota holds nothing."""
     message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    assert subject_of(review(vcuda_pod(), kind=kind), FACTS) == answer
+    assert review_of(review(vcuda_pod(), kind=kind), FACTS) == answer
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKi
     ],
 )
 def test_what_is_no_pod_is_refused(raw: bytes) -> None:
-    answer = subject_of(review(None, object=msgspec.Raw(raw)), FACTS)
+    answer = review_of(review(None, object=msgspec.Raw(raw)), FACTS)
     assert isinstance(answer, AdmissionResponse)
     assert (answer.outcome, answer.allowed, answer.status) == ("malformed", False, HTTPStatus.BAD_REQUEST)
     assert answer.message.startswith("the pod cannot be read: ")
@@ -124,7 +124,7 @@ def test_what_is_no_pod_is_refused(raw: bytes) -> None:
     ],
 )
 def test_limited_namespaces(quota: Quota, namespace: str, limited: bool) -> None:
-    found = subject_of(review(vcuda_pod(), namespace), PolicySnapshot(quota, FACTS.nodes))
+    found = review_of(review(vcuda_pod(), namespace), PolicySnapshot(quota, FACTS.nodes))
     assert isinstance(found, PodReview) is limited
     assert limited or found == AdmissionResponse("unlimited")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import Any
 
@@ -40,11 +41,13 @@ PUBLIC, PRIVATE = (requirement(POOL, "In", pool) for pool in ("public", "private
 def validated(
     manifest: Manifest, ledgers: MemoryLedgers | None = None, quota: NamespaceQuota = QUOTA, **fields: Any
 ) -> AdmissionResponse:
-    return validate(review(manifest, **fields), facts(quota), ledgers or MemoryLedgers(), RecentChoices(), DEADLINE)
+    return asyncio.run(
+        validate(review(manifest, **fields), facts(quota), ledgers or MemoryLedgers(), RecentChoices(), DEADLINE)
+    )
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
-    return {model: usage.used for model, usage in ledgers.usage("team-a").items()}
+    return {model: usage.used for model, usage in asyncio.run(ledgers.usage("team-a")).items()}
 
 
 def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
@@ -61,7 +64,7 @@ class Told(MemoryLedgers):
         self.demands: list[ChargeRequest] = []
         self._answer = answer
 
-    def charge(self, demand: ChargeRequest) -> RetryLater:
+    async def charge(self, demand: ChargeRequest) -> RetryLater:
         self.demands.append(demand)
         if isinstance(self._answer, Unavailable):
             raise self._answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -19,11 +20,11 @@ POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
 
 
 def validated(manifest: Manifest, quota: NamespaceQuota, ledgers: MemoryLedgers) -> AdmissionResponse:
-    return validate(review(manifest), facts(quota), ledgers, RecentChoices(), 5.0)
+    return asyncio.run(validate(review(manifest), facts(quota), ledgers, RecentChoices(), 5.0))
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
-    return {model: usage.used for model, usage in ledgers.usage("team-a").items()}
+    return {model: usage.used for model, usage in asyncio.run(ledgers.usage("team-a")).items()}
 
 
 NOT_ENFORCED = pytest.mark.parametrize(("mode", "told"), [(Mode.WARN, True), (Mode.AUDIT, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ def chapters() -> tuple[Chapter, ...]:
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
     """What /mutate says to a pod."""
     facts = builders.facts(quota, nodes)
-    return mutate(builders.review(vcuda_pod(limits, **fields)), facts, MemoryLedgers(), RecentChoices())
+    return asyncio.run(mutate(builders.review(vcuda_pod(limits, **fields)), facts, MemoryLedgers(), RecentChoices()))
 
 
 def _charge(
@@ -83,8 +84,14 @@ def _charge(
     """What /validate says to a pod, held to M40 unless told otherwise."""
     manifest = vcuda_pod(limits, **{"metadata": {"uid": "one"}, "affinity": held_to("M40"), **fields})
     deadline = time.monotonic() + 1
-    return validate(
-        builders.review(manifest), builders.facts(quota, NODES), ledgers or MemoryLedgers(), RecentChoices(), deadline
+    return asyncio.run(
+        validate(
+            builders.review(manifest),
+            builders.facts(quota, NODES),
+            ledgers or MemoryLedgers(),
+            RecentChoices(),
+            deadline,
+        )
     )
 
 
@@ -165,7 +172,7 @@ class _Busy(MemoryLedgers):
         super().__init__()
         self._answer = answer
 
-    def charge(self, _demand: ChargeRequest) -> RetryLater:
+    async def charge(self, _demand: ChargeRequest) -> RetryLater:
         """Decide nothing."""
         return self._answer
 
@@ -173,7 +180,7 @@ class _Busy(MemoryLedgers):
 class _Full(MemoryLedgers):
     """Ledgers with as many pending charges as there may be."""
 
-    def charge(self, demand: ChargeRequest) -> Admitted | Refused | RetryLater:
+    async def charge(self, demand: ChargeRequest) -> Admitted | Refused | RetryLater:
         """Decide by such a ledger."""
         pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
         return demand.decide(Ledger(pending=pending))
@@ -212,7 +219,7 @@ def _service(gate: Gate) -> Service:
 def _not_ready(gate: Gate) -> str:
     body = json.dumps(review_of(vcuda_pod())).encode()
     try:
-        _service(gate).answer("/validate", body, 5)
+        asyncio.run(_service(gate).answer("/validate", body, 5))
     except NotReady as error:
         return str(error)
     raise AssertionError("a pod was decided without a quota")
@@ -221,7 +228,7 @@ def _not_ready(gate: Gate) -> str:
 def _bad(body: bytes) -> str:
     """What is told of a body that is no review."""
     try:
-        _service(Gate()).answer("/validate", body, 5)
+        asyncio.run(_service(Gate()).answer("/validate", body, 5))
     except BadReview as error:
         return str(error)
     raise AssertionError("a body that is no review was answered")
@@ -270,7 +277,9 @@ def _forecasts() -> list[str]:
 
 def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
     request = builders.review(vcuda_pod(limits), dry_run=True)
-    return str(mutate(request, builders.facts(quota, NODES), MemoryLedgers(), RecentChoices()).warnings[-1])
+    return str(
+        asyncio.run(mutate(request, builders.facts(quota, NODES), MemoryLedgers(), RecentChoices())).warnings[-1]
+    )
 
 
 def _registered() -> list[Told]:
@@ -281,10 +290,10 @@ def _registered() -> list[Told]:
     nobody = "No API server sends this."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
-        Told(mutate(kind, facts, MemoryLedgers(), RecentChoices()).message, rules),
+        Told(asyncio.run(mutate(kind, facts, MemoryLedgers(), RecentChoices())).message, rules),
         Told(_charge(CARD, SMALL, metadata={}).message, rules),
         Told(_bad(json.dumps(versions).encode()), rules),
-        Told(mutate(unread, facts, MemoryLedgers(), RecentChoices()).message, nobody),
+        Told(asyncio.run(mutate(unread, facts, MemoryLedgers(), RecentChoices())).message, nobody),
         Told(_bad(b"pod"), nobody),
         Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
     ]

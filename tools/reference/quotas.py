@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping
 
@@ -113,7 +114,7 @@ def _edited(
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
     request = builders.review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
     facts = builders.facts(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
-    return check_edit(request, place, facts, ledgers or MemoryLedgers(), comparing)
+    return asyncio.run(check_edit(request, place, facts, ledgers or MemoryLedgers(), comparing))
 
 
 def _document(text: str) -> dict[str, str]:
@@ -131,7 +132,7 @@ def _edits() -> Iterator[Told]:
 class _Used(MemoryLedgers):
     """Ledgers in which three cards are used."""
 
-    def usage(self, _namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, _namespace: str) -> Mapping[str, Usage]:
         """Return them."""
         return {"M40": Usage(Charge(300, 0, 300))}
 
@@ -139,7 +140,7 @@ class _Used(MemoryLedgers):
 class _Silent(MemoryLedgers):
     """Ledgers that cannot be read."""
 
-    def usage(self, _namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, _namespace: str) -> Mapping[str, Usage]:
         """Fail."""
         raise Unavailable("the API server does not answer")
 

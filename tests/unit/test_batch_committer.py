@@ -1,0 +1,276 @@
+"""Callers that arrive together are served together: in order, each once, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from tests.waiting import PATIENT
+from webhook.ledger_client import BatchCommitter, PendingCall
+
+Batch = Sequence[PendingCall[str, str]]
+LATE = "late"
+
+
+async def capitals(batch: Batch) -> None:
+    for call in batch:
+        call.settle(call.item.upper())
+
+
+class BrokenError(Exception):
+    """What went wrong in the work."""
+
+
+class Gated:
+    """A committer whose work stops at a gate: each batch waits until the test lets it through."""
+
+    def __init__(self) -> None:
+        self.work: Callable[[Batch], Awaitable[None]] = capitals
+        self.batches: list[list[str]] = []
+        self.gathered = 0
+        self.committer: BatchCommitter[str, str] = BatchCommitter(self._at_the_gate, LATE, self._gather)
+        self._gate = asyncio.Semaphore(0)
+
+    async def _gather(self) -> None:
+        self.gathered += 1
+
+    async def _at_the_gate(self, batch: Batch) -> None:
+        self.batches.append([call.item for call in batch])
+        await self._gate.acquire()
+        await self.work(batch)
+
+    async def calls(self, items: str, deadline: float = math.inf) -> list[asyncio.Task[str]]:
+        """Let a caller in for each letter; return when they stand in the queue, and a batch is at the gate."""
+        callers = [asyncio.create_task(self.committer.serve(item, deadline)) for item in items]
+        await settled()
+        return callers
+
+    async def open(self, batches: int = 1) -> None:
+        for _ in range(batches):
+            self._gate.release()
+        await settled()
+
+
+async def settled() -> None:
+    """Let every task go on until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(PATIENT):
+            await test
+
+    asyncio.run(in_time())
+
+
+async def results(*callers: asyncio.Task[str]) -> list[str | BaseException]:
+    return await asyncio.gather(*callers, return_exceptions=True)
+
+
+# Batches
+
+
+def test_a_caller_alone_is_served_at_once() -> None:
+    async def test() -> None:
+        gated = Gated()
+        await gated.open(2)
+        assert [await gated.committer.serve(item, math.inf) for item in "ab"] == ["A", "B"]
+        assert gated.batches == [["a"], ["b"]]
+
+    run(test())
+
+
+def test_callers_that_wait_together_are_one_batch_in_order() -> None:
+    async def test() -> None:
+        gated = Gated()
+        callers = [*await gated.calls("a"), *await gated.calls("bcde")]
+        await gated.open(2)
+        assert await results(*callers) == list("ABCDE")
+        assert gated.batches == [["a"], ["b", "c", "d", "e"]]
+
+    run(test())
+
+
+def test_who_is_served_has_its_answer_while_the_next_batch_is_in_work() -> None:
+    async def test() -> None:
+        gated = Gated()
+        [first], others = await gated.calls("a"), await gated.calls("bc")
+        await gated.open()
+        assert first.result() == "A"
+        fourth = await gated.calls("d")
+        await gated.open(2)
+        assert await results(*others, *fourth) == ["B", "C", "D"]
+        assert gated.batches == [["a"], ["b", "c"], ["d"]]
+
+    run(test())
+
+
+def test_more_are_waited_for_only_after_a_batch_of_several() -> None:
+    async def test() -> None:
+        gated = Gated()
+        callers = [*await gated.calls("a"), *await gated.calls("bc")]
+        await gated.open(4)
+        assert await results(*callers) == list("ABC")
+        assert (gated.batches, gated.gathered) == ([["a"], ["b", "c"]], 0)
+        assert [await gated.committer.serve(item, math.inf) for item in "de"] == ["D", "E"]
+        assert gated.gathered == 1, "before d, and no more before e"
+
+    run(test())
+
+
+# Callers that leave
+
+
+@pytest.mark.parametrize("how", ["its deadline comes", "it is cancelled"])
+@pytest.mark.parametrize(
+    ("in_work", "batches"), [(False, [["a"], ["c"]]), (True, [["a"], ["b", "c"]])], ids=["it waits", "it is in work"]
+)
+def test_a_caller_that_leaves_takes_nothing_from_the_others(how: str, in_work: bool, batches: list[list[str]]) -> None:
+    """One that waits is not worked for any more. One in work is told nothing of what became of it."""
+
+    async def test() -> None:
+        gated = Gated()
+        first = await gated.calls("a")
+        [late] = await gated.calls("b", time.monotonic() + 0.05 if how == "its deadline comes" else math.inf)
+        last = await gated.calls("c")
+        if in_work:
+            await gated.open()
+        if how == "it is cancelled":
+            late.cancel()
+        await asyncio.wait([late])
+        assert late.cancelled() or late.result() == LATE
+        await gated.open(3)
+        assert await results(*first, *last) == ["A", "C"]
+        assert gated.batches == batches
+
+    run(test())
+
+
+def test_when_the_last_that_waited_has_left_the_next_caller_is_served() -> None:
+    async def test() -> None:
+        gated = Gated()
+        first, [gone] = await gated.calls("a"), await gated.calls("b")
+        gone.cancel()
+        await settled()
+        await gated.open(2)
+        assert await results(*first, *await gated.calls("c")) == ["A", "C"]
+        assert gated.batches == [["a"], ["c"]]
+
+    run(test())
+
+
+def test_what_a_late_caller_is_told_may_change_while_it_is_in_work() -> None:
+    async def unsure(batch: Batch) -> None:
+        for call in batch:
+            call.late = "unsure"
+        await asyncio.sleep(PATIENT)
+
+    async def test() -> None:
+        gated = Gated()
+        gated.work = unsure
+        await gated.open()
+        assert await gated.committer.serve("a", time.monotonic() + 0.05) == "unsure"
+
+    run(test())
+
+
+# Errors
+
+
+@pytest.mark.parametrize("error", [BrokenError(), TimeoutError()], ids=repr)
+def test_an_error_reaches_every_caller_that_has_no_result(error: Exception) -> None:
+    async def half(batch: Batch) -> None:
+        await capitals([call for call in batch if call.item in "ac"])
+        raise error
+
+    async def test() -> None:
+        gated = Gated()
+        gated.work = half
+        callers = [*await gated.calls("a"), *await gated.calls("bcd")]
+        await gated.open(2)
+        assert await results(*callers) == ["A", error, "C", error]
+        gated.work = capitals
+        await gated.open()
+        assert await results(*await gated.calls("e")) == ["E"], "the queue goes on"
+
+    run(test())
+
+
+def test_an_item_that_the_work_passes_over_is_told_as_one_that_is_late() -> None:
+    async def test() -> None:
+        gated = Gated()
+        gated.work = lambda batch: capitals([call for call in batch if call.item != "b"])
+        callers = [*await gated.calls("a"), *await gated.calls("bc")]
+        await gated.open(2)
+        assert await results(*callers) == ["A", LATE, "C"]
+
+    run(test())
+
+
+# Many callers
+
+
+class Crowd:
+    """Many callers that come again and again; some have no time, some are cancelled, the work fails now and then."""
+
+    def __init__(self, seed: int) -> None:
+        self.served: list[str] = []
+        self.outcomes: Counter[str] = Counter()
+        self._committer: BatchCommitter[str, str] = BatchCommitter(self._work, LATE, lambda: asyncio.sleep(0))
+        self._random = random.Random(seed)  # noqa: S311  # chooses the interleavings of a test
+        self._working = False
+
+    async def run(self, callers: int, calls: int) -> None:
+        await asyncio.gather(*(self._caller(name, calls) for name in range(callers)))
+
+    async def _work(self, batch: Batch) -> None:
+        assert not self._working, "two batches are in work at once"
+        self._working = True
+        try:
+            await asyncio.sleep(0)
+            if self._random.random() < 0.1:
+                raise BrokenError
+            self.served.extend(call.item for call in batch)
+            await capitals(batch)
+        finally:
+            self._working = False
+
+    async def _caller(self, name: int, calls: int) -> None:
+        for number in range(calls):
+            self.outcomes[await self._call(f"caller-{name}-{number}", kind=(name + number) % 4)] += 1
+
+    async def _call(self, item: str, *, kind: int) -> str:
+        deadline = time.monotonic() if kind == 0 else math.inf
+        caller = asyncio.create_task(self._committer.serve(item, deadline))
+        if kind == 1:
+            for _ in range(self._random.randrange(4)):
+                await asyncio.sleep(0)
+            caller.cancel()
+        [result] = await results(caller)
+        if isinstance(result, BaseException):
+            return type(result).__name__
+        if result == LATE:
+            return "late" if kind == 0 else "lost"
+        assert result == item.upper(), "a caller got another's result"
+        return "served"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_caller_is_forgotten_and_nothing_is_served_twice(seed: int) -> None:
+    crowd = Crowd(seed)
+    run(crowd.run(callers=12, calls=150))
+    assert crowd.outcomes["lost"] == 0
+    assert crowd.outcomes.total() == 12 * 150
+    assert len(set(crowd.served)) == len(crowd.served) >= crowd.outcomes["served"] > 0
+    for name in range(12):
+        own = [int(item.rpartition("-")[2]) for item in crowd.served if item.startswith(f"caller-{name}-")]
+        assert own == sorted(own), "each caller's items are in order"
