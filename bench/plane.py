@@ -21,8 +21,8 @@ from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import Settings, running_control_plane
-from tests.e2e.controller_process import ControllerProcess
 from tests.e2e.rest import Json
+from tests.processes import ControllerProcess
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import Ledger, read_ledger
 from vcuda.placement.affinity import Hints
@@ -122,23 +122,16 @@ def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
             cluster.create_node(f"{model.lower()}-{number}", {MODEL: model, LABELS.pool: "public"})
 
 
-@contextmanager
-def running_controller(plane: Plane) -> Iterator[ControllerProcess]:
+def running_controller(plane: Plane) -> ControllerProcess:
     """`vcuda-controller run`, just started; it leads as soon as it can, since the one before it has gone in order.
 
     A pod whose generated name is taken is charged and never stored under that uid, so whoever waits for an empty ledger
     waits for that charge to be released.
     """
-    process = ControllerProcess(
-        (
-            *("--kubeconfig", plane.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
-            *("--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5"),
-        )
+    return ControllerProcess(
+        *("--kubeconfig", plane.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
+        *("--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5"),
     )
-    try:
-        yield process
-    finally:
-        process.terminate()
 
 
 def await_ready(plane: Plane, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Our own programs as processes: started, awaited by what they log, and ended."""
+"""Our own programs as processes: started, awaited by what they log, asked over HTTP, and ended."""
 
 from __future__ import annotations
 
@@ -6,20 +6,46 @@ import http.client
 import json
 import os
 import signal
+import ssl
 import subprocess
+import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from types import TracebackType
+from typing import IO, Any, NamedTuple, Self, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.integration.reviews import Json, patched, review_of, with_uid
+
+SCRIPTS = Path(sysconfig.get_path("scripts"))
 PATIENCE = 60.0
 """Seconds until a wait for something that should have come becomes an error."""
 
+JSON_TYPE = {"Content-Type": "application/json"}
+Body = bytes | str | Iterable[bytes] | None
+T = TypeVar("T")
+
 Fields = dict[str, Any]
 """One structured line of a log, or another JSON object."""
+
+
+def eventually(holds: Callable[[], T], told: Callable[[], object] = str, timeout: float = PATIENCE) -> T:
+    """Return what ``holds`` returns as soon as that is true; TimeoutError with what ``told`` says.
+
+    For what tells nobody when it changes: a metric, a file, what an API server goes by. It is asked again and again.
+    """
+    deadline = time.monotonic() + timeout
+    while not (found := holds()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout:g} s: {told()}")
+        time.sleep(0.05)
+    return found
 
 
 class Reply(NamedTuple):
@@ -100,15 +126,26 @@ class OwnProcess:
         assert self.process.stdout
         assert self.process.stderr
         self._out, self._err = Lines(self.process.stdout), Lines(self.process.stderr)
-
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """`with` this, whatever goes wrong kills the process."""
+        self._awaited = False
         try:
-            yield
+            self.await_start()
         except BaseException:
             self.kill()
             raise
+
+    def await_start(self) -> None:
+        """Return once it does what it is for; whatever goes wrong meanwhile kills the process."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        """Nothing of it is left. Unless the test has ended it, or has failed, it has to end well by SIGTERM."""
+        try:
+            if kind is None and not self._awaited:
+                assert self.terminate() == 0, self.output()
+        finally:
+            self.kill()
 
     def await_log(self, event: str, wanted: Callable[[Fields], bool] = lambda _: True) -> Fields:
         """Return the first structured line of ``event`` that is wanted, as soon as it is there."""
@@ -133,6 +170,7 @@ class OwnProcess:
 
     def wait(self) -> int:
         """Return the exit status once the process has ended and everything it printed is here."""
+        self._awaited = True
         status = self.process.wait(PATIENCE)
         self._out.join()
         self._err.join()
@@ -148,3 +186,139 @@ class OwnProcess:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.wait()
+
+
+class Server(OwnProcess):
+    """A program that answers HTTP."""
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection of the caller's own, to be closed by it."""
+        raise NotImplementedError
+
+    def send(self, method: str, path: str, body: Body = None, headers: Mapping[str, str] = JSON_TYPE) -> Reply:
+        """Make one request on a new connection."""
+        with closing(self.connect()) as connection:
+            return exchange(connection, method, path, body, headers)
+
+    def get(self, path: str) -> Reply:
+        """GET on a new connection."""
+        return self.send("GET", path)
+
+    def samples(self, name: str, **labels: str) -> list[float]:
+        """The samples of the metric of this name that have these labels."""
+        return self.get("/metrics").samples(name, labels)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of those samples."""
+        return sum(self.samples(name, **labels))
+
+    def await_metric(self, name: str, least: float, **labels: str) -> None:
+        """Return once a metric has grown so far."""
+        eventually(lambda: self.metric(name, **labels) >= least, lambda: f"{name} {labels}\n{self.output()}")
+
+    def await_ready(self) -> None:
+        """Return once it says so."""
+        eventually(lambda: self.get("/readyz").status == HTTPStatus.OK, self.output)
+
+
+class StatusProcess(Server):
+    """A running `vcuda-controller`, of either command, with its status served at ``port`` of 127.0.0.1."""
+
+    def __init__(self, command: str, *flags: str | Path) -> None:
+        super().__init__((SCRIPTS / "vcuda-controller", command, *flags), {})
+
+    def await_start(self) -> None:
+        self.port: int = self.await_log("serving status")["port"]
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+
+class ControllerProcess(StatusProcess):
+    """A running candidate; it leads once it logs so."""
+
+    def __init__(self, *flags: str | Path) -> None:
+        super().__init__("run", *flags)
+
+    def await_synced(self) -> None:
+        """Return once it leads and has listed everything."""
+        self.await_log("leading")
+        self.await_log("synced")
+
+
+class NodeProcess(StatusProcess):
+    """A running node agent."""
+
+    def __init__(self, *flags: str | Path) -> None:
+        super().__init__("node", *flags)
+
+    def await_sweeps(self, count: int, result: str = "complete") -> None:
+        """Return after so many further sweeps with this result."""
+        so_far = self.metric("vcuda_vm_sweeps_total", result=result)
+        self.await_metric("vcuda_vm_sweeps_total", so_far + count, result=result)
+
+    def await_moved(self, name: str) -> None:
+        """Return once a directory is in the trash."""
+        self.await_log("moved", lambda line: line["directory"] == name)
+
+
+class WebhookProcess(Server):
+    """A running server. ``ca`` is the file that signs its certificate; without it, that of the run is taken."""
+
+    def __init__(self, flags: Iterable[str | Path], ca: Path | None, env: Mapping[str, str]) -> None:
+        defaults = {"VCUDA_BIND": "127.0.0.1:0", "VCUDA_DRAIN_SECONDS": "0"}
+        self._ca = ca
+        super().__init__((SCRIPTS / "vcuda-webhook", "serve", *flags), {**defaults, **env})
+
+    def await_start(self) -> None:
+        self.url: str = self.await_log("listening")["url"]
+        made = self._ca or self.await_log("certificate made for this run")["ca"]
+        self.tls = ssl.create_default_context(cafile=made)
+
+    def connect(self) -> http.client.HTTPSConnection:
+        host = urllib.parse.urlsplit(self.url).netloc
+        return http.client.HTTPSConnection(host, context=self.tls, timeout=PATIENCE)
+
+    def review(self, path: str, subject: object, **fields: object) -> Json:
+        """Return the response to a review of the creation of ``subject``, checked to be of the right form."""
+        asked = review_of(subject, **fields)
+        reply = self.send("POST", path, json.dumps(asked))
+        assert reply.status == HTTPStatus.OK, reply
+        answer = reply.decoded()
+        assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        response: Json = answer["response"]
+        assert response["uid"] == asked["request"]["uid"]
+        return response
+
+    def admit(self, pod: Json, **fields: object) -> Json:
+        """Take a pod through /mutate and /validate as the API server does; return the last response."""
+        response = self.review("/mutate", pod, **fields)
+        if not response["allowed"]:
+            return response
+        return self.review("/validate", with_uid(patched(pod, response)), **fields)
+
+    def worker(self) -> int:
+        """The process id of gunicorn's one worker."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def serving(*flags: str | Path, ca: Path | None = None, env: Mapping[str, str] | None = None) -> WebhookProcess:
+    """A server with these flags of ``serve``, listening on a free port of 127.0.0.1; stopped at the end of the block.
+
+    ``env`` adds to its environment. Unless told otherwise it stops at once, without the time endpoints need elsewhere.
+    """
+    return WebhookProcess(flags, ca, env or {})
+
+
+def exchange(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: Body = None,
+    headers: Mapping[str, str] = JSON_TYPE,
+) -> Reply:
+    """Make one request on a connection that is kept; an iterable body goes out in chunks."""
+    connection.request(method, path, body, dict(headers))
+    response = connection.getresponse()
+    return Reply(response.status, response.headers, response.read())

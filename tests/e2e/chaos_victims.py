@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from tests.e2e.controller_process import ControllerProcess, flags_of
+from tests.e2e.controller_process import flags_of
 from tests.e2e.installation import Installation
-from tests.integration.webhook_process import WebhookProcess
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, ControllerProcess, WebhookProcess
 
 
 class Killable(Protocol):
@@ -125,7 +124,7 @@ def controllers(installation: Installation, count: int, *, storable: int) -> Ite
     """So many controllers, which take a pod for never stored after ``storable`` seconds."""
     flags = flags_of(installation, "--storable-seconds", str(storable))
     with ThreadPoolExecutor() as threads:
-        every = [Victim(lambda: ControllerProcess(flags), threads) for _ in range(count)]
+        every = [Victim(lambda: ControllerProcess(*flags), threads) for _ in range(count)]
         try:
             yield Controllers(every)
         finally:

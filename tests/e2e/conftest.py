@@ -11,9 +11,10 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane, running_control_plane
-from tests.e2e.controller_process import ControllerProcess, controlling, limited_team
+from tests.e2e.controller_process import controlling, limited_team
 from tests.e2e.installation import Installation, installed
 from tests.e2e.rest import Json
+from tests.processes import ControllerProcess
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

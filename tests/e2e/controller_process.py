@@ -1,11 +1,9 @@
-"""``vcuda-controller run`` as a process of its own, beside an installation of the webhook and by its quota."""
+"""Controllers beside an installation of the webhook and by its quota, and what is awaited of them."""
 
 from __future__ import annotations
 
-import http.client
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -13,10 +11,9 @@ from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation, ledger_path
 from tests.e2e.rest import Json
 from tests.integration.reviews import gpu_pod
-from tests.processes import PATIENCE, OwnProcess, Reply
+from tests.processes import ControllerProcess
 from vcuda.ledger.ledger import Ledger, read_ledger
 
-PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
 LEASE = "vcuda-controller"
 
@@ -25,32 +22,6 @@ STORABLE = 3
 
 PROMPTLY = 2.0
 """Seconds within which a charge is released."""
-
-
-class ControllerProcess(OwnProcess):
-    """A running candidate; it leads once it logs so."""
-
-    def __init__(self, flags: Iterable[str | Path]) -> None:
-        super().__init__((PROGRAM, "run", *flags), {})
-        with self.starting():
-            self.port: int = self.await_log("serving status")["port"]
-
-    def await_synced(self) -> None:
-        """Return once it leads and has listed everything."""
-        self.await_log("leading")
-        self.await_log("synced")
-
-    def get(self, path: str) -> Reply:
-        """GET from its status server."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return Reply(response.status, response.headers, response.read())
-
-    def metric(self, name: str, **labels: str) -> float | None:
-        """The sum of the samples of this name that have these labels; None where there is none."""
-        values = self.get("/metrics").samples(name, labels)
-        return sum(values) if values else None
 
 
 def flags_of(installation: Installation, *more: str | Path, kubeconfig: Path | None = None) -> list[str | Path]:
@@ -67,19 +38,9 @@ def flags_of(installation: Installation, *more: str | Path, kubeconfig: Path | N
     ]
 
 
-@contextmanager
-def candidate(
-    installation: Installation, *more: str | Path, kubeconfig: Path | None = None
-) -> Iterator[ControllerProcess]:
+def candidate(installation: Installation, *more: str | Path, kubeconfig: Path | None = None) -> ControllerProcess:
     """A controller that serves its status, whether it leads or not; stopped at the end of the block."""
-    process = ControllerProcess(flags_of(installation, *more, kubeconfig=kubeconfig))
-    try:
-        yield process
-        if process.process.poll() is None:
-            assert process.terminate() == 0, process.output()
-    finally:
-        if process.process.poll() is None:
-            process.kill()
+    return ControllerProcess(*flags_of(installation, *more, kubeconfig=kubeconfig))
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 from certs.files import serving_files, write_files
 from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.builders import MODEL, POOL
-from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.cluster import Cluster
 from tests.e2e.quota_config_map import CONFIG, QuotaConfigMap
 from tests.e2e.rest import Json
-from tests.integration.webhook_process import WebhookProcess, serving
 from tests.match_conditions import base_conditions
+from tests.processes import WebhookProcess, eventually, serving
 from vcuda.ledger.ledger import Ledger, read_ledger
 
 SYSTEM_NAMESPACE = "vcuda-quota"
@@ -36,7 +36,6 @@ REPLICA = "e2e.vcuda.io/replica"
 
 MOST_REPLICAS = 4
 CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
-POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -222,21 +221,16 @@ def create_system_namespace(cluster: Cluster) -> None:
 def await_ready(installation: Installation) -> None:
     """Return once every replica says that it is ready."""
     for replica in installation.replicas:
-        poll(replica, lambda asked: asked.get("/readyz").status == HTTPStatus.OK)
+        replica.await_ready()
 
 
 def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
     """Return once every replica has seen nodes with the models and pools of these labels: /quota warns until then."""
     entry = {"quota": {labels[MODEL]: 1 for labels in nodes}, "pool": sorted({labels[POOL] for labels in nodes})}
     manifest = installation.quota.manifest(json.dumps({"anybody": entry}))
+
+    def known(replica: WebhookProcess) -> bool:
+        return "warnings" not in replica.review("/quota", manifest, kind=CONFIG_MAP)
+
     for replica in installation.replicas:
-        poll(replica, lambda asked: "warnings" not in asked.review("/quota", manifest, kind=CONFIG_MAP))
-
-
-def poll(replica: WebhookProcess, holds: Callable[[WebhookProcess], bool]) -> None:
-    """Return once ``holds`` is true of the replica, which tells nobody by itself: ask again."""
-    deadline = time.monotonic() + TIMEOUT
-    while not holds(replica):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {TIMEOUT:g} s:\n{replica.output()}")
-        time.sleep(POLL_SECONDS)
+        eventually(partial(known, replica), replica.output)

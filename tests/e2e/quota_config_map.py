@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from tests.e2e.rest import Answer, Json, Rest
-from tests.integration.webhook_process import WebhookProcess
+from tests.processes import WebhookProcess
 
 KEY = "gpu_quota"
 CONFIG = {"quota.vcuda.io/config": "true"}

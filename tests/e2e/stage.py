@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import socket
 import subprocess
-import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,15 +19,14 @@ import pytest
 from certs.parsing import SERVICE_NAME, read_addresses
 from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.conftest import require
-from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace, poll
+from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace
 from tests.e2e.mounted import Volume
 from tests.e2e.quota_config_map import QuotaConfigMap
 from tests.e2e.rest import Json
 from tests.e2e.steady import plain
-from tests.e2e.webhooks import GROUP, POLL_SECONDS, RESOURCES, await_effect, sentinel
-from tests.integration.webhook_process import WebhookProcess, serving
+from tests.e2e.webhooks import GROUP, RESOURCES, await_effect, sentinel
+from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
 
-PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-certs")
 SERVICE = "vcuda-webhook"
 SERVER_NAME = f"{SERVICE}.{SYSTEM_NAMESPACE}.svc"
 CONFIGURATION = "vcuda-quota"
@@ -59,7 +57,7 @@ class Stage:
         """The command line of `vcuda-certs`, with this stage's flags after the first argument."""
         name, *rest = arguments
         own = ("--kubeconfig", str(kubeconfig or self.kubeconfig), "--ip", self.host, *self.flags)
-        return [str(PROGRAM), name, *(own if name == "rotate" else own[:4]), *rest]
+        return [str(SCRIPTS / "vcuda-certs"), name, *(own if name == "rotate" else own[:4]), *rest]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `vcuda-certs`, whatever its exit status."""
@@ -95,13 +93,11 @@ class Stage:
 
         It goes by what it has heard of Services, endpoints and caBundles, and tells nobody how far it is: ask it.
         """
-        deadline = time.monotonic() + TIMEOUT
-        while True:
-            answer = self.cluster.try_create(plain(time.monotonic_ns(), namespace), dryRun="All")
-            if answer.status == HTTPStatus.CREATED:
-                return
-            assert time.monotonic() < deadline, answer.message
-            time.sleep(POLL_SECONDS)
+
+        def refusal() -> str:
+            return self.cluster.try_create(plain(time.monotonic_ns(), namespace), dryRun="All").message
+
+        eventually(lambda: not refusal(), refusal)
 
     def bundles(self) -> list[str]:
         """The caBundles of the webhooks that call the Service, in base64."""
@@ -178,7 +174,7 @@ def staged(
             cluster.create(pod_of(number, address))
         stage.set_endpoints()
         for each in stage.replicas:
-            poll(each, lambda asked: asked.get("/readyz").status == HTTPStatus.OK)
+            each.await_ready()
         yield stage, QuotaConfigMap(quota.rest, quota.namespace, quota.name, {}, stage.replicas)
 
 

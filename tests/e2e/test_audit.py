@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,12 +14,13 @@ from controller.evictions import Evictor, Outcome
 from controller.metrics import AuditMetrics
 from controller.violations import Finding, Kind
 from tests.builders import LABELS, MODEL
-from tests.e2e.cluster import TIMEOUT, Cluster
-from tests.e2e.controller_process import ControllerProcess, await_committed, controlling, limited_team
-from tests.e2e.installation import POLL_SECONDS, SYSTEM_NAMESPACE, Installation, installed
+from tests.e2e.cluster import Cluster
+from tests.e2e.controller_process import await_committed, controlling, limited_team
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, installed
 from tests.e2e.rest import Json
 from tests.e2e.rights import account_of, named_quota
 from tests.integration.reviews import card_pod
+from tests.processes import ControllerProcess, eventually
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
@@ -122,7 +122,7 @@ class TestByDefault:
             await_events(cluster, namespace, "BeyondQuota", "a-oldest", "b-middle", "c-newest")
             assert controller.metric("vcuda_audit_pods", namespace=namespace, finding="not-allowed") == 3
             assert going(cluster, namespace) == set()
-            assert controller.metric("vcuda_audit_evictions_total") is None
+            assert controller.samples("vcuda_audit_evictions_total") == []
 
     def test_a_pod_that_was_never_pinned_is_reported(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
@@ -134,18 +134,9 @@ class TestByDefault:
             start(cluster, namespace, "runs")
             with own.quota.limited(**{namespace: {"quota": {"M40": 1}}}):
                 await_events(cluster, namespace, "NotCounted", "waiting")
-                await_metric(controller, 1.0, namespace=namespace, finding="unpinned")
-                assert controller.metric("vcuda_audit_pods", namespace=namespace, finding="over-quota") is None
-            await_metric(controller, None, namespace=namespace)
-
-
-def await_metric(controller: ControllerProcess, value: float | None, **labels: str) -> None:
-    """Return once the gauge has this value; a few looks after the report that changes it."""
-    deadline = time.monotonic() + TIMEOUT
-    while (found := controller.metric("vcuda_audit_pods", **labels)) != value:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{labels}: {found}, not {value}, within {TIMEOUT:g} s")
-        time.sleep(POLL_SECONDS)
+                controller.await_metric("vcuda_audit_pods", 1, namespace=namespace, finding="unpinned")
+                assert controller.samples("vcuda_audit_pods", namespace=namespace, finding="over-quota") == []
+            eventually(lambda: not controller.samples("vcuda_audit_pods", namespace=namespace))
 
 
 @pytest.mark.usefixtures("node")
@@ -173,7 +164,7 @@ class TestEnforced:
             own.quota.limit(**{namespace: {"quota": {"M40": 1}}})
             await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
             assert going(cluster, namespace) == {"b-middle", "c-newest"}
-            assert (controller.metric("vcuda_audit_evictions_total", outcome="evicted") or 0) >= 2
+            assert controller.metric("vcuda_audit_evictions_total", outcome="evicted") >= 2
 
     @pytest.mark.usefixtures("controller_manager")
     def test_a_disruption_budget_is_respected_and_asked_again(

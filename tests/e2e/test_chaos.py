@@ -23,7 +23,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
 from tests.e2e.installation import Installation, await_ready, registered, running
 from tests.integration.reviews import gpu_pod
-from tests.integration.webhook_process import WebhookProcess
+from tests.processes import WebhookProcess
 
 SECONDS = 60.0
 TICK = 2.0

@@ -13,7 +13,6 @@ from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.controller_process import (
-    ControllerProcess,
     await_committed,
     await_enforced,
     await_ledger,
@@ -26,6 +25,7 @@ from tests.e2e.rest import Json
 from tests.e2e.rights import account_of, may, named_quota
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
 from tests.integration.reviews import card_pod
+from tests.processes import ControllerProcess
 from vcuda.requests.schemes import HAMI, VGPU_MANAGER
 
 USAGE = "gpu-quota-usage"

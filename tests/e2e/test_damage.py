@@ -7,18 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e.cluster import TIMEOUT, Cluster
-from tests.e2e.controller_process import (
-    PROMPTLY,
-    STORABLE,
-    ControllerProcess,
-    await_committed,
-    controlling,
-    pass_by,
-)
-from tests.e2e.installation import POLL_SECONDS, Installation, ledger_path
+from tests.e2e.cluster import Cluster
+from tests.e2e.controller_process import PROMPTLY, STORABLE, await_committed, controlling, pass_by
+from tests.e2e.installation import Installation, ledger_path
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
+from tests.processes import ControllerProcess
 from vcuda.ledger.ledger import Ledger, write_ledger
 from vcuda.quota.model import Charge
 
@@ -65,14 +59,6 @@ def newest_version(cluster: Cluster) -> int:
     return int(cluster.rest.get("/api/v1/namespaces", limit="1")["metadata"]["resourceVersion"])
 
 
-def await_settlement(controller: ControllerProcess, after: float) -> None:
-    """Return once more has been settled than ``after``."""
-    deadline = time.monotonic() + TIMEOUT
-    while (controller.metric(SETTLED) or 0) <= after:
-        assert time.monotonic() < deadline, controller.output()
-        time.sleep(POLL_SECONDS)
-
-
 def let_versions_pass(cluster: Cluster, namespace: str, version: int) -> None:
     """Write until all that is stored is newer than ``version``, the last time a pod of no concern."""
     while newest_version(cluster) <= version:
@@ -104,12 +90,11 @@ def test_a_ledger_that_no_event_mends_is_mended_by_the_full_pass_which_counts_it
     cluster.create(card_pod("train", team))
     await_committed(installation, team, M40=100)
     before = controller.metric(MENDED)
-    assert before is not None
     for _ in range(TRIES):
         version = newest_version(cluster) + AHEAD
         settled = controller.metric(SETTLED)
         damage(cluster, team, Ledger(committed, str(version)))
-        await_settlement(controller, settled or 0)
+        controller.await_metric(SETTLED, settled + 1)
         let_versions_pass(cluster, elsewhere, version)
         await_committed(installation, team, M40=100)
         if controller.metric(MENDED) == before + 1:

@@ -19,7 +19,6 @@ from tests.e2e.controller_process import (
     LEASE,
     LEASES,
     PROMPTLY,
-    ControllerProcess,
     await_committed,
     candidate,
     committed,
@@ -31,6 +30,7 @@ from tests.e2e.controller_process import (
 from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
+from tests.processes import ControllerProcess
 from vcuda.errors import ApiError, Unavailable
 from vcuda.kube import Kube, Params, QuotaPlace, Stream
 from vcuda.placement.affinity import NodeLabels
@@ -70,7 +70,7 @@ def test_one_leads_and_the_other_does_nothing_but_wait(
         await_committed(installation, namespace, M40=100)
         assert lease_spec(cluster)["holderIdentity"] == "first"
         assert [waiting.logs("leading"), waiting.logs("listed")] == [[], []]
-        assert waiting.metric("vcuda_quota_limit_cores") is None
+        assert waiting.samples("vcuda_quota_limit_cores") == []
         assert [process.get("/readyz").status for process in pair] == [HTTPStatus.OK, HTTPStatus.OK]
         assert leader.metric("vcuda_quota_limit_cores", namespace=namespace) == 400
 

@@ -5,8 +5,10 @@ There is no kubelet: the tests play its part, in its directory and in the API.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http import HTTPStatus
@@ -19,11 +21,10 @@ from controller.node.pods import list_uids
 from tests.e2e.cluster import Cluster
 from tests.e2e.compaction import expire, token_of
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.controller_process import PROGRAM
-from tests.e2e.node_process import NodeProcess, aged, flags_of, sweeping
 from tests.e2e.rights import MANIFESTS, may
 from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
+from tests.processes import SCRIPTS, NodeProcess
 from vcuda.errors import Gone
 from vcuda.kube import Kube, Params
 
@@ -32,6 +33,16 @@ pytestmark = pytest.mark.slow
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
 SYSTEM = "vcuda-quota-node"
 ACCOUNT = "vcuda-node"
+PERIOD, GRACE = 0.5, 2.0
+
+
+def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> NodeProcess:
+    """An agent with the rights of ``cluster``'s user, stopped at the end of the block; ``more`` may set flags anew."""
+    return NodeProcess(
+        *("--scheme", disk.scheme, "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig),
+        *("--status-address", "127.0.0.1:0", "--period", str(PERIOD), "--grace", str(GRACE)),
+        *more,
+    )
 
 
 @pytest.fixture
@@ -71,7 +82,7 @@ class Pods:
 
     def make(self, name: str) -> str:
         """Make a directory that looks old."""
-        aged(self.disk.make(name))
+        os.utime(self.disk.make(name), (time.time() - 3600,) * 2)
         return name
 
     def delete(self, name: str) -> None:
@@ -223,9 +234,9 @@ def test_an_agent_that_is_killed_and_started_again_takes_nothing_for_gone_that_i
     flags = ("--pod-uid", own, "--trash-retention", "1")
     before = snapshot(disk.root / alive)
     for _ in range(3):
-        process = NodeProcess(*flags_of(cluster, disk, node, *flags))
-        process.await_sweeps(1)
-        process.kill()
+        with sweeping(cluster, disk, node, *flags) as process:
+            process.await_sweeps(1)
+            process.kill()
     with sweeping(cluster, disk, node, *flags) as agent:
         agent.await_moved(gone)
         agent.await_log("deleted", lambda line: line["directory"].startswith(f"{TRASH}/{gone}."))
@@ -331,7 +342,7 @@ def test_once_asks_the_api_server_where_it_is_given_no_file(
 ) -> None:
     pods.make(uid(1))
     flags = ("--scheme", "gpu-manager", "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig)
-    command = [str(part) for part in (PROGRAM, "node", "--once", *flags)]
+    command = [str(part) for part in (SCRIPTS / "vcuda-controller", "node", "--once", *flags)]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stderr == ""
     assert disk.names() == {own}
 
@@ -340,6 +351,6 @@ def test_once_takes_what_kubectl_prints(cluster: Cluster, disk: Disk, node: str,
     pods.make(uid(1))
     printed = cluster.kubectl("get", "pods", "--all-namespaces", "-o", "json").stdout
     flags = ("--scheme", "gpu-manager", "--root", disk.root, "--node", node, "--pods", "-")
-    command = [str(part) for part in (PROGRAM, "node", "--once", *flags)]
+    command = [str(part) for part in (SCRIPTS / "vcuda-controller", "node", "--once", *flags)]
     subprocess.run(command, check=True, capture_output=True, text=True, input=printed)
     assert disk.names() == {own}

@@ -12,11 +12,11 @@ import pytest
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.controller_process import ControllerProcess, await_committed, limited_team
+from tests.e2e.controller_process import await_committed, limited_team
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
-from tests.integration.webhook_process import WebhookProcess
+from tests.processes import ControllerProcess, WebhookProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 

@@ -10,17 +10,11 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import (
-    PROMPTLY,
-    ControllerProcess,
-    await_committed,
-    await_enforced,
-    await_ledger,
-    await_ledger_gone,
-)
+from tests.e2e.controller_process import PROMPTLY, await_committed, await_enforced, await_ledger, await_ledger_gone
 from tests.e2e.installation import Installation, ledger_path
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
+from tests.processes import ControllerProcess
 
 USAGE = "gpu-quota-usage"
 M40 = {"quota": {"M40": 4}}

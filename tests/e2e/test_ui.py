@@ -12,11 +12,12 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.browser import Tab, browsing, tab
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import ControllerProcess, candidate, controlling, limited_team
+from tests.e2e.controller_process import candidate, controlling, limited_team
 from tests.e2e.installation import Installation, installed
 from tests.e2e.rest import Json
 from tests.e2e.rights import account_of, named_quota
 from tests.integration.reviews import card_pod, gpu_pod
+from tests.processes import ControllerProcess
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 FLAGS = ("--ui-address", "127.0.0.1:0")

@@ -17,16 +17,12 @@ import yaml
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import (
-    ControllerProcess,
-    await_committed,
-    await_enforced,
-    limited_team,
-)
+from tests.e2e.controller_process import await_committed, await_enforced, limited_team
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.integration.scripted import write_kubeconfig
+from tests.processes import ControllerProcess
 
 NAME = "gpu-quota-usage"
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
@@ -148,7 +144,7 @@ def test_what_is_no_longer_limited_has_no_gauges_any_more(
     assert controller.metric("vcuda_quota_limit_cores", namespace=team) == 650
     installation.quota.lift(team)
     cluster.await_gone(f"/api/v1/namespaces/{team}/configmaps", NAME)
-    assert controller.metric("vcuda_quota_limit_cores", namespace=team) is None
+    assert controller.samples("vcuda_quota_limit_cores", namespace=team) == []
 
 
 def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their_model_is_known(

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
-from tests.integration.webhook_process import WebhookProcess, exchange, serving
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, WebhookProcess, exchange, serving
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "12"))
 """How long all fuzzing may take together; `make fuzz` gives it ten minutes."""

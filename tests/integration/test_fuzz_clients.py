@@ -17,7 +17,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.integration.fuzzing import GOOD, SECONDS, Target, answers_in, for_a_while, read_all, under_fire
-from tests.integration.webhook_process import exchange
+from tests.processes import exchange
 from webhook.server import MOST_CONNECTIONS
 from webhook.worker import SPARE
 

@@ -16,7 +16,7 @@ from tests import strategies
 from tests.builders import container, vcuda_pod
 from tests.integration.fuzzing import Target, assert_harmless, for_a_while, under_fire
 from tests.integration.reviews import POD, Json, pinned, review_of, with_uid
-from tests.integration.webhook_process import JSON_TYPE, exchange
+from tests.processes import JSON_TYPE, exchange
 
 EXAMPLES = 60
 SHARE = 0.4

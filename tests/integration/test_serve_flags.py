@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.integration.reviews import card_pod, gpu_pod, patched
-from tests.integration.webhook_process import PROGRAM, serving
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, SCRIPTS, serving
 from webhook.cli import main, serve
 
 FILES = {
@@ -36,7 +35,7 @@ def files(tmp_path: Path) -> Path:
 def run(directory: Path, flags: str) -> subprocess.CompletedProcess[str]:
     """Run ``serve`` with flags that keep it from serving."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("VCUDA_", "KUBE"))}
-    command = [str(PROGRAM), "serve", *flags.split()]
+    command = [str(SCRIPTS / "vcuda-webhook"), "serve", *flags.split()]
     return subprocess.run(
         command, cwd=directory, env=ours, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

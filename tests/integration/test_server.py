@@ -15,8 +15,7 @@ import pytest
 from cryptography import x509
 
 from tests.integration.reviews import Json, card_pod, gpu_pod, patched, review_of, with_uid
-from tests.integration.webhook_process import WebhookProcess, exchange, serving
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, WebhookProcess, exchange, serving
 
 QUOTA = """
 team-a: {pool: [public], quota: {M40: 8}}

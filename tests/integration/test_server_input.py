@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.reviews import Json, card_pod, gpu_pod, review_of
-from tests.integration.webhook_process import JSON_TYPE, Body, WebhookProcess, exchange, serving
-from tests.processes import Reply
+from tests.processes import JSON_TYPE, Body, Reply, WebhookProcess, exchange, serving
 
 LIMIT = 3 * 2**20
 CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}

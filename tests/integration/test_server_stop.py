@@ -20,8 +20,7 @@ from certs.cli import issue
 from tests.integration.reviews import card_pod, review_of
 from tests.integration.scripted import write_kubeconfig
 from tests.integration.silent import silence
-from tests.integration.webhook_process import WebhookProcess, exchange, serving
-from tests.processes import PATIENCE, Reply
+from tests.processes import PATIENCE, Reply, WebhookProcess, exchange, serving
 
 LONG = ("--drain-seconds", "600")
 """Longer than any test: a drain ends when the test says so, by a second SIGTERM to the worker."""

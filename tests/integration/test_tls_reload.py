@@ -35,8 +35,7 @@ from structlog.typing import EventDict
 from certs.files import serving_files, write_files
 from certs.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
 from tests.integration.tls_echo import Echo, echo, echoing
-from tests.integration.webhook_process import WebhookProcess, serving
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, WebhookProcess, serving
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate, watch
 

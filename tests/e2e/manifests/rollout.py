@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from tests.e2e.manifests.system import System, port_of
 from tests.e2e.rest import Json
-from tests.integration.webhook_process import WebhookProcess
+from tests.processes import WebhookProcess
 from tests.rendered import container, pod_spec
 
 LEARNED = 4.0
@@ -24,7 +24,7 @@ class Replica:
     """A pod of the webhook. It is an endpoint of the Service while it is ready and is not told to go."""
 
     def __init__(self, system: System, deployment: Json) -> None:
-        self.process: WebhookProcess = system.start_webhook()
+        self.process: WebhookProcess = system.webhook()
         self.ready = threading.Event()
         self._balancer = system.balancer
         self._container = container(deployment)

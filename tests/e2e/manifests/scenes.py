@@ -26,7 +26,7 @@ from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event,
 from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workloads
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
-from tests.integration.webhook_process import WebhookProcess
+from tests.processes import WebhookProcess
 from vcuda.kube.endpoint_slices import MANAGED_BY, SERVICE_NAME
 from vcuda.ledger.ledger import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sysconfig
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +16,8 @@ import yaml
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.component import Component
-from tests.e2e.controller_process import LEASES, ControllerProcess, drop_lease
-from tests.e2e.installation import SYSTEM_NAMESPACE, poll
+from tests.e2e.controller_process import LEASES, drop_lease
+from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.manifests.addresses import apply, reachable
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.manifests.workload import account_of, command_of, mount_secret
@@ -27,11 +26,9 @@ from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.second_scheduler import config_file, scheduling
 from tests.e2e.stage import CORE, SLICES, own_address
-from tests.integration.webhook_process import WebhookProcess
-from tests.processes import OwnProcess
+from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess
 from tests.rendered import label, one, pod_spec, rendered
 
-SCRIPTS = Path(sysconfig.get_path("scripts"))
 NODE = "gpu-1"
 EXTENDER = "vcuda-extender"
 LEFT_BEHIND = (
@@ -45,15 +42,6 @@ LEFT_BEHIND = (
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
 )
 """What has certificates of an earlier system in it, or says where one was served and who led."""
-
-
-class NodeAgent(OwnProcess):
-    """A running node agent."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        super().__init__((SCRIPTS / arguments[0], *arguments[1:]), {})
-        with self.starting():
-            self.port: int = self.await_log("serving status")["port"]
 
 
 @dataclass(frozen=True)
@@ -84,17 +72,8 @@ class System:
             (SCRIPTS / command[0], *command[1:]), capture_output=True, text=True, check=False, timeout=120
         )
 
-    @contextmanager
-    def webhook(self) -> Iterator[WebhookProcess]:
+    def webhook(self) -> WebhookProcess:
         """A replica of the webhook, which listens and is no endpoint yet."""
-        process = self.start_webhook()
-        try:
-            yield process
-        finally:
-            process.kill()
-
-    def start_webhook(self) -> WebhookProcess:
-        """The same, to be ended by the caller."""
         deployment = self.workload("Deployment", "vcuda-webhook")
         certificates = self.directory / "certificates"
         mount_secret(self.cluster, deployment, certificates)
@@ -109,8 +88,7 @@ class System:
         process.tls.check_hostname = False  # it is asked by its address here, as kubelet's probes do
         return process
 
-    @contextmanager
-    def controller(self, **flags: str) -> Iterator[ControllerProcess]:
+    def controller(self, **flags: str) -> ControllerProcess:
         """A controller, leading or not; the flags are added to its own."""
         deployment = self.workload("Deployment", "vcuda-controller")
         changed: dict[str, str | Path] = {
@@ -122,13 +100,7 @@ class System:
         }
         program, command, *rest = command_of(deployment, changed)
         assert (program, command) == ("vcuda-controller", "run")
-        process = ControllerProcess(rest)
-        try:
-            yield process
-            if process.process.poll() is None:
-                assert process.terminate() == 0, process.output()
-        finally:
-            process.kill()
+        return ControllerProcess(*rest)
 
     def _extender_flags(self, deployment: Json) -> dict[str, str | Path]:
         """Where the extender is to listen, with its certificates mounted; nothing where the manifests have none."""
@@ -168,8 +140,7 @@ class System:
         config: Json = yaml.safe_load(found["data"]["scheduler-config.yaml"])
         return config
 
-    @contextmanager
-    def node_agent(self) -> Iterator[NodeAgent]:
+    def node_agent(self) -> NodeProcess:
         """The agent of the node `NODE`, with directories of its own; its pod is one that is stored there."""
         daemon_set = self.workload("DaemonSet", "vcuda-node")
         kubelet_pods, root = self.directory / "kubelet-pods", self.directory / "vm"
@@ -182,12 +153,8 @@ class System:
             "--kubeconfig": account_of(self.cluster, daemon_set),
         }
         pod = self._agents_pod(daemon_set)
-        process = NodeAgent(command_of(daemon_set, changed, NODE_NAME=NODE, POD_UID=pod["metadata"]["uid"]))
-        try:
-            yield process
-            assert process.terminate() == 0, process.output()
-        finally:
-            process.kill()
+        _, _, *rest = command_of(daemon_set, changed, NODE_NAME=NODE, POD_UID=pod["metadata"]["uid"])
+        return NodeProcess(*rest)
 
     def _agents_pod(self, daemon_set: Json) -> Json:
         """The agent's own pod, running on the node, as the DaemonSet's controller and kubelet would have it."""
@@ -206,7 +173,7 @@ class System:
         with ExitStack() as stack:
             processes = [stack.enter_context(self.webhook()) for _ in range(replicas)]
             for process in processes:
-                poll(process, lambda asked: asked.get("/readyz").status == HTTPStatus.OK)
+                process.await_ready()
                 self.balancer.add(port_of(process))
                 stack.callback(self.balancer.remove, port_of(process))
             yield processes

@@ -15,16 +15,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import ControllerProcess, await_enforced
+from tests.e2e.controller_process import await_enforced
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.manifests.addresses import apply
 from tests.e2e.manifests.audit import AuditLog
-from tests.e2e.manifests.system import NODE, SCRIPTS, NodeAgent, System, applied
+from tests.e2e.manifests.system import NODE, System, applied
 from tests.e2e.manifests.workload import user_of
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod
-from tests.integration.webhook_process import WebhookProcess
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess
 from tests.rendered import MANIFESTS, one, ours, rendered
 
 TEAM = "team-a"
@@ -65,7 +64,7 @@ def controller(system: System, webhook: WebhookProcess) -> Iterator[ControllerPr
 
 
 @pytest.fixture(scope="module")
-def agent(system: System, node: str) -> Iterator[NodeAgent]:
+def agent(system: System, node: str) -> Iterator[NodeProcess]:
     """The node agent."""
     assert node
     with system.node_agent() as process:
@@ -196,13 +195,11 @@ def test_the_usage_page_is_for_those_who_may_forward_ports_to_it(controller: Con
 
 @pytest.mark.usefixtures("quota")
 def test_every_metric_that_alerts_and_dashboard_name_is_exported(
-    admin: Cluster, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeAgent
+    admin: Cluster, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeProcess
 ) -> None:
     """By one of the running parts, or by the API server."""
     exported = families(webhook.get("/metrics").body) | families(controller.get("/metrics").body)
-    with closing(http.client.HTTPConnection("127.0.0.1", agent.port, timeout=PATIENCE)) as connection:
-        connection.request("GET", "/metrics")
-        exported |= families(connection.getresponse().read())
+    exported |= families(agent.get("/metrics").body)
     used = named_metrics()
     assert len(used) > 15
     assert used - exported == {OF_THE_API_SERVER}
