@@ -22,10 +22,11 @@ from prometheus_client import CollectorRegistry
 
 from bench.plane import SYSTEM_NAMESPACE, Plane, running_plane
 from controller.extender.allocator import Allocator, Binder, Placer
+from controller.extender.application import create_application, verbs_of
 from controller.extender.cache import CardCache
 from controller.extender.journal import Journal
 from controller.extender.metrics import ExtenderMetrics
-from controller.extender.server import Server, verbs_of
+from controller.extender.service import Listening, serve
 from controller.extender.strategy import Placement, packed
 from tests.builders import LABELS, container, pod, view
 from tests.e2e.rest import Json
@@ -106,8 +107,7 @@ def extending(plane: Plane, book: CardCache) -> Iterator[Callable[[bytes], Taken
     desk = Allocator(kube, book, journal, lambda: None)
     verbs = verbs_of(Placer(desk, metrics), Binder(desk, metrics))
     certificate = ServingCertificate(plane.certificates)
-    server = Server(("127.0.0.1", 0), certificate.current, verbs, metrics)
-    server.start()
+    server = serve(Listening(("127.0.0.1", 0), certificate), create_application(verbs, metrics))
     context = ssl.create_default_context(cafile=str(plane.ca))
     with closing(http.client.HTTPSConnection("127.0.0.1", server.port, context=context)) as connection:
 

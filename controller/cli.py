@@ -20,11 +20,11 @@ from controller.auditor import Auditing
 from controller.elector import Elector, Terms
 from controller.extender.advertiser import SERVICE
 from controller.extender.service import Listening
+from controller.httpd import serve_status
 from controller.manager import Leader
 from controller.node.cli import node
 from controller.settler import Times
 from controller.stale_gc import Garbage
-from controller.status_server import serve_status
 from controller.ui.leading import UsagePage, showing
 from vcuda import __version__, cli
 from vcuda.cli import option
@@ -226,7 +226,7 @@ def _serve_page(
     page = UsagePage(lambda: elector.holder)
     with _listening_for("--ui-address", address):
         server = page.serve(address)
-    structlog.get_logger().info("serving the usage page", port=server.server_address[1])
+    structlog.get_logger().info("serving the usage page", port=server.port)
     return lambda: showing(page, kube, labels, leader)
 
 
@@ -241,13 +241,13 @@ def _lead(
     started = threading.Event()
     with _listening_for("--status-address", address):
         # A candidate that stands by is healthy and ready: a rollout waits for it, and need not wait until it leads.
-        port = serve_status(
+        server = serve_status(
             address,
             registry,
             healthy=lambda: leader.trouble() if started.is_set() else None,
             ready=lambda: None if not started.is_set() or leader.ready else "the first list is not complete",
         )
-    structlog.get_logger().info("serving status", port=port)
+    structlog.get_logger().info("serving status", port=server.port)
     if not elector.acquire():
         return 0
     leader.start()

@@ -9,8 +9,8 @@ from playwright.sync_api import Browser
 
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
+from controller.ui.leading import serve
 from controller.ui.page import Views
-from controller.ui.server import serve
 from tests.browser import NARROW, WIDE, browsing, tab
 from tests.usage_samples import NOW, company
 
@@ -23,7 +23,7 @@ def main() -> None:
     feed = Feed(company().source(), views)
     feed.start()
     server = serve(("127.0.0.1", 0), create_app(lambda: Standing(feed, ""), views))
-    url = "http://{}:{}/".format(*server.server_address[:2])
+    url = f"http://127.0.0.1:{server.port}/"
     with browsing() as browser:
         take(browser, url, "wide", WIDE, 1240, color_scheme="light")
         take(browser, f"{url}?sort=total&order=desc", "wide-dark", WIDE, 1240, color_scheme="dark")

@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -13,17 +14,21 @@ from prometheus_client import CollectorRegistry
 
 from controller.extender.advertiser import Advertiser
 from controller.extender.allocator import Allocator, Binder, Placer
+from controller.extender.application import MAX_BODY, create_application, verbs_of
 from controller.extender.cache import AssumedPlacement, CardCache
 from controller.extender.journal import Journal
 from controller.extender.metrics import CardsCollector, ExtenderMetrics
 from controller.extender.publish import CardsPublisher, figures_of
-from controller.extender.server import Server, verbs_of
+from controller.httpd import Server
 from controller.pods import PodInformer
 from controller.workqueue import spawn
 from vcuda.errors import Unavailable, UnreadableJournal, VcudaError
 from vcuda.kube import Kube, NodeInformer
 from vcuda.placement.placement import FreeCardsByPool
 from vcuda.tls import ServingCertificate, watch
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
 
 TRIES = 3
 LOOK = 15.0
@@ -41,6 +46,20 @@ class Listening(msgspec.Struct, frozen=True):
     def on(cls, address: tuple[str, int], certificate: Path, advertised: tuple[str, int] | None) -> Listening:
         """Return it with the pair in a directory; raises BadInput where there is no good one."""
         return cls(address, ServingCertificate(certificate), advertised)
+
+
+def serve(listening: Listening, application: WSGIApplication) -> Server:
+    """Serve the extender. Raises OSError where the address cannot be had."""
+    server = Server(
+        listening.address,
+        application,
+        threads=32,  # the scheduler asks about one pod at a time, and binds several beside that
+        tls=listening.certificate.current,
+        idle_seconds=300.0,  # Go's client drops a connection that was idle for 90
+        max_body=MAX_BODY,
+    )
+    server.start()
+    return server
 
 
 class Extender:
@@ -122,9 +141,7 @@ class Extender:
             self._placer.look_for_the_gone()
         self._spawn("promises", self._look)
         listening = self._listening
-        verbs = verbs_of(self._placer, self._binder)
-        self._server = Server(listening.address, listening.certificate.current, verbs, self._metrics)
-        self._server.start()
+        self._server = serve(listening, create_application(verbs_of(self._placer, self._binder), self._metrics))
         self._log.info("serving extender", port=self._server.port)
         self._spawn("certificate", lambda: watch(listening.certificate, self._stopping))
         publisher = CardsPublisher(self._kube, self._namespace, self.figures)

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
+from controller.httpd import serve_status
 from controller.node.age import Patience, Stamped, Watched
 from controller.node.agent import Agent, Outcome, Pace, SweepMetrics, Teller, Wakes, as_json, as_table
 from controller.node.in_use import sees_host
@@ -32,7 +33,6 @@ from controller.node.pods import (
 )
 from controller.node.sweep import Sweep
 from controller.node.trash import no_hands, real_hands
-from controller.status_server import serve_status
 from vcuda.cli import FiniteRange, parse_address
 from vcuda.errors import BadInput
 from vcuda.kube import Kube, VersionCheck
@@ -227,7 +227,7 @@ def _stay(settings: Settings) -> int:
     log = structlog.get_logger()
     agent = Agent(sweep.run, Teller(SweepMetrics(registry), log), wakes, Pace(settings.period))
     try:
-        port = serve_status(
+        server = serve_status(
             address,
             registry,
             healthy=lambda: agent.unhealthy() or (None if pods.reflector.alive else "the watch has ended"),
@@ -235,7 +235,7 @@ def _stay(settings: Settings) -> int:
         )
     except OSError as error:
         raise BadInput(f"--status-address: {settings.status_address}: {error.strerror or error}.") from error
-    log.info("serving status", port=port)
+    log.info("serving status", port=server.port)
     pods.reflector.start()
     agent.loop()
     pods.reflector.stop()

@@ -173,7 +173,8 @@ def _error(views: Views, error: HTTPException) -> flask.Response:
     page = views.render(
         "error.html", status=status, said=said or f"{status.description or status.phrase}.", root=_root()
     )
-    return _page(page, status)
+    allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None
+    return _page(page, status, allowed)
 
 
 def _root() -> str:

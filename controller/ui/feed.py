@@ -26,7 +26,7 @@ HEARTBEAT = 10.0
 """Seconds after which a listener that there is no news for hears that the connection stands."""
 
 MOST_LISTENERS = 64
-"""Half of the server's connections: listeners stay, and must not keep others out."""
+"""Each holds a thread of the server for as long as it stays."""
 
 KEPT = 60
 """Changes that a listener may be late by."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from controller.certificates import Shown
+from controller.httpd import Server
 from controller.manager import Leader
 from controller.ui.app import Standing, create_app
 from controller.ui.events import merged, refusal_watch, removal_watch
-from controller.ui.feed import Feed
+from controller.ui.feed import MOST_LISTENERS, Feed
 from controller.ui.model import CapacityWatch, rounded
 from controller.ui.page import Views
-from controller.ui.server import Server, serve
 from controller.ui.snapshot import Certificate, Finding, ModelCards, PodRow, Refusal, Source
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.kube import Kube, Reflector
@@ -24,6 +24,9 @@ from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import FreeCardsByPool, Nodes, by_model
 from vcuda.quota.model import CORES_PER_CARD, Limit, NamespaceQuota
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
 
 
 class UsagePage:
@@ -63,6 +66,17 @@ class UsagePage:
         if not ready():
             return Standing(None, "This controller leads since a moment ago, and is reading the cluster.")
         return Standing(feed, "")
+
+
+def serve(address: tuple[str, int], application: WSGIApplication) -> Server:
+    """Serve the page, one request a connection: behind a Service the next one may reach another replica.
+
+    Raises OSError where the address cannot be had.
+    """
+    # Listeners stay, and each holds a thread: half as many again are left for those who only look.
+    server = Server(address, application, threads=MOST_LISTENERS + MOST_LISTENERS // 2)
+    server.start()
+    return server
 
 
 def standby_reason(holder: str) -> str:

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
+from controller.ui.leading import serve
 from controller.ui.page import Views
-from controller.ui.server import serve
 from controller.ui.snapshot import PodRow, Refusal
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, browsing, tab
 from tests.usage_samples import Sample, ago, company, crowd, model_use, namespace_use
@@ -57,10 +57,9 @@ def served() -> Iterator[Callable[[Sample], Served]]:
             served.lead()
             standing = lambda: Standing(served.feed, "This controller stands by: pod-7 leads.")  # noqa: E731  # a line
             server = serve(("127.0.0.1", 0), create_app(standing, served.views))
-            teardown.callback(server.server_close)
-            teardown.callback(server.shutdown)
+            teardown.callback(server.stop)
             teardown.callback(served.stand_by)
-            served.url = "http://{}:{}/".format(*server.server_address[:2])
+            served.url = f"http://127.0.0.1:{server.port}/"
             return served
 
         yield show
