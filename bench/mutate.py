@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from bench import load, servers
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from vcuda.cli import aligned
 from vcuda.placement.affinity import Hints
+from vcuda.tls import serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.assembly import Standalone
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8

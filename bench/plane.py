@@ -16,8 +16,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import Settings, running_control_plane
@@ -26,6 +24,8 @@ from tests.processes import ControllerProcess
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import Ledger, read_ledger
 from vcuda.placement.affinity import Hints
+from vcuda.tls import serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.assembly import Cluster as OnCluster
 from webhook.assembly import MakeService
 

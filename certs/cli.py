@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
-from certs.commands import rotate, status
-from certs.files import File, present_files, serving_files, signing_files, write_files
-from certs.options import parsed
-from certs.report import columns
-from certs.x509 import (
+from certs import report
+from certs.cluster import ClusterStore
+from certs.options import (
+    cluster_options,
+    format_span,
+    parse_life,
+    parse_past,
+    parse_span,
+    parsed,
+    policy_of,
+    store_of,
+)
+from certs.plan import shown
+from certs.rotation import DryRunStore, Rotation, SystemClock, explained
+from certs.steps import OVERLAP, RETENTION, Done, RotationPolicy, Step, StepRefused, Wait
+from vcuda.cli import BAD_INPUT, HELP, aligned, fail, option
+from vcuda.errors import BadInput, VcudaError
+from vcuda.tls import File, present_files, serving_files, signing_files, write_files
+from vcuda.x509 import (
     AUTHORITY_LIFE,
     DEVELOPMENT,
     LEAF_LIFE,
@@ -28,10 +44,13 @@ from certs.x509 import (
     service_names,
 )
 
-_option = functools.partial(click.option, show_envvar=True)
+NEEDS_A_PERSON = 1
+
+_LONG = timedelta(days=36500)
+_OUTPUT = option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings=HELP)
 @click.version_option(package_name="vcuda-quota", message="%(prog)s %(version)s")
 def main() -> None:
     """Certificates of the vcuda quota webhook.
@@ -41,7 +60,7 @@ def main() -> None:
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
-@_option(
+@option(
     "--dir",
     "directory",
     envvar="VCUDA_CERTS_DIR",
@@ -49,25 +68,24 @@ def main() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to write; made if missing.",
 )
-@_option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="A DNS name; repeatable.")
-@_option("--ip", multiple=True, metavar="ADDRESS", type=parsed(parse_address), help="An IP address; repeatable.")
-@_option(
+@option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="A DNS name; repeatable.")
+@option("--ip", multiple=True, metavar="ADDRESS", type=parsed(parse_address), help="An IP address; repeatable.")
+@option(
     "--service",
     metavar="NAME",
     type=parsed(parse_label),
     help="A Service: adds NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local.",
 )
-@_option("--namespace", metavar="NS", type=parsed(parse_label), help="The namespace of --service.")
-@_option(
+@option("--namespace", metavar="NS", type=parsed(parse_label), help="The namespace of --service.")
+@option(
     "--days",
     type=click.IntRange(1, AUTHORITY_LIFE.days),
     default=LEAF_LIFE.days,
-    show_default=True,
     help=f"Life of the serving certificate; its CA lives {AUTHORITY_LIFE.days} days.",
 )
-@_option("--ca-key", is_flag=True, help="Write ca.key too; without it the key of the CA is thrown away.")
-@_option("--force", is_flag=True, help="Replace the files that are there.")
-@_option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@option("--ca-key", is_flag=True, help="Write ca.key too; without it the key of the CA is thrown away.")
+@option("--force", is_flag=True, help="Replace the files that are there.")
+@_OUTPUT
 def issue(
     *,
     directory: Path,
@@ -110,7 +128,7 @@ def issue(
         write_files(directory, files)
     except OSError as error:
         raise click.UsageError(f"cannot write to {directory}: {error.strerror or error}.") from error
-    render = {"table": _table, "json": _document}[output]
+    render = {"table": _files_table, "json": _files_document}[output]
     click.echo(render(directory, names, files))
 
 
@@ -124,18 +142,16 @@ def _chosen_names(
     return named + Names(dns, addresses) or DEVELOPMENT
 
 
-def _table(directory: Path, names: Names, files: Sequence[File]) -> str:
+def _files_table(directory: Path, names: Names, files: Sequence[File]) -> str:
     """One row a file; then the names the certificate is for."""
     rows = [("FILE", "HOLDS", "MODE", "EXPIRES")]
-    rows += [(str(directory / file.name), file.holds, f"{file.mode:04o}", _day(file)) for file in files]
-    return "\n".join([columns(rows), "", f"Valid for {names}"])
+    for file in files:
+        end = f"{file.expires:%Y-%m-%d %H:%M UTC}" if file.expires else "-"
+        rows.append((str(directory / file.name), file.holds, f"{file.mode:04o}", end))
+    return "\n".join([*aligned(rows), "", f"Valid for {names}"])
 
 
-def _day(file: File) -> str:
-    return "-" if file.expires is None else f"{file.expires:%Y-%m-%d %H:%M UTC}"
-
-
-def _document(directory: Path, names: Names, files: Sequence[File]) -> str:
+def _files_document(directory: Path, names: Names, files: Sequence[File]) -> str:
     """The same as JSON; times as RFC 3339 in UTC, null for a key."""
     document = {
         "directory": str(directory),
@@ -154,5 +170,170 @@ def _document(directory: Path, names: Names, files: Sequence[File]) -> str:
     return json.dumps(document, indent=2)
 
 
-main.add_command(rotate)
-main.add_command(status)
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """What a run has to say, step by step: at once for people, at the end for scripts."""
+
+    say: Callable[[str], None]
+    steps: list[dict[str, str]] = field(default_factory=list)
+
+    def __call__(self, decision: Step | Wait) -> None:
+        """Take note of one step or wait."""
+        self.steps.append({"step": type(decision).__name__, **_described(decision)})
+        self.say(" ".join([type(decision).__name__, *(f"{text}" for text in _described(decision).values())]))
+
+
+@main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
+@cluster_options
+@option(
+    "--ca-life", metavar="SPAN", default=format_span(AUTHORITY_LIFE), type=parsed(parse_life), help="Life of a new CA."
+)
+@option(
+    "--leaf-life", metavar="SPAN", default=format_span(LEAF_LIFE), type=parsed(parse_life), help="Life of a new leaf."
+)
+@option(
+    "--overlap",
+    metavar="SPAN",
+    default=format_span(OVERLAP),
+    type=parsed(parse_span),
+    help="How long every caBundle has a new CA before a leaf of it is served; the API servers follow meanwhile.",
+)
+@option(
+    "--retention",
+    metavar="SPAN",
+    default=format_span(RETENTION),
+    type=parsed(parse_span),
+    help="How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
+)
+@option(
+    "--issued-before",
+    metavar="TIME",
+    type=parsed(parse_past),
+    help="Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
+)
+@option(
+    "--timeout",
+    default="5m",
+    metavar="SPAN",
+    type=parsed(parse_span),
+    help="How long to wait in all; then another run goes on.",
+)
+@option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing.")
+@_OUTPUT
+def rotate(
+    *,
+    ca_life: timedelta,
+    leaf_life: timedelta,
+    overlap: timedelta,
+    retention: timedelta,
+    issued_before: datetime | None,
+    timeout: timedelta,
+    dry_run: bool,
+    output: str,
+    **where: Any,
+) -> None:
+    """Make, renew and replace the webhook's certificates, so that not one call fails.
+
+    Run it daily: it does what is due, and nothing where nothing is. A certificate is replaced when a third of its life
+    is left. A new CA is first added to every caBundle; after --overlap a leaf of its own goes into the serving Secret;
+    once every ready endpoint has been dialled and shows it, and --retention is over, the old CA is taken out. A leaf
+    alone is renewed by the same CA. A run that is killed, or whose --timeout is over, is carried on by the next one;
+    two at once do no harm. What is damaged is mended: a Secret that is gone or garbage, a caBundle that was emptied.
+    SPAN is a number and one of s, m, h and d, such as 90d.
+
+    \b
+    Examples:
+      vcuda-certs rotate
+          what the CronJob runs
+      vcuda-certs rotate --dry-run
+          what it would do, to the end
+      vcuda-certs rotate --issued-before "$(date -u +%FT%TZ)" --overlap 1m --retention 5m --timeout 20m
+          replace the CA and the leaf now, in one run
+
+    Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
+    Kubernetes is too old; 2 bad input.
+    """
+    policy = policy_of(
+        where,
+        authority_life=ca_life,
+        leaf_life=leaf_life,
+        overlap=overlap,
+        retention=retention,
+        issued_before=issued_before,
+    )
+    log = StepLog(click.echo if output == "table" else lambda _: None)
+    with_faults(lambda: _finish(_rotate(store_of(where), policy, timeout, log, dry_run=dry_run), log, output))
+
+
+@main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
+@cluster_options
+@_OUTPUT
+def status(*, output: str, **where: Any) -> None:
+    """Show every certificate, where it is, when it expires, and whether the webhooks trust what is served.
+
+    \b
+    Examples:
+      vcuda-certs status
+      vcuda-certs status -o json | jq '.certificates[] | select(.daysLeft < 30)'
+
+    Exit status: 0 all is well; 1 something needs a person, the API server did not answer, or Kubernetes is too old;
+    2 bad input.
+    """
+
+    def show() -> int:
+        store = store_of(where)
+        now = SystemClock().now()
+        again = f"kubectl -n {store.refs.namespace} create job --from=cronjob/vcuda-certs vcuda-certs-now"
+        found = report.report_on(store.read(SystemClock().now), store.refs, now, policy_of(where), again)
+        click.echo({"table": report.table, "json": report.document}[output](found))
+        return NEEDS_A_PERSON if found.problems else 0
+
+    with_faults(show)
+
+
+def with_faults(run: Callable[[], int]) -> None:
+    """End the process with the status that ``run`` returns, or with that of what went wrong."""
+    try:
+        sys.exit(run())
+    except VcudaError as error:
+        fail(explained(error), BAD_INPUT if isinstance(error, BadInput) else NEEDS_A_PERSON)
+
+
+def _rotate(
+    store: ClusterStore, policy: RotationPolicy, timeout: timedelta, log: StepLog, *, dry_run: bool
+) -> Done | StepRefused | Wait:
+    clock = SystemClock()
+    if not dry_run:
+        return Rotation(store, policy, timeout, clock, log).run()
+    copy = DryRunStore(store.read(clock.now), clock.now())
+    return Rotation(copy, policy, _LONG, copy, log, longest_sleep=_LONG.total_seconds()).run()
+
+
+def _finish(outcome: Done | StepRefused | Wait, log: StepLog, output: str) -> int:
+    """Say how it ended; return the exit status."""
+    problems = outcome.problems if isinstance(outcome, StepRefused) else ()
+    if output == "json":
+        name = "Refused" if problems else type(outcome).__name__
+        document = {"steps": log.steps, "outcome": name, **_described(outcome), "problems": [*map(asdict, problems)]}
+        click.echo(json.dumps(document, indent=2))
+    else:
+        click.echo(_ending(outcome))
+    return NEEDS_A_PERSON if problems else 0
+
+
+def _ending(outcome: Done | StepRefused | Wait) -> str:
+    match outcome:
+        case Done():
+            return f"Done: nothing is due until {shown(outcome.until)}" if outcome.until else "Nothing here is ours"
+        case StepRefused():
+            return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
+        case Wait():
+            due = f"The next step is due at {shown(outcome.until)}. " if outcome.until else ""
+            return f"Not yet: {outcome.reason}. {due}Run it again then; the CronJob does."
+
+
+def _described(decision: Step | Wait | Done | StepRefused) -> dict[str, str]:
+    """The parts of a decision that are words: what it is about, why, and until when."""
+    fields = {name: getattr(decision, name, None) for name in ("configuration", "reason", "until")}
+    texts = {name: shown(value) if isinstance(value, datetime) else value for name, value in fields.items()}
+    return {name: text for name, text in texts.items() if text}

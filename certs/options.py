@@ -1,17 +1,25 @@
-"""Options that commands have in common, and how their values are read."""
+"""Options of `vcuda-certs` that say where everything is and what is wanted, and how their values are read."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from certs.x509 import parse_address, parse_dns_name, parse_label
+from certs.cluster import ClusterStore
+from certs.parsing import ObjectRefs
+from certs.steps import Commands, RotationPolicy
+from vcuda import x509
+from vcuda.cli import option, parse_address
+from vcuda.errors import BadInput
+from vcuda.kube import Kube, VersionCheck
+from vcuda.x509 import Names, parse_dns_name, parse_label, service_names
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -22,8 +30,6 @@ LONGEST = timedelta(days=36500)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")
 _SPAN = re.compile(r"(\d+)([smhd])")
-
-option = functools.partial(click.option, show_envvar=True, show_default=True)
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -77,10 +83,10 @@ def parse_selector(text: str) -> dict[str, str]:
 
 def parse_host_port(text: str) -> str:
     """Return HOST:PORT as it is; raises ValueError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"{text!r} is not HOST:PORT, such as 10.0.0.7:8443 or [fd00::7]:8443")
-    return text
+    with contextlib.suppress(BadInput):
+        if parse_address(text)[0]:
+            return text
+    raise ValueError(f"{text!r} is not HOST:PORT, such as 10.0.0.7:8443 or [fd00::7]:8443")
 
 
 def format_span(span: timedelta) -> str:
@@ -131,7 +137,9 @@ _CLUSTER = (
         help="No webhook configuration calls the Service: who calls it has the CA by other means.",
     ),
     option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="One more name; repeatable."),
-    option("--ip", multiple=True, metavar="ADDRESS", type=parsed(parse_address), help="One more address; repeatable."),
+    option(
+        "--ip", multiple=True, metavar="ADDRESS", type=parsed(x509.parse_address), help="One more address; repeatable."
+    ),
     option(
         "--endpoint",
         multiple=True,
@@ -146,3 +154,36 @@ _CLUSTER = (
 def cluster_options(command: Command) -> Command:
     """Add the options that say where everything is."""
     return functools.reduce(lambda made, add: add(made), reversed(_CLUSTER), command)
+
+
+def store_of(where: Mapping[str, Any]) -> ClusterStore:
+    """Return the cluster that the options name; raises click.UsageError, or BadInput for the kubeconfig."""
+    if where["ca_secret"] == where["serving_secret"]:
+        # The webhook, which mounts the serving Secret, would read the key of the CA.
+        raise click.UsageError(
+            "--ca-secret and --serving-secret are two: the webhook mounts one, and nobody the other."
+        )
+    endpoints = where["endpoint"]
+    refs = ObjectRefs(
+        where["namespace"], where["service"], where["ca_secret"], where["serving_secret"], frozenset(endpoints)
+    )
+    kube = Kube.connect(where["kubeconfig"], version_check=VersionCheck(_warn))
+    return ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints)
+
+
+def policy_of(where: Mapping[str, Any], **times: Any) -> RotationPolicy:
+    """Return the policy that the options ask for; ``times`` are further fields of it."""
+    namespace, service = where["namespace"], where["service"]
+    label = " ".join(f"{key}={value}" for key, value in where["selector"].items())
+    commands = Commands(
+        restart=f"kubectl -n {namespace} rollout restart deployment/{service}",
+        endpoints=f"kubectl -n {namespace} get pods,endpointslices",
+        register=f"kubectl label validatingwebhookconfiguration NAME {label}",
+        replace=f"kubectl -n {namespace} delete secret {where['ca_secret']} {where['serving_secret']}",
+    )
+    names = service_names(service, namespace) + Names(where["dns"], where["ip"])
+    return RotationPolicy(names, registered=not where["unregistered"], commands=commands, **times)
+
+
+def _warn(message: str) -> None:
+    click.echo(f"Warning: {message}", err=True)

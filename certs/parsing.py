@@ -1,11 +1,11 @@
-"""Reads certificates and keys out of PEM that anybody may have edited. Nothing of a key gets into a message."""
+"""Reads Secrets, caBundles and PEM that anybody may have edited. Nothing of a key gets into a message."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,15 +15,45 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from certs.state import UNREADABLE_EXTENSIONS, Authorities, Certificates, Configuration, Hook, Mark, Problem, Serving
-from certs.x509 import Signed, parse_address, service_names
+from certs.state import (
+    UNREADABLE_EXTENSIONS,
+    Authorities,
+    Certificates,
+    Configuration,
+    Hook,
+    Problem,
+    SeenSince,
+    Serving,
+)
+from vcuda.x509 import Signed, parse_address, service_names
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 
+Json = Mapping[str, Any]
 
-class Unusable(ValueError):
+MANAGED_BY = "app.kubernetes.io/managed-by"
+OURS = "vcuda-certs"
+TRUSTED = "quota.vcuda.io/ca-trusted-since"
+SERVED = "quota.vcuda.io/ca-served-since"
+TLS_TYPE = "kubernetes.io/tls"
+
+_OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRefs:
+    """The names of the objects that belong together. ``addresses``: HOST:PORT of URLs that are the webhook's too."""
+
+    namespace: str
+    service: str
+    authority_secret: str
+    serving_secret: str
+    addresses: frozenset[str] = frozenset()
+
+
+class UnusablePair(ValueError):
     """The text is no usable certificate or pair; the message says what is wrong, without any of it."""
 
 
@@ -57,7 +87,7 @@ def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     """
     pair = _read_pair(certificate, key, name)
     if not _readable(certificate):
-        raise Unusable(f"{name}.crt holds more than certificates")
+        raise UnusablePair(f"{name}.crt holds more than certificates")
     return pair
 
 
@@ -65,7 +95,7 @@ def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
     """Return a pair that may sign leaves; raises Unusable. What is after the certificate keeps it from nothing."""
     pair = _read_pair(certificate, key, name)
     if not is_authority(pair.certificate):
-        raise Unusable(f"{name}.crt is not the certificate of a CA")
+        raise UnusablePair(f"{name}.crt is not the certificate of a CA")
     return pair
 
 
@@ -81,13 +111,13 @@ def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     """Return the first certificate and its ECDSA key, whatever is around them; raises Unusable."""
     if not certificate or not key:
         missing = [file for file, text in ((f"{name}.crt", certificate), (f"{name}.key", key)) if not text]
-        raise Unusable(f"{' and '.join(missing)} missing")
+        raise UnusablePair(f"{' and '.join(missing)} missing")
     found, _ = read_certificates(certificate)
     if not found:
-        raise Unusable(f"{name}.crt holds no certificate")
+        raise UnusablePair(f"{name}.crt holds no certificate")
     private = _read_key(key, name)
     if _public(found[0].public_key()) != _public(private.public_key()):
-        raise Unusable(f"{name}.key is not the key of {name}.crt")
+        raise UnusablePair(f"{name}.key is not the key of {name}.crt")
     return Signed(found[0], private)
 
 
@@ -104,9 +134,9 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
         key = load_pem_private_key(text, password=None)
     except _UNREADABLE as error:
         # Not from the error: the library's own words are left out of every message about a key.
-        raise Unusable(f"{name}.key holds no private key") from error
+        raise UnusablePair(f"{name}.key holds no private key") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise Unusable(f"{name}.key is no ECDSA key")
+        raise UnusablePair(f"{name}.key is no ECDSA key")
     return key
 
 
@@ -115,29 +145,6 @@ def _public(key: object) -> bytes | None:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return None
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
-Json = Mapping[str, Any]
-
-MANAGED_BY = "app.kubernetes.io/managed-by"
-OURS = "vcuda-certs"
-TRUSTED = "quota.vcuda.io/ca-trusted-since"
-SERVED = "quota.vcuda.io/ca-served-since"
-TLS_TYPE = "kubernetes.io/tls"
-SERVICE_NAME = "kubernetes.io/service-name"
-
-_OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The names of the objects that belong together. ``addresses``: HOST:PORT of URLs that are the webhook's too."""
-
-    namespace: str
-    service: str
-    authority_secret: str
-    serving_secret: str
-    addresses: frozenset[str] = frozenset()
 
 
 def other_tool(item: Json) -> str:
@@ -151,10 +158,10 @@ def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
     return labels.items() <= _part(item, "metadata", "labels").items()
 
 
-def secret_problem(secret: Json, place: Place, wanted_type: str | None) -> Problem | None:
+def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> Problem | None:
     """Why the Secret may not be written, however bad what it holds: others made it, or its form cannot be changed."""
     name = str(_part(secret, "metadata")["name"])
-    target = f"-n {place.namespace} secret"
+    target = f"-n {refs.namespace} secret"
     labels = _part(secret, "metadata", "labels")
     if tool := other_tool(secret):
         text = f"Secret {name} is {tool}'s; another name for ours is given with --ca-secret"
@@ -177,20 +184,20 @@ def read_authorities(secret: Json) -> Authorities:
     """
     data = _data(secret)
     current, fault = _authority(data, "ca")
-    following, another = _authority(data, "next")
+    next_ca, another = _authority(data, "next")
     listed, whole = read_certificates(data.get("retired.crt", b""))
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
-    signing = {one.certificate for one in (current, following) if one}
+    signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
     faults = (fault, another if "next.crt" in data else "", "" if whole else "retired.crt holds more than certificates")
     annotations = _part(secret, "metadata", "annotations")
     return Authorities(
         version=_version(secret),
         current=current,
-        following=following,
+        next_ca=next_ca,
         retired=tuple(retired),
-        trusted=_mark(annotations.get(TRUSTED)),
-        served=_mark(annotations.get(SERVED)),
+        trusted=_seen_since(annotations.get(TRUSTED)),
+        served=_seen_since(annotations.get(SERVED)),
         faults=tuple(filter(None, faults)),
     )
 
@@ -202,17 +209,17 @@ def read_serving(secret: Json) -> Serving:
     serving = Serving(_version(secret), authorities=tuple(filter(is_authority, authorities)))
     try:
         leaf = read_pair(data.get("tls.crt", b""), data.get("tls.key", b""), "tls")
-    except Unusable as error:
+    except UnusablePair as error:
         return replace(serving, fault=str(error))
     return replace(serving, leaf=leaf, fault="")
 
 
-def read_configuration(item: Json, kind: str, place: Place) -> tuple[Configuration, tuple[str, ...]]:
+def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[Configuration, tuple[str, ...]]:
     """Return the configuration with the webhooks that call our Service, and a sentence on each that does not."""
     metadata = _part(item, "metadata")
     hooks, left = [], []
     for index, webhook in enumerate(item.get("webhooks") or ()):
-        if elsewhere := _elsewhere(_part(webhook, "clientConfig"), place):
+        if elsewhere := _elsewhere(_part(webhook, "clientConfig"), refs):
             left.append(f"webhook {webhook.get('name')} of {kind.lower()}/{metadata['name']} calls {elsewhere}")
             continue
         bundle, whole = _bundle(_part(webhook, "clientConfig").get("caBundle"))
@@ -221,46 +228,16 @@ def read_configuration(item: Json, kind: str, place: Place) -> tuple[Configurati
     return Configuration(kind, str(metadata["name"]), _version(item), tuple(hooks)), tuple(left)
 
 
-def read_addresses(slices: Iterable[Json], port_name: str) -> dict[str, bool]:
-    """Return HOST:PORT of every endpoint in a Service's EndpointSlices, each once, and whether it is ready.
-
-    They are read as the API server reads them when it calls a webhook. One that moves from a slice to another is in
-    both, and ready if either says so. One that terminates is not ready, but as long as it is there kube-proxy may call
-    it where no other is: whoever wants to know what is served has to ask it too.
-    """
-    found: dict[str, bool] = {}
-    for address, ready in (one for each in slices for one in _endpoints(each, port_name)):
-        found[address] = found.get(address, False) or ready
-    return found
+def format_seen_since(seen: SeenSince | None) -> str | None:
+    """Return the value of an annotation; None removes it."""
+    return f"{seen.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {seen.fingerprint}" if seen else None
 
 
-def _endpoints(item: Json, port_name: str) -> Iterator[tuple[str, bool]]:
-    """Yield what one slice has. Of several ports the one named ``port_name`` counts; one without a number is none."""
-    if item.get("addressType") not in ("IPv4", "IPv6"):  # an FQDN: neither the API server nor kube-proxy calls it
-        return
-    ports = item.get("ports") or ()
-    chosen = [port for port in ports if len(ports) == 1 or port.get("name") == port_name]
-    for endpoint in item.get("endpoints") or ():
-        ready = _part(endpoint, "conditions").get("ready") is not False  # not set means true
-        for host in (endpoint.get("addresses") or ())[:1]:  # no meaning is defined for further ones
-            yield from ((join(str(host), int(port["port"])), ready) for port in chosen if port.get("port"))
-
-
-def join(host: str, port: int) -> str:
-    """Return HOST:PORT, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def mark_text(mark: Mark | None) -> str | None:
-    """Return the mark as an annotation."""
-    return f"{mark.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {mark.fingerprint}" if mark else None
-
-
-def _mark(text: object) -> Mark | None:
+def _seen_since(text: object) -> SeenSince | None:
     """Read an annotation; one that was edited into nonsense counts for nothing."""
     since, _, fingerprint = str(text or "").partition(" ")
     try:
-        return Mark(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
+        return SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
     except ValueError:
         return None
 
@@ -268,17 +245,17 @@ def _mark(text: object) -> Mark | None:
 def _authority(data: Mapping[str, bytes], name: str) -> tuple[Signed | None, str]:
     try:
         return read_authority(data.get(f"{name}.crt", b""), data.get(f"{name}.key", b""), name), ""
-    except Unusable as error:
+    except UnusablePair as error:
         return None, str(error)
 
 
-def _elsewhere(client: Json, place: Place) -> str:
+def _elsewhere(client: Json, refs: ObjectRefs) -> str:
     """Where a webhook calls that is not ours; empty for ours."""
     if url := client.get("url"):
-        return "" if _address(str(url)) in place.addresses else str(url)
+        return "" if _address(str(url)) in refs.addresses else str(url)
     service = _part(client, "service")
     called = (service.get("namespace"), service.get("name"))
-    return "" if called == (place.namespace, place.service) else f"Service {called[0]}/{called[1]}"
+    return "" if called == (refs.namespace, refs.service) else f"Service {called[0]}/{called[1]}"
 
 
 def _address(url: str) -> str:

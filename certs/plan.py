@@ -8,16 +8,18 @@ from cryptography import x509
 
 from certs.state import (
     Certificates,
-    Endpoint,
+    DialledEndpoint,
     Problem,
     State,
     fingerprint,
     in_look_ahead,
     is_valid,
     issued,
+    known,
     names_of,
     signed_by,
     trusts,
+    unknown_cas,
 )
 from certs.steps import (
     PROPAGATION,
@@ -29,67 +31,52 @@ from certs.steps import (
     NoteServed,
     NoteTrusted,
     Promote,
-    Refused,
-    Seen,
+    RotationPolicy,
+    SeenFor,
     SetBundles,
-    Terms,
+    StepRefused,
     Wait,
     settle,
 )
-from certs.x509 import Signed, is_ours
+from vcuda.x509 import Signed
 
 
-def outdated(certificate: x509.Certificate, now: datetime, terms: Terms) -> str:
+def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
     """Why it is to be replaced; empty where it is not.
 
     An ``issued_before`` of the future counts for nothing: what is made now would be replaced again and again.
     """
     if not is_valid(certificate, now):
         return f"is valid from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
-    if terms.issued_before and issued(certificate) < terms.issued_before <= now:
-        return f"was issued before {shown(terms.issued_before)}"
+    if policy.issued_before and issued(certificate) < policy.issued_before <= now:
+        return f"was issued before {shown(policy.issued_before)}"
     if in_look_ahead(certificate, now):
         return f"has less than a third of its life left, until {shown(certificate.not_valid_after_utc)}"
     return ""
 
 
-def broken(state: State, now: datetime, terms: Terms) -> str:
+def broken(state: State, now: datetime, policy: RotationPolicy) -> str:
     """Why the serving Secret is of no use to a webhook that reads it now; empty where it is of use."""
     leaf = state.serving.leaf
     if leaf is None:
         return state.serving.fault
     if not is_valid(leaf.certificate, now):
-        return f"the leaf {outdated(leaf.certificate, now, terms)}"
-    if missing := names_of(terms.names) - names_of(leaf.certificate):
+        return f"the leaf {outdated(leaf.certificate, now, policy)}"
+    if missing := names_of(policy.names) - names_of(leaf.certificate):
         return f"the leaf is not for {', '.join(sorted(missing))}"
     if not any(signed_by(leaf.certificate, authority) for authority in known(state)):
         return "the leaf is of a CA that is not known here"
     return ""
 
 
-def known(state: State) -> Certificates:
-    """Every authority in the CA Secret, in the order of their making."""
-    signing = (state.authorities.current, state.authorities.following)
-    return (*state.authorities.retired, *(one.certificate for one in signing if one))
-
-
-def strays(state: State) -> Certificates:
-    """Authorities of ours in caBundles that the CA Secret does not know: a backup was restored, or a part of it lost.
-
-    They go as retired ones do, and are put into no other caBundle: their name alone does not make them trusted.
-    """
-    found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
-    return tuple(one for one in found if one not in known(state))
-
-
 def published(state: State, authority: Signed | None) -> bool:
     """Whether every caBundle that may be written has ``authority``."""
-    unlocked = (one for one in state.configurations if not one.locked)
+    unlocked = (one for one in state.configurations if not one.read_only)
     hooks = (hook for configuration in unlocked for hook in configuration.hooks)
     return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
 
 
-def cut_off(state: State, authority: Signed | None, now: datetime) -> bool:
+def would_break(state: State, authority: Signed | None, now: datetime) -> bool:
     """Whether calls that succeed now would fail if ``authority`` signed: of a configuration that may not be written.
 
     That is one which trusts what is served, or is about to be, and not the authority. What cannot be asked may show
@@ -100,8 +87,10 @@ def cut_off(state: State, authority: Signed | None, now: datetime) -> bool:
     leaf = state.serving.leaf
     leaves = [endpoint.leaf for endpoint in state.endpoints if endpoint.leaf] + ([leaf.certificate] if leaf else [])
     silent = any(endpoint.leaf is None for endpoint in state.ready())
-    locked = (hook for configuration in state.configurations if configuration.locked for hook in configuration.hooks)
-    without = [hook.bundle for hook in locked if authority.certificate not in hook.bundle]
+    read_only = (
+        hook for configuration in state.configurations if configuration.read_only for hook in configuration.hooks
+    )
+    without = [hook.bundle for hook in read_only if authority.certificate not in hook.bundle]
     return any((silent and bundle) or any(trusts(bundle, one, now) for one in leaves) for bundle in without)
 
 
@@ -110,7 +99,7 @@ def served_everywhere(state: State, now: datetime) -> bool:
     return bool(state.ready()) and not others(state, now)
 
 
-def others(state: State, now: datetime) -> list[Endpoint]:
+def others(state: State, now: datetime) -> list[DialledEndpoint]:
     """The endpoints that do not show a leaf of the current authority. One that is not ready counts if it answers."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
@@ -139,7 +128,7 @@ def noted_since(state: State, now: datetime, *, served: bool) -> datetime | None
     A time in the future was written by a clock that went wrong: it says nothing.
     """
     there = state.authorities
-    mark, authority = (there.served, there.current) if served else (there.trusted, there.following)
+    mark, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
     if mark is None or authority is None or mark.fingerprint != fingerprint(authority.certificate) or mark.since > now:
         return None
     return mark.since
@@ -158,46 +147,46 @@ _UNREGISTERED = (
 _MOMENT = "the API servers are given a moment to read the caBundles"
 
 
-def plan(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision:
+def plan(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
     """Return what comes next: of these, the first that applies. Their order is the order of the steps."""
     if state.problems:
-        return Refused(state.problems)
+        return StepRefused(state.problems)
     if state.tool:
         return Done(None)
     return (
-        _authority(state, now, terms)
-        or _bundles(state, now, terms, seen)
-        or _broken_leaf(state, now, terms, seen)
-        or _following(state, now, terms, seen)
-        or _due_leaf(state, now, terms, seen)
-        or _propagation(state, now, terms)
-        or _retirement(state, now, terms, seen)
-        or _end(state, now, terms)
+        _authority(state, now, policy)
+        or _bundles(state, now, policy, seen)
+        or _broken_leaf(state, now, policy, seen)
+        or _takeover(state, now, policy, seen)
+        or _due_leaf(state, now, policy, seen)
+        or _propagation(state, now, policy)
+        or _retirement(state, now, policy, seen)
+        or _end(state, now, policy)
     )
 
 
-def _authority(state: State, now: datetime, terms: Terms) -> Decision | None:
+def _authority(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
     """(a) The next authority is made when the current one is of no use, or has less than its look-ahead left."""
-    following, current = state.authorities.following, state.authorities.current
-    if following is None and current is None:
+    next_ca, current = state.authorities.next_ca, state.authorities.current
+    if next_ca is None and current is None:
         return MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
-    newest, which = (following, "the next CA") if following else (current, "the CA")
-    reason = outdated(newest.certificate, now, terms) if newest else ""
+    newest, which = (next_ca, "the next CA") if next_ca else (current, "the CA")
+    reason = outdated(newest.certificate, now, policy) if newest else ""
     return MakeAuthority(f"{which} {reason}") if reason else None
 
 
-def _bundles(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+def _bundles(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     """(b) Every caBundle has every authority of which a leaf may be served; (e) a retired one only while that is so.
 
     Once nobody serves a leaf of theirs, retired ones are not put back where they are missing: else of two runs, of
     which one has waited longer than the other, or was killed while it took them out, each would undo the other's work.
     """
-    retired = frozenset((*state.authorities.retired, *strays(state)))
-    needed = _unserved(state, now, terms) is not None
-    unwanted = retired if not needed and _retained(state, now, terms, seen) is None else frozenset()
+    retired = frozenset((*state.authorities.retired, *unknown_cas(state)))
+    needed = _unserved(state, now, policy) is not None
+    unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
     wanted = tuple(one for one in known(state) if is_valid(one, now) and (needed or one not in retired))
     reason = "it need not trust the retired CA any more" if unwanted else "it has to trust every CA that may be served"
-    for configuration in (one for one in state.configurations if not one.locked):
+    for configuration in (one for one in state.configurations if not one.read_only):
         bundles = tuple(_bundle(hook.bundle, wanted, unwanted) for hook in configuration.hooks)
         if any(hook.faulty for hook in configuration.hooks) or bundles != configuration.bundles():
             return SetBundles(str(configuration), bundles, reason)
@@ -210,115 +199,117 @@ def _bundle(present: Certificates, wanted: Certificates, unwanted: frozenset[x50
     return (*kept, *(one for one in wanted if one not in kept))
 
 
-def _broken_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+def _broken_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     """A serving Secret of no use is mended at once, by the current authority, which has had its overlap."""
-    reason = broken(state, now, terms)
+    reason = broken(state, now, policy)
     if not reason or not current_signs(state, now):
         return None
-    if cut_off(state, state.authorities.current, now):
-        return Refused(state.locked())
-    return _settling(state, now, terms, seen.current) or IssueLeaf(reason)
+    if would_break(state, state.authorities.current, now):
+        return StepRefused(state.read_only())
+    return _settling(state, now, policy, seen.current) or IssueLeaf(reason)
 
 
-def _following(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+def _takeover(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     """(c) The next authority takes over; until it may, whatever it waits for, a leaf in its look-ahead is renewed."""
-    decision = _promotion(state, now, terms, seen)
-    if isinstance(decision, Wait | Refused):
-        return _ageing_leaf(state, now, terms, seen) or decision
+    decision = _promotion(state, now, policy, seen)
+    if isinstance(decision, Wait | StepRefused):
+        return _ageing_leaf(state, now, policy, seen) or decision
     return decision
 
 
-def _promotion(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+def _promotion(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     """The next authority signs from when it has been trusted everywhere for the overlap."""
-    if state.authorities.following is None:
+    if state.authorities.next_ca is None:
         return None
-    if cut_off(state, state.authorities.following, now):
-        return Refused(state.locked())
-    if reason := broken(state, now, terms):
-        return _settling(state, now, terms, seen.following) or Promote(f"nothing is gained by waiting: {reason}")
-    if problem := _untrusting(state, terms):
-        return Refused((problem,))
+    if would_break(state, state.authorities.next_ca, now):
+        return StepRefused(state.read_only())
+    if reason := broken(state, now, policy):
+        return _settling(state, now, policy, seen.next_ca) or Promote(f"nothing is gained by waiting: {reason}")
+    if problem := _untrusting(state, policy):
+        return StepRefused((problem,))
     since = noted_since(state, now, served=False)
     if since is None:
         return NoteTrusted("every caBundle was read back and has the next CA")
     reason = "the API servers are given time to trust the next CA"
-    return _lasting(since, terms.overlap, seen.following, now, reason) or Promote(
+    return _lasting(since, policy.overlap, seen.next_ca, now, reason) or Promote(
         "every caBundle has had the next CA for the overlap"
     )
 
 
-def _untrusting(state: State, terms: Terms) -> Problem | None:
+def _untrusting(state: State, policy: RotationPolicy) -> Problem | None:
     """Why nobody is known to trust the next authority."""
-    if not terms.registered:
-        return Problem(_UNREGISTERED, terms.commands.replace)
+    if not policy.registered:
+        return Problem(_UNREGISTERED, policy.commands.replace)
     if not any(state.hooks()):
-        return Problem(f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}", terms.commands.register)
+        return Problem(f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}", policy.commands.register)
     return None
 
 
-def _ageing_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+def _ageing_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     """A leaf in its look-ahead is renewed by the current authority where that gains time, and none trusts it less."""
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not in_look_ahead(leaf.certificate, now):
         return None
-    trusted = signed_by(leaf.certificate, current.certificate) or not cut_off(state, current, now)
+    trusted = signed_by(leaf.certificate, current.certificate) or not would_break(state, current, now)
     if not current_signs(state, now) or not trusted or current.expires <= leaf.expires:
         return None
-    return _settling(state, now, terms, seen.current) or IssueLeaf(f"the leaf {outdated(leaf.certificate, now, terms)}")
+    return _settling(state, now, policy, seen.current) or IssueLeaf(
+        f"the leaf {outdated(leaf.certificate, now, policy)}"
+    )
 
 
-def _due_leaf(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+def _due_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     """A leaf is renewed in time, and after a change of the authority; the one before is trusted all along."""
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None:
         return None
     of_another = not signed_by(leaf.certificate, current.certificate)
-    reason = "is of the CA before" if of_another else outdated(leaf.certificate, now, terms)
+    reason = "is of the CA before" if of_another else outdated(leaf.certificate, now, policy)
     if not reason:
         return None
-    return _settling(state, now, terms, seen.current) or IssueLeaf(f"the leaf {reason}")
+    return _settling(state, now, policy, seen.current) or IssueLeaf(f"the leaf {reason}")
 
 
-def _propagation(state: State, now: datetime, terms: Terms) -> Decision | None:
+def _propagation(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
     """(d) Every ready endpoint is dialled, and shows the leaf that is in the Secret."""
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
-    return _lag([f"{one.address}: {one.fault or 'an earlier leaf'}" for one in lagging], state, now, terms)
+    return _lag([f"{one.address}: {one.fault or 'an earlier leaf'}" for one in lagging], state, now, policy)
 
 
-def _retirement(state: State, now: datetime, terms: Terms, seen: Seen) -> Decision | None:
+def _retirement(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     """(e) A retired authority, which `_bundles` has just found in no caBundle any more, is forgotten."""
     retired = state.authorities.retired
-    if not retired and not strays(state):
+    if not retired and not unknown_cas(state):
         return None
-    if waiting := _unserved(state, now, terms) or _retained(state, now, terms, seen):
+    if waiting := _unserved(state, now, policy) or _retained(state, now, policy, seen):
         return waiting
-    locked = any(one in hook.bundle for hook in state.hooks() for one in retired)
-    return Forget("no caBundle has the retired CA any more") if retired and not locked else None
+    held = any(one in hook.bundle for hook in state.hooks() for one in retired)
+    return Forget("no caBundle has the retired CA any more") if retired and not held else None
 
 
-def _unserved(state: State, now: datetime, terms: Terms) -> Decision | None:
+def _unserved(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
     """What has to happen before every endpoint is known to serve a leaf of the current authority; None where it is."""
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not signed_by(leaf.certificate, current.certificate):
         return Wait("there is no leaf of the current CA yet")
     if not state.ready():
         text = "no endpoint is ready, so none has shown the new leaf, and the old CA stays trusted"
-        return Refused((Problem(text, terms.commands.endpoints),))
+        return StepRefused((Problem(text, policy.commands.endpoints),))
     if not served_everywhere(state, now):
-        return _lag([f"{one.address}: not a leaf of the current CA" for one in others(state, now)], state, now, terms)
+        return _lag([f"{one.address}: not a leaf of the current CA" for one in others(state, now)], state, now, policy)
     if noted_since(state, now, served=True) is None:
         return NoteServed("every endpoint was dialled and shows a leaf of the current CA")
     return None
 
 
-def _retained(state: State, now: datetime, terms: Terms, seen: Seen) -> Wait | None:
+def _retained(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Wait | None:
     """Wait until every endpoint has served a leaf of the current authority for the retention."""
     since = noted_since(state, now, served=True) or now
-    return _lasting(since, terms.retention, seen.served, now, "the retired CA stays trusted for its retention")
+    return _lasting(since, policy.retention, seen.served, now, "the retired CA stays trusted for its retention")
 
 
-def _lag(told: list[str], state: State, now: datetime, terms: Terms) -> Decision | None:
+def _lag(told: list[str], state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
     """Wait for endpoints that do not show the new leaf; one that takes longer than kubelet may is a person's to see."""
     if not told or state.serving.leaf is None:
         return None
@@ -326,12 +317,12 @@ def _lag(told: list[str], state: State, now: datetime, terms: Terms) -> Decision
     if now - made < PROPAGATION:
         return Wait(f"not every endpoint serves the new leaf yet ({'; '.join(told)})")
     text = f"not every endpoint serves the leaf of {shown(made)} ({'; '.join(told)})"
-    return Refused((Problem(text, terms.commands.restart),))
+    return StepRefused((Problem(text, policy.commands.restart),))
 
 
-def _settling(state: State, now: datetime, terms: Terms, seen: timedelta) -> Wait | None:
+def _settling(state: State, now: datetime, policy: RotationPolicy, seen: timedelta) -> Wait | None:
     """A moment for the API servers, in case this run, or a person, has only just changed a caBundle."""
-    left = settle(terms.overlap) - seen
+    left = settle(policy.overlap) - seen
     return Wait(_MOMENT, now + left) if left > timedelta() and may_work(state, now) else None
 
 
@@ -345,13 +336,13 @@ def _elsewhere(state: State) -> str:
     return f" ({'; '.join(state.left_alone)})" if state.left_alone else ""
 
 
-def _end(state: State, now: datetime, terms: Terms) -> Done | Refused:
+def _end(state: State, now: datetime, policy: RotationPolicy) -> Done | StepRefused:
     """All is done, but for what a person has to unlock, and for who should call and answer."""
-    problems = (*idle(state, now, terms), *state.locked())
-    return Refused(problems) if problems else Done(_next_due(state))
+    problems = (*idle(state, now, policy), *state.read_only())
+    return StepRefused(problems) if problems else Done(_next_due(state))
 
 
-def idle(state: State, now: datetime, terms: Terms) -> tuple[Problem, ...]:
+def idle(state: State, now: datetime, policy: RotationPolicy) -> tuple[Problem, ...]:
     """What a person has to see to before any call can succeed, though the certificates are as they should be.
 
     A fresh leaf may be the first one, for which the webhook waits before it starts: it is given time.
@@ -359,9 +350,9 @@ def idle(state: State, now: datetime, terms: Terms) -> tuple[Problem, ...]:
     leaf = state.serving.leaf
     if leaf and now - issued(leaf.certificate) < PROPAGATION:
         return ()
-    uncalled = Problem(f"{_UNCALLED}{_elsewhere(state)}", terms.commands.register)
-    unanswered = Problem("no endpoint is ready, so no call is answered", terms.commands.endpoints)
-    found = ((uncalled, terms.registered and not any(state.hooks())), (unanswered, not state.ready()))
+    uncalled = Problem(f"{_UNCALLED}{_elsewhere(state)}", policy.commands.register)
+    unanswered = Problem("no endpoint is ready, so no call is answered", policy.commands.endpoints)
+    found = ((uncalled, policy.registered and not any(state.hooks())), (unanswered, not state.ready()))
     return tuple(problem for problem, there in found if there)
 
 

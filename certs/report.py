@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
 
-from certs.parsing import Place
+from certs.parsing import ObjectRefs
 from certs.plan import broken, idle, plan, shown
-from certs.state import Certificates, Endpoint, Hook, Problem, State, fingerprint, is_for, issued, may_chain, trusts
-from certs.steps import Decision, Done, Refused, Seen, Terms, Wait
+from certs.state import (
+    Certificates,
+    DialledEndpoint,
+    Hook,
+    Problem,
+    State,
+    fingerprint,
+    is_for,
+    issued,
+    may_chain,
+    trusts,
+)
+from certs.steps import Decision, Done, RotationPolicy, SeenFor, StepRefused, Wait
+from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
-_FOREVER = Seen(*[timedelta(days=36500)] * 3)
+_FOREVER = SeenFor(*[timedelta(days=36500)] * 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CertificateRow:
     """One certificate in one place."""
 
     certificate: str
@@ -45,31 +57,31 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that is shown. ``following`` is what the next rotation would begin with."""
+    """Everything that is shown. ``next_step`` is what the next rotation would begin with."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CertificateRow, ...]
     calls: tuple[Call, ...]
     notes: tuple[str, ...]
-    following: str
+    next_step: str
     problems: tuple[Problem, ...]
 
 
-def report_on(state: State, place: Place, now: datetime, terms: Terms, rotate: str) -> Report:
+def report_on(state: State, refs: ObjectRefs, now: datetime, policy: RotationPolicy, rotate: str) -> Report:
     """Return the report. ``rotate`` is the command that rotates now, for what should have been done by a rotation."""
-    decision = plan(state, now, terms, _FOREVER)
+    decision = plan(state, now, policy, _FOREVER)
     calls = tuple(_calls(state, now))
     failing = [call for call in calls if call.trusted is False]
-    if isinstance(decision, Refused):
+    if isinstance(decision, StepRefused):
         problems = decision.problems
     elif isinstance(decision, Done | Wait):
-        command = f"kubectl -n {place.namespace} describe secret {place.serving_secret}"
-        problems = _failing(failing, command if state.tool else terms.commands.restart)
+        command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
+        problems = _failing(failing, command if state.tool else policy.commands.restart)
     else:
-        problems = _undone(failing, _late(state, now, terms), rotate)
-    others = (*state.locked(), *(idle(state, now, terms) if state.tool else ()))
-    rows = tuple(_rows(state, place, now))
+        problems = _undone(failing, _late(state, now, policy), rotate)
+    others = (*state.read_only(), *(idle(state, now, policy) if state.tool else ()))
+    rows = tuple(_rows(state, refs, now))
     every = tuple(dict.fromkeys((*problems, *others)))
-    return Report(rows, calls, tuple(_notes(state, terms)), _following(decision), every)
+    return Report(rows, calls, tuple(_notes(state, policy)), _next_step(decision), every)
 
 
 def _failing(calls: Iterable[Call], command: str) -> tuple[Problem, ...]:
@@ -86,13 +98,15 @@ def _undone(calls: Iterable[Call], late: str, command: str) -> tuple[Problem, ..
 
 def table(report: Report) -> str:
     """Return the report for people."""
-    certificates = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
+    certificates: list[tuple[str, ...]] = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
     certificates += [(r.certificate, r.place, shown(r.expires), str(r.days_left), r.note) for r in report.rows]
-    calls = [("WEBHOOK", "ENDPOINT", "TRUSTED")]
+    calls: list[tuple[str, ...]] = [("WEBHOOK", "ENDPOINT", "TRUSTED")]
     calls += [(call.webhook, call.endpoint, _answer(call)) for call in report.calls]
-    parts = [columns(certificates), columns(calls) if report.calls else "", *report.notes, f"Next: {report.following}"]
+    tables = [certificates, calls] if report.calls else [certificates]
+    parts = ["\n".join(aligned(cells)) for cells in tables]
+    parts += [*report.notes, f"Next: {report.next_step}"]
     parts += [f"Needs a person: {problem}" for problem in report.problems]
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(parts)
 
 
 def document(report: Report) -> str:
@@ -113,28 +127,21 @@ def document(report: Report) -> str:
             for call in report.calls
         ],
         "notes": report.notes,
-        "next": report.following,
+        "next": report.next_step,
         "problems": [{"problem": problem.text, "command": problem.command} for problem in report.problems],
     }
     return json.dumps(fields, indent=2)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as text, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "\n".join(lines)
-
-
-def _rows(state: State, place: Place, now: datetime) -> Iterator[Row]:
-    secret = f"secret/{place.authority_secret}"
+def _rows(state: State, refs: ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
+    secret = f"secret/{refs.authority_secret}"
     there = state.authorities
-    signing = ((there.current, "signs the leaves"), (there.following, "is next"))
+    signing = ((there.current, "signs the leaves"), (there.next_ca, "is next"))
     for pair, note in signing:
         yield from _row([pair.certificate] if pair else [], secret, now, note)
     yield from _row(there.retired, secret, now, "retired")
     leaf = state.serving.leaf
-    yield from _row([leaf.certificate] if leaf else [], f"secret/{place.serving_secret}", now, state.serving.fault)
+    yield from _row([leaf.certificate] if leaf else [], f"secret/{refs.serving_secret}", now, state.serving.fault)
     for configuration in state.configurations:
         for bundle, names in _grouped((hook.bundle, hook.name) for hook in configuration.hooks).items():
             yield from _row(bundle, str(configuration), now, f"caBundle of {', '.join(names)}")
@@ -143,10 +150,10 @@ def _rows(state: State, place: Place, now: datetime) -> Iterator[Row]:
         yield from _row(found, endpoint.address, now, "served" if endpoint.ready else "served, not ready")
 
 
-def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, note: str) -> Iterator[Row]:
+def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, note: str) -> Iterator[CertificateRow]:
     for one in certificates:
         end = one.not_valid_after_utc
-        yield Row(_short(one), place, end, (end - now).days, note)
+        yield CertificateRow(_short(one), place, end, (end - now).days, note)
 
 
 def _short(certificate: x509.Certificate) -> str:
@@ -169,7 +176,7 @@ def _calls(state: State, now: datetime) -> Iterator[Call]:
     return (_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
 
 
-def _call(hook: Hook, endpoint: Endpoint, now: datetime) -> Call:
+def _call(hook: Hook, endpoint: DialledEndpoint, now: datetime) -> Call:
     fault = endpoint.fault or _fault(hook, endpoint.leaf, now)
     if fault == _UNTRUSTED and endpoint.leaf and may_chain(hook.bundle, endpoint.leaf, now):
         return Call(hook.name, endpoint.address, None, _PERHAPS)
@@ -189,11 +196,11 @@ def _answer(call: Call) -> str:
     return {True: "yes", False: f"no: {call.fault}", None: f"cannot tell: {call.fault}"}[call.trusted]
 
 
-def _late(state: State, now: datetime, terms: Terms) -> str:
+def _late(state: State, now: datetime, policy: RotationPolicy) -> str:
     """What a daily rotation would have mended before: a broken leaf, or under a quarter of a life left."""
     leaf, current = state.serving.leaf, state.authorities.current
-    if leaf is None or broken(state, now, terms):
-        return broken(state, now, terms)
+    if leaf is None or broken(state, now, policy):
+        return broken(state, now, policy)
     for one in (leaf, current):
         end = one.certificate.not_valid_after_utc if one else now
         if one and end - now < (end - issued(one.certificate)) / 4:
@@ -201,21 +208,21 @@ def _late(state: State, now: datetime, terms: Terms) -> str:
     return ""
 
 
-def _notes(state: State, terms: Terms) -> Iterator[str]:
+def _notes(state: State, policy: RotationPolicy) -> Iterator[str]:
     yield from state.left_alone
-    if not any(state.hooks()) and terms.registered:
+    if not any(state.hooks()) and policy.registered:
         yield "No webhook configuration with our label calls the Service."
     if not state.ready():
         yield "No endpoint is ready."
 
 
-def _following(decision: Decision) -> str:
+def _next_step(decision: Decision) -> str:
     match decision:
         case Done():
             return f"nothing until {shown(decision.until)}" if decision.until else "nothing, it is not ours"
         case Wait():
             return decision.reason
-        case Refused():
+        case StepRefused():
             return "nothing before a person has done something"
         case _:
             return f"{type(decision).__name__}: {decision.reason}"

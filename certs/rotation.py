@@ -1,4 +1,4 @@
-"""A rotation played through on a copy of the state: what it would do, with nothing written and nothing waited for."""
+"""Runs a rotation: reads the state, asks the plan for the next step, takes it or waits, until nothing is due."""
 
 from __future__ import annotations
 
@@ -8,69 +8,40 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from certs.api import Conflicted, Forbidden, Unreachable
-from certs.changes import Write, after, write_of
 from certs.plan import plan, published, served_everywhere
 from certs.state import Problem, State, fingerprint
-from certs.steps import Decision, Done, Refused, Seen, SetBundles, Step, Terms, Wait
+from certs.steps import (
+    Decision,
+    Done,
+    RotationPolicy,
+    SeenFor,
+    SetBundles,
+    Step,
+    StepRefused,
+    Wait,
+    Write,
+    after,
+    write_of,
+)
+from vcuda.errors import ApiError, Conflict, Forbidden, Unavailable, VcudaError
+
+POLL_SECONDS = 2.0
+
+# Several times the steps that any rotation takes: after so many something else undoes them, again and again.
+MAX_STEPS = 100
+
+# Requests in a row that may come to nothing: somebody else was first, or the API server did not answer.
+MAX_ATTEMPTS = 10
 
 
-class Rehearsal:
-    """The state as it would become, and a clock that waits by jumping ahead. Endpoints follow the Secret at once.
-
-    Endpoints follow where somebody waits for them, as they do once kubelet has; none becomes ready that is not.
-    """
-
-    def __init__(self, state: State, now: datetime) -> None:
-        self._state = state
-        self._now = now
-        self._elapsed = 0.0
-
-    def read(self, now: Callable[[], datetime]) -> State:
-        """Return the state as it would be."""
-        del now
-        return self._state
-
-    def write(self, write: Write) -> None:
-        """Change the copy."""
-        self._state = after(self._state, write)
-
-    def now(self) -> datetime:
-        """The time that it would be."""
-        return self._now
-
-    def monotonic(self) -> float:
-        """Seconds since the start."""
-        return self._elapsed
-
-    def sleep(self, seconds: float) -> None:
-        """Let the time pass, and every endpoint read the Secret."""
-        self._elapsed += seconds
-        self._now += timedelta(seconds=seconds)
-        leaf = self._state.serving.leaf
-        if leaf is not None:
-            followed = (replace(one, leaf=leaf.certificate, fault="") for one in self._state.endpoints)
-            self._state = replace(self._state, endpoints=tuple(followed))
-
-
-POLL = 2.0
-"""Seconds between two looks while something is waited for."""
-
-MOST_STEPS = 100
-"""Steps of one run, several times what any rotation takes: something undoes them, or this would go on for ever."""
-
-PATIENCE = 10
-"""Requests in a row that may come to nothing: somebody else was first, or the API server did not answer."""
-
-
-class Store(Protocol):
-    """Where the state is: a cluster, or a rehearsal."""
+class RotationStore(Protocol):
+    """Where the state is: a cluster, or a copy of it."""
 
     def read(self, now: Callable[[], datetime]) -> State:
         """Return everything as it is now."""
 
     def write(self, write: Write) -> None:
-        """Make one write, or raise ApiFault."""
+        """Make one write; Conflict where the object is not as it was read. Raises VcudaError."""
 
 
 class Clock(Protocol):
@@ -102,31 +73,69 @@ class SystemClock:
         time.sleep(seconds)
 
 
+class DryRunStore:
+    """A copy of the state, and a clock that waits by jumping ahead: nothing is written, nothing waited for."""
+
+    def __init__(self, state: State, now: datetime) -> None:
+        self._state = state
+        self._now = now
+        self._elapsed = 0.0
+
+    def read(self, now: Callable[[], datetime]) -> State:
+        """Return the state as it would be."""
+        del now
+        return self._state
+
+    def write(self, write: Write) -> None:
+        """Change the copy."""
+        self._state = after(self._state, write)
+
+    def now(self) -> datetime:
+        """Return the time that it would be."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Return seconds since the start."""
+        return self._elapsed
+
+    def sleep(self, seconds: float) -> None:
+        """Let the time pass, and every endpoint read the Secret."""
+        self._elapsed += seconds
+        self._now += timedelta(seconds=seconds)
+        leaf = self._state.serving.leaf
+        # Endpoints follow where somebody waits for them, as they do once kubelet has; none becomes ready that is not.
+        if leaf is not None:
+            followed = (replace(one, leaf=leaf.certificate, fault="") for one in self._state.endpoints)
+            self._state = replace(self._state, endpoints=tuple(followed))
+
+
 @dataclass(slots=True)
-class Sightings:
+class Observations:
     """Since when this run has seen a thing at every reading, in seconds of a clock that does not jump.
 
     ``forbidden``: the configurations that it was not allowed to write.
     """
 
+    # The CA Secret's annotations tell since when by the wall clock of whichever run wrote them. This is what this run
+    # knows by itself: the plan wants both.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)
 
-    def with_locks(self, state: State) -> State:
-        """The state with those configurations locked."""
+    def with_read_only(self, state: State) -> State:
+        """Return the state with those configurations read-only."""
         found = ((one, self.forbidden.get(str(one))) for one in state.configurations)
-        return replace(state, configurations=tuple(replace(one, locked=why) if why else one for one, why in found))
+        return replace(state, configurations=tuple(replace(one, read_only=why) if why else one for one, why in found))
 
-    def look(self, state: State, now: datetime, monotonic: float) -> Seen:
+    def observe(self, state: State, now: datetime, monotonic: float) -> SeenFor:
         """Take note of what holds in ``state``, and return for how long that has been so."""
-        signing = {"following": state.authorities.following, "current": state.authorities.current}
+        signing = {"next": state.authorities.next_ca, "current": state.authorities.current}
         names = {slot: fingerprint(one.certificate) for slot, one in signing.items() if one}
         holding = {name for slot, name in names.items() if published(state, signing[slot])}
         if served_everywhere(state, now) and "current" in names:
             holding.add(f"served {names['current']}")
         self._since = {name: self._since.get(name, monotonic) for name in holding}
-        return Seen(
-            following=self._held(names.get("following"), monotonic),
+        return SeenFor(
+            next_ca=self._held(names.get("next"), monotonic),
             current=self._held(names.get("current"), monotonic),
             served=self._held(f"served {names.get('current')}", monotonic),
         )
@@ -139,24 +148,24 @@ class Sightings:
 class Rotation:
     """A run that may wait for ``budget`` in all. ``told`` hears of each step before, of each wait once."""
 
-    store: Store
-    terms: Terms
+    store: RotationStore
+    policy: RotationPolicy
     budget: timedelta
     clock: Clock
     told: Callable[[Step | Wait], None]
-    longest_sleep: float = POLL
+    longest_sleep: float = POLL_SECONDS
 
-    def run(self) -> Done | Refused | Wait:
+    def run(self) -> Done | StepRefused | Wait:
         """Go on until all is done, a person is needed, or the next thing to wait for is beyond the budget.
 
-        Raises ApiFault.
+        Raises VcudaError.
         """
         deadline = self.clock.monotonic() + self.budget.total_seconds()
-        sightings, faults, steps, last = Sightings(), 0, 0, ""
-        while steps < MOST_STEPS:
+        observations, faults, steps, last = Observations(), 0, 0, ""
+        while steps < MAX_STEPS:
             try:
-                decision, state = self._decide(sightings)
-                if isinstance(decision, Done | Refused):
+                decision, state = self._decide(observations)
+                if isinstance(decision, Done | StepRefused):
                     return _ended(decision, state)
                 if isinstance(decision, Wait):
                     last = self._announce(decision, last)
@@ -164,32 +173,34 @@ class Rotation:
                         return _ended(decision, state)
                 else:
                     steps += 1
-                    self._take(decision, state, sightings)
+                    self._take(decision, state, observations)
                 faults = 0
-            except (Conflicted, Unreachable):
+            except (Conflict, Unavailable):
                 faults += 1
-                if faults >= PATIENCE:
+                if faults >= MAX_ATTEMPTS:
                     raise
                 self.clock.sleep(min(faults * 0.2, 2.0))
-        text = f"after {MOST_STEPS} steps there is still something to do, so something else undoes them"
-        return Refused((Problem(text, self.terms.commands.rehearse),))
+        text = f"after {MAX_STEPS} steps there is still something to do, so something else undoes them"
+        return StepRefused((Problem(text, self.policy.commands.rehearse),))
 
-    def _decide(self, sightings: Sightings) -> tuple[Decision, State]:
-        state = sightings.with_locks(self.store.read(self.clock.now))
+    def _decide(self, observations: Observations) -> tuple[Decision, State]:
+        state = observations.with_read_only(self.store.read(self.clock.now))
         now = self.clock.now()
-        seen = sightings.look(state, now, self.clock.monotonic())
-        return plan(state, now, self.terms, seen), state
+        seen = observations.observe(state, now, self.clock.monotonic())
+        return plan(state, now, self.policy, seen), state
 
-    def _take(self, step: Step, state: State, sightings: Sightings) -> None:
+    def _take(self, step: Step, state: State, observations: Observations) -> None:
         """Make the step's write. A configuration that may not be written does not keep the others from their steps."""
         self.told(step)
         try:
-            self.store.write(write_of(step, state, self.clock.now(), self.terms))
+            self.store.write(write_of(step, state, self.clock.now(), self.policy))
         except Forbidden as error:
             if not isinstance(step, SetBundles):
                 raise
-            problem = Problem(f"{step.configuration} may not be written: {error}", self.terms.commands.allow)
-            sightings.forbidden[step.configuration] = problem
+            problem = Problem(
+                f"{step.configuration} may not be written: {explained(error)}", self.policy.commands.allow
+            )
+            observations.forbidden[step.configuration] = problem
 
     def _announce(self, decision: Wait, last: str) -> str:
         if decision.reason != last:
@@ -199,16 +210,21 @@ class Rotation:
     def _wait(self, decision: Wait, deadline: float) -> bool:
         """Sleep until the state is worth another look; False where that is after the deadline."""
         left = deadline - self.clock.monotonic()
-        due = max(0.0, (decision.until - self.clock.now()).total_seconds()) if decision.until else POLL
+        due = max(0.0, (decision.until - self.clock.now()).total_seconds()) if decision.until else POLL_SECONDS
         if due > left:
             return False
         self.clock.sleep(min(due, self.longest_sleep))
         return True
 
 
-def _ended(decision: Done | Refused | Wait, state: State) -> Done | Refused | Wait:
+def _ended(decision: Done | StepRefused | Wait, state: State) -> Done | StepRefused | Wait:
     """How the run ends: whatever else it has come to, what it could not write is a person's to see."""
-    if not state.locked():
+    if not state.read_only():
         return decision
-    others = decision.problems if isinstance(decision, Refused) else ()
-    return Refused(tuple(dict.fromkeys((*others, *state.locked()))))
+    others = decision.problems if isinstance(decision, StepRefused) else ()
+    return StepRefused(tuple(dict.fromkeys((*others, *state.read_only()))))
+
+
+def explained(error: VcudaError) -> str:
+    """Return the error's sentence, after the request that was refused where it was one."""
+    return f"{error.request}: {error}" if isinstance(error, ApiError) and error.request else str(error)

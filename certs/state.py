@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
-from certs.x509 import BACKDATE, Names, Signed, is_ours, is_signed_by_ours
+from vcuda.x509 import BACKDATE, Names, Signed, is_ours, is_signed_by_ours
 
 Certificates = tuple[x509.Certificate, ...]
 
@@ -18,7 +18,7 @@ UNREADABLE_EXTENSIONS = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.U
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SeenSince:
     """Since when something has been seen to hold for the authority with this fingerprint."""
 
     fingerprint: str
@@ -29,23 +29,23 @@ class Mark:
 class Authorities:
     """The CA Secret. ``version`` is its resourceVersion, empty where there is no Secret.
 
-    ``current`` signs the leaves. ``following`` is made and published, and signs nothing yet. ``retired`` ones sign
+    ``current`` signs the leaves. ``next_ca`` is made and published, and signs nothing yet. ``retired`` ones sign
     nothing any more, and are trusted until nobody serves a leaf of theirs. ``trusted``: every caBundle had
-    ``following`` since then; ``served``: every endpoint had a leaf of ``current``. ``faults`` say what in the Secret
+    ``next_ca`` since then; ``served``: every endpoint had a leaf of ``current``. ``faults`` say what in the Secret
     could not be used.
     """
 
     version: str = ""
     current: Signed | None = None
-    following: Signed | None = None
+    next_ca: Signed | None = None
     retired: Certificates = ()
-    trusted: Mark | None = None
-    served: Mark | None = None
+    trusted: SeenSince | None = None
+    served: SeenSince | None = None
     faults: tuple[str, ...] = ()
 
     def newest(self) -> Signed | None:
         """The one that leaves are signed by in the end."""
-        return self.following or self.current
+        return self.next_ca or self.current
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ class Hook:
 class Configuration:
     """A webhook configuration: ``kind`` is Mutating- or ValidatingWebhookConfiguration.
 
-    ``locked`` says why it is not to be written, where it is not; what its caBundles trust counts all the same.
+    ``read_only`` says why it is not to be written, where it is not; what its caBundles trust counts all the same.
     """
 
     kind: str
     name: str
     version: str
     hooks: tuple[Hook, ...]
-    locked: Problem | None = None
+    read_only: Problem | None = None
 
     def __str__(self) -> str:
         return f"{self.kind.lower()}/{self.name}"
@@ -98,7 +98,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class DialledEndpoint:
     """Where the webhook is served (HOST:PORT), and the leaf that it shows; where it shows none ``fault`` says why."""
 
     address: str
@@ -128,7 +128,7 @@ class State:
     authorities: Authorities = field(default_factory=Authorities)
     serving: Serving = field(default_factory=Serving)
     configurations: tuple[Configuration, ...] = ()
-    endpoints: tuple[Endpoint, ...] = ()
+    endpoints: tuple[DialledEndpoint, ...] = ()
     left_alone: tuple[str, ...] = ()
     tool: str = ""
     problems: tuple[Problem, ...] = ()
@@ -137,13 +137,28 @@ class State:
         """Every webhook that calls our Service."""
         return (hook for configuration in self.configurations for hook in configuration.hooks)
 
-    def locked(self) -> tuple[Problem, ...]:
+    def read_only(self) -> tuple[Problem, ...]:
         """What a person has to do before all configurations can be written."""
-        return tuple(one.locked for one in self.configurations if one.locked)
+        return tuple(one.read_only for one in self.configurations if one.read_only)
 
-    def ready(self) -> tuple[Endpoint, ...]:
+    def ready(self) -> tuple[DialledEndpoint, ...]:
         """The endpoints that are called."""
         return tuple(endpoint for endpoint in self.endpoints if endpoint.ready)
+
+
+def known(state: State) -> Certificates:
+    """Return every authority in the CA Secret, in the order of their making."""
+    signing = (state.authorities.current, state.authorities.next_ca)
+    return (*state.authorities.retired, *(one.certificate for one in signing if one))
+
+
+def unknown_cas(state: State) -> Certificates:
+    """Return authorities of ours in caBundles that the CA Secret does not know: it was restored, or a part of it lost.
+
+    They go as retired ones do, and are put into no other caBundle: their name alone does not make them trusted.
+    """
+    found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
+    return tuple(one for one in found if one not in known(state))
 
 
 def fingerprint(certificate: x509.Certificate) -> str:

@@ -1,24 +1,34 @@
-"""The words of a plan: what is wanted, the steps there are, and the other answers to "what comes next?"."""
+"""The steps of a rotation and the other answers to "what comes next?"; what each step writes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from certs.state import Certificates, Problem
-from certs.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names
+from certs.state import (
+    Authorities,
+    Certificates,
+    Configuration,
+    Problem,
+    SeenSince,
+    Serving,
+    State,
+    fingerprint,
+    unknown_cas,
+)
+from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_authority, make_leaf
 
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)
 
+# A run has to have seen a state by itself for so long before it goes by it: a wall clock that jumps cannot shorten
+# that. API servers take up a changed caBundle within about a second.
 SETTLE = timedelta(seconds=10)
-"""How long a run has to have seen a state by itself before it goes by it: a wall clock that jumps cannot shorten that.
 
-API servers take up a changed caBundle within about a second.
-"""
-
+# How long an endpoint may take to serve a new leaf before a person should look. kubelet updates a mounted Secret at its
+# next sync (60 s and a jitter), from a cache that may be older: up to about 100 s in all.
 PROPAGATION = timedelta(minutes=10)
-"""How long an endpoint may take to serve a new leaf before a person should look: kubelet takes up to 100 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class Commands:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RotationPolicy:
     """What is wanted.
 
     ``overlap``: how long a new authority is trusted everywhere before a leaf of its own is served. ``retention``: how
@@ -53,23 +63,27 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenFor:
     """How long this run itself has seen things without a break, by a clock that does not jump.
 
-    ``following`` and ``current``: that authority in every caBundle that may be written. ``served``: every endpoint with
+    ``next_ca`` and ``current``: that authority in every caBundle that may be written. ``served``: every endpoint with
     a leaf of the current one.
     """
 
-    following: timedelta = timedelta()
+    next_ca: timedelta = timedelta()
     current: timedelta = timedelta()
     served: timedelta = timedelta()
 
 
 @dataclass(frozen=True, slots=True)
-class MakeAuthority:
-    """Make the next authority and keep it beside the current one."""
+class Reasoned:
+    """What every step says of itself: why it is taken. The class's name is the step's, as people are shown it."""
 
     reason: str
+
+
+class MakeAuthority(Reasoned):
+    """Make the next authority and keep it beside the current one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +95,24 @@ class SetBundles:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoteTrusted:
+class NoteTrusted(Reasoned):
     """Write down since when the next authority is trusted everywhere."""
 
-    reason: str
 
-
-@dataclass(frozen=True, slots=True)
-class Promote:
+class Promote(Reasoned):
     """Let the next authority be the current one, and retire the one before."""
 
-    reason: str
 
-
-@dataclass(frozen=True, slots=True)
-class IssueLeaf:
+class IssueLeaf(Reasoned):
     """Put a new leaf of the current authority into the serving Secret."""
 
-    reason: str
 
-
-@dataclass(frozen=True, slots=True)
-class NoteServed:
+class NoteServed(Reasoned):
     """Write down since when every endpoint serves a leaf of the current authority."""
 
-    reason: str
 
-
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Reasoned):
     """Forget the retired authorities: no caBundle holds them any more."""
-
-    reason: str
 
 
 Step = MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
@@ -128,7 +127,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StepRefused:
     """Nothing more can be done before a person has done something."""
 
     problems: tuple[Problem, ...]
@@ -141,9 +140,120 @@ class Done:
     until: datetime | None
 
 
-Decision = Step | Wait | Refused | Done
+Decision = Step | Wait | StepRefused | Done
 
 
 def settle(span: timedelta) -> timedelta:
     """How long a run has to see by itself what a wall clock says has held for ``span``."""
     return min(SETTLE, span)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAuthorities:
+    """The CA Secret is to be as ``after``, provided that it still has the version there."""
+
+    after: Authorities
+
+
+@dataclass(frozen=True, slots=True)
+class WriteServing:
+    """The serving Secret is to hold this leaf, provided that it still has ``version``."""
+
+    version: str
+    leaf: Signed
+    authorities: Certificates
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBundles:
+    """The webhooks of a configuration are to have these caBundles, provided that it still has ``version``.
+
+    ``indices`` are their places in its list, one a bundle.
+    """
+
+    kind: str
+    name: str
+    version: str
+    indices: tuple[int, ...]
+    bundles: tuple[Certificates, ...]
+
+
+Write = WriteAuthorities | WriteServing | WriteBundles
+
+
+def write_of(step: Step, state: State, now: datetime, policy: RotationPolicy) -> Write:
+    """Return what ``step`` writes; new keys are made here."""
+    match step:
+        case SetBundles():
+            return _bundles(step, state)
+        case IssueLeaf():
+            return _leaf(state, now, policy)
+        case MakeAuthority():
+            return WriteAuthorities(_with_next_ca(state, now, policy))
+        case _:
+            return WriteAuthorities(_noted(step, state.authorities, now))
+
+
+def after(state: State, write: Write) -> State:
+    """Return the state once ``write`` has succeeded, but for the new versions, and for endpoints that follow later."""
+    match write:
+        case WriteAuthorities():
+            return replace(state, authorities=write.after)
+        case WriteServing():
+            return replace(state, serving=Serving(write.version, write.leaf, write.authorities, ""))
+        case WriteBundles():
+            every = tuple(
+                _with_bundles(one, write.bundles) if (one.kind, one.name) == (write.kind, write.name) else one
+                for one in state.configurations
+            )
+            return replace(state, configurations=every)
+
+
+def _with_next_ca(state: State, now: datetime, policy: RotationPolicy) -> Authorities:
+    there = state.authorities
+    # Where the CA Secret was lost, caBundles and the serving Secret may know more than it. Leaves of those CAs are
+    # served until the new one's are: so they are retired like any other, and dropped then.
+    lost = () if there.current else (*filter(is_ours, state.serving.authorities), *unknown_cas(state))
+    retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
+    next_ca = make_authority(now, policy.authority_life)
+    return replace(there, next_ca=next_ca, retired=tuple(retired), trusted=None, faults=())
+
+
+def _noted(step: NoteTrusted | Promote | NoteServed | Forget, there: Authorities, now: datetime) -> Authorities:
+    match step:
+        case NoteTrusted():
+            return replace(there, trusted=_seen_since(there.next_ca, now))
+        case Promote():
+            retired = (*there.retired, *_certificates(there.current))
+            return replace(there, current=there.next_ca, next_ca=None, retired=retired)
+        case NoteServed():
+            return replace(there, served=_seen_since(there.current, now))
+        case Forget():
+            return replace(there, retired=())
+
+
+def _bundles(step: SetBundles, state: State) -> WriteBundles:
+    [target] = [one for one in state.configurations if str(one) == step.configuration]
+    indices = tuple(hook.index for hook in target.hooks)
+    return WriteBundles(target.kind, target.name, target.version, indices, step.bundles)
+
+
+def _with_bundles(configuration: Configuration, bundles: Iterable[Certificates]) -> Configuration:
+    hooks = zip(configuration.hooks, bundles, strict=True)
+    return replace(configuration, hooks=tuple(replace(hook, bundle=bundle, faulty=False) for hook, bundle in hooks))
+
+
+def _leaf(state: State, now: datetime, policy: RotationPolicy) -> WriteServing:
+    current = state.authorities.current
+    if current is None:
+        raise ValueError("there is no current CA to sign a leaf")
+    leaf = make_leaf(current, policy.names, now, policy.leaf_life)
+    return WriteServing(state.serving.version, leaf, (current.certificate,))
+
+
+def _seen_since(authority: Signed | None, now: datetime) -> SeenSince | None:
+    return SeenSince(fingerprint(authority.certificate), now) if authority else None
+
+
+def _certificates(authority: Signed | None) -> Certificates:
+    return (authority.certificate,) if authority else ()

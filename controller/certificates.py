@@ -7,35 +7,28 @@ controller needs no right to any Secret, and sees what the API server sees.
 from __future__ import annotations
 
 import datetime
-import hashlib
-import socket
-import ssl
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import structlog
-from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vcuda.errors import VcudaError
+from vcuda.errors import Unavailable, VcudaError
 from vcuda.k8s_types import UNDECODABLE, ObjectMeta
 from vcuda.kube import Event, InvolvedObject, Kube, post_event, segment
-from vcuda.kube.endpoint_slices import SERVICE_NAME, EndpointSlice, ready_addresses
+from vcuda.kube.endpoint_slices import service_addresses
+from vcuda.tls import served_leaf
 
 INTERVAL = 300.0
 """Seconds between two looks."""
 
-TIMEOUT = 5.0
-"""Seconds for the connection to one endpoint, and again for its handshake."""
-
 AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
-
-_SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -87,7 +80,8 @@ class CertificateWatch(Collector):
 
         Raises VcudaError.
         """
-        addresses = ready_addresses(self._slices(), PORT_NAME)
+        endpoints = service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
+        addresses = [address for address, ready in endpoints.items() if ready]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
             self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))
@@ -115,27 +109,14 @@ class CertificateWatch(Collector):
         name = f"certificate-{late.fingerprint[:8]}-{now:%Y%m%d}"
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
-    def _slices(self) -> list[EndpointSlice]:
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(self._namespace)}/endpointslices"
-        pages = self._kube.list_pages(path, {"labelSelector": f"{SERVICE_NAME}={self._service}"})
-        return [_SLICE.decode(item) for page in pages for item in page.items]
-
 
 def dial(address: str, server_name: str) -> Shown:
     """Return what HOST:PORT shows a client that asks for ``server_name``; nothing is sent to it."""
-    host, _, port = address.rpartition(":")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as plain,
-            context.wrap_socket(plain, server_hostname=server_name) as connection,
-        ):
-            shown = connection.getpeercert(binary_form=True) or b""
-        leaf = x509.load_der_x509_certificate(shown)
-    except (OSError, ValueError, OverflowError, x509.InvalidVersion) as error:
+        leaf = served_leaf(address, server_name)
+    except Unavailable as error:
         return Shown(address, fault=str(error))
-    return Shown(address, hashlib.sha256(shown).hexdigest(), leaf.not_valid_before_utc, leaf.not_valid_after_utc)
+    return Shown(address, leaf.fingerprint(SHA256()).hex(), leaf.not_valid_before_utc, leaf.not_valid_after_utc)
 
 
 def is_late(one: Shown, now: datetime.datetime) -> bool:

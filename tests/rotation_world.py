@@ -8,15 +8,14 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 
-from certs.api import Conflicted, Forbidden
-from certs.changes import Write, WriteAuthorities, WriteBundles, WriteServing, after
-from certs.state import Authorities, Certificates, Configuration, Endpoint, Hook, Serving, State, trusts
-from certs.steps import Terms
-from certs.x509 import Signed, make_authority, make_leaf, service_names
+from certs.state import Authorities, Certificates, Configuration, DialledEndpoint, Hook, Serving, State, trusts
+from certs.steps import RotationPolicy, Write, WriteAuthorities, WriteBundles, WriteServing, after
+from vcuda.errors import Conflict, Forbidden
+from vcuda.x509 import Signed, make_authority, make_leaf, service_names
 
 START = datetime(2026, 11, 21, 8, tzinfo=UTC)
 NAMES = service_names("vcuda-webhook", "vcuda-quota")
-TERMS = Terms(NAMES)
+POLICY = RotationPolicy(NAMES)
 API_SERVER_LAG = timedelta(seconds=5)
 """How long an API server may go by the caBundles of before; about one second in truth."""
 
@@ -91,7 +90,7 @@ class World:
 
     def read(self, now: Callable[[], datetime]) -> State:
         del now
-        endpoints = tuple(Endpoint(pod.address, pod.ready, pod.leaf) for pod in self.pods)
+        endpoints = tuple(DialledEndpoint(pod.address, pod.ready, pod.leaf) for pod in self.pods)
         return replace(self.state, endpoints=endpoints)
 
     def write(self, write: Write) -> None:
@@ -101,9 +100,9 @@ class World:
             if self.lives_after == -1:
                 raise Killed
         if isinstance(write, WriteBundles) and str(configuration_of(self.state, write)) in self.forbidden:
-            raise Forbidden("forbidden by RBAC")
+            raise Forbidden(403, "forbidden by RBAC")
         if version_of(self.state, write) != guard_of(write):
-            raise Conflicted("written by another")
+            raise Conflict(409, "written by another")
         self.writes += 1
         self.state = versioned(after(self.state, write), write, str(self.writes))
         if isinstance(write, WriteServing):
@@ -158,11 +157,13 @@ class World:
 
 
 def healthy(
-    lags: Sequence[timedelta] = (timedelta(0), timedelta(seconds=90)), extra: Certificates = (), terms: Terms = TERMS
+    lags: Sequence[timedelta] = (timedelta(0), timedelta(seconds=90)),
+    extra: Certificates = (),
+    policy: RotationPolicy = POLICY,
 ) -> World:
     """A world where a rotation has nothing to do; ``extra`` certificates are in its caBundles too."""
-    authority = make_authority(START, terms.authority_life)
-    leaf = make_leaf(authority, NAMES, START, terms.leaf_life)
+    authority = make_authority(START, policy.authority_life)
+    leaf = make_leaf(authority, NAMES, START, policy.leaf_life)
     bundle = (*extra, authority.certificate)
     configurations = (
         Configuration("MutatingWebhookConfiguration", "vcuda-quota", "m", (Hook(0, "mutate", bundle),)),

@@ -5,6 +5,7 @@
     * QuotaFault        the quota document; ``faults`` holds every one with its path
   * BadReview           the HTTP request is no AdmissionReview this server answers
   * ApiError            the API server answered with an error status
+    * Forbidden         403
     * NotFound          404
     * Conflict          409: another writer was first, or the name is taken
     * Gone              410: the resourceVersion or continue token is too old
@@ -68,17 +69,25 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class ApiError(VcudaError):
-    """The API server answered with an error ``status`` (HTTP), the ``message`` of its Status and that one's causes."""
+    """The API server answered with an error ``status`` (HTTP), the ``message`` of its Status and that one's causes.
 
-    def __init__(self, status: int, message: str, causes: tuple[Cause, ...] = ()) -> None:
+    ``request`` is the method and the path that it answered.
+    """
+
+    def __init__(self, status: int, message: str, causes: tuple[Cause, ...] = (), request: str = "") -> None:
         super().__init__(f"{message} (HTTP {status})")
         self.status = status
         self.message = message
         self.causes = causes
+        self.request = request
 
     def has_cause(self, reason: str) -> bool:
         """Return whether one of the causes is of this reason."""
         return any(cause.reason == reason for cause in self.causes)
+
+
+class Forbidden(ApiError):
+    """403: we have no right to what was asked, or an admission plugin refused it."""
 
 
 class NotFound(ApiError):

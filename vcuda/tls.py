@@ -1,16 +1,19 @@
-"""The serving certificate: one cached TLS context, reloaded when the files change, and never replaced by a bad one.
-
-gunicorn's default builds a context for every connection, which costs each handshake and fails it while the files are
-being replaced. Here connections share the context of the last good pair; a new pair serves new connections, and
-those that are open stay as they are.
-"""
+"""The serving pair of a directory: written in one swap, served from one cached TLS context, looked at from outside."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
+import shutil
+import socket
 import ssl
+import tempfile
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import structlog
@@ -19,12 +22,29 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from vcuda.errors import BadInput
+from vcuda.errors import BadInput, Unavailable
+from vcuda.x509 import Signed
+
+AUTHORITY_CERTIFICATE = "ca.crt"
+AUTHORITY_KEY = "ca.key"
+LEAF_CERTIFICATE = "tls.crt"
+LEAF_KEY = "tls.key"
+
+DIAL_TIMEOUT_SECONDS = 5.0
+"""For the connection, and again for the handshake."""
+
+_DATA = "..data"
+_SET_PREFIX = "..issued-"
+_PUBLIC_MODE = 0o644
+_SECRET_MODE = 0o600
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _Content = tuple[str, str]
 
 
+# gunicorn's default builds a context for every connection, which costs each handshake and fails it while the files are
+# being replaced. Here connections share the context of the last good pair; a new pair serves new connections, and
+# those that are open stay as they are.
 @dataclass(frozen=True, slots=True)
 class _Served:
     """A context, and the end of its leaf in Unix seconds."""
@@ -95,7 +115,7 @@ def watch(serving: ServingCertificate, stop: threading.Event, interval: float = 
 
 def _load(directory: Path) -> _Served:
     """Build a context from the pair; raises BadInput that says which file is wrong and how to make a good one."""
-    certificate, key = directory / "tls.crt", directory / "tls.key"
+    certificate, key = directory / LEAF_CERTIFICATE, directory / LEAF_KEY
     public_key, expiry = _read_leaf(certificate)
     if _read_public_key(key) != public_key:
         raise _bad(key, "is not the private key of tls.crt")
@@ -147,7 +167,7 @@ def _bad(path: Path, fault: str) -> BadInput:
 
 def _fingerprint(directory: Path) -> _Content:
     """What tells one content of both files from another, without keeping the key."""
-    return _digest(directory / "tls.crt"), _digest(directory / "tls.key")
+    return _digest(directory / LEAF_CERTIFICATE), _digest(directory / LEAF_KEY)
 
 
 def _digest(path: Path) -> str:
@@ -156,3 +176,137 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         return f"unreadable: {error.strerror}"
+
+
+def served_leaf(address: str, server_name: str, timeout: float = DIAL_TIMEOUT_SECONDS) -> x509.Certificate:
+    """Return the certificate that HOST:PORT shows a client that asks for ``server_name``, whoever signed it.
+
+    Nothing is sent after the handshake. Raises Unavailable: nobody answers, or what is shown cannot be read.
+    """
+    host, _, port = address.rpartition(":")
+    # The point is to see a certificate that is no good any more: so none is checked, and nothing is trusted by it.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout) as plain,
+            context.wrap_socket(plain, server_hostname=server_name) as connection,
+        ):
+            return x509.load_der_x509_certificate(connection.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError, OverflowError, x509.InvalidVersion) as error:
+        raise Unavailable(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file to write: its name, what it holds in words, its mode, and its expiry (none for a key)."""
+
+    name: str
+    holds: str
+    content: bytes = field(repr=False)
+    mode: int
+    expires: datetime | None
+
+
+def serving_files(authority: Signed, leaf: Signed) -> tuple[File, ...]:
+    """Return what a server needs, under the names of a kubernetes.io/tls Secret."""
+    root = authority.certificate_pem()
+    return (
+        File(AUTHORITY_CERTIFICATE, "certificate of the CA", root, _PUBLIC_MODE, authority.expires),
+        # The leaf alone: whoever trusts ca.crt has the CA already, and nobody else is helped by being sent it.
+        File(LEAF_CERTIFICATE, "serving certificate", leaf.certificate_pem(), _PUBLIC_MODE, leaf.expires),
+        File(LEAF_KEY, "private key of tls.crt", leaf.key_pem(), _SECRET_MODE, None),
+    )
+
+
+def signing_files(authority: Signed) -> tuple[File, ...]:
+    """What signing more leaves needs: the key of the authority. Whoever reads it can pose as the webhook."""
+    return (File(AUTHORITY_KEY, "private key of ca.crt", authority.key_pem(), _SECRET_MODE, None),)
+
+
+def present_files(directory: Path) -> tuple[str, ...]:
+    """Return the names in ``directory`` that a new set would replace; dangling links count."""
+    names = (AUTHORITY_CERTIFICATE, AUTHORITY_KEY, LEAF_CERTIFICATE, LEAF_KEY)
+    return tuple(name for name in names if os.path.lexists(directory / name))
+
+
+# Laid out as kubelet's AtomicWriter (pkg/volume/util/atomic_writer.go) does it for a mounted Secret: the files are in a
+# fresh hidden directory, ``..data`` is a link to it, and ``tls.crt`` a link to ``..data/tls.crt``. One rename of
+# ``..data`` swaps them all; renamed one by one, a run killed between two would leave a key without its certificate.
+def write_files(directory: Path, files: Sequence[File]) -> None:
+    """Replace the set in ``directory``, which is made where it is missing, with ``files`` in one step.
+
+    Links of an earlier set that this one does not hold are removed, and so is what killed runs have left.
+    Raises OSError, the old set untouched where it was written by this function.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with _opened(directory) as descriptor:
+        # Two runs at once would each remove what the other makes. Some file systems have no locks: then nothing helps.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _swap_in(directory, files)
+
+
+def _swap_in(directory: Path, files: Sequence[File]) -> None:
+    fresh = Path(tempfile.mkdtemp(prefix=_SET_PREFIX, dir=directory))
+    try:
+        for file in files:
+            _create(fresh / file.name, file)
+        fresh.chmod(0o755)
+        _sync(fresh)
+        # Links first: until ..data moves they show the old set, or in a new directory none of it.
+        for file in files:
+            _link(directory / file.name, f"{_DATA}/{file.name}", fresh)
+        _link(directory / _DATA, fresh.name, fresh)
+    except BaseException:
+        if _link_target(directory / _DATA) != fresh.name:  # interrupted right after the swap, it is in use
+            shutil.rmtree(fresh)
+        raise
+    _sync(directory)
+    _remove_old(directory, fresh.name, {file.name for file in files})
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path, file: File) -> None:
+    # The mode is given at the creation: a key that is made first and closed up later was open to all for a moment.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode), "wb") as stream:
+        stream.write(file.content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _link(path: Path, target: str, scratch: Path) -> None:
+    """Make ``path`` a link to ``target`` in one step, whatever file was there; ``scratch`` is a directory of ours."""
+    if _link_target(path) != target:
+        link = scratch / "..link"
+        link.symlink_to(target)
+        link.replace(path)
+
+
+def _link_target(path: Path) -> str | None:
+    return str(path.readlink()) if path.is_symlink() else None
+
+
+def _remove_old(directory: Path, current: str, kept: set[str]) -> None:
+    """Remove every other set that was made here, and the links to files that no longer exist."""
+    for name in set(present_files(directory)) - kept:
+        if _link_target(directory / name) == f"{_DATA}/{name}":
+            (directory / name).unlink()
+    # A killed run left its own, or the one before: with the key of a CA in it, perhaps.
+    for old in directory.glob(f"{_SET_PREFIX}*"):
+        if old.name != current:
+            shutil.rmtree(old, ignore_errors=True)  # gone already, or not ours to remove
+
+
+def _sync(directory: Path) -> None:
+    """Make the names in ``directory`` survive a loss of power."""
+    with _opened(directory) as descriptor:
+        os.fsync(descriptor)

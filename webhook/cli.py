@@ -15,15 +15,15 @@ import click
 import msgspec
 import structlog
 
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from vcuda import __version__
 from vcuda.cli import FiniteRange
 from vcuda.errors import BadInput, QuotaFault
 from vcuda.kube import QuotaPlace
 from vcuda.logs import configure_batched
 from vcuda.placement.affinity import Hints, NodeLabels
+from vcuda.tls import serving_files, write_files
 from vcuda.workloads import NO_PODS
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook import check as offline
 from webhook.assembly import Cluster, MakeService, Standalone
 from webhook.manifests import read_workloads

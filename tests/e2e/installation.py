@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster
 from tests.e2e.quota_config_map import CONFIG, QuotaConfigMap
@@ -24,6 +22,8 @@ from tests.e2e.rest import Json
 from tests.match_conditions import base_conditions
 from tests.processes import WebhookProcess, eventually, serving
 from vcuda.ledger.ledger import Ledger, read_ledger
+from vcuda.tls import serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 SYSTEM_NAMESPACE = "vcuda-quota"
 ENFORCED = "quota.vcuda.io/enforced"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import urllib3
 
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.e2e.cluster import Cluster
 from tests.e2e.kubeconfig import write_kubeconfig
+from vcuda.tls import serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 PASSED_ON = ("Authorization", "Content-Type", "Accept")
 CHUNK = 65536

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-from certs.files import File, write_files
 from tests.e2e.rest import Json, Rest
+from vcuda.tls import File, write_files
 
 POLL_SECONDS = 0.1
 MODES = {"tls.key": 0o600}

@@ -14,9 +14,9 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
-from certs.parsing import SERVICE_NAME, read_addresses
 from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.conftest import require
 from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace
@@ -26,6 +26,7 @@ from tests.e2e.rest import Json
 from tests.e2e.steady import plain
 from tests.e2e.webhooks import GROUP, RESOURCES, await_effect, sentinel
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
+from vcuda.kube.endpoint_slices import SERVICE_NAME, EndpointSlice, read_addresses
 
 SERVICE = "vcuda-webhook"
 SERVER_NAME = f"{SERVICE}.{SYSTEM_NAMESPACE}.svc"
@@ -84,9 +85,11 @@ class Stage:
         for number in range(len(self.replicas)):
             self.cluster.set_pod_status(SYSTEM_NAMESPACE, f"{SERVICE}-{number}", status)
         wanted = dict.fromkeys(self.addresses(), ready)
-        self.cluster.await_collection(
-            SLICES, lambda found: read_addresses(found, "https") == wanted, labelSelector=OF_THE_SERVICE
-        )
+
+        def are_told(found: list[Json]) -> bool:
+            return read_addresses(msgspec.convert(found, list[EndpointSlice]), "https") == wanted
+
+        self.cluster.await_collection(SLICES, are_told, labelSelector=OF_THE_SERVICE)
 
     def await_answered(self, namespace: str) -> None:
         """Return once a pod can be created in ``namespace``: the API server knows endpoints, and trusts them.

@@ -12,11 +12,11 @@ import pytest
 from bench import cpu, go
 from bench.arrangements import FLASK_PIN, GO_IDLE, GO_PIN, IN_GO, Arranged, arranged
 from bench.plane import Plane, gpu_pod
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from tests.builders import held_to
 from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Json
+from vcuda.tls import serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 
 @contextmanager

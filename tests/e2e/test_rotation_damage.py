@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from certs.cluster import dial
 from certs.parsing import read_certificates
 from certs.state import fingerprint
-from certs.x509 import Signed, make_authority, make_leaf, service_names
 from tests.e2e.cluster import TIMEOUT, Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.rest import Json
 from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, delete, staged, utc_now
 from tests.e2e.steady import shake
+from vcuda.x509 import Signed, make_authority, make_leaf, service_names
 
 pytestmark = pytest.mark.slow
 

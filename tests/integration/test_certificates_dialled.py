@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from certs.cluster import dial, dial_all
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
 from controller.certificates import REASON, CertificateWatch, Shown, is_late
 from controller.certificates import dial as dial_for_the_controller
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
 from tests.e2e.ports import free_ports
 from tests.integration.tls_echo import Echo, echoing
+from vcuda.tls import serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
 
 NOW = datetime.now(UTC)
 AUTHORITY = make_authority(NOW)

@@ -10,23 +10,24 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from certs.api import Api, Conflicted, Forbidden, Unreachable
-from certs.changes import Write
 from certs.cli import main
-from certs.cluster import Cluster
-from certs.parsing import Place
+from certs.cluster import ClusterStore
+from certs.parsing import ObjectRefs
 from certs.plan import plan
-from certs.rotation import MOST_STEPS, PATIENCE, Rotation
+from certs.rotation import MAX_ATTEMPTS, MAX_STEPS, Rotation
 from certs.state import State
-from certs.steps import Done, MakeAuthority, Refused, Seen, Terms
+from certs.steps import Done, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write, WriteBundles
 from tests.e2e.ports import free_ports
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
-from tests.rotation_world import START, TERMS, World, healthy
+from tests.rotation_world import POLICY, START, World, healthy
+from vcuda.errors import Conflict, Forbidden, Unavailable
+from vcuda.kube import Kube
 
 NOW = datetime.now(UTC)
-PLACE = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
+REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 VERSION = Answer({"gitVersion": "v1.36.3"})
+NO_SLICES = Answer({"metadata": {"resourceVersion": "1"}, "items": []})
 
 
 def run(kubeconfig: Path, *arguments: str) -> Result:
@@ -80,7 +81,7 @@ def test_without_usable_credentials_the_command_says_so(tmp_path: Path, content:
         path.write_text(content)
     ended = run(path, "rotate")
     assert ended.exit_code == 2
-    assert "no usable kubeconfig or service account" in ended.output
+    assert "No usable kubeconfig at" in ended.output
 
 
 def test_an_answer_that_is_no_json_is_quoted(script: Script, kubeconfig: Path) -> None:
@@ -99,9 +100,10 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     script.answers += [
         Answer(missing, status=404, headers=date),
         *[Answer({"items": []}, headers=date)] * 2,
-        *[Answer(missing, status=404, headers=date)] * 2,
+        Answer(missing, status=404, headers=date),
+        NO_SLICES,
     ]
-    state = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).read(lambda: NOW + off)
+    state = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS).read(lambda: NOW + off)
     [problem] = state.problems
     assert "the clock here says" in problem.text
 
@@ -114,16 +116,16 @@ def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(
     ports = [{"name": "https", "port": port} for port in free_ports(2)]
     slices = [{"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [port]} for port in ports]
     script.answers += [
-        Answer({"metadata": {"continue": "more"}, "items": slices[:1]}),
-        Answer({"metadata": {}, "items": slices[1:]}),
+        Answer({"metadata": {"resourceVersion": "1", "continue": "more"}, "items": slices[:1]}),
+        Answer({"metadata": {"resourceVersion": "1"}, "items": slices[1:]}),
     ]
-    found = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).dial()
+    found = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS).dial()
     assert [one.address for one in found] == [f"127.0.0.1:{port['port']}" for port in ports]
     asked = {"labelSelector": "kubernetes.io/service-name=vcuda-webhook", "limit": "500"}
     assert [dict(request.params) for request in script.seen] == [asked, {**asked, "continue": "more"}]
 
 
-CALLS = {"service": {"namespace": PLACE.namespace, "name": PLACE.service}}
+CALLS = {"service": {"namespace": REFS.namespace, "name": REFS.service}}
 INJECTED = {"cert-manager.io/inject-ca-from": "vcuda-quota/webhook"}
 
 
@@ -147,10 +149,10 @@ def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_to
         configuration("elsewhere", {}, url="https://example.com/x"),
     ]
     missing = Answer({"message": "not found"}, status=404)
-    script.answers += [missing, Answer({"items": []}), Answer({"items": items}), missing, missing]
-    state = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).read(lambda: NOW)
-    assert [(one.name, bool(one.locked)) for one in state.configurations] == [("vcuda-quota", False), ("lost", True)]
-    [problem] = state.locked()
+    script.answers += [missing, Answer({"items": []}), Answer({"items": items}), missing, NO_SLICES]
+    state = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS).read(lambda: NOW)
+    assert [(one.name, bool(one.read_only)) for one in state.configurations] == [("vcuda-quota", False), ("lost", True)]
+    [problem] = state.read_only()
     assert problem.command == (
         "kubectl label validatingwebhookconfiguration lost app.kubernetes.io/part-of=vcuda-quota --overwrite"
     )
@@ -163,11 +165,11 @@ def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, serv
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
     missing = Answer({"message": "not found"}, status=404)
-    script.answers += [Answer(theirs), Answer({"items": []}), Answer({"items": items}), missing, missing]
-    state = Cluster(Api.connect(tmp_path / "kubeconfig"), PLACE, LABELS).read(lambda: NOW)
+    script.answers += [Answer(theirs), Answer({"items": []}), Answer({"items": items}), missing, NO_SLICES]
+    state = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS).read(lambda: NOW)
     assert (state.tool, [one.name for one in state.configurations]) == ("cert-manager", ["vcuda-quota"])
     assert state.problems == ()
-    assert plan(state, NOW, TERMS, Seen()) == Done(None)
+    assert plan(state, NOW, POLICY, SeenFor()) == Done(None)
 
 
 class Failing(World):
@@ -188,21 +190,23 @@ def failing(*faults: Exception) -> Failing:
     return world
 
 
-@pytest.mark.parametrize("fault", [Conflicted("another was first"), Unreachable("no answer")])
+@pytest.mark.parametrize("fault", [Conflict(409, "another was first"), Unavailable("no answer")])
 def test_a_write_that_came_to_nothing_is_decided_again_from_what_is_there(fault: Exception) -> None:
-    world = failing(*[fault] * (PATIENCE - 1))
-    ended = Rotation(world, TERMS, timedelta(minutes=5), world, lambda _: None).run()
+    world = failing(*[fault] * (MAX_ATTEMPTS - 1))
+    ended = Rotation(world, POLICY, timedelta(minutes=5), world, lambda _: None).run()
     assert isinstance(ended, Done)
 
 
 def test_after_many_in_a_row_the_run_ends_with_the_fault() -> None:
-    world = failing(*[Unreachable("no answer")] * PATIENCE)
-    with pytest.raises(Unreachable):
-        Rotation(world, TERMS, timedelta(minutes=5), world, lambda _: None).run()
+    world = failing(*[Unavailable("no answer")] * MAX_ATTEMPTS)
+    with pytest.raises(Unavailable):
+        Rotation(world, POLICY, timedelta(minutes=5), world, lambda _: None).run()
 
 
-@pytest.mark.parametrize("terms", [TERMS, replace(TERMS, issued_before=START + timedelta(seconds=30))])
-def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewed_and_is_told(terms: Terms) -> None:
+@pytest.mark.parametrize("policy", [POLICY, replace(POLICY, issued_before=START + timedelta(seconds=30))])
+def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewed_and_is_told(
+    policy: RotationPolicy,
+) -> None:
     """Its caBundle was emptied, say, so that there is something to write."""
     world = healthy([timedelta(0)])
     empty, *rest = world.state.configurations
@@ -210,10 +214,10 @@ def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewe
     world.state = replace(world.state, configurations=(empty, *rest))
     world.time += timedelta(days=61)
     world.forbidden = frozenset({str(empty)})
-    ended = Rotation(world, terms, timedelta(minutes=5), world, lambda _: None).run()
-    assert isinstance(ended, Refused)
+    ended = Rotation(world, policy, timedelta(minutes=5), world, lambda _: None).run()
+    assert isinstance(ended, StepRefused)
     [problem] = ended.problems
-    assert problem.text == f"{empty} may not be written: forbidden by RBAC"
+    assert problem.text == f"{empty} may not be written: forbidden by RBAC (HTTP 403)"
     assert problem.command == "kubectl edit clusterrole vcuda-certs"
     leaf = world.state.serving.leaf
     assert leaf
@@ -221,8 +225,8 @@ def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewe
 
 
 def test_a_secret_that_may_not_be_written_ends_the_run() -> None:
-    world = failing(Forbidden("forbidden by RBAC"))
-    rotation = Rotation(world, TERMS, timedelta(minutes=5), world, lambda _: None)
+    world = failing(Forbidden(403, "forbidden by RBAC"))
+    rotation = Rotation(world, POLICY, timedelta(minutes=5), world, lambda _: None)
     with pytest.raises(Forbidden):
         rotation.run()
 
@@ -230,8 +234,9 @@ def test_a_secret_that_may_not_be_written_ends_the_run() -> None:
 def test_the_api_servers_refusal_of_a_write_is_told_apart(script: Script, server: str, tmp_path: Path) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
     script.answers.append(status(403, "not allowed"))
+    store = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS)
     with pytest.raises(Forbidden, match="not allowed"):
-        Api.connect(tmp_path / "kubeconfig").patch("/apis/x", {}, "application/json-patch+json")
+        store.write(WriteBundles("MutatingWebhookConfiguration", "x", "1", (), ()))
 
 
 def test_a_run_whose_steps_are_undone_again_and_again_comes_to_an_end() -> None:
@@ -241,6 +246,6 @@ def test_a_run_whose_steps_are_undone_again_and_again_comes_to_an_end() -> None:
 
     world = Undone(State())
     steps: list[object] = []
-    ended = Rotation(world, TERMS, timedelta(minutes=5), world, steps.append).run()
-    assert isinstance(ended, Refused)
-    assert [type(step) for step in steps] == [MakeAuthority] * MOST_STEPS
+    ended = Rotation(world, POLICY, timedelta(minutes=5), world, steps.append).run()
+    assert isinstance(ended, StepRefused)
+    assert [type(step) for step in steps] == [MakeAuthority] * MAX_STEPS

@@ -22,8 +22,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from certs.cli import issue, main
-from certs.files import File, serving_files, signing_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
+from vcuda.tls import File, serving_files, signing_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 SERVING = ("ca.crt", "tls.crt", "tls.key")
 
@@ -332,12 +332,12 @@ def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
     assert (contents(directory), listing(directory)) == (old, listed)
 
 
-@pytest.mark.parametrize("moment", ["_remove_old", "_sync"])
-def test_what_a_killed_run_has_left_is_removed_by_the_next(directory: Path, moment: str) -> None:
-    """Killed right after the swap, or before it: no key of a CA stays behind that nobody sees."""
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_what_a_run_killed_around_the_swap_has_left_is_removed_by_the_next(directory: Path, moment: str) -> None:
+    """No key of a CA stays behind that nobody sees."""
     write_files(directory, new_set(with_ca_key=True))
     killed = subprocess.run(
-        (sys.executable, "-c", KILLED.format(moment=moment), directory), check=False, cwd=Path(__file__).parents[2]
+        (sys.executable, "-c", KILLED, directory, moment), check=False, cwd=Path(__file__).parents[2]
     )
     assert killed.returncode == -signal.SIGKILL
     assert len(list(directory.glob("..issued-*"))) == 2
@@ -350,10 +350,18 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(directory: Path, mome
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from certs import files
+from vcuda.tls import write_files
 from tests.integration.test_issue import new_set
-files.{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-files.write_files(Path(sys.argv[1]), new_set(with_ca_key=True))
+directory, moment = Path(sys.argv[1]), sys.argv[2]
+rename = Path.replace
+def killed(path, target):
+    if target.name == "..data":
+        if moment == "after":
+            rename(path, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, target)
+Path.replace = killed
+write_files(directory, new_set(with_ca_key=True))
 """
 
 

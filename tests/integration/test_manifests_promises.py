@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from certs.cli import main as certs_cli
-from certs.x509 import service_names
 from controller.cli import main as controller_cli
 from controller.node.names import VM_DIRECTORIES
 from tests.pod_security import offences
@@ -31,6 +30,7 @@ from tests.rendered import (
 )
 from vcuda import __version__
 from vcuda.requests.schemes import SCHEMES
+from vcuda.x509 import service_names
 from webhook.cli import main as webhook_cli
 
 PROGRAMS = {"vcuda-webhook": webhook_cli, "vcuda-controller": controller_cli, "vcuda-certs": certs_cli}

@@ -32,12 +32,11 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
 from tests.integration.tls_echo import Echo, echo, echoing
 from tests.processes import PATIENCE, WebhookProcess, serving
 from vcuda.errors import BadInput
-from vcuda.tls import ServingCertificate, watch
+from vcuda.tls import ServingCertificate, serving_files, watch, write_files
+from vcuda.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
 
 NOW = datetime.now(UTC)
 AUTHORITY = make_authority(NOW)

@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from certs.x509 import (
+from vcuda.x509 import (
     DEVELOPMENT,
     Address,
     Names,

@@ -22,10 +22,10 @@ from certs.parsing import (
     SERVED,
     TLS_TYPE,
     TRUSTED,
-    Place,
-    Unusable,
+    ObjectRefs,
+    UnusablePair,
+    format_seen_since,
     is_authority,
-    mark_text,
     other_tool,
     read_authorities,
     read_authority,
@@ -36,16 +36,16 @@ from certs.parsing import (
     secret_problem,
     write_certificates,
 )
-from certs.state import Mark, fingerprint, names_of
-from certs.x509 import DEVELOPMENT, Signed, is_ours, is_signed_by_ours, make_authority, make_leaf
+from certs.state import SeenSince, fingerprint, names_of
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate
+from vcuda.x509 import DEVELOPMENT, Signed, is_ours, is_signed_by_ours, make_authority, make_leaf
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 CA, NEXT = make_authority(NOW), make_authority(NOW)
 LEAF = make_leaf(CA, DEVELOPMENT, NOW)
 RSA_KEY = rsa.generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-PLACE = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls", frozenset({"10.0.0.7:8443"}))
+REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls", frozenset({"10.0.0.7:8443"}))
 SECRETS = [line for pair in (CA, NEXT, LEAF) for line in pair.key_pem().decode().splitlines()[1:-1]]
 
 
@@ -76,7 +76,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("certificate", "key", "fault"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_pair_that_cannot_sign_says_why_and_nothing_of_its_key(certificate: bytes, key: bytes, fault: str) -> None:
-    with pytest.raises(Unusable) as raised:
+    with pytest.raises(UnusablePair) as raised:
         read_authority(certificate, key, "ca")
     assert str(raised.value) == fault
     assert not [line for line in SECRETS if line in str(raised.value)]
@@ -98,8 +98,8 @@ def test_a_bundle_gives_each_certificate_once_and_tells_of_what_is_none() -> Non
 
 
 def test_the_ca_secret_is_read_as_it_was_written() -> None:
-    mark = Mark(fingerprint(NEXT.certificate), NOW)
-    text = mark_text(mark)
+    mark = SeenSince(fingerprint(NEXT.certificate), NOW)
+    text = format_seen_since(mark)
     assert text
     found = read_authorities(
         secret(
@@ -111,8 +111,8 @@ def test_the_ca_secret_is_read_as_it_was_written() -> None:
         )
     )
     assert found.current
-    assert found.following
-    assert (found.current.certificate, found.following.certificate) == (CA.certificate, NEXT.certificate)
+    assert found.next_ca
+    assert (found.current.certificate, found.next_ca.certificate) == (CA.certificate, NEXT.certificate)
     assert (found.version, found.retired, found.trusted, found.served, found.faults) == ("7", (), mark, None, ())
 
 
@@ -212,14 +212,14 @@ def test_a_pair_reads_back() -> None:
     ],
 )
 def test_a_secret_that_may_not_be_written_names_the_command(change: dict[str, Any], command: str) -> None:
-    problem = secret_problem({**secret(tls_crt=b"x"), **change}, PLACE, TLS_TYPE)
+    problem = secret_problem({**secret(tls_crt=b"x"), **change}, REFS, TLS_TYPE)
     assert problem
     assert problem.command.startswith(f"{command} -n vcuda-quota secret")
 
 
 def test_an_empty_secret_of_anybody_may_be_filled() -> None:
     empty = {**secret(), "data": None, "metadata": {"name": "s"}}
-    assert secret_problem(empty, PLACE, TLS_TYPE) is None
+    assert secret_problem(empty, REFS, TLS_TYPE) is None
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_
             {"name": "by address", "clientConfig": {"url": "https://10.0.0.7:8443/mutate", "caBundle": "%%%"}},
         ],
     }
-    found, left = read_configuration(item, "MutatingWebhookConfiguration", PLACE)
+    found, left = read_configuration(item, "MutatingWebhookConfiguration", REFS)
     assert [(hook.index, hook.name, hook.bundle, hook.faulty, hook.server) for hook in found.hooks] == [
         (1, "ours", (CA.certificate,), False, "vcuda-webhook.vcuda-quota.svc"),
         (3, "by address", (), True, "10.0.0.7"),
@@ -258,5 +258,5 @@ def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_
 
 def test_an_annotation_of_a_time_counts_for_nothing_once_it_was_edited_into_nonsense() -> None:
     assert read_authorities(secret({TRUSTED: "2026-13-41T00:00:00Z abc"})).trusted is None
-    later = Mark("abc", NOW + timedelta(seconds=1))
-    assert read_authorities(secret({TRUSTED: mark_text(later) or ""})).trusted == later
+    later = SeenSince("abc", NOW + timedelta(seconds=1))
+    assert read_authorities(secret({TRUSTED: format_seen_since(later) or ""})).trusted == later

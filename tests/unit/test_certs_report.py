@@ -13,18 +13,18 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from certs.parsing import Place
+from certs.parsing import ObjectRefs
 from certs.report import Report, document, report_on, table
 from certs.state import Authorities, Certificates, Problem, Serving
-from certs.steps import Terms
-from certs.x509 import Names, Signed, make_authority, make_leaf, service_names
-from tests.rotation_world import NAMES, START, TERMS, World, current_of, healthy
+from certs.steps import RotationPolicy
+from tests.rotation_world import NAMES, POLICY, START, World, current_of, healthy
+from vcuda.x509 import Names, Signed, make_authority, make_leaf, service_names
 
-PLACE = Place("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
+REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 
 
-def report(world: World, terms: Terms = TERMS) -> Report:
-    return report_on(world.read(world.now), PLACE, world.now(), terms, "rotate-now")
+def report(world: World, policy: RotationPolicy = POLICY) -> Report:
+    return report_on(world.read(world.now), REFS, world.now(), policy, "rotate-now")
 
 
 def test_where_all_is_well_nobody_is_needed() -> None:
@@ -37,7 +37,7 @@ def test_where_all_is_well_nobody_is_needed() -> None:
 def test_a_configuration_that_is_locked_is_a_persons_to_unlock(days: int) -> None:
     world, lock = healthy(), Problem("vcuda-quota is without our label", "kubectl label")
     first, *rest = world.state.configurations
-    world.state = replace(world.state, configurations=(replace(first, locked=lock), *rest))
+    world.state = replace(world.state, configurations=(replace(first, read_only=lock), *rest))
     world.time += timedelta(days=days)
     assert report(world).problems == (lock,)
 

@@ -8,39 +8,39 @@ from datetime import timedelta
 import pytest
 
 from certs.state import Authorities, Problem, Serving
-from certs.steps import Forget, IssueLeaf, MakeAuthority, Promote, Refused, SetBundles
-from certs.x509 import make_authority
+from certs.steps import Forget, IssueLeaf, MakeAuthority, Promote, SetBundles, StepRefused
 from tests.rotation_steps import at, go_on, rotated, take
-from tests.rotation_world import START, TERMS, World, healthy
+from tests.rotation_world import POLICY, START, World, healthy
+from vcuda.x509 import make_authority
 
 LOCK = Problem("validatingwebhookconfiguration/vcuda-quota may not be written", "kubectl edit")
 
 
-def locked(world: World) -> World:
+def read_only(world: World) -> World:
     """The world with one of its configurations locked."""
     *rest, last = world.state.configurations
-    world.state = replace(world.state, configurations=(*rest, replace(last, locked=LOCK)))
+    world.state = replace(world.state, configurations=(*rest, replace(last, read_only=LOCK)))
     return world
 
 
 def test_a_locked_configuration_is_told_of_though_nothing_is_due() -> None:
-    assert at(locked(healthy()), TERMS) == Refused((LOCK,))
+    assert at(read_only(healthy()), POLICY) == StepRefused((LOCK,))
 
 
 def test_a_leaf_is_renewed_beside_a_locked_configuration() -> None:
-    world = locked(healthy([timedelta(0)]))
+    world = read_only(healthy([timedelta(0)]))
     world.time += timedelta(days=61)
-    assert isinstance(at(world, TERMS), IssueLeaf)
+    assert isinstance(at(world, POLICY), IssueLeaf)
 
 
 def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted() -> None:
-    world = locked(healthy([timedelta(0)]))
+    world = read_only(healthy([timedelta(0)]))
     world.sleep(60)
     steps = []
-    while not isinstance(decision := at(world), Refused):
+    while not isinstance(decision := at(world), StepRefused):
         steps.append(type(decision))
         take(world, decision)
-    assert decision == Refused((LOCK,))
+    assert decision == StepRefused((LOCK,))
     assert steps == [MakeAuthority, SetBundles]
 
 
@@ -52,26 +52,26 @@ def test_what_a_locked_configuration_trusts_is_not_replaced_though_it_is_broken(
     backup = Authorities(current=make_authority(START - timedelta(days=2)))
     serving = world.state.serving if restored else Serving()
     world.state = replace(world.state, authorities=backup if restored else Authorities(), serving=serving)
-    world = locked(world)
+    world = read_only(world)
     steps = []
-    while not isinstance(decision := at(world), Refused):
+    while not isinstance(decision := at(world), StepRefused):
         steps.append(type(decision))
         take(world, decision)
     assert not {Promote, IssueLeaf} & {*steps}
-    assert decision == Refused((LOCK,))
+    assert decision == StepRefused((LOCK,))
     assert world.lost == []
 
 
 def test_a_locked_configuration_that_may_trust_what_cannot_be_asked_is_not_cut_off() -> None:
-    world = locked(healthy([timedelta(0)]))
+    world = read_only(healthy([timedelta(0)]))
     world.state = replace(world.state, serving=Serving())
     [pod] = world.pods
     pod.leaf = None
     world.look()
-    decision = at(world, replace(TERMS, issued_before=START + timedelta(hours=1)))
+    decision = at(world, replace(POLICY, issued_before=START + timedelta(hours=1)))
     while isinstance(decision, MakeAuthority | SetBundles):
         take(world, decision)
-        decision = at(world, TERMS)
+        decision = at(world, POLICY)
     assert not isinstance(decision, Promote)
 
 
@@ -81,11 +81,11 @@ def test_a_locked_configuration_that_never_trusted_what_is_served_keeps_no_autho
     world.sleep(60)
     *_, last = world.state.configurations
     hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)
-    leftover = replace(last, name="leftover", locked=LOCK, hooks=hooks)
+    leftover = replace(last, name="leftover", read_only=LOCK, hooks=hooks)
     world.state = replace(world.state, configurations=(*world.state.configurations, leftover))
-    steps, decision = go_on(world, Refused)
+    steps, decision = go_on(world, StepRefused)
     assert {Promote, Forget} <= {*steps}
-    assert decision == Refused((LOCK,))
+    assert decision == StepRefused((LOCK,))
     assert world.lost == []
 
 
@@ -93,6 +93,6 @@ def test_an_authority_that_a_locked_configuration_still_trusts_is_not_forgotten(
     world = rotated(Forget)
     old = world.state.authorities.retired
     *rest, last = world.state.configurations
-    holding = replace(last, locked=LOCK, hooks=tuple(replace(hook, bundle=old) for hook in last.hooks))
+    holding = replace(last, read_only=LOCK, hooks=tuple(replace(hook, bundle=old) for hook in last.hooks))
     world.state = replace(world.state, configurations=(*rest, holding))
-    assert at(world) == Refused((LOCK,))
+    assert at(world) == StepRefused((LOCK,))

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from certs.plan import known, plan
-from certs.state import Authorities, Problem, Serving, State, is_valid, signed_by
+from certs.plan import plan
+from certs.state import Authorities, Problem, Serving, State, is_valid, known, signed_by
 from certs.steps import (
     Decision,
     Done,
@@ -19,15 +19,15 @@ from certs.steps import (
     NoteServed,
     NoteTrusted,
     Promote,
-    Refused,
-    Seen,
+    RotationPolicy,
+    SeenFor,
     SetBundles,
-    Terms,
+    StepRefused,
     Wait,
 )
-from certs.x509 import Names, make_authority, make_leaf
 from tests.rotation_steps import LONG, NEW, SEEN_LONG, at, go_on, rotated, take
-from tests.rotation_world import NAMES, START, TERMS, World, current_of, healthy
+from tests.rotation_world import NAMES, POLICY, START, World, current_of, healthy
+from vcuda.x509 import Names, make_authority, make_leaf
 
 HOUR = timedelta(hours=1)
 
@@ -44,7 +44,7 @@ def test_the_steps_come_in_the_order_that_keeps_calls_working() -> None:
 
 def test_where_nothing_is_due_nothing_is_done_until_a_third_of_a_life_is_left() -> None:
     world = healthy()
-    assert at(world, TERMS) == Done(START.replace(microsecond=0) + timedelta(days=60))
+    assert at(world, POLICY) == Done(START.replace(microsecond=0) + timedelta(days=60))
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_where_nothing_is_due_nothing_is_done_until_a_third_of_a_life_is_left() 
 def test_a_third_of_its_life_before_its_end_a_certificate_is_renewed(days: int, step: type[Decision]) -> None:
     world = healthy()
     world.time += timedelta(days=days)
-    assert isinstance(at(world, TERMS), step)
+    assert isinstance(at(world, POLICY), step)
 
 
 def test_a_leaf_alone_is_renewed_by_the_same_authority() -> None:
     world = healthy([timedelta(0)])
     before = current_of(world)
     world.time += timedelta(days=61)
-    take(world, at(world, TERMS), TERMS)
-    assert isinstance(at(world, TERMS), Done)
+    take(world, at(world, POLICY), POLICY)
+    assert isinstance(at(world, POLICY), Done)
     assert world.state.serving.leaf
     assert signed_by(world.state.serving.leaf.certificate, before.certificate)
     assert current_of(world) is before
@@ -75,7 +75,7 @@ def test_a_leaf_alone_is_renewed_by_the_same_authority() -> None:
 @pytest.mark.parametrize(
     ("step", "span", "seen"),
     [
-        pytest.param(Promote, "overlap", "following", id="the overlap"),
+        pytest.param(Promote, "overlap", "next_ca", id="the overlap"),
         pytest.param(Forget, "retention", "served", id="the retention"),
     ],
 )
@@ -111,7 +111,7 @@ def test_the_old_authority_stays_while_one_endpoint_shows_a_leaf_of_it_though_it
     world.time += timedelta(days=2)
     assert isinstance(at(world), SetBundles)
     straggler.ready, straggler.leaf = False, old_leaf
-    assert isinstance(at(world), Refused)
+    assert isinstance(at(world), StepRefused)
     straggler.leaf = None
     assert isinstance(at(world), SetBundles)
 
@@ -138,7 +138,7 @@ def test_what_a_person_has_to_look_at_names_the_command(change: Callable[[World]
     change(world)
     world.time += HOUR
     decision = at(world)
-    assert isinstance(decision, Refused)
+    assert isinstance(decision, StepRefused)
     assert command in decision.problems[0].command
 
 
@@ -152,16 +152,16 @@ def test_a_broken_leaf_is_mended_at_once_where_no_call_succeeds_anyway() -> None
     """The caBundles come first all the same."""
     world = healthy([timedelta(0)])
     world.time += timedelta(days=91)
-    assert isinstance(at(world, TERMS, Seen()), IssueLeaf)
+    assert isinstance(at(world, POLICY, SeenFor()), IssueLeaf)
 
 
 def test_a_broken_secret_waits_a_moment_while_its_pods_still_serve() -> None:
     world = healthy([timedelta(0)])
     world.state = replace(world.state, serving=Serving())
-    assert at(world, TERMS, Seen()) == Wait(
+    assert at(world, POLICY, SeenFor()) == Wait(
         "the API servers are given a moment to read the caBundles", START + timedelta(seconds=10)
     )
-    assert isinstance(at(world, TERMS), IssueLeaf)
+    assert isinstance(at(world, POLICY), IssueLeaf)
 
 
 BROKEN = {
@@ -176,29 +176,29 @@ BROKEN = {
 def test_a_leaf_that_nobody_could_use_is_issued_anew(serving: Callable[..., Serving]) -> None:
     world = healthy()
     world.state = replace(world.state, serving=serving(current_of(world)))
-    assert isinstance(at(world, TERMS), IssueLeaf)
+    assert isinstance(at(world, POLICY), IssueLeaf)
 
 
 def test_a_first_run_makes_everything_without_waiting() -> None:
     """There may be no configuration and no endpoint yet: the webhook needs its Secret to start at all."""
     state, steps = State(), []
     world = World(state)
-    while not isinstance(decision := at(world, TERMS, Seen()), Done):
+    while not isinstance(decision := at(world, POLICY, SeenFor()), Done):
         steps.append(type(decision))
-        take(world, decision, TERMS)
+        take(world, decision, POLICY)
     assert steps == [MakeAuthority, Promote, IssueLeaf]
 
 
 def test_where_nobody_calls_or_answers_for_long_a_person_is_sent_there() -> None:
     """The certificates are as they should be, and no call succeeds."""
     world = World(State())
-    while not isinstance(decision := at(world, TERMS, Seen()), Done):
-        take(world, decision, TERMS)
+    while not isinstance(decision := at(world, POLICY, SeenFor()), Done):
+        take(world, decision, POLICY)
     world.time += timedelta(minutes=9)
-    assert isinstance(at(world, TERMS, Seen()), Done)
+    assert isinstance(at(world, POLICY, SeenFor()), Done)
     world.time += timedelta(minutes=2)
-    decision = at(world, TERMS, Seen())
-    assert isinstance(decision, Refused)
+    decision = at(world, POLICY, SeenFor())
+    assert isinstance(decision, StepRefused)
     assert [problem.command.split()[1] for problem in decision.problems] == ["label", "-n"]
 
 
@@ -207,8 +207,8 @@ def test_where_no_configuration_is_to_call_none_is_missed() -> None:
     world = healthy()
     world.state = replace(world.state, configurations=())
     world.time += HOUR
-    assert isinstance(at(world, TERMS), Refused)
-    assert isinstance(at(world, replace(TERMS, registered=False)), Done)
+    assert isinstance(at(world, POLICY), StepRefused)
+    assert isinstance(at(world, replace(POLICY, registered=False)), Done)
 
 
 def test_whoever_is_called_by_no_configuration_is_told_how_its_authority_is_replaced() -> None:
@@ -216,15 +216,15 @@ def test_whoever_is_called_by_no_configuration_is_told_how_its_authority_is_repl
     world = healthy()
     world.sleep(60)
     world.state = replace(world.state, configurations=())
-    terms = replace(NEW, registered=False)
-    take(world, at(world, terms), terms)
-    decision = at(world, terms)
-    assert isinstance(decision, Refused)
+    policy = replace(NEW, registered=False)
+    take(world, at(world, policy), policy)
+    decision = at(world, policy)
+    assert isinstance(decision, StepRefused)
     assert decision.problems[0].command == "kubectl -n vcuda-quota delete secret vcuda-webhook-ca vcuda-webhook-tls"
     before = known(world.state)
     world.state = replace(world.state, authorities=Authorities(), serving=Serving())
-    while not isinstance(decision := at(world, terms), Wait):
-        take(world, decision, terms)
+    while not isinstance(decision := at(world, policy), Wait):
+        take(world, decision, policy)
     assert current_of(world).certificate not in before
     assert world.state.serving.leaf
     assert signed_by(world.state.serving.leaf.certificate, current_of(world).certificate)
@@ -237,13 +237,13 @@ def test_without_a_configuration_a_good_authority_is_not_replaced() -> None:
     world.sleep(60)
     take(world, at(world))
     decision = at(world)
-    assert isinstance(decision, Refused)
+    assert isinstance(decision, StepRefused)
     assert "kubectl label validatingwebhookconfiguration" in decision.problems[0].command
 
 
-def waiting_for_the_next_authority(terms: Terms = NEW) -> World:
+def waiting_for_the_next_authority(policy: RotationPolicy = NEW) -> World:
     """A world in its overlap, whose leaf has come into its look-ahead meanwhile."""
-    world = rotated(Wait, terms)
+    world = rotated(Wait, policy)
     leaf = make_leaf(current_of(world), NAMES, START, timedelta(seconds=80))
     world.state = replace(world.state, serving=replace(world.state.serving, leaf=leaf))
     for pod in world.pods:
@@ -253,16 +253,16 @@ def waiting_for_the_next_authority(terms: Terms = NEW) -> World:
 
 def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
     """The overlap may be longer than what the leaf has left."""
-    terms = replace(NEW, overlap=timedelta(days=30))
-    world = waiting_for_the_next_authority(terms)
-    assert isinstance(at(world, terms, replace(SEEN_LONG, current=timedelta())), Wait)
-    decision = at(world, terms)
+    policy = replace(NEW, overlap=timedelta(days=30))
+    world = waiting_for_the_next_authority(policy)
+    assert isinstance(at(world, policy, replace(SEEN_LONG, current=timedelta())), Wait)
+    decision = at(world, policy)
     assert isinstance(decision, IssueLeaf)
-    take(world, decision, terms)
+    take(world, decision, policy)
     leaf = world.state.serving.leaf
     assert leaf
     assert signed_by(leaf.certificate, current_of(world).certificate)
-    assert at(world, terms) == Wait(
+    assert at(world, policy) == Wait(
         "the API servers are given time to trust the next CA", START + timedelta(days=30, seconds=60)
     )
 
@@ -274,16 +274,16 @@ def test_a_leaf_that_is_due_is_renewed_though_nobody_can_trust_the_next_authorit
     decision = at(world)
     assert isinstance(decision, IssueLeaf)
     take(world, decision)
-    assert isinstance(at(world), Refused)
+    assert isinstance(at(world), StepRefused)
 
 
 def test_a_leaf_is_not_renewed_again_and_again_where_its_authority_ends_with_it() -> None:
-    terms = replace(NEW, overlap=LONG, authority_life=4 * LONG)
-    world = rotated(Wait, terms)
+    policy = replace(NEW, overlap=LONG, authority_life=4 * LONG)
+    world = rotated(Wait, policy)
     world.time = START + timedelta(days=729)
     leaf = make_leaf(current_of(world), NAMES, START + timedelta(days=700))
     world.state = replace(world.state, serving=replace(world.state.serving, leaf=leaf))
-    assert isinstance(at(world, terms), Wait)
+    assert isinstance(at(world, policy), Wait)
 
 
 def test_an_authority_of_ours_that_only_a_cabundle_knows_goes_as_a_retired_one() -> None:
@@ -293,16 +293,16 @@ def test_an_authority_of_ours_that_only_a_cabundle_knows_goes_as_a_retired_one()
     first, *rest = world.state.configurations
     with_stray = replace(first, hooks=tuple(replace(hook, bundle=(stray, *hook.bundle)) for hook in first.hooks))
     world.state = replace(world.state, configurations=(with_stray, *rest))
-    noted = at(world, TERMS)
+    noted = at(world, POLICY)
     assert isinstance(noted, NoteServed)
-    take(world, noted, TERMS)
-    assert isinstance(at(world, TERMS), Wait)
-    world.time += TERMS.retention
-    dropped = at(world, TERMS)
+    take(world, noted, POLICY)
+    assert isinstance(at(world, POLICY), Wait)
+    world.time += POLICY.retention
+    dropped = at(world, POLICY)
     assert isinstance(dropped, SetBundles)
     assert dropped.bundles == ((current_of(world).certificate,),)
-    take(world, dropped, TERMS)
-    assert isinstance(at(world, TERMS), Done)
+    take(world, dropped, POLICY)
+    assert isinstance(at(world, POLICY), Done)
 
 
 def test_an_authority_of_ours_that_only_a_cabundle_knows_stays_while_an_endpoint_shows_a_leaf_of_it() -> None:
@@ -315,38 +315,38 @@ def test_an_authority_of_ours_that_only_a_cabundle_knows_stays_while_an_endpoint
     world.state = replace(world.state, configurations=bundles)
     world.pods[0].leaf = make_leaf(stray, NAMES, START).certificate
     world.time += timedelta(days=2)
-    assert isinstance(at(world, TERMS), Refused)
+    assert isinstance(at(world, POLICY), StepRefused)
 
 
 def test_a_lost_authority_stays_trusted_until_its_leaves_are_gone() -> None:
     world = healthy([timedelta(0)])
     old = current_of(world).certificate
     world.state = replace(world.state, authorities=Authorities())
-    take(world, at(world, TERMS), TERMS)
+    take(world, at(world, POLICY), POLICY)
     assert world.state.authorities.retired == (old,)
 
 
 def test_an_issue_time_in_the_future_replaces_nothing() -> None:
     """Else what is made now would be replaced again, and again."""
     world = healthy()
-    assert isinstance(at(world, replace(TERMS, issued_before=START + LONG)), Done)
+    assert isinstance(at(world, replace(POLICY, issued_before=START + LONG)), Done)
 
 
 def test_what_is_refused_stops_everything() -> None:
     state = State(problems=(Problem("the clock is wrong", "date"),))
-    assert plan(state, START, TERMS, SEEN_LONG) == Refused(state.problems)
+    assert plan(state, START, POLICY, SEEN_LONG) == StepRefused(state.problems)
 
 
 def test_nothing_is_done_where_another_tool_does_it() -> None:
-    assert plan(State(tool="cert-manager"), START, TERMS, SEEN_LONG) == Done(None)
+    assert plan(State(tool="cert-manager"), START, POLICY, SEEN_LONG) == Done(None)
 
 
 def test_new_certificates_have_the_lives_that_are_wanted() -> None:
-    terms = replace(TERMS, authority_life=timedelta(days=20), leaf_life=timedelta(days=5))
+    policy = replace(POLICY, authority_life=timedelta(days=20), leaf_life=timedelta(days=5))
     world = World(State())
-    while not isinstance(decision := at(world, terms, Seen()), Done):
-        take(world, decision, terms)
+    while not isinstance(decision := at(world, policy, SeenFor()), Done):
+        take(world, decision, policy)
     leaf = world.state.serving.leaf
     assert leaf
-    assert (current_of(world).expires - START, leaf.expires - START) == (terms.authority_life, terms.leaf_life)
+    assert (current_of(world).expires - START, leaf.expires - START) == (policy.authority_life, policy.leaf_life)
     assert is_valid(leaf.certificate, START)

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from certs.api import Conflicted
-from certs.changes import Write, write_of
 from certs.plan import plan
-from certs.rotation import Rotation, Sightings
+from certs.rotation import Observations, Rotation
 from certs.state import Authorities, Hook, Serving, signed_by
-from certs.steps import Done, Refused, Terms, Wait
-from certs.x509 import make_authority, make_leaf
-from tests.rotation_world import NAMES, START, TERMS, Killed, World, current_of, healthy, with_stragglers
+from certs.steps import Done, RotationPolicy, StepRefused, Wait, Write, write_of
+from tests.rotation_world import NAMES, POLICY, START, Killed, World, current_of, healthy, with_stragglers
+from vcuda.errors import Conflict
+from vcuda.x509 import make_authority, make_leaf
 
 DAY = timedelta(days=1)
 FOREIGN = make_authority(START).certificate
@@ -122,22 +121,22 @@ stragglers = st.lists(st.tuples(hours, hours), max_size=1)
 budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedelta(minutes=5), timedelta(days=2)])
 
 
-def run(world: World, terms: Terms, budget: timedelta, dies_after: int | None = None) -> object:
+def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int | None = None) -> object:
     """One run; how it ended, None where it was killed."""
     world.lives_after = dies_after
     try:
-        return Rotation(world, terms, budget, world, lambda _: None, longest_sleep=1800).run()
+        return Rotation(world, policy, budget, world, lambda _: None, longest_sleep=1800).run()
     except Killed:
         return None
     finally:
         world.lives_after = None
 
 
-def run_daily(world: World, terms: Terms, deaths: list[int], budget: timedelta) -> object:
+def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: timedelta) -> object:
     """Runs a day apart, the first of them killed; how the last one ended."""
     ended: object = None
     for dies_after in [*deaths, *[None] * 12]:
-        ended = run(world, terms, budget, dies_after)
+        ended = run(world, policy, budget, dies_after)
         if isinstance(ended, Done):
             break
         world.sleep(DAY.total_seconds())
@@ -147,7 +146,7 @@ def run_daily(world: World, terms: Terms, deaths: list[int], budget: timedelta) 
 def assert_at_rest(world: World) -> None:
     """One authority, trusted everywhere beside nothing but what others put there; every pod with a leaf of it."""
     current, there = current_of(world), world.state.authorities
-    assert (there.following, there.retired) == (None, ())
+    assert (there.next_ca, there.retired) == (None, ())
     assert {hook.bundle for hook in world.state.hooks()} <= {(current.certificate,), (FOREIGN, current.certificate)}
     assert all(pod.leaf and signed_by(pod.leaf, current.certificate) for pod in world.pods)
     assert world.works()
@@ -162,7 +161,7 @@ def test_a_rotation_killed_anywhere_ends_the_same_and_never_takes_trust_away(
     world = with_stragglers(healthy(lags, extra=(FOREIGN,)), late)
     before = current_of(world)
     world.sleep(60)
-    ended = run_daily(world, replace(TERMS, issued_before=START + timedelta(seconds=30)), deaths, budget)
+    ended = run_daily(world, replace(POLICY, issued_before=START + timedelta(seconds=30)), deaths, budget)
     assert isinstance(ended, Done)
     assert current_of(world).certificate != before.certificate
     assert_at_rest(world)
@@ -175,10 +174,10 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
     world = healthy()
     world.state = replace(world.state, configurations=world.state.configurations[:hooks])
     world.sleep(60)
-    terms = replace(TERMS, issued_before=START + timedelta(seconds=30))
+    policy = replace(POLICY, issued_before=START + timedelta(seconds=30))
     for _ in range(6 + 2 * hooks):
-        assert run(world, terms, timedelta(days=2), 1) is None
-    assert isinstance(run(world, terms, timedelta(days=2)), Done)
+        assert run(world, policy, timedelta(days=2), 1) is None
+    assert isinstance(run(world, policy, timedelta(days=2)), Done)
     assert world.writes == 6 + 2 * hooks
     assert_at_rest(world)
     assert world.lost == []
@@ -228,13 +227,13 @@ def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take
 ) -> None:
     world = with_stragglers(healthy(lags), late)
     world.sleep(60)
-    terms = replace(TERMS, issued_before=START + timedelta(seconds=30))
-    run(world, terms, timedelta(days=2), progress)
+    policy = replace(POLICY, issued_before=START + timedelta(seconds=30))
+    run(world, policy, timedelta(days=2), progress)
     for damage in damages:
         damage(world)
     world.forget_what_worked()
     world.look()
-    assert isinstance(run_daily(world, terms, deaths, budget), Done)
+    assert isinstance(run_daily(world, policy, deaths, budget), Done)
     assert_at_rest(world)
     assert world.lost == []
 
@@ -245,7 +244,7 @@ def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take
     leaf_minutes=st.integers(60, 150),
     overlap=st.floats(0.01, 0.25),
     retention=st.floats(0.01, 0.25),
-    locked=st.booleans(),
+    read_only=st.booleans(),
 )
 @example(
     lags=[timedelta(), timedelta(seconds=90)],
@@ -253,21 +252,21 @@ def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take
     leaf_minutes=120,
     overlap=1 / 12,
     retention=1 / 12,
-    locked=False,
+    read_only=False,
 )
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_however_short_the_lives_no_leaf_ends_while_it_is_served(
-    lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, locked: bool
+    lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
     """Even where the overlap is longer than a leaf's look-ahead, or one configuration may not be written for a time."""
     life = timedelta(hours=authority_hours)
-    terms = Terms(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
-    world = healthy(lags, terms=terms)
-    if locked:
+    policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
+    world = healthy(lags, policy=policy)
+    if read_only:
         world.forbidden = frozenset({str(world.state.configurations[0])})
-    end = START + (life * 0.9 if locked else life * 1.5)
+    end = START + (life * 0.9 if read_only else life * 1.5)
     while world.time < end:
-        run(world, terms, timedelta(seconds=30))
+        run(world, policy, timedelta(seconds=30))
         world.sleep(leaf_minutes * 60 / 9)
     assert world.works()
     assert world.lost == []
@@ -281,24 +280,24 @@ def test_two_runs_at_once_do_no_harm(
     """Each in turn reads and decides, or makes the write it decided on, however long ago: guarded by its version."""
     world = with_stragglers(healthy(lags), late)
     world.sleep(60)
-    terms = replace(TERMS, issued_before=START + timedelta(seconds=30), overlap=DAY / 24)
-    sightings = [Sightings(), Sightings()]
+    policy = replace(POLICY, issued_before=START + timedelta(seconds=30), overlap=DAY / 24)
+    observations = [Observations(), Observations()]
     decided: list[Write | None] = [None, None]
     for runner, reads in turns:
         if reads:
             state = world.read(world.now)
-            seen = sightings[runner].look(state, world.now(), world.monotonic())
-            decision = plan(state, world.now(), terms, seen)
-            if isinstance(decision, Wait | Done | Refused):
+            seen = observations[runner].observe(state, world.now(), world.monotonic())
+            decision = plan(state, world.now(), policy, seen)
+            if isinstance(decision, Wait | Done | StepRefused):
                 world.sleep(600)
             else:
-                decided[runner] = write_of(decision, state, world.now(), terms)
+                decided[runner] = write_of(decision, state, world.now(), policy)
         elif (write := decided[runner]) is not None:
             decided[runner] = None
             try:
                 world.write(write)
-            except Conflicted:
+            except Conflict:
                 continue
-    assert isinstance(run_daily(world, terms, [], timedelta(days=2)), Done)
+    assert isinstance(run_daily(world, policy, [], timedelta(days=2)), Done)
     assert_at_rest(world)
     assert world.lost == []

@@ -14,8 +14,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from controller.extender.service import Listening
 from controller.manager import Leader
 from controller.node.agent import SweepMetrics
@@ -23,7 +21,8 @@ from tools.reference.markdown import code, listed, table
 from tools.reference.sources import strings
 from vcuda.kube import Kube, QuotaPlace
 from vcuda.placement.affinity import Hints, NodeLabels
-from vcuda.tls import ServingCertificate
+from vcuda.tls import ServingCertificate, serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.assembly import Cluster
 from webhook.context import ClusterPolicy
 from webhook.server import _export

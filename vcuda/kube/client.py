@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,18 @@ from kubernetes.config import ConfigException, load_incluster_config, load_kube_
 from yaml import YAMLError
 
 from vcuda import __version__
-from vcuda.errors import ApiError, BadInput, Cause, Conflict, Gone, HeldByBudget, NotFound, Unavailable, VcudaError
+from vcuda.errors import (
+    ApiError,
+    BadInput,
+    Cause,
+    Conflict,
+    Forbidden,
+    Gone,
+    HeldByBudget,
+    NotFound,
+    Unavailable,
+    VcudaError,
+)
 from vcuda.kube.stream import Stream, read_body, transport
 from vcuda.kube.version import VersionCheck
 
@@ -33,7 +46,7 @@ DISRUPTION_BUDGET = "DisruptionBudget"
 Params = Mapping[str, str | int]
 """Query parameters by Kubernetes' own names."""
 
-_BY_STATUS: Mapping[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone}
+_BY_STATUS: Mapping[int, type[ApiError]] = {403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone}
 
 
 class Details(msgspec.Struct, frozen=True):
@@ -63,10 +76,11 @@ class Page(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """An answer: its body, and the sentences that the API server and its webhooks warn with."""
+    """An answer: its body, the sentences that the API server and its webhooks warn with, and the server's own time."""
 
     body: bytes
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    date: datetime.datetime | None = None
 
 
 class _Request(NamedTuple):
@@ -153,6 +167,10 @@ class Kube:
         """Read one object or list: consistent, as the API server reads from etcd, unless params say otherwise."""
         return self._call(_Request("GET", path, params), timeout)
 
+    def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
+        """Read as ``get`` does, and return the API server's time beside the object."""
+        return self._heard(_Request("GET", path, params), timeout)
+
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Create the object in ``body`` (JSON); Conflict where the name is taken."""
         return self._call(_Request("POST", path, params, body), timeout)
@@ -227,7 +245,8 @@ class Kube:
             response = self._send(request, urllib3.Timeout(total=timeout))
             answer = read_body(response, deadline)
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
-            return Heard(answer, warnings_in(response.headers.getlist("Warning")))
+            headers = response.headers
+            return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
         raise refusal(str(request), response.status, answer)
 
     def _send(self, request: _Request, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
@@ -287,7 +306,7 @@ def refusal(what: str, status: int, body: bytes) -> VcudaError:
         return HeldByBudget(f"{what}: {message} (HTTP {status})", budget.message or message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Unavailable(f"{what}: {message} (HTTP {status})")
-    return _BY_STATUS.get(status, ApiError)(status, message, told.causes)
+    return _BY_STATUS.get(status, ApiError)(status, message, told.causes, what)
 
 
 Load = Callable[[Configuration], None]
@@ -358,3 +377,10 @@ def warnings_in(headers: Iterable[str]) -> tuple[str, ...]:
 def _text(quoted: str) -> str:
     """Return a quoted-string's text. http.client decodes headers as Latin-1, whatever they are."""
     return _ESCAPED.sub(r"\1", quoted).encode("latin-1").decode("utf-8", "replace")
+
+
+def _date(header: str | None) -> datetime.datetime | None:
+    try:
+        return parsedate_to_datetime(header) if header else None
+    except ValueError:
+        return None

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vcuda.k8s_types import K8sStruct, ObjectMeta
+import msgspec
+
+from vcuda.errors import Unavailable
+from vcuda.k8s_types import UNDECODABLE, K8sStruct, ObjectMeta
+from vcuda.kube.client import Kube, segment
 
 SERVICE_NAME = "kubernetes.io/service-name"
 """The label that says which Service of its namespace a slice belongs to."""
@@ -12,6 +16,7 @@ SERVICE_NAME = "kubernetes.io/service-name"
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 """The label that says who writes a slice; Kubernetes' own controllers leave alone what is not theirs."""
 
+# An FQDN slice is left out: neither the API server nor kube-proxy calls one.
 _DIALLED = ("IPv4", "IPv6")
 
 
@@ -49,22 +54,43 @@ class EndpointSlice(K8sStruct, frozen=True):
     ports: tuple[Port, ...] | None = None
 
 
-def ready_addresses(slices: Iterable[EndpointSlice], port_name: str) -> list[str]:
-    """Return HOST:PORT of every ready endpoint in a Service's slices, each once.
+_SLICE = msgspec.json.Decoder(EndpointSlice)
 
-    Of several ports of a slice the one named ``port_name`` counts. While endpoints move from one slice to another they
-    are in both. An FQDN is left out: neither the API server nor kube-proxy calls one.
+
+def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
+    """Return HOST:PORT of every endpoint of a Service, and whether it is ready, as `read_addresses` does.
+
+    Raises VcudaError.
     """
-    found = (address for each in slices if each.address_type in _DIALLED for address in _addresses(each, port_name))
-    return list(dict.fromkeys(found))
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
+    pages = kube.list_pages(path, {"labelSelector": f"{SERVICE_NAME}={service}"}, timeout=timeout)
+    try:
+        return read_addresses([_SLICE.decode(item) for page in pages for item in page.items], port_name)
+    except UNDECODABLE as error:
+        raise Unavailable(str(error)) from error
 
 
-def _addresses(found: EndpointSlice, port_name: str) -> Iterator[str]:
+def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
+    """Return HOST:PORT of every endpoint in a Service's slices, each once, and whether it is ready.
+
+    Of several ports of a slice the one named ``port_name`` counts. One that terminates is not ready, but it is there:
+    kube-proxy may call it where no other is ready, so whoever wants to know what is served asks it too.
+    """
+    found: dict[str, bool] = {}
+    # While endpoints move from one slice to another they are in both, and ready if either says so.
+    for address, ready in (one for each in slices for one in _endpoints(each, port_name)):
+        found[address] = found.get(address, False) or ready
+    return found
+
+
+def _endpoints(found: EndpointSlice, port_name: str) -> Iterator[tuple[str, bool]]:
+    if found.address_type not in _DIALLED:
+        return
     ports = found.ports or ()
     numbers = [each.port for each in ports if each.port and (len(ports) == 1 or each.name == port_name)]
     for endpoint in found.endpoints or ():
-        if endpoint.is_ready:
-            yield from (_join(host, number) for host in endpoint.addresses[:1] for number in numbers)
+        # No meaning is defined for further addresses of an endpoint.
+        yield from ((_join(host, number), endpoint.is_ready) for host in endpoint.addresses[:1] for number in numbers)
 
 
 def _join(host: str, port: int) -> str:

@@ -17,7 +17,7 @@ from vcuda.errors import ApiError, UnsupportedVersion
 from vcuda.k8s_types import UNDECODABLE
 
 OLDEST = (1, 30)
-"""Major and minor version. `certs.version` has the same."""
+"""Major and minor version."""
 
 EXIT_STATUS = 1
 

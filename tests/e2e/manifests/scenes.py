@@ -9,8 +9,6 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 
-from certs.files import serving_files, write_files
-from certs.x509 import DEVELOPMENT, make_authority, make_leaf
 from controller.certificates import REASON
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
@@ -30,6 +28,8 @@ from tests.processes import WebhookProcess
 from vcuda.kube.endpoint_slices import MANAGED_BY, SERVICE_NAME
 from vcuda.ledger.ledger import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER
+from vcuda.tls import serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 USAGE = "gpu-quota-usage"
 EXTENDER_JOB = "vcuda-extender-certs-first"

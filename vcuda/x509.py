@@ -1,4 +1,4 @@
-"""The names a serving certificate is valid for: DNS names and IP addresses, checked before anything is signed."""
+"""Makes authorities and serving certificates (ECDSA P-256), and reads the names they are to be valid for."""
 
 from __future__ import annotations
 
