@@ -18,7 +18,7 @@ from certs.steps import Write, WriteAuthorities, WriteBundles, WriteServing
 from vcuda.errors import Conflict, NotFound, Unavailable
 from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, segment
-from vcuda.kube.endpoint_slices import service_addresses
+from vcuda.kube.objects import service_addresses
 from vcuda.tls import DIAL_TIMEOUT_SECONDS, served_leaf
 from vcuda.x509 import BACKDATE, Signed
 

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from vcuda.errors import Unavailable, VcudaError
 from vcuda.k8s_types import UNDECODABLE, ObjectMeta
 from vcuda.kube import Event, InvolvedObject, Kube, post_event, segment
-from vcuda.kube.endpoint_slices import service_addresses
+from vcuda.kube.objects import service_addresses
 from vcuda.tls import served_leaf
 
 INTERVAL = 300.0

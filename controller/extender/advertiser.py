@@ -11,7 +11,7 @@ import structlog
 from vcuda.errors import NotFound, VcudaError
 from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import MERGE_PATCH, Kube, segment
-from vcuda.kube.endpoint_slices import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
+from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
 
 SERVICE = "vcuda-extender"
 LOOK = 10.0

@@ -26,7 +26,7 @@ from tests.e2e.rest import Json
 from tests.e2e.steady import plain
 from tests.e2e.webhooks import GROUP, RESOURCES, await_effect, sentinel
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
-from vcuda.kube.endpoint_slices import SERVICE_NAME, EndpointSlice, read_addresses
+from vcuda.kube.objects import SERVICE_NAME, EndpointSlice, read_addresses
 
 SERVICE = "vcuda-webhook"
 SERVER_NAME = f"{SERVICE}.{SYSTEM_NAMESPACE}.svc"

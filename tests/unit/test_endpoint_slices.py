@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from vcuda.kube.endpoint_slices import EndpointSlice, read_addresses
+from vcuda.kube.objects import EndpointSlice, read_addresses
 
 Json = dict[str, object]
 HTTPS: Json = {"name": "https", "port": 8443}

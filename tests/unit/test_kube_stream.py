@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcuda.errors import Unavailable
-from vcuda.kube.stream import read_body, split_lines
+from vcuda.kube.client import read_body, split_lines
 
 LINES = st.lists(st.text(min_size=1).map(lambda text: text.replace("\n", "é").encode()))
 

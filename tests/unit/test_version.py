@@ -10,7 +10,7 @@ import pytest
 
 from vcuda.errors import ApiError, Conflict, Unavailable, UnsupportedVersion
 from vcuda.kube import VersionCheck
-from vcuda.kube.version import OLDEST, check_version
+from vcuda.kube.connection import OLDEST, check_version
 
 SERVER = "https://10.0.0.1:6443"
 

@@ -29,7 +29,7 @@ from vcuda.allocations.stored_pods import read_stored
 from vcuda.errors import UnsupportedVersion
 from vcuda.k8s_types import Node, ObjectMeta, Pod
 from vcuda.kube import Heard, InvolvedObject, Kube, QuotaInformer, QuotaPlace
-from vcuda.kube.version import check_version
+from vcuda.kube.connection import check_version
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
 
 ALLOCATED = 1_700_000_000.0

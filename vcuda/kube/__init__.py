@@ -4,14 +4,14 @@ The official ``kubernetes`` client brings configuration, authentication and tran
 they cost seventy times the decoding, and they drop the fields that they do not know.
 """
 
-from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params, segment
-from vcuda.kube.events import Event, InvolvedObject, post_event
+from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params, Stream, segment
+from vcuda.kube.connection import VersionCheck, end_process
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
+from vcuda.kube.objects import Event, InvolvedObject, post_event
 from vcuda.kube.reflector import Backoff, OnEvent, Reflector
-from vcuda.kube.store import Counts, Key
-from vcuda.kube.stream import Stream
-from vcuda.kube.version import VersionCheck, end_process
+from vcuda.kube.store import Counts
+from vcuda.kube.watch import Key
 
 __all__ = [
     "JSON_PATCH",

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 import urllib3
 from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
-from yaml import YAMLError
+from kubernetes.config import ConfigException
+from urllib3 import BaseHTTPResponse
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from vcuda import __version__
 from vcuda.errors import (
@@ -34,8 +38,7 @@ from vcuda.errors import (
     Unavailable,
     VcudaError,
 )
-from vcuda.kube.stream import Stream, read_body, transport
-from vcuda.kube.version import VersionCheck
+from vcuda.kube.connection import Load, VersionCheck, loader
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -83,7 +86,7 @@ class Heard(NamedTuple):
     date: datetime.datetime | None = None
 
 
-class _Request(NamedTuple):
+class _Call(NamedTuple):
     method: str
     path: str
     params: Params | None = None
@@ -165,33 +168,33 @@ class Kube:
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
         """Read one object or list: consistent, as the API server reads from etcd, unless params say otherwise."""
-        return self._call(_Request("GET", path, params), timeout)
+        return self._body(_Call("GET", path, params), timeout)
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
         """Read as ``get`` does, and return the API server's time beside the object."""
-        return self._heard(_Request("GET", path, params), timeout)
+        return self._heard(_Call("GET", path, params), timeout)
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Create the object in ``body`` (JSON); Conflict where the name is taken."""
-        return self._call(_Request("POST", path, params, body), timeout)
+        return self._body(_Call("POST", path, params, body), timeout)
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
         """Create as ``post`` does, and return the warnings beside the object."""
-        return self._heard(_Request("POST", path, params, body), timeout)
+        return self._heard(_Call("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Replace an object; Conflict where ``body`` names a resourceVersion that is not the newest."""
-        return self._call(_Request("PUT", path, params, body), timeout)
+        return self._body(_Call("PUT", path, params, body), timeout)
 
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
     ) -> bytes:
         """Change an object; ``content_type`` is MERGE_PATCH, JSON_PATCH or another that the API server takes."""
-        return self._call(_Request("PATCH", path, params, body, content_type), timeout)
+        return self._body(_Call("PATCH", path, params, body, content_type), timeout)
 
     def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
         """Delete an object; ``body`` is a DeleteOptions, for preconditions."""
-        return self._call(_Request("DELETE", path, params, body), timeout)
+        return self._body(_Call("DELETE", path, params, body), timeout)
 
     def list_pages(
         self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30
@@ -217,7 +220,7 @@ class Kube:
     ) -> Stream:
         """Open a GET whose answer is lines without end; it ends after ``read_timeout`` seconds of silence."""
         self._check_version(connect_timeout)
-        request = _Request("GET", path, params)
+        request = _Call("GET", path, params)
         with transport(str(request)):
             response = self._send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
             if response.status == HTTPStatus.OK:
@@ -225,7 +228,7 @@ class Kube:
             body = read_body(response, time.monotonic() + connect_timeout)
         raise refusal(str(request), response.status, body)
 
-    def _call(self, request: _Request, timeout: float) -> bytes:
+    def _body(self, request: _Call, timeout: float) -> bytes:
         return self._heard(request, timeout).body
 
     def _check_version(self, timeout: float) -> None:
@@ -233,13 +236,13 @@ class Kube:
         if check is not None and not check.passed:
             host = urlsplit(self.api.configuration.host)
             server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # before the @ may be a password
-            check.make(lambda: self._answer(_Request("GET", "/version"), timeout).body, server)
+            check.make(lambda: self._answer(_Call("GET", "/version"), timeout).body, server)
 
-    def _heard(self, request: _Request, timeout: float) -> Heard:
+    def _heard(self, request: _Call, timeout: float) -> Heard:
         self._check_version(timeout)
         return self._answer(request, timeout)
 
-    def _answer(self, request: _Request, timeout: float) -> Heard:
+    def _answer(self, request: _Call, timeout: float) -> Heard:
         deadline = time.monotonic() + timeout
         with transport(str(request)):
             response = self._send(request, urllib3.Timeout(total=timeout))
@@ -249,7 +252,7 @@ class Kube:
             return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
         raise refusal(str(request), response.status, answer)
 
-    def _send(self, request: _Request, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
+    def _send(self, request: _Call, timeout: urllib3.Timeout) -> BaseHTTPResponse:
         """Send, and once more if the answer is 401 and there are newer credentials than those it refused."""
         used = self._credentials()
         response = self._send_as(used, request, timeout)
@@ -258,9 +261,7 @@ class Kube:
         response.close()
         return self._send_as(renewed, request, timeout)
 
-    def _send_as(
-        self, credentials: Mapping[str, str], request: _Request, timeout: urllib3.Timeout
-    ) -> urllib3.BaseHTTPResponse:
+    def _send_as(self, credentials: Mapping[str, str], request: _Call, timeout: urllib3.Timeout) -> BaseHTTPResponse:
         return self.api.rest_client.pool_manager.request(
             request.method,
             self.api.configuration.host + request.target(),
@@ -309,54 +310,6 @@ def refusal(what: str, status: int, body: bytes) -> VcudaError:
     return _BY_STATUS.get(status, ApiError)(status, message, told.causes, what)
 
 
-Load = Callable[[Configuration], None]
-"""Reads the credentials anew into a configuration; raises BadInput."""
-
-# The official loader checks little: a kubeconfig that is no mapping fails somewhere inside it.
-_UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError, TypeError, ValueError)
-
-
-def loader(kubeconfig: Path | None, context: str | None) -> Load:
-    """Choose the source: the file given; else the service account when in a pod; else kubectl's default.
-
-    A context names an entry of a kubeconfig, so giving one rules the service account out.
-    """
-    if kubeconfig is not None:
-        return _from_kubeconfig(str(kubeconfig), context)
-    if context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return _from_service_account
-    return _from_kubeconfig(os.environ.get("KUBECONFIG") or "~/.kube/config", context)
-
-
-def _from_service_account(configuration: Configuration) -> None:
-    try:
-        load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # the loader has no type hints
-    except _UNREADABLE as error:
-        raise BadInput(
-            f"KUBERNETES_SERVICE_HOST is set, but the pod's service account cannot be read: {error} "
-            "Mount its token (automountServiceAccountToken), or name a kubeconfig."
-        ) from error
-
-
-def _from_kubeconfig(paths: str, context: str | None) -> Load:
-    def load(configuration: Configuration) -> None:
-        try:
-            load_kube_config(  # type: ignore[no-untyped-call]  # the loader has no type hints
-                config_file=paths,
-                context=context,
-                client_configuration=configuration,
-                persist_config=False,
-            )
-        except _UNREADABLE as error:
-            where = f"{paths} (context {context})" if context else paths
-            raise BadInput(
-                f"No usable kubeconfig at {where}: {error} "
-                "Name a readable one, set KUBECONFIG, or run in a pod with a service account."
-            ) from error
-
-    return load
-
-
 def segment(name: str) -> str:
     """Return a name as one segment of a path.
 
@@ -384,3 +337,100 @@ def _date(header: str | None) -> datetime.datetime | None:
         return parsedate_to_datetime(header) if header else None
     except ValueError:
         return None
+
+
+_CHUNK = 64 * 1024  # bytes; one read of the socket, so that a line is seen as soon as it is there
+
+
+@contextlib.contextmanager
+def transport(what: str) -> Iterator[None]:
+    """Turn every way a connection can fail into Unreachable; ``what`` is the request, for the message."""
+    try:
+        yield
+    except (HTTPError, OSError) as error:
+        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def read_body(response: BaseHTTPResponse, deadline: float) -> bytes:
+    """Read the whole body until ``deadline`` (time.monotonic seconds); TimeoutError past it, HTTPError when cut short.
+
+    urllib3's own timeout starts again with every read, so a server that drips would never meet it.
+    """
+    parts: list[bytes] = []
+    while True:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            response.close()
+            raise TimeoutError("the body did not arrive in time")
+        _set_timeout(response, remaining)
+        part = response.read1(_CHUNK, decode_content=False)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def _set_timeout(response: BaseHTTPResponse, seconds: float) -> None:
+    """Set the socket's timeout; where the server closes after its answer, the connection keeps no socket to set."""
+    sock = getattr(response.connection, "sock", None)
+    if sock is not None:
+        sock.settimeout(seconds)
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a stream without their newline, however they are cut into chunks; blank ones are left out.
+
+    Bytes only: 0x0A is never part of a longer UTF-8 character. Each byte is copied at most twice, also where one
+    line comes in a hundred chunks. Raises Unreachable where the stream ends inside a line.
+    """
+    parts: list[bytes] = []
+    for chunk in chunks:
+        head, *tail = chunk.split(b"\n")
+        parts.append(head)
+        for piece in tail:
+            line = b"".join(parts)
+            parts = [piece]
+            if line:
+                yield line
+    if any(parts):
+        raise Unavailable("the stream ended inside a line")
+
+
+class Stream:
+    """The lines of one streaming answer: read by one thread, ended by any with ``abort``.
+
+    It is a context manager; leaving it closes the answer. A second descriptor of the same socket serves to end it:
+    closing a socket does not wake the thread that reads it, shutting it down does; and a descriptor of our own cannot
+    have been closed and given to another file in between.
+    """
+
+    def __init__(self, response: BaseHTTPResponse, what: str) -> None:
+        self._response = response
+        self._what = what
+        self._socket = socket.socket(fileno=os.dup(response.fileno()))
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._response.close()
+        self._socket.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield lines until the server ends the stream or is silent for the read timeout; Unreachable where it breaks.
+
+        Silence cannot be told from a connection that died without a word; either way the reader asks anew.
+        """
+        with transport(self._what):
+            yield from split_lines(self._chunks())
+
+    def _chunks(self) -> Iterator[bytes]:
+        with contextlib.suppress(ReadTimeoutError):
+            while chunk := self._response.read1(_CHUNK, decode_content=False):
+                yield chunk
+
+    def abort(self) -> None:
+        """End the stream now, from any thread; the reader sees it end or break. Harmless when already over."""
+        with contextlib.suppress(OSError):  # not connected any more, or closed: there is no reader to wake
+            self._socket.shutdown(socket.SHUT_RDWR)

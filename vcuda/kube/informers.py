@@ -12,7 +12,7 @@ from vcuda.allocations.cards import INDEXED
 from vcuda.errors import Fault, QuotaFault, VcudaError
 from vcuda.k8s_types import ConfigMap, Node, NodeStatus, ObjectMeta
 from vcuda.kube.client import Kube, segment
-from vcuda.kube.events import Event, InvolvedObject, post_event
+from vcuda.kube.objects import Event, InvolvedObject, post_event
 from vcuda.kube.reflector import Reflector
 from vcuda.placement.affinity import Labels, NodeLabels
 from vcuda.placement.placement import CONFIG_MAP, KEY, FreeCardsByPool, Nodes, read_figures

@@ -14,7 +14,7 @@ from vcuda.errors import Conflict, NotFound, UnreadableLedger
 from vcuda.k8s_types import ConfigMap, Pod
 from vcuda.kube.client import Kube, segment
 from vcuda.kube.reflector import Reflector
-from vcuda.kube.store import Key
+from vcuda.kube.watch import Key
 from vcuda.ledger.ledger import Ledger, ObservedPods, by_model, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 

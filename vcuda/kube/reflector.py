@@ -16,9 +16,8 @@ import structlog
 
 from vcuda.errors import ApiError, VcudaError, WatchLost
 from vcuda.kube.client import Kube, Params
-from vcuda.kube.listing import Listing, ObjectReader, from_initial_events, from_pages
-from vcuda.kube.store import Counts, Entry, Key, Store
-from vcuda.kube.watch import INITIAL_EVENTS, Watches, WatchEvent, until
+from vcuda.kube.store import Counts, Listing, ObjectReader, Store, StoreEntry, from_initial_events, from_pages
+from vcuda.kube.watch import INITIAL_EVENTS, Key, Watches, WatchEvent, until
 
 T = TypeVar("T")
 
@@ -64,8 +63,8 @@ class Reflector(Generic[T]):
     """The objects under one resource path, each decoded by ``decode``, as new as the watch has brought them.
 
     It works as client-go's Reflector does: list, watch from the list's version, list again after 410.
-    Once ``synced`` the view only moves forward, and every change reaches ``on_event``. Where the connection is lost
-    the view stays and ages (``last_event_age``); it is never emptied.
+    Once ``synced`` the store only moves forward, and every change reaches ``on_event``. Where the connection is lost
+    the store stays and ages (``last_event_age``); it is never emptied.
 
     A list is streamed where the API server does that (WatchList, KEP-3157): it comes as the initial events of a watch,
     which goes on as the watch. That spares the API server the memory of a whole answer. Else it comes in pages. One
@@ -77,8 +76,8 @@ class Reflector(Generic[T]):
     ``decode`` gets the raw JSON of one object and returns None for one that is not kept. One that it cannot decode
     costs only itself: logged, counted, and its last good value, if the object had one, stays.
 
-    ``on_event`` is called in the reflector's own thread, in order, after the view has changed. If it raises, that is
-    logged with its traceback and counted in ``counts.callback_errors``, and the next event follows: the view is right
+    ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If it raises, that is
+    logged with its traceback and counted in ``counts.callback_errors``, and the next event follows: the store is right
     all the same, and a thread that ends would freeze it for everybody. A fault in the reflector itself ends the
     thread, loudly; ``alive`` tells a health check.
 
@@ -117,8 +116,8 @@ class Reflector(Generic[T]):
         self._wait = wait or self._stopping.wait
         self._watches = Watches(kube, path, self._params, silence, self._stopping)
         self._log = (log or structlog.get_logger()).bind(resource=path)
-        self._view: Store[T] = Store()
-        self._reader = ObjectReader(decode, self._view, self.counts, self._log)
+        self._store: Store[T] = Store()
+        self._reader = ObjectReader(decode, self._store, self.counts, self._log)
         self._list_due = True
         self._streams_refused = False
         self._stream_broken = False
@@ -127,11 +126,11 @@ class Reflector(Generic[T]):
 
     @property
     def resource_version(self) -> str:
-        """The newest version that the view includes; empty before the first list.
+        """The newest version that the store includes; empty before the first list.
 
         To know that a snapshot is at least this new, read this first and the snapshot after it.
         """
-        return self._view.version
+        return self._store.version
 
     @property
     def alive(self) -> bool:
@@ -140,12 +139,12 @@ class Reflector(Generic[T]):
 
     def get(self, key: tuple[str, str]) -> T | None:
         """Return the object under (namespace, name), or None."""
-        entry = self._view.entry(Key(*key))
+        entry = self._store.entry(Key(*key))
         return None if entry is None else entry.value
 
     def snapshot(self) -> Mapping[Key, T]:
         """Return all objects in a mapping that never changes; the same one until something does."""
-        return self._view.snapshot()
+        return self._store.snapshot()
 
     def last_event_age(self, now: float) -> float:
         """Return the seconds to ``now``, on ``clock``, from the last list, start of a watch, event or bookmark.
@@ -186,7 +185,7 @@ class Reflector(Generic[T]):
             if self._list_due:
                 self._relist()
             if not self._stopping.is_set():
-                with self._watches.open({"resourceVersion": self._view.version}, self._duration()) as events:
+                with self._watches.open({"resourceVersion": self._store.version}, self._duration()) as events:
                     self._follow(events)
         except VcudaError as error:
             if self._stopping.is_set():
@@ -224,7 +223,7 @@ class Reflector(Generic[T]):
     def _replace(self, listing: Listing[T], *, streamed: bool) -> None:
         """Change over to the list in one step, and tell the differences."""
         fresh = listing.entries
-        before = self._view.swap(fresh, listing.version)
+        before = self._store.swap(fresh, listing.version)
         self._list_due = False
         self._last_event = self._clock()
         self.counts.lists += 1
@@ -256,16 +255,16 @@ class Reflector(Generic[T]):
     def _apply(self, event: WatchEvent) -> None:
         version = event.meta.resource_version
         if event.type == "BOOKMARK":
-            self._view.advance(version)
+            self._store.advance(version)
             return
         self.counts.events += 1
         key = event.meta.key
-        old = self._view.entry(key)
+        old = self._store.entry(key)
         new = None if event.type == "DELETED" else self._reader.entry(event.meta, event.raw)
-        self._view.put(key, new, version)
+        self._store.put(key, new, version)
         self._notify(old, new)
 
-    def _notify(self, old: Entry[T] | None, new: Entry[T] | None) -> None:
+    def _notify(self, old: StoreEntry[T] | None, new: StoreEntry[T] | None) -> None:
         if old is new:
             return
         if old is not None and new is not None and old.uid == new.uid:

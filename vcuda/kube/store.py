@@ -1,25 +1,25 @@
-"""What a reflector knows: objects by namespace and name, the version of all of them, and how it came by them."""
+"""What a reflector knows: objects by namespace and name, and lists of them, from pages or from a watch's beginning."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+import structlog
+
+from vcuda.errors import Unavailable
+from vcuda.kube.client import Page
+from vcuda.kube.watch import Key, Meta, WatchEvent, read_meta
+
 T = TypeVar("T")
 
 
-class Key(NamedTuple):
-    """How an object is found; the namespace of a cluster-wide one, such as a node, is empty."""
-
-    namespace: str
-    name: str
-
-
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[T]):
+class StoreEntry(Generic[T]):
     """One object: its uid and resourceVersion, and what was decoded from it."""
 
     uid: str
@@ -45,16 +45,16 @@ class Store(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[Key, Entry[T]] = {}
+        self._entries: dict[Key, StoreEntry[T]] = {}
         self._snapshot: Mapping[Key, T] | None = None
         self._version = ""
 
     @property
     def version(self) -> str:
-        """The newest resourceVersion that the view includes; empty before the first ``swap``."""
+        """The newest resourceVersion that the store includes; empty before the first ``swap``."""
         return self._version
 
-    def entry(self, key: Key) -> Entry[T] | None:
+    def entry(self, key: Key) -> StoreEntry[T] | None:
         """Return one object, or None."""
         with self._lock:
             return self._entries.get(key)
@@ -66,14 +66,14 @@ class Store(Generic[T]):
                 self._snapshot = MappingProxyType({key: entry.value for key, entry in self._entries.items()})
             return self._snapshot
 
-    def swap(self, entries: dict[Key, Entry[T]], version: str) -> Mapping[Key, Entry[T]]:
+    def swap(self, entries: dict[Key, StoreEntry[T]], version: str) -> Mapping[Key, StoreEntry[T]]:
         """Change over to other objects in one step; return those of before."""
         with self._lock:
             before, self._entries = self._entries, entries
             self._snapshot, self._version = None, version
         return before
 
-    def put(self, key: Key, entry: Entry[T] | None, version: str) -> None:
+    def put(self, key: Key, entry: StoreEntry[T] | None, version: str) -> None:
         """Store one object, or remove it where ``entry`` is None."""
         with self._lock:
             if entry is None:
@@ -86,3 +86,90 @@ class Store(Generic[T]):
         """Note that nothing changed up to ``version``."""
         with self._lock:
             self._version = version
+
+
+class Listing(NamedTuple, Generic[T]):
+    """All objects that are kept, decoded, and the version at which there were these."""
+
+    entries: dict[Key, StoreEntry[T]]
+    version: str
+
+
+class ObjectReader(Generic[T]):
+    """Decodes objects, unless this very version of one is known, from ``store`` for example.
+
+    What cannot be decoded is logged and counted.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[bytes], T | None],
+        store: Store[T],
+        counts: Counts,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._decode = decode
+        self._store = store
+        self._counts = counts
+        self._log = log
+
+    def entry(self, meta: Meta, raw: bytes, known: StoreEntry[T] | None = None) -> StoreEntry[T] | None:
+        """Decode an object; None when it is not kept, its last good value when it cannot be decoded.
+
+        ``known`` is what a list that is not complete yet has of it.
+        """
+        old = known or self._store.entry(meta.key)
+        last_good = old if old is not None and old.uid == meta.uid else None
+        if last_good is not None and last_good.version == meta.resource_version:
+            return last_good
+        try:
+            value = self._decode(raw)
+        except Exception:  # noqa: BLE001  # whatever a decoder raises costs this object alone; logged and counted
+            self._counts.undecodable += 1
+            self._log.exception("undecodable object", namespace=meta.namespace, name=meta.name)
+            return last_good
+        return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
+
+    def meta(self, raw: bytes) -> Meta | None:
+        """Return the metadata of an object in a list, or None where they cannot be read: it is left out."""
+        try:
+            return read_meta(raw)
+        except msgspec.MsgspecError as error:
+            self._counts.undecodable += 1
+            self._log.error("object without readable metadata", error=str(error))
+            return None
+
+
+def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
+    """Gather the pages of one LIST; each is decoded before the next is asked for."""
+    version = ""
+    entries: dict[Key, StoreEntry[T]] = {}
+    for page in pages:
+        version = version or page.resource_version
+        for raw in page.items:
+            meta = reader.meta(raw)
+            entry = reader.entry(meta, raw) if meta else None
+            if meta and entry:
+                entries[meta.key] = entry
+    return Listing(entries, version)
+
+
+def from_initial_events(events: Iterable[WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
+    """Gather the initial events of the watch ``what``, up to the bookmark that ends them.
+
+    What changes meanwhile may come before that bookmark too, so that every kind of event is applied.
+    Raises Unreachable where the events end without it: nobody can tell what is still missing.
+    """
+    entries: dict[Key, StoreEntry[T]] = {}
+    for event in events:
+        if event.ends_initial_events:
+            return Listing(entries, event.meta.resource_version)
+        if event.type == "BOOKMARK":
+            continue
+        key = event.meta.key
+        entry = None if event.type == "DELETED" else reader.entry(event.meta, event.raw, entries.get(key))
+        if entry is None:
+            entries.pop(key, None)
+        else:
+            entries[key] = entry
+    raise Unavailable(f"{what}: the stream ended before the list was complete")

@@ -10,9 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from vcuda.errors import Unavailable, VcudaError, WatchLost
-from vcuda.kube.client import Kube, Params, Status, refusal
-from vcuda.kube.store import Key
-from vcuda.kube.stream import Stream
+from vcuda.kube.client import Kube, Params, Status, Stream, refusal
 
 T = TypeVar("T")
 
@@ -24,6 +22,13 @@ its cache has come so far.
 """
 
 _INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+
+class Key(NamedTuple):
+    """How an object is found; the namespace of a cluster-wide one, such as a node, is empty."""
+
+    namespace: str
+    name: str
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,7 +58,7 @@ class _BookmarkMeta(Meta, frozen=True, rename="camel"):
     annotations: Mapping[str, str] | None = None
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _ObjectHead(msgspec.Struct, frozen=True):
     metadata: Meta
 
 
@@ -61,14 +66,14 @@ class _BookmarkHead(msgspec.Struct, frozen=True):
     metadata: _BookmarkMeta
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _EventLine(msgspec.Struct, frozen=True):
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
 
 
-_HEAD = msgspec.json.Decoder(_Head)
+_HEAD = msgspec.json.Decoder(_ObjectHead)
 _BOOKMARK = msgspec.json.Decoder(_BookmarkHead)
-_EVENT = msgspec.json.Decoder(_Event)
+_EVENT = msgspec.json.Decoder(_EventLine)
 _STATUS = msgspec.json.Decoder(Status)
 
 

@@ -25,7 +25,7 @@ from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workload
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
 from tests.processes import WebhookProcess
-from vcuda.kube.endpoint_slices import MANAGED_BY, SERVICE_NAME
+from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME
 from vcuda.ledger.ledger import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER
 from vcuda.tls import serving_files, write_files
