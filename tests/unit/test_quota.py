@@ -381,7 +381,7 @@ def test_every_fault_comes_at_once_in_the_order_of_the_document() -> None:
 # Characters that are none
 
 
-@pytest.mark.parametrize("text", ['{"\\ud800": {}}', '"\\ud800": {}', "\ud800: {}"], ids=["json", "yaml", "unescaped"])
+@pytest.mark.parametrize("text", ['{"\\ud800": {}}', "\ud800: {}"], ids=["json", "unescaped"])
 def test_half_a_character_never_comes_back_in_a_fault(text: str) -> None:
     """No encoder takes a lone UTF-16 surrogate, so the answer could not be sent."""
     assert faults(text) == [f"[\ufffd]: {NO_NAMESPACE}"]

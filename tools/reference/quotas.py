@@ -10,12 +10,10 @@ import msgspec
 
 from tests import builders
 from tests.builders import MODEL, POOL
-from tools.reference.sources import sentences
 from tools.reference.told import Chapter, Told
 from vcuda.errors import QuotaFault, Unavailable
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
-from vcuda.quota import yaml as quota_syntax
 from vcuda.quota.document import MAX_NAMESPACES, parse_quota
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
@@ -67,6 +65,19 @@ LARGE = (
 )
 """Documents that are too large."""
 
+UNREADABLE = (
+    '{\n  "a": {"quota": {"M40": 2 "P100": 3}}}',
+    "a: {quota: ]}",
+    "a:\n  quota: M40: 8",
+    "a:\n\tquota: {}",
+    "a: {}\n---\nb: {}",
+    "a: !x {}",
+    "? [a]\n: {}",
+    "a: {quota: *b}",
+    "a: \0",
+)
+"""Documents that are no JSON and no YAML, or that need more of YAML than is read here."""
+
 
 def chapters() -> tuple[Chapter, ...]:
     """Every message about the quota document."""
@@ -76,21 +87,16 @@ def chapters() -> tuple[Chapter, ...]:
         " them, it does not show. `vcuda-webhook` prints them line by line; the Event `MalformedQuota` has them too."
         " Each says what to write instead; in front stands the path."
     )
-    spots = f"The same; in front stands a line and a column, as in `{_fault('a: {quota: ]}')}`."
+    spots = (
+        "The same; in front stands a line and a column. What the parsers of JSON and YAML find wrong is told in their"
+        " own words, the rest in ours."
+    )
     return (
         Chapter("Faults of the quota document", printed, tuple(Told(_fault(text)) for text in (*VALUES, *LARGE))),
-        Chapter("Faults of its JSON or YAML", spots, tuple(Told(sentence) for sentence in dict.fromkeys(_of_syntax()))),
+        Chapter("Faults of its JSON or YAML", spots, tuple(Told(_fault(text)) for text in UNREADABLE)),
         Chapter("Edits of the quota ConfigMap", "As above.", tuple(_edits())),
         Chapter("Warnings at its edit", "kubectl prints them behind `Warning:`; the edit is made.", tuple(_warnings())),
     )
-
-
-def _of_syntax() -> Iterator[str]:
-    """Every sentence of the module: which of them a text gets depends on the libraries that read it."""
-    theirs = {part for part, _ in (*quota_syntax._JSON_PROBLEMS, *quota_syntax._YAML_PROBLEMS)}
-    for sentence in sentences(quota_syntax.__name__):
-        if sentence.text not in theirs and "{}" not in sentence.text:
-            yield sentence.text
 
 
 def _fault(text: str) -> str:

@@ -38,7 +38,7 @@ from pydantic_core import ErrorDetails
 from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota.model import SYSTEM_NAMESPACES, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.yaml import Found, Place, Plain, read_text
+from vcuda.quota.yaml import Place, PlacedFault, Plain, read_text
 
 MAX_NAMESPACES = 10_000
 """Namespaces in one document: as many as Kubernetes itself is tested with."""
@@ -264,9 +264,9 @@ _KEY = "[key]"
 """What pydantic adds to a place when it is the key that is wrong, not what stands behind it."""
 
 
-def _found(details: ErrorDetails) -> Found:
+def _found(details: ErrorDetails) -> PlacedFault:
     place = details["loc"]
-    return Found(place[:-1] if place[-1:] == (_KEY,) else place, _sentence(details))
+    return PlacedFault(place[:-1] if place[-1:] == (_KEY,) else place, _sentence(details))
 
 
 def _sentence(details: ErrorDetails) -> str:
@@ -298,7 +298,7 @@ def _unknown_key(place: Place) -> str:
     return f"unknown key; {suggestion(place[-1], keys) or hint}"
 
 
-def _in_document_order(tree: Plain, faults: tuple[Found, ...]) -> tuple[Fault, ...]:
+def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[Fault, ...]:
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
     return tuple(Fault(_path(fault.place), fault.message) for fault in ordered)

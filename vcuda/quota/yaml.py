@@ -6,23 +6,13 @@ keep the last one silently.
 
 from __future__ import annotations
 
-import enum
 import json
 import re
 from decimal import Context, Decimal
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
-from yaml.events import (
-    AliasEvent,
-    CollectionEndEvent,
-    CollectionStartEvent,
-    DocumentStartEvent,
-    Event,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-)
+from yaml.composer import Composer
 
 from vcuda.errors import Fault, QuotaFault
 
@@ -30,127 +20,40 @@ MAX_TEXT = 1024 * 1024
 """Characters. Kubernetes stores at most 1 MiB in one ConfigMap (its documentation of ConfigMaps)."""
 MAX_ENTRIES = 200_000
 """Keys and list items in all; those behind an alias count wherever it is used."""
+MAX_DEPTH = 16
+"""Levels of nesting; a quota document has four, the rest is for merge keys."""
 
 Plain = None | bool | Decimal | str | list["Plain"] | dict[str, "Plain"]
 Place = tuple[str | int, ...]
 
 
-class Found(NamedTuple):
+class PlacedFault(NamedTuple):
     """A fault with the keys and list positions that lead to it."""
 
     place: Place
     message: str
 
 
-class Reading(NamedTuple):
-    """What a text holds, and the faults of its writing that do not keep it from being read."""
-
-    tree: Plain
-    faults: tuple[Found, ...]
-
-
-def read_text(text: str) -> Reading:
-    """Read JSON or YAML; an empty text holds None.
+def read_text(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
+    """Return what a text of JSON or YAML holds, None where it is empty, and the faults that do not hide what is meant.
 
     Raises QuotaFault, with one fault, where the text cannot be read: a syntax error (with line and column), too
     long, nested too deeply, too many entries.
     """
     if len(text) > MAX_TEXT:
         _refuse(f"the document is {len(text)} characters long; a ConfigMap holds at most {MAX_TEXT} bytes")
-    builder = _PlainBuilder()
+    walk = _Walk()
     try:
-        tree = builder.plain(parse(_sound(text.removeprefix("\ufeff"))), (), 0)
+        tree = walk.plain(_parse(_encodable(text.removeprefix("\ufeff"))), (), 0)
     except UnreadableError as error:
         _refuse(str(error))
-    except TooDeepError:
+    except RecursionError:
         _refuse(f"the document is nested more than {MAX_DEPTH} levels deep; a quota needs four")
-    return Reading(tree, tuple(dict.fromkeys(builder.faults)))
+    return tree, tuple(dict.fromkeys(walk.faults))
 
 
 def _refuse(sentence: str) -> NoReturn:
     raise QuotaFault((Fault("", sentence),)) from None
-
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
-
-def _sound(text: str) -> str:
-    """Replace halves of UTF-16 pairs, which no encoder takes, by a character that no name may hold either."""
-    return _SURROGATES.sub("\ufffd", text)
-
-
-class _PlainBuilder:
-    """Turns nodes into plain values and gathers the faults on the way."""
-
-    def __init__(self) -> None:
-        self.faults: list[Found] = []
-        self._entries = 0
-
-    def plain(self, node: Node, place: Place, depth: int) -> Plain:
-        """Return ``node`` without repeated and merge keys; ``depth`` counts the levels of merging too."""
-        if isinstance(node, str):
-            return _sound(node)
-        if not isinstance(node, list):
-            return node
-        self._count(node, depth)
-        if isinstance(node, Pairs):
-            return self._mapping(node, place, depth + 1)
-        return [self.plain(item, (*place, at), depth + 1) for at, item in enumerate(node)]
-
-    def _count(self, node: list[Node] | Pairs, depth: int) -> None:
-        self._entries += len(node)
-        if self._entries > MAX_ENTRIES:
-            _refuse(f"the document has more than {MAX_ENTRIES} entries, those behind aliases included")
-        if depth >= MAX_DEPTH:
-            raise TooDeepError
-
-    def _mapping(self, pairs: Pairs, place: Place, depth: int) -> Plain:
-        own: dict[str, Plain] = {}
-        merged: list[Node] = []
-        for key, node in pairs:
-            if key is Merge.KEY:
-                merged.append(node)
-            elif (name := _sound(key)) in own:
-                self.faults.append(Found((*place, name), "is written twice; keep one of them"))
-            else:
-                own[name] = self.plain(node, (*place, name), depth)
-        self._merge(own, merged, place, depth)
-        return own
-
-    def _merge(self, own: dict[str, Plain], merged: list[Node], place: Place, depth: int) -> None:
-        """Add what the merge keys bring: what is written out wins, then what is merged first."""
-        if len(merged) > 1:
-            self.faults.append(Found((*place, "<<"), "is written twice; write one with a list: <<: [*a, *b]"))
-        for node in merged:
-            self._count([node], depth)
-            sources = node if isinstance(node, list) and not isinstance(node, Pairs) else [node]
-            for source in sources:
-                self._inherit(own, source, place, depth)
-
-    def _inherit(self, own: dict[str, Plain], source: Node, place: Place, depth: int) -> None:
-        inherited = self.plain(source, place, depth)
-        if not isinstance(inherited, dict):
-            self.faults.append(Found((*place, "<<"), "is no mapping; write an alias of one: <<: *name"))
-            return
-        for key, value in inherited.items():
-            own.setdefault(key, value)
-
-
-MAX_DEPTH = 16
-"""Levels of nesting; a quota document has four, the rest is for merge keys."""
-
-
-class Merge(enum.Enum):
-    """The unquoted key ``<<`` of YAML: the entries of its value belong to the mapping around it."""
-
-    KEY = "<<"
-
-
-class Pairs(list[tuple[str | Merge, "Node"]]):
-    """A mapping as written, its keys in their order and as often as they are there."""
-
-
-Node = None | bool | Decimal | str | list["Node"] | Pairs
 
 
 class UnreadableError(Exception):
@@ -161,108 +64,170 @@ class UnreadableError(Exception):
         self.line = line
 
 
-class TooDeepError(Exception):
-    """The text is nested too deeply to be read."""
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as it is written: its keys in their order, and as often as they are there."""
 
 
-def parse(text: str) -> Node:
-    """Read as JSON what looks like it (JSON may be indented with tabs, YAML may not), everything else as YAML.
-
-    An empty text is None. Raises UnreadableError or TooDeepError.
-    """
+def _parse(text: str) -> Any:
+    """Return nodes, as JSON where it looks like it: gpu-admission's is often indented with tabs, which YAML forbids."""
     if not text.lstrip().startswith("{"):
-        return parse_yaml(text)
+        return _parse_yaml(text)
     try:
-        return parse_json(text)
+        return _parse_json(text)
     except UnreadableError as as_json:
         try:
-            return parse_yaml(text)
+            return _parse_yaml(text)
         except UnreadableError as as_yaml:
             # The reading that got further was meant; on one line JSON's, whose columns are more exact.
             raise max(as_json, as_yaml, key=lambda error: error.line) from None
 
 
-_JSON_PROBLEMS = (
-    ("',' delimiter", "a comma or a closing bracket is missing"),
-    ("':' delimiter", "a colon is missing after the key"),
-    ("property name", "a key in double quotes is missing, or there is a comma too many"),
-    ("trailing comma", "there is a comma too many"),
-    ("Extra data", "the document has ended before this; there is a closing bracket too many"),
-    ("control character", "a line break or a tab inside quotes; is the closing quote missing?"),
-    ("Unterminated string", "the quote that opens here is never closed"),
-    ("escape", "a backslash that starts no known escape; leave it out"),
-    ("Expecting value", "a value is missing"),
-)
-
-
-def parse_json(text: str) -> Node:
-    """Read JSON; raise UnreadableError or TooDeepError."""
+def _parse_json(text: str) -> Any:
+    # A number is a Decimal, so that 0.29 cards are 29 hundredths; an exponent beyond what Decimal holds makes a NaN.
+    lenient = Context(traps=[])
     try:
-        node: Node = json.loads(
+        return json.loads(
             text,
-            object_pairs_hook=Pairs,
+            object_pairs_hook=_Pairs,
             parse_int=Decimal,
-            parse_float=_json_number,
+            parse_float=lambda digits: Decimal(digits, lenient),
             parse_constant=Decimal,
         )
     except json.JSONDecodeError as error:
-        sentence = _explain(error.msg, _JSON_PROBLEMS, "this is no valid JSON")
-        raise UnreadableError(error.lineno, error.colno, sentence) from None
-    except RecursionError:
-        raise TooDeepError from None
-    return node
+        raise UnreadableError(error.lineno, error.colno, error.msg) from None
 
 
-def _json_number(digits: str) -> Decimal:
-    """Return the number; NaN for an exponent beyond what Decimal holds."""
-    return Decimal(digits, Context(traps=[]))
-
-
-def _explain(problem: str, known: tuple[tuple[str, str], ...], otherwise: str) -> str:
-    return next((sentence for part, sentence in known if part in problem), otherwise)
-
-
-_YAML_PROBLEMS = (
-    (r"'\t'", "a tab character; indent with spaces"),
-    ("mapping values are not allowed", "a colon that does not belong here; is a line indented wrongly?"),
-    ("could not find expected ':'", "a key without a colon behind it"),
-    ("expected ',' or", "a comma or a closing bracket is missing"),
-    ("expected the node content", "a value or a closing bracket is missing"),
-    ("expected <block end>", "the indentation does not match the lines above"),
-    ("quoted scalar", "a quote is never closed, or a backslash in double quotes starts no known escape"),
-    ("tag", "tags (`!`) are not read; leave them out"),
-)
-_YAML_OTHERWISE = "this is no valid YAML; check brackets, quotes and indentation"
-
-
-def parse_yaml(text: str) -> Node:
-    """Read one YAML document; raise UnreadableError or TooDeepError."""
-    builder = _NodeBuilder()
+def _parse_yaml(text: str) -> yaml.Node | None:
+    composer = _BoundedComposer(text)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            builder.take(event)
+        root = composer.get_node() if composer.check_node() else None
+        if composer.check_node():
+            second: Any = composer.peek_event()
+            raise _unreadable(
+                text, second.start_mark.index, "a second document starts here; write all namespaces in one"
+            )
     except yaml.MarkedYAMLError as error:
-        sentence = _explain(f"{error.context} {error.problem}", _YAML_PROBLEMS, _YAML_OTHERWISE)
-        raise _unreadable(error.problem_mark, sentence) from None
+        at = error.problem_mark.index if error.problem_mark else 0
+        hint = "; indent with spaces, not tabs" if text[at : at + 1] == "\t" else ""
+        raise _unreadable(text, at, f"{error.problem} {error.context or ''}".strip() + hint) from None
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        column = len(before) - before.rfind("\n")
-        raise UnreadableError(before.count("\n") + 1, column, "a character that YAML does not allow") from None
-    except (ValueError, OverflowError):
-        # The scanner gives the digits of "\UFFFFFFFF" to chr() and those of %YAML 1.999… to int(), unchecked.
-        raise _unreadable(builder.end, "behind this, an escape or a version number is out of range") from None
-    return builder.root
+        at = len(text.encode()[: error.position].decode(errors="ignore"))  # libyaml counts bytes here
+        raise _unreadable(text, at, "a character that YAML does not allow") from None
+    finally:
+        composer.dispose()
+    return root
 
 
-class _Mark(Protocol):
-    """A place in the text, counted from 0, as both of PyYAML's parsers give it."""
+def _unreadable(text: str, at: int, sentence: str) -> UnreadableError:
+    # Not libyaml's own line: where a text ends too early that is one below the last.
+    before = text[:at]
+    return UnreadableError(before.count("\n") + 1, len(before) - before.rfind("\n"), sentence)
 
-    line: int
-    column: int
+
+class _BoundedComposer(Composer, yaml.CBaseLoader):
+    """PyYAML's composer over libyaml's events; what would make it work without end is refused before it is composed.
+
+    Without libyaml, which is in all of PyYAML's wheels, one document would hold the interpreter for several seconds.
+    """
+
+    def __init__(self, text: str) -> None:
+        yaml.CBaseLoader.__init__(self, text)
+        Composer.__init__(self)
+        self._text = text
+        self._depth = 0
+        self._nodes = 0
+        self._closed: set[str] = set()
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose what comes next; called for every node, also from within the one around it."""
+        event: Any = self.peek_event()
+        fault = self._fault_of(event, is_key=index is None and isinstance(parent, yaml.MappingNode))
+        if fault:
+            raise _unreadable(self._text, event.start_mark.index, fault)
+        self._nodes += 1
+        # Every entry has two nodes at most, so no document within the bound is refused; the rest is told by the walk.
+        if self._nodes > 2 * MAX_ENTRIES + 1:
+            _refuse(_TOO_MANY)
+        if self._depth > MAX_DEPTH:
+            raise RecursionError
+        anchor = None if isinstance(event, yaml.AliasEvent) else event.anchor
+        # An anchor may be given again (YAML 1.2, 3.2.2.2); PyYAML refuses that, so it forgets the earlier one here.
+        self.anchors.pop(anchor, None)
+        self._closed.discard(anchor or "")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        self._closed.add(anchor or "")
+        return node
+
+    def _fault_of(self, event: Any, *, is_key: bool) -> str | None:
+        if getattr(event, "tag", None) is not None:
+            return "tags (`!`) are not read; leave them out"
+        if is_key and not isinstance(event, yaml.ScalarEvent):
+            return "a key must be text, not a list, a mapping or an alias"
+        # PyYAML lets a collection be part of itself; the walk would never end.
+        if isinstance(event, yaml.AliasEvent) and event.anchor not in self._closed:
+            return "this alias (`*`) stands for nothing, or for something that it is itself part of"
+        return None
 
 
-def _unreadable(mark: _Mark | None, sentence: str) -> UnreadableError:
-    return UnreadableError(mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, sentence)
+_TOO_MANY = f"the document has more than {MAX_ENTRIES} entries, those behind aliases included"
+
+
+class _Walk:
+    """Turns nodes, of YAML or of JSON, into plain values, and gathers the faults on the way."""
+
+    def __init__(self) -> None:
+        self.faults: list[PlacedFault] = []
+        self._entries = 0
+
+    def plain(self, node: Any, place: Place, depth: int) -> Plain:
+        """Return ``node`` without repeated and merge keys; ``depth`` counts the levels of merging too."""
+        children = node.value if isinstance(node, yaml.CollectionNode) else node
+        if not isinstance(children, list):
+            return _scalar(node)
+        self._count(len(children), depth)
+        if isinstance(node, yaml.MappingNode | _Pairs):
+            return self._mapping(children, place, depth + 1)
+        return [self.plain(item, (*place, at), depth + 1) for at, item in enumerate(children)]
+
+    def _count(self, entries: int, depth: int) -> None:
+        # An alias costs a line to write and is a whole copy here: ten lines of ten aliases each are 10^10 entries.
+        self._entries += entries
+        if self._entries > MAX_ENTRIES:
+            _refuse(_TOO_MANY)
+        if depth >= MAX_DEPTH:
+            raise RecursionError
+
+    def _mapping(self, pairs: list[tuple[Any, Any]], place: Place, depth: int) -> Plain:
+        own: dict[str, Plain] = {}
+        merged: list[Any] = []
+        for key, node in pairs:
+            if isinstance(key, yaml.ScalarNode) and key.value == "<<" and not key.style:
+                merged.append(node)
+                continue
+            name = _encodable(key.value if isinstance(key, yaml.ScalarNode) else key)
+            if name in own:
+                self.faults.append(PlacedFault((*place, name), "is written twice; keep one of them"))
+            else:
+                own[name] = self.plain(node, (*place, name), depth)
+        if len(merged) > 1:
+            fault = "is written twice; write one with a list: <<: [*a, *b]"
+            self.faults.append(PlacedFault((*place, "<<"), fault))
+        for node in merged:
+            self._merge(own, node, place, depth)
+        return own
+
+    def _merge(self, own: dict[str, Plain], node: yaml.Node, place: Place, depth: int) -> None:
+        """Add what a merge key brings: what is written out wins, then what is merged first (YAML's type ``merge``)."""
+        self._count(1, depth)
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            inherited = self.plain(source, place, depth)
+            if not isinstance(inherited, dict):
+                self.faults.append(PlacedFault((*place, "<<"), "is no mapping; write an alias of one: <<: *name"))
+                continue
+            for key, value in inherited.items():
+                own.setdefault(key, value)
 
 
 _YAML_CONSTANTS: dict[str, bool | None] = {
@@ -271,106 +236,21 @@ _YAML_CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("null", "Null", "NULL", "~", ""), None),
 }
 _YAML_NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def _scalar(event: ScalarEvent) -> Node:
-    if not _is_plain(event):
-        return event.value
-    if event.value in _YAML_CONSTANTS:
-        return _YAML_CONSTANTS[event.value]
-    return Decimal(event.value) if _YAML_NUMBER.fullmatch(event.value) else event.value
+def _scalar(node: Any) -> Plain:
+    # Of YAML 1.1's scalars only these are taken: `010` as 8, `1_000` as 1000 or `no` as false would hide a mistake.
+    if not isinstance(node, yaml.ScalarNode):
+        return _encodable(node) if isinstance(node, str) else node
+    text: str = node.value
+    if node.style:
+        return _encodable(text)
+    if text in _YAML_CONSTANTS:
+        return _YAML_CONSTANTS[text]
+    return Decimal(text) if _YAML_NUMBER.fullmatch(text) else text
 
 
-def _key(event: ScalarEvent) -> str | Merge:
-    return Merge.KEY if _is_plain(event) and event.value == Merge.KEY.value else event.value
-
-
-def _is_plain(event: ScalarEvent) -> bool:
-    return event.implicit[0]
-
-
-class _Open:
-    """A list or mapping whose end is not read yet, and in a mapping the key whose value comes next."""
-
-    def __init__(self, node: list[Node] | Pairs, anchor: str | None) -> None:
-        self.node = node
-        self.anchor = anchor
-        self.key: str | Merge | None = None
-
-    def awaits_key(self) -> bool:
-        return isinstance(self.node, Pairs) and self.key is None
-
-    def add(self, node: Node) -> None:
-        if not isinstance(self.node, Pairs):
-            self.node.append(node)
-        elif self.key is not None:
-            self.node.append((self.key, node))
-            self.key = None
-
-
-class _NodeBuilder:
-    """Builds the nodes of one document from YAML's events; what is open is a stack of its own."""
-
-    def __init__(self) -> None:
-        self.root: Node = None
-        self.end: _Mark | None = None
-        self._documents = 0
-        self._open: list[_Open] = []
-        self._anchors: dict[str, Node] = {}
-
-    def take(self, event: Event) -> None:
-        """Add what ``event`` brings."""
-        self.end = event.end_mark
-        if isinstance(event, DocumentStartEvent):
-            self._start_document(event)
-        elif isinstance(event, CollectionEndEvent):
-            self._close()
-        elif isinstance(event, NodeEvent):
-            self._take_node(event)
-
-    def _start_document(self, event: Event) -> None:
-        self._documents += 1
-        if self._documents > 1:
-            self._refuse(event, "a second document starts here; write all namespaces in one")
-
-    def _take_node(self, event: NodeEvent) -> None:
-        if getattr(event, "tag", None) is not None:
-            self._refuse(event, "tags (`!`) are not read; leave them out")
-        if self._open and self._open[-1].awaits_key():
-            self._open[-1].key = self._read_key(event)
-        elif isinstance(event, AliasEvent):
-            self._add(self._aliased(event), None)
-        elif isinstance(event, ScalarEvent):
-            self._add(_scalar(event), event.anchor)
-        elif isinstance(event, CollectionStartEvent):
-            self._open_collection(event)
-
-    def _read_key(self, event: NodeEvent) -> str | Merge:
-        if not isinstance(event, ScalarEvent):
-            self._refuse(event, "a key must be text, not a list, a mapping or an alias")
-        return _key(event)
-
-    def _aliased(self, event: AliasEvent) -> Node:
-        if event.anchor not in self._anchors:
-            self._refuse(event, "this alias (`*`) stands for nothing, or for something that it is itself part of")
-        return self._anchors[event.anchor]
-
-    def _open_collection(self, event: CollectionStartEvent) -> None:
-        if len(self._open) >= MAX_DEPTH:
-            raise TooDeepError
-        self._open.append(_Open(Pairs() if isinstance(event, MappingStartEvent) else [], event.anchor))
-
-    def _close(self) -> None:
-        closed = self._open.pop()
-        self._add(closed.node, closed.anchor)
-
-    def _add(self, node: Node, anchor: str | None) -> None:
-        if anchor is not None:
-            self._anchors[anchor] = node
-        if self._open:
-            self._open[-1].add(node)
-        else:
-            self.root = node
-
-    def _refuse(self, event: Event, sentence: str) -> NoReturn:
-        raise _unreadable(event.start_mark, sentence)
+def _encodable(text: str) -> str:
+    """Replace halves of UTF-16 pairs, which no encoder takes, by a character that no name may hold either."""
+    return _SURROGATES.sub("\ufffd", text)
