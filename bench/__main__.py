@@ -8,8 +8,7 @@ import click
 
 from bench import creates, extender, mutate, scale, stale, sweep
 from bench.go import BuildFailed
-from tests.e2e.component import StartupError
-from tests.e2e.control_plane import NoControlPlane
+from tests.e2e.control_plane import NoControlPlane, StartupError
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -16,7 +16,7 @@ from bench import go, servers
 from bench.hooks import MUTATING, VALIDATING, Webhooks, installed, simple
 from bench.plane import ENFORCED, Plane, await_ready, create_nodes, running_controller, write_quota
 from bench.servers import Server
-from tests.e2e.ports import free_ports
+from tests.processes import free_ports
 
 NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "go-pin", "flask-pin"
 OURS: Mapping[str, int] = {"ours-1": 1, "ours-3": 3}

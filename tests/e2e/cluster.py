@@ -1,4 +1,9 @@
-"""What end-to-end tests do with a cluster: objects in, states awaited, and the kubelet's part played by hand."""
+"""What end-to-end tests do with a cluster: objects in, states awaited, and the kubelet's part played by hand.
+
+A webhook configuration takes effect some time, up to seconds, after it is stored, and the API server tells nobody. So
+each gets one more webhook, that nothing serves, for ConfigMaps with a label no one else uses: a dry-run of such a
+ConfigMap fails from the moment the configuration is in effect to the moment it is not, and it takes effect whole.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,17 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 
 from kubernetes.client import ApiClient
 
-from tests.e2e import watching, webhooks
 from tests.e2e.control_plane import ADMIN, ControlPlane
-from tests.e2e.kubeconfig import write_kubeconfig
-from tests.e2e.rest import Answer, Json, Rest, api_client
+from tests.e2e.rest import Answer, Json, Rest, api_client, await_collection, write_kubeconfig
+from tests.processes import eventually
 
 TIMEOUT = 30.0
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
@@ -126,7 +130,7 @@ class Cluster:
         self, path: str, predicate: Callable[[list[Json]], bool], timeout: float = TIMEOUT, **selectors: str
     ) -> list[Json]:
         """The objects at collection ``path`` once ``predicate`` holds; ``selectors``: labelSelector, fieldSelector."""
-        return watching.await_collection(self.rest, path, predicate, timeout, **selectors)
+        return await_collection(self.rest, path, predicate, timeout, **selectors)
 
     def await_object(self, path: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
         """The object ``name`` of the collection at ``path`` once it exists and ``predicate`` holds for it."""
@@ -143,7 +147,7 @@ class Cluster:
         self, *, mutating: Sequence[Json] = (), validating: Sequence[Json] = (), timeout: float = TIMEOUT
     ) -> AbstractContextManager[None]:
         """`with` this, the webhooks (items of a configuration's `webhooks`) are in effect; after it they are not."""
-        return webhooks.registered(self.rest, mutating, validating, timeout)
+        return registered(self.rest, mutating, validating, timeout)
 
     def events(self, namespace: str) -> list[Json]:
         """The Events in ``namespace``; to await one, `await_collection("/api/v1/namespaces/…/events", …)`."""
@@ -217,3 +221,74 @@ class Cluster:
         answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
         if answer.status != HTTPStatus.NOT_FOUND:
             answer.ok()
+
+
+GROUP = "/apis/admissionregistration.k8s.io/v1"
+RESOURCES = {
+    "MutatingWebhookConfiguration": "mutatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
+}
+SENTINEL_LABEL = "e2e.vcuda.io/sentinel"
+
+
+@contextmanager
+def registered(rest: Rest, mutating: Sequence[Json], validating: Sequence[Json], timeout: float) -> Iterator[None]:
+    """The webhooks in effect; deleted, and without effect, afterwards. TimeoutError where either takes too long.
+
+    Both configurations are stored, or deleted, before either is waited for: their seconds then pass together.
+    """
+    kinds = {"MutatingWebhookConfiguration": mutating, "ValidatingWebhookConfiguration": validating}
+    stored: dict[str, str] = {}
+    try:
+        for kind, webhooks in kinds.items():
+            if webhooks:
+                name, path = f"e2e-{secrets.token_hex(4)}", f"{GROUP}/{RESOURCES[kind]}"
+                rest.send("POST", path, configuration(kind, name, webhooks)).ok()
+                stored[name] = path
+        for name in stored:
+            await_effect(rest, name, timeout, wanted=True)
+        yield
+    finally:
+        for name, path in stored.items():
+            rest.send("DELETE", f"{path}/{name}").ok()
+        for name in stored:
+            await_effect(rest, name, timeout, wanted=False)
+
+
+def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
+    """One configuration of ``kind``, and in it what shows whether it is in effect."""
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "webhooks": [*webhooks, sentinel(name)],
+    }
+
+
+def sentinel(name: str) -> Json:
+    """A webhook that refuses every ConfigMap labelled ``name``: nothing listens on port 1 of 127.0.0.1."""
+    return {
+        "name": "sentinel.e2e.vcuda.io",
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}],
+        "objectSelector": {"matchLabels": {SENTINEL_LABEL: name}},
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 1,
+    }
+
+
+def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None:
+    """Return once configuration ``name`` is, or is no longer, in effect. The API server tells nobody: ask again."""
+    eventually(lambda: in_effect(rest, name) is wanted, lambda: f"webhooks {name}: in effect is not {wanted}", timeout)
+
+
+def in_effect(rest: Rest, name: str) -> bool:
+    """Whether the sentinel of configuration ``name`` refuses a dry-run."""
+    labelled = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {SENTINEL_LABEL: name}}}
+    answer = rest.send("POST", "/api/v1/namespaces/default/configmaps", labelled, dryRun="All")
+    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and "sentinel.e2e.vcuda.io" in answer.message:
+        return True
+    answer.ok()
+    return False

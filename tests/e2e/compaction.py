@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import urllib.request
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.rest import Json
+from tests.processes import eventually
 
-POLL_SECONDS = 0.2
 COMPACT_REVISION = "compact_rev_key"
 """Where API servers tell each other the version before which nothing is left (``etcd3/compact.go``)."""
 
@@ -34,11 +33,8 @@ def expire(control_plane: ControlPlane, cluster: Cluster, path: str, query: Mapp
     version = int(cluster.rest.get("/api/v1/namespaces")["metadata"]["resourceVersion"])
     call_etcd(control_plane, "put", {"key": encoded(COMPACT_REVISION), "value": encoded(str(version))})
     call_etcd(control_plane, "compaction", {"revision": version, "physical": True})
-    deadline = time.monotonic() + TIMEOUT
-    while cluster.rest.send("GET", path, **{key: str(value) for key, value in query.items()}).status != HTTPStatus.GONE:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the token of {path} has not expired within {TIMEOUT:g} s")
-        time.sleep(POLL_SECONDS)
+    texts = {key: str(value) for key, value in query.items()}
+    eventually(lambda: cluster.rest.send("GET", path, **texts).status == HTTPStatus.GONE, lambda: f"token of {path}")
 
 
 def encoded(text: str) -> str:

@@ -5,24 +5,27 @@ Everything listens on 127.0.0.1, on free ports, and keeps its files in one fresh
 
 from __future__ import annotations
 
+import http.client
+import os
 import re
 import secrets
 import shutil
+import signal
+import ssl
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.e2e import flags
-from tests.e2e.component import Component
-from tests.e2e.kubeconfig import write_kubeconfig
-from tests.e2e.layout import Layout
-from tests.e2e.ports import free_ports
-from tests.e2e.probe import Probe
+from tests.e2e.rest import write_kubeconfig
+from tests.processes import free_ports
 
 ADMIN = "admin"
 NO_ASSETS = (
@@ -137,32 +140,71 @@ def prepare(layout: Layout, settings: Settings) -> ControlPlane:
 
 
 def etcd(layout: Layout, settings: Settings) -> Component:
-    """The store."""
-    ready = Probe(layout.etcd_port, "/health")
-    return component("etcd", layout, settings, flags.etcd(layout), ready)
+    """One member, without fsync: its data need not outlive the machine."""
+    url = f"http://127.0.0.1:{layout.etcd_port}"
+    flags = [
+        f"--data-dir={layout.directory / 'etcd'}",
+        f"--listen-client-urls={url}",
+        f"--advertise-client-urls={url}",
+        f"--listen-peer-urls=http://127.0.0.1:{layout.peer_port}",
+        "--unsafe-no-fsync",
+    ]
+    return component("etcd", layout, settings, flags, Probe(layout.etcd_port, "/health"))
 
 
 def apiserver(layout: Layout, settings: Settings, token: str) -> Component:
-    """The API server; ready once its start-up hooks are done."""
+    """RBAC on, static tokens, TokenRequest possible; ready once its start-up hooks are done."""
+    issuer = "https://kubernetes.default.svc"
+    flags = [
+        f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
+        f"--cert-dir={layout.certs}",
+        f"--secure-port={layout.apiserver_port}",
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        f"--service-account-key-file={layout.signing_key}",
+        f"--service-account-signing-key-file={layout.signing_key}",
+        f"--service-account-issuer={issuer}",
+        f"--api-audiences={issuer}",
+        "--service-cluster-ip-range=10.0.0.0/24",
+        f"--token-auth-file={layout.token_file}",
+        "--authorization-mode=RBAC",
+        "--allow-privileged=true",
+        # A webhook that is a Service is called at its endpoints: there is no kube-proxy to take other calls there.
+        "--enable-aggregator-routing=true",
+        *([] if settings.service_account_admission else ["--disable-admission-plugins=ServiceAccount"]),
+        *settings.apiserver_flags,
+    ]
     ready = Probe(layout.apiserver_port, "/readyz", layout.certificate("apiserver"), token)
-    every = flags.apiserver(layout, service_account_admission=settings.service_account_admission)
-    return component("kube-apiserver", layout, settings, [*every, *settings.apiserver_flags], ready)
+    return component("kube-apiserver", layout, settings, flags, ready)
 
 
 def scheduler(layout: Layout, settings: Settings) -> Component | None:
-    """The scheduler; None where there is no binary."""
-    if not layout.has("kube-scheduler"):
-        return None
-    ready = Probe(layout.scheduler_port, "/healthz", layout.certificate("kube-scheduler"))
-    return component("kube-scheduler", layout, settings, flags.scheduler(layout), ready)
+    """The default profile, without leader election; None where there is no binary."""
+    return client_of("kube-scheduler", layout, settings, layout.scheduler_port)
 
 
 def controller_manager(layout: Layout, settings: Settings) -> Component | None:
-    """The controller manager; None where there is no binary."""
-    if not layout.has("kube-controller-manager"):
+    """All controllers but those that would judge our nodes by the kubelet they do not have."""
+    flags = (
+        "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
+        f"--service-account-private-key-file={layout.signing_key}",
+        f"--root-ca-file={layout.certificate('apiserver')}",
+    )
+    return client_of("kube-controller-manager", layout, settings, layout.manager_port, *flags)
+
+
+def client_of(name: str, layout: Layout, settings: Settings, port: int, *flags: str) -> Component | None:
+    """A server of the binaries that is a client of the API server; None where they lack it."""
+    if not layout.has(name):
         return None
-    ready = Probe(layout.manager_port, "/healthz", layout.certificate("kube-controller-manager"))
-    return component("kube-controller-manager", layout, settings, flags.controller_manager(layout), ready)
+    common = (
+        f"--kubeconfig={layout.admin_kubeconfig}",
+        "--leader-elect=false",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--cert-dir={layout.certs}",
+    )
+    return component(name, layout, settings, [*common, *flags], Probe(port, "/healthz", layout.certificate(name)))
 
 
 def component(name: str, layout: Layout, settings: Settings, arguments: list[str], ready: Probe) -> Component:
@@ -192,3 +234,174 @@ def write_tokens(path: Path, tokens: dict[str, str]) -> None:
     groups = {ADMIN: ",system:masters"}
     lines = [f"{token},{name},{name}{groups.get(name, '')}\n" for name, token in tokens.items()]
     path.write_text("".join(lines))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where one control plane has its binaries, files and ports."""
+
+    assets: Path
+    directory: Path
+    etcd_port: int
+    peer_port: int
+    apiserver_port: int
+    scheduler_port: int
+    manager_port: int
+
+    @property
+    def certs(self) -> Path:
+        """The directory in which each server writes its self-signed certificate."""
+        return self.directory / "certs"
+
+    @property
+    def signing_key(self) -> Path:
+        """The key that signs ServiceAccount tokens."""
+        return self.directory / "sa.key"
+
+    @property
+    def token_file(self) -> Path:
+        """kube-apiserver's static tokens."""
+        return self.directory / "tokens.csv"
+
+    @property
+    def admin_kubeconfig(self) -> Path:
+        """The kubeconfig of the user in system:masters."""
+        return self.directory / "admin.kubeconfig"
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return f"https://127.0.0.1:{self.apiserver_port}"
+
+    def certificate(self, pair: str) -> Path:
+        """The certificate, its signer included, that a server makes for itself at its first start."""
+        return self.certs / f"{pair}.crt"
+
+    def has(self, program: str) -> bool:
+        """Whether the binaries include ``program``."""
+        return os.access(self.assets / program, os.X_OK)
+
+
+LOG_TAIL_LINES = 30
+POLL_SECONDS = 0.05
+
+
+class StartupError(Exception):
+    """A component ended, or was not ready in time; the message holds the end of its log."""
+
+
+@dataclass
+class Component:
+    """A server started as ``command``, that is ready once ``ready`` answers true.
+
+    ``log`` receives standard output and error, over all restarts. ``timeout`` is how long a start may take, in seconds.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    ready: Callable[[], bool]
+    timeout: float
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id; RuntimeError where it does not run."""
+        return self._handle().pid
+
+    def launch(self) -> None:
+        """Start the process and return at once; follow with ``await_ready``.
+
+        The kernel ends the process when the thread that started it does, so that a killed test run leaves nothing
+        behind (PR_SET_PDEATHSIG in prctl(2)); hence only the main thread may call this.
+        """
+        if self.running:
+            raise RuntimeError(f"{self.name} is running already")
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(f"start {self.name} from the main thread: it would end together with any other")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ("setpriv", "--pdeathsig", "KILL", "--", *self.command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the tests, whose teardown then stops this in order
+            )
+
+    def await_ready(self) -> None:
+        """Return once it serves; StartupError where it ends first or takes longer than ``timeout``."""
+        deadline = time.monotonic() + self.timeout
+        while not self.ready():
+            if not self._ended_within(POLL_SECONDS) and time.monotonic() < deadline:
+                continue
+            state = (
+                f"not ready after {self.timeout:g} s" if self.running else f"exit status {self._handle().returncode}"
+            )
+            raise StartupError(f"{self.name}: {state}; the end of {self.log}:\n{self.log_tail()}")
+
+    def start(self) -> None:
+        """Start the process and return once it serves."""
+        self.launch()
+        self.await_ready()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash; returns once the process is gone. ``start`` brings it back on the same port and data."""
+        self._handle().kill()
+        self._handle().wait()
+
+    def stop(self, grace: float = 10) -> None:
+        """SIGTERM, and SIGKILL after ``grace`` seconds; returns once it is gone, at once where it does not run."""
+        if not self.running:
+            return
+        self._handle().send_signal(signal.SIGTERM)
+        if not self._ended_within(grace):
+            self.kill()
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def _handle(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._process
+
+    def _ended_within(self, seconds: float) -> bool:
+        try:
+            self._handle().wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+TIMEOUT_SECONDS = 2
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Calls to true once GET ``path`` on ``port`` of 127.0.0.1 answers 200; over TLS with a ``ca_file``."""
+
+    port: int
+    path: str
+    ca_file: Path | None = None
+    token: str = ""
+
+    def __call__(self) -> bool:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        try:
+            with closing(self._connection()) as connection:
+                connection.request("GET", self.path, headers=headers)
+                return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, http.client.HTTPException):  # not up yet: its certificate is not written, or it refuses
+            return False
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.ca_file is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
+        context = ssl.create_default_context(cafile=self.ca_file)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS, context=context)

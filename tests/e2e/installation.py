@@ -6,8 +6,8 @@ import base64
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster
-from tests.e2e.quota_config_map import CONFIG, QuotaConfigMap
-from tests.e2e.rest import Json
+from tests.e2e.rest import Answer, Json, Rest
 from tests.match_conditions import base_conditions
 from tests.processes import WebhookProcess, eventually, serving
 from vcuda.ledger.ledger import Ledger, read_ledger
@@ -234,3 +233,105 @@ def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
 
     for replica in installation.replicas:
         eventually(partial(known, replica), replica.output)
+
+
+KEY = "gpu_quota"
+CONFIG = {"quota.vcuda.io/config": "true"}
+"""The label by which the API server asks /quota about an edit."""
+
+
+@dataclass(frozen=True)
+class QuotaConfigMap:
+    """The ConfigMap ``name`` in ``namespace``, created with ``labels``; ``readers`` are the replicas that watch it."""
+
+    rest: Rest
+    namespace: str
+    name: str
+    labels: Mapping[str, str] = field(default_factory=lambda: dict(CONFIG))
+    readers: Sequence[WebhookProcess] = ()
+
+    @property
+    def collection(self) -> str:
+        """The path of the collection it belongs to."""
+        return f"/api/v1/namespaces/{self.namespace}/configmaps"
+
+    @property
+    def path(self) -> str:
+        """Its own path."""
+        return f"{self.collection}/{self.name}"
+
+    def document(self) -> Json:
+        """The quota as it is stored, by namespace; without a ConfigMap that of nobody."""
+        found = self.rest.send("GET", self.path)
+        if found.status == HTTPStatus.NOT_FOUND:
+            return {}
+        document: Json = json.loads(found.ok()["data"][KEY])
+        return document
+
+    def limit(self, **entries: Json) -> None:
+        """Add the entries, or set them anew; on return every replica goes by them."""
+        self.limit_anew(**{**self.document(), **entries})
+
+    def limit_anew(self, **entries: Json) -> None:
+        """Let the entries be the whole document, whatever stood there; on return every replica goes by it."""
+        self.await_read(self.write(json.dumps(entries)).ok()["metadata"]["resourceVersion"])
+
+    def lift(self, *namespaces: str) -> None:
+        """Remove the entries of these namespaces; on return no replica goes by them."""
+        self.limit_anew(**{name: entry for name, entry in self.document().items() if name not in namespaces})
+
+    @contextmanager
+    def limited(self, **entries: Json) -> Iterator[None]:
+        """`with` this, the entries are in force; after it they are gone."""
+        self.limit(**entries)
+        try:
+            yield
+        finally:
+            self.lift(*entries)
+
+    def write(self, text: str) -> Answer:
+        """The answer to storing ``text`` as the document, well-formed or not; no replica is waited for."""
+        created = self.rest.send("POST", self.collection, self.manifest(text))
+        if created.status == HTTPStatus.CONFLICT:
+            return self.rest.send("PUT", self.path, self.manifest(text))
+        return created
+
+    def await_read(self, version: str) -> None:
+        """Return once every replica goes by the document stored at ``version``, or by a later one."""
+        for reader in self.readers:
+            reader.await_log("quota read", lambda line: int(line["version"]) >= int(version))
+
+    def manifest(self, text: str) -> Json:
+        """The ConfigMap as a person writes it, with ``text`` as the document."""
+        metadata = {"namespace": self.namespace, "name": self.name, "labels": dict(self.labels)}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
+
+
+MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
+
+
+@contextmanager
+def account_of(cluster: Cluster, manifest: str, name: str) -> Iterator[Cluster]:
+    """The API as the ServiceAccount of this name, with what the manifest gives it; taken away at the end."""
+    path = str(MANIFESTS / manifest)
+    create_system_namespace(cluster)
+    cluster.kubectl("apply", "-f", path)
+    token = cluster.service_account_token(SYSTEM_NAMESPACE, name)
+    with closing(Cluster(cluster.control_plane, token)) as account:
+        yield account
+    cluster.kubectl("delete", "-f", path)
+
+
+def may(account: Cluster, verb: str, resource: str, namespace: str) -> bool:
+    """Whether the account may do this; ``resource`` is RESOURCE.GROUP/NAME, group and name where there are any."""
+    answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False).stdout.strip()
+    if answer not in ("yes", "no"):
+        raise RuntimeError(f"kubectl auth can-i {verb} {resource}: {answer!r}")
+    return answer == "yes"
+
+
+def named_quota(cluster: Cluster) -> QuotaConfigMap:
+    """The quota ConfigMap that the manifests name, empty, whose edits are not checked."""
+    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
+    quota.write("{}").ok()
+    return quota

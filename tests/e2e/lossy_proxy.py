@@ -14,7 +14,7 @@ from pathlib import Path
 import urllib3
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.kubeconfig import write_kubeconfig
+from tests.e2e.rest import write_kubeconfig
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 

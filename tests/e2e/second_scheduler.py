@@ -9,11 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from tests.e2e.component import Component
-from tests.e2e.control_plane import ControlPlane
-from tests.e2e.ports import free_ports
-from tests.e2e.probe import Probe
+from tests.e2e.control_plane import Component, ControlPlane, Probe
 from tests.e2e.rest import Json
+from tests.processes import free_ports
 
 NAME = "vcuda-scheduler"
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"

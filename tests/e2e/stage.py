@@ -17,14 +17,12 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, await_effect, sentinel
 from tests.e2e.conftest import require
-from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace
+from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, QuotaConfigMap, create_system_namespace
 from tests.e2e.mounted import Volume
-from tests.e2e.quota_config_map import QuotaConfigMap
 from tests.e2e.rest import Json
 from tests.e2e.steady import plain
-from tests.e2e.webhooks import GROUP, RESOURCES, await_effect, sentinel
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
 from vcuda.kube.objects import SERVICE_NAME, EndpointSlice, read_addresses
 

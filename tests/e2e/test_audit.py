@@ -16,9 +16,8 @@ from controller.violations import Finding, Kind
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import await_committed, controlling, limited_team
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, installed
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, installed, named_quota
 from tests.e2e.rest import Json
-from tests.e2e.rights import account_of, named_quota
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
 from vcuda.allocations.stored_pods import read_stored

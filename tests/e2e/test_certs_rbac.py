@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE
-from tests.e2e.rights import account_of, may
+from tests.e2e.installation import SYSTEM_NAMESPACE, account_of, may
 
 VALIDATING = "validatingwebhookconfigurations.admissionregistration.k8s.io"
 MUTATING = "mutatingwebhookconfigurations.admissionregistration.k8s.io"

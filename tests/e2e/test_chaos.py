@@ -15,10 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chaos_callers import REASONS, STORED, Callers
-from tests.e2e.chaos_policy import policy
-from tests.e2e.chaos_victims import Controllers, Victim, controllers, replicas
-from tests.e2e.chaos_watch import Observer, held
+from tests.e2e.chaos import REASONS, STORED, Callers, Controllers, Observer, Victim, controllers, held, policy, replicas
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
 from tests.e2e.installation import Installation, await_ready, registered, running

@@ -20,9 +20,8 @@ from tests.e2e.controller_process import (
     controlling,
     limited_team,
 )
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, installed
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, installed, may, named_quota
 from tests.e2e.rest import Json
-from tests.e2e.rights import account_of, may, named_quota
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess

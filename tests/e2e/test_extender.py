@@ -20,16 +20,13 @@ import yaml
 from tests.builders import MODEL, POOL, container, pod
 from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken, wanted
 from tests.e2e.cluster import Cluster
-from tests.e2e.component import Component
-from tests.e2e.control_plane import ControlPlane
+from tests.e2e.control_plane import Component, ControlPlane
 from tests.e2e.controller_process import candidate, controlling, drop_lease
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
-from tests.e2e.ports import free_ports
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, may
 from tests.e2e.rest import Json
-from tests.e2e.rights import account_of, may
 from tests.e2e.second_scheduler import COMPONENT, NAME, config_file, scheduling
 from tests.e2e.stage import SLICES
-from tests.processes import ControllerProcess
+from tests.processes import ControllerProcess, free_ports
 
 NODES, CARDS, CARD_MEMORY = 5, 8, 64
 PODS = 200

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import await_committed, controlling
 from tests.e2e.installation import Installation
+from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.e2e.rest import Json
-from tests.e2e.squatting import LABEL, squatting
-from tests.integration.reviews import card_pod
+from tests.integration.reviews import card_pod, gpu_pod
 
 TAKEN = 2
 FIRST_MINOR_THAT_RETRIES = 31
@@ -47,3 +50,35 @@ def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_
         vain = {line["uid"] for line in controller.logs("charge of a pod that was never stored")}
         assert vain == set(squatter.uids[:TAKEN])
     assert cluster.try_create(card_pod("next", namespace, cards=3)).status == HTTPStatus.CREATED
+
+
+LABEL = "e2e.vcuda.io/squatted"
+"""On the pods whose names are taken."""
+
+
+@dataclass
+class Squatter:
+    """Takes the names of the first ``limit`` pods it is asked about; ``uids`` are of all those, in their order."""
+
+    cluster: Cluster
+    limit: int
+    uids: list[str] = field(default_factory=list)
+
+    def answer(self, _path: str, review: Json) -> Json:
+        """Take the name, and let the pod pass."""
+        request = review["request"]
+        self.uids.append(request["object"]["metadata"]["uid"])
+        if len(self.uids) <= self.limit:
+            self.cluster.create(gpu_pod(request["name"], request["namespace"], {"cpu": "1"}))
+        return reviewed(review)
+
+
+@contextmanager
+def squatting(cluster: Cluster, certificates: Path, limit: int) -> Iterator[Squatter]:
+    """A squatter that is asked about every pod with the label. ``certificates`` has ca.crt, tls.crt and tls.key."""
+    squatter = Squatter(cluster, limit)
+    with (
+        answering(squatter.answer, certificates) as url,
+        cluster.register_webhooks(validating=[asks_about_pods("squatter.example.com", url, certificates, LABEL)]),
+    ):
+        yield squatter

@@ -12,18 +12,17 @@ import pytest
 from kubernetes.client import CoreV1Api
 from kubernetes.client.exceptions import ApiException
 
-from tests.e2e.cluster import Cluster
-from tests.e2e.component import StartupError
+from tests.e2e.cluster import Cluster, await_effect
 from tests.e2e.control_plane import (
     ControlPlane,
     NoControlPlane,
     Settings,
+    StartupError,
     lay_out,
     prepare,
     running_control_plane,
 )
 from tests.e2e.rest import Json, warning_text
-from tests.e2e.webhooks import await_effect
 
 
 def pod_spec(**fields: object) -> Json:

@@ -6,17 +6,20 @@ that remembers each call. Only where they lead, and for which namespaces, is cha
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
 from tests.builders import container, pod
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import make_certificates
-from tests.e2e.recording import Recorder, recording
+from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.e2e.rest import Json
 from tests.match_conditions import ASKING, ORDINARY, PLAIN, RUNTIME_CLASS
 from tests.rendered import BASE, rendered, webhooks
@@ -255,3 +258,37 @@ def test_a_condition_that_does_not_compile_is_refused_when_it_is_applied(cluster
     refused = cluster.try_create(manifest)
     assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "webhooks[0].matchConditions[0].expression: Invalid value" in refused.message
+
+
+@dataclass
+class Recorder:
+    """Listens at ``url`` and keeps each request of a review; ``ca_bundle`` is what its caller needs to trust it.
+
+    ``patches``: the JSON Patch that is the answer at a path; without one nothing is changed.
+    """
+
+    ca_bundle: str
+    url: str = ""
+    patches: dict[str, list[Json]] = field(default_factory=dict)
+    _asked: list[tuple[str, Json]] = field(default_factory=list)
+
+    def take(self) -> list[tuple[str, Json]]:
+        """The path and the request of every review since the last call."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def answer(self, path: str, review: Json) -> Json:
+        """Remember a review that came at ``path``, and allow it."""
+        self._asked.append((path, review["request"]))
+        if path not in self.patches:
+            return reviewed(review)
+        patch = base64.b64encode(json.dumps(self.patches[path]).encode()).decode()
+        return reviewed(review, patchType="JSONPatch", patch=patch)
+
+
+@contextmanager
+def recording(certificates: Path) -> Iterator[Recorder]:
+    """A recorder that serves the certificates in this directory; closed at the end."""
+    recorder = Recorder(ca_bundle(certificates))
+    with answering(recorder.answer, certificates) as recorder.url:
+        yield recorder

@@ -21,7 +21,7 @@ from controller.node.pods import list_uids
 from tests.e2e.cluster import Cluster
 from tests.e2e.compaction import expire, token_of
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.rights import MANIFESTS, may
+from tests.e2e.installation import MANIFESTS, may
 from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS, NodeProcess

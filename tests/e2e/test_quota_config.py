@@ -12,8 +12,16 @@ import pytest
 
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import Installation, await_nodes, await_ready, installed, registered, running
-from tests.e2e.quota_config_map import KEY, QuotaConfigMap
+from tests.e2e.installation import (
+    KEY,
+    Installation,
+    QuotaConfigMap,
+    await_nodes,
+    await_ready,
+    installed,
+    registered,
+    running,
+)
 from tests.integration.reviews import card_pod, gpu_pod, pinned
 from webhook.quota_edit import MOST_FAULTS
 

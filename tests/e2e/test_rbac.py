@@ -8,8 +8,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, installed
-from tests.e2e.rights import account_of, may, named_quota
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, installed, may, named_quota
 from tests.integration.reviews import card_pod
 
 

@@ -15,7 +15,7 @@ from cryptography import x509
 from certs.parsing import read_certificates
 from certs.state import signed_by
 from tests.e2e.cluster import Cluster
-from tests.e2e.rights import account_of
+from tests.e2e.installation import account_of
 from tests.e2e.stage import PATHS, SERVER_NAME, Stage, staged, utc_now
 from tests.e2e.steady import connecting, creating, shake
 

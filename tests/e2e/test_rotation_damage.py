@@ -16,11 +16,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from certs.cluster import dial
 from certs.parsing import read_certificates
 from certs.state import fingerprint
-from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.rest import Json
 from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, delete, staged, utc_now
 from tests.e2e.steady import shake
+from tests.processes import eventually
 from vcuda.x509 import Signed, make_authority, make_leaf, service_names
 
 pytestmark = pytest.mark.slow
@@ -78,10 +79,7 @@ def age(stage: Stage, *, authority_life: timedelta, leaf_life: timedelta) -> Non
 def await_served(stage: Stage, leaf: Signed) -> None:
     """Return once the replicas show ``leaf``, whoever trusts it; they read their files every few seconds."""
     wanted = leaf.certificate.public_bytes(Encoding.DER)
-    deadline = time.monotonic() + TIMEOUT
-    while {shown(address) for address in stage.addresses()} != {wanted}:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    eventually(lambda: {shown(address) for address in stage.addresses()} == {wanted})
 
 
 def shown(address: str) -> bytes | None:

@@ -17,8 +17,7 @@ import pytest
 
 from certs.parsing import read_certificates
 from tests.e2e.cluster import Cluster
-from tests.e2e.fatal_proxy import Fatal
-from tests.e2e.lossy_proxy import lossy_proxy
+from tests.e2e.lossy_proxy import Losses, lossy_proxy
 from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVING_SECRET, staged, utc_now
 from tests.e2e.steady import connecting, creating
 
@@ -127,3 +126,32 @@ def world_readable_keys(directory: Path) -> list[Path]:
     files = [path for path in directory.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
     assert files
     return [path for path in files if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
+
+
+READS = frozenset({"GET"})
+
+
+@dataclass
+class Fatal(Losses):
+    """Counts the requests of ``victim`` (a process id); the answer to the fatal one is lost together with it.
+
+    ``read``: the number of the read that kills, from 1; 0 for none: then the first write does.
+    """
+
+    victim: int = 0
+    read: int = 0
+    reads: int = 0
+
+    def aim(self, read: int) -> None:
+        """Begin to count for a new process; set ``victim`` when it has started."""
+        self.victim, self.read, self.reads = 0, read, 0
+
+    def takes(self, method: str, path: str) -> bool:
+        """Kill at the fatal answer. What was written by then is written."""
+        with self._lock:
+            self.reads += method in READS
+            if (self.reads != self.read) if self.read else (method in READS):
+                return False
+            self.lost.append((method, path))
+            os.kill(self.victim, signal.SIGKILL)
+            return True

@@ -13,9 +13,8 @@ from tests.browser import Tab, browsing, tab
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import candidate, controlling, limited_team
-from tests.e2e.installation import Installation, installed
+from tests.e2e.installation import Installation, account_of, installed, named_quota
 from tests.e2e.rest import Json
-from tests.e2e.rights import account_of, named_quota
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import ControllerProcess
 

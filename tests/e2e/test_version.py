@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.rights import account_of
+from tests.e2e.installation import account_of
 from vcuda.kube import Kube, VersionCheck
 
 ACCOUNTS = [

@@ -19,8 +19,8 @@ from certs.cluster import dial, dial_all
 from controller.certificates import REASON, CertificateWatch, Shown, is_late
 from controller.certificates import dial as dial_for_the_controller
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
-from tests.e2e.ports import free_ports
 from tests.integration.tls_echo import Echo, echoing
+from tests.processes import free_ports
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
 

@@ -16,9 +16,17 @@ from certs.parsing import ObjectRefs
 from certs.plan import plan
 from certs.rotation import MAX_ATTEMPTS, MAX_STEPS, Rotation
 from certs.state import State
-from certs.steps import Done, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write, WriteBundles
-from tests.e2e.ports import free_ports
+from certs.steps import (
+    Done,
+    MakeAuthority,
+    RotationPolicy,
+    SeenFor,
+    StepRefused,
+    Write,
+    WriteBundles,
+)
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
+from tests.processes import free_ports
 from tests.rotation_world import POLICY, START, World, healthy
 from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube

@@ -14,9 +14,8 @@ from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.controller_process import await_enforced
-from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
+from tests.e2e.installation import SYSTEM_NAMESPACE, QuotaConfigMap, ledger_path
 from tests.e2e.manifests.system import NODE, System
-from tests.e2e.quota_config_map import QuotaConfigMap
 from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.stage import CORE, SERVICE, SLICES, own_address

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,19 +16,17 @@ from pathlib import Path
 import yaml
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.component import Component
+from tests.e2e.control_plane import Component
 from tests.e2e.controller_process import LEASES, drop_lease
 from tests.e2e.installation import SYSTEM_NAMESPACE
-from tests.e2e.manifests.addresses import apply, reachable
 from tests.e2e.manifests.balancer import Balancer, balancing
-from tests.e2e.manifests.workload import account_of, command_of, mount_secret
-from tests.e2e.ports import free_ports
 from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.second_scheduler import config_file, scheduling
 from tests.e2e.stage import CORE, SLICES, own_address
-from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess
-from tests.rendered import label, one, pod_spec, rendered
+from tests.kubectl import kubectl
+from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess, free_ports
+from tests.rendered import composed, container, label, one, pod_spec, rendered
 
 NODE = "gpu-1"
 EXTENDER = "vcuda-extender"
@@ -195,3 +194,88 @@ def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[Sys
         apply(cluster, kustomization, "--server-side", "--force-conflicts")
         drop_lease(cluster)
         yield System(cluster, balancer, kustomization, directory)
+
+
+TIMEOUT = 120
+
+
+def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
+    """A kustomization of the base and these components whose webhook is called at ``port`` of this machine.
+
+    The API server resolves a Service of type ExternalName to its name, and still asks for the certificate of
+    NAME.NAMESPACE.svc.
+    """
+    target = composed(directory, components)
+    spec = {"type": "ExternalName", "externalName": "localhost"}
+    service = [{"op": "replace", "path": "/spec", "value": spec}]
+    called = [{"op": "replace", "path": "/webhooks/0/clientConfig/service/port", "value": port}]
+    also = [*called, {"op": "replace", "path": "/webhooks/1/clientConfig/service/port", "value": port}]
+    patches = [
+        {"target": {"kind": "Service", "name": "vcuda-webhook"}, "patch": json.dumps(service)},
+        {"target": {"kind": "MutatingWebhookConfiguration"}, "patch": json.dumps(called)},
+        {"target": {"kind": "ValidatingWebhookConfiguration"}, "patch": json.dumps(also)},
+    ]
+    file = target / "kustomization.yaml"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "patches": patches}))
+    return target
+
+
+def kubectl_k(cluster: Cluster, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the kubectl that renders, as admin of ``cluster``; whatever its exit status."""
+    cache = cluster.control_plane.directory / "kubectl-k-cache"
+    command = (kubectl(), f"--kubeconfig={cluster.kubeconfig}", f"--cache-dir={cache}", *map(str, arguments))
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+
+
+def apply(cluster: Cluster, directory: Path, *flags: str) -> str:
+    """`kubectl apply -k` of the directory; what it said."""
+    done = kubectl_k(cluster, "apply", *flags, "-k", directory)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def command_of(workload: Json, changed: Mapping[str, str | Path], **fields: str) -> list[str]:
+    """The program and its arguments. ``changed``: flags with their values here; ``fields``: of the downward API.
+
+    A flag that the manifest has is changed in its place, any other is added at the end.
+    """
+    given = container(workload)["args"]
+    left = dict(changed)
+    arguments = []
+    for each in given:
+        flag, equals, value = expanded(each, fields).partition("=")
+        if flag in left:
+            arguments.append(f"{flag}={left.pop(flag)}")
+        else:
+            arguments.append(flag + equals + value)
+    return [*arguments, *(f"{flag}={value}" for flag, value in left.items())]
+
+
+def expanded(argument: str, fields: Mapping[str, str]) -> str:
+    """Replace `$(NAME)` as kubelet does."""
+    for name, value in fields.items():
+        argument = argument.replace(f"$({name})", value)
+    return argument
+
+
+def account_of(cluster: Cluster, workload: Json) -> Path:
+    """A kubeconfig with a token of the workload's ServiceAccount."""
+    name = pod_spec(workload)["serviceAccountName"]
+    return cluster.kubeconfig_for_token(cluster.service_account_token(workload["metadata"]["namespace"], name))
+
+
+def user_of(workload: Json) -> str:
+    """The name by which the API server knows that account."""
+    return f"system:serviceaccount:{workload['metadata']['namespace']}:{pod_spec(workload)['serviceAccountName']}"
+
+
+def mount_secret(cluster: Cluster, workload: Json, directory: Path) -> None:
+    """Write the keys of the workload's one Secret, all or those its volume names, each whole, as kubelet does."""
+    [secret] = [volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume]
+    path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"
+    data = cluster.rest.get(path)["data"]
+    directory.mkdir(exist_ok=True)
+    for item in secret.get("items", [{"key": key, "path": key} for key in data]):
+        new = directory / f".{item['path']}"
+        new.write_bytes(base64.b64decode(data[item["key"]]))
+        new.replace(directory / item["path"])

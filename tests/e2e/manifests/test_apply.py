@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.manifests.addresses import apply
+from tests.e2e.manifests.system import apply
 from tests.e2e.rest import Json
 from tests.rendered import BASE, EVERY, SYSTEM_NAMESPACE, label, rendered
 

@@ -15,8 +15,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import await_enforced
 from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
-from tests.e2e.manifests.addresses import kubectl_k
-from tests.e2e.manifests.system import System, applied
+from tests.e2e.manifests.system import System, applied, kubectl_k
 from tests.integration.reviews import card_pod
 from tests.kubectl import kubectl
 from tests.processes import ControllerProcess

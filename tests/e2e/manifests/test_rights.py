@@ -1,6 +1,6 @@
 """The rights in the base: every part does all of its work with them, and not one of them is spare.
 
-See `tests.e2e.manifests.needs` for how that is told; the components' rights are in `test_rights_components`.
+See `tests.e2e.manifests.audit` for how that is told; the components' rights are in `test_rights_components`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.manifests import scenes
-from tests.e2e.manifests.audit import Asked, AuditLog, Permission, permissions
-from tests.e2e.manifests.needs import check_refused_without, lists_in_pages, spare
-from tests.e2e.manifests.system import NODE, System, applied
-from tests.e2e.manifests.workload import user_of
-from tests.e2e.watching import streams_lists
+from tests.e2e.manifests.audit import (
+    Asked,
+    AuditLog,
+    Permission,
+    check_refused_without,
+    lists_in_pages,
+    permissions,
+    spare,
+)
+from tests.e2e.manifests.system import NODE, System, applied, user_of
+from tests.e2e.rest import streams_lists
 from tests.rendered import BASE, ours, rendered
 from vcuda.kube import Kube
 

@@ -11,12 +11,11 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import require
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.manifests import scenes
-from tests.e2e.manifests.audit import Asked, AuditLog, Permission, bindings, permissions
-from tests.e2e.manifests.needs import check_refused_without, spare
+from tests.e2e.manifests.audit import Asked, AuditLog, Permission, bindings, check_refused_without, permissions, spare
 from tests.e2e.manifests.system import NODE, System, applied
-from tests.e2e.ports import free_ports
 from tests.e2e.rest import Json
 from tests.e2e.stage import own_address
+from tests.processes import free_ports
 from tests.rendered import BASE, MANIFESTS, rendered
 
 COMPONENTS = ("scheduler", "enforce-audit")

@@ -17,10 +17,8 @@ from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import await_enforced
 from tests.e2e.installation import SYSTEM_NAMESPACE
-from tests.e2e.manifests.addresses import apply
 from tests.e2e.manifests.audit import AuditLog
-from tests.e2e.manifests.system import NODE, System, applied
-from tests.e2e.manifests.workload import user_of
+from tests.e2e.manifests.system import NODE, System, applied, apply, user_of
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import PATIENCE, SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess

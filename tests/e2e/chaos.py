@@ -1,0 +1,347 @@
+"""Many callers that create pods and delete them again, and keep count of what they were answered."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from tests.builders import MODEL
+from tests.e2e.controller_process import flags_of
+from tests.e2e.installation import REPLICA, Installation
+from tests.e2e.json_server import answering, asks_about_pods, reviewed
+from tests.e2e.rest import Answer, Json, Rest, states
+from tests.integration.reviews import gpu_pod
+from tests.processes import PATIENCE, ControllerProcess, WebhookProcess
+
+ASKS = "e2e.vcuda.io/policy"
+"""The label of the pods that it is asked about."""
+
+
+REFUSAL = "refused by another policy"
+
+
+SLOWEST = 1.5
+"""Seconds."""
+
+
+REFUSED_PART = 0.1
+
+
+STORED = "stored"
+OVER_QUOTA = "over quota"
+BUSY = "busy, come again (429)"
+NOT_PINNED = "not held to a model: /mutate was not reached"
+WEBHOOK_AWAY = "webhook not reached"
+POLICY = "refused by another policy, after it was charged"
+API_AWAY = "API server or etcd not reached"
+
+_REASONS = (
+    (OVER_QUOTA, {403}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
+    (NOT_PINNED, {403}, r"held to one GPU model that namespace \S+ may use"),
+    (POLICY, {403}, rf"{REFUSAL}$"),
+    (BUSY, {429}, r"try again in 1 s$"),
+    (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-\d)?\.quota\.vcuda\.io\""),
+    (
+        API_AWAY,
+        {500, 503, 504},
+        r"etcd|rpc error|request did not complete|context deadline|context canceled|shut ?down|timed? ?out",
+    ),
+)
+
+GPU_REQUESTS: Sequence[Json] = (
+    {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16},
+    {"tencent.com/vcuda-core": 100},
+    {"tencent.com/vcuda-core": 200},
+)
+SLOW_PART = 0.3
+"""The part of the pods that wait for another webhook."""
+
+HOLD, PAUSE = 0.3, 0.2
+"""Seconds, at most, for which a pod is kept, and between two tries of one caller."""
+
+
+def reason(answer: Answer) -> str:
+    """Why a pod was refused, or that it was not; the whole answer where no reason is known."""
+    if answer.status == HTTPStatus.CREATED:
+        return STORED
+    for name, statuses, pattern in _REASONS:
+        if answer.status in statuses and re.search(pattern, answer.message):
+            return name
+    return f"{answer.status} {answer.message}"
+
+
+REASONS = frozenset({STORED, API_AWAY, *(name for name, _, _ in _REASONS)})
+
+
+@dataclass(frozen=True)
+class Callers:
+    """So many callers, each through one of the replicas; ``counts`` are their answers by reason.
+
+    They share out the namespaces of one group, and go on to the next group every ``stay`` seconds.
+    """
+
+    rest: Rest
+    groups: Sequence[Sequence[str]]
+    replicas: int
+    stay: float
+    started: float = field(default_factory=time.monotonic)
+    counts: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def call(self, number: int, stop: threading.Event) -> None:
+        """Be caller ``number`` until told to stop."""
+        labels = {REPLICA: str(number % self.replicas)}
+        for turn in itertools.count():
+            namespaces = self._namespaces()
+            pod = self._pod(f"train-{number}-{turn}", namespaces[number // self.replicas % len(namespaces)], labels)
+            answer = self._create(pod)
+            with self.lock:
+                self.counts[answer] += 1
+            if answer in (STORED, API_AWAY):
+                stop.wait(random.uniform(0, HOLD))  # noqa: S311  # a load
+                self._delete(pod, stop)
+            if stop.wait(random.uniform(0, PAUSE)):  # noqa: S311  # a load
+                return
+
+    def _pod(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
+        asks = {ASKS: "true"} if random.random() < SLOW_PART else {}  # noqa: S311  # a load
+        return gpu_pod(name, namespace, random.choice(GPU_REQUESTS), labels={**labels, **asks})  # noqa: S311  # a load
+
+    def _namespaces(self) -> Sequence[str]:
+        group = int((time.monotonic() - self.started) / self.stay)
+        return self.groups[min(group, len(self.groups) - 1)]
+
+    def _create(self, pod: Json) -> str:
+        try:
+            return reason(self.rest.send("POST", f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods", pod))
+        except HTTPError:
+            return API_AWAY
+
+    def _delete(self, pod: Json, stop: threading.Event) -> None:
+        """Delete the pod, stored or not, until the API server says that it is gone."""
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+        while not stop.is_set():
+            try:
+                answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
+            except HTTPError:
+                answer = None
+            if answer is not None and answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+                return
+            stop.wait(PAUSE)
+
+
+def think(_path: str, review: Json) -> Json:
+    """Take a while about a review, and refuse some."""
+    time.sleep(random.uniform(0, SLOWEST))  # noqa: S311  # a load
+    allowed = random.random() > REFUSED_PART  # noqa: S311  # a load
+    return reviewed(review, allowed=allowed, status={"code": 403, "message": REFUSAL})
+
+
+@contextmanager
+def policy(directory: Path, timeout: int) -> Iterator[Json]:
+    """The webhook, running, as an item of a configuration; ``directory`` holds its certificate and ``ca.crt``."""
+    with answering(think, directory) as url:
+        yield asks_about_pods("policy.e2e.vcuda.io", url, directory, ASKS, sideEffects="None", timeoutSeconds=timeout)
+
+
+class Killable(Protocol):
+    """What the two kinds of process have in common."""
+
+    process: subprocess.Popen[str]
+
+    def kill(self) -> object:
+        """SIGKILL; on return the process is gone."""
+
+
+P = TypeVar("P", bound=Killable)
+
+
+class Victim(Generic[P]):
+    """One process of a Deployment: where it ends, another takes its place, made by ``start`` in the background."""
+
+    def __init__(self, start: Callable[[], P], threads: ThreadPoolExecutor, first: P | None = None) -> None:
+        self.kills = 0
+        self._start = start
+        self._threads = threads
+        self._running: Future[P] = Future()
+        self._running.set_result(first or start())
+
+    def current(self) -> P:
+        """The newest process, once it serves."""
+        return self._running.result(PATIENCE)
+
+    def serving(self) -> P | None:
+        """The same, or None while it is on its way or has ended."""
+        if not self._running.done() or self.current().process.poll() is not None:
+            return None
+        return self.current()
+
+    def kill(self) -> None:
+        """SIGKILL, and start another."""
+        self.kills += 1
+        self.current().kill()
+        self._again()
+
+    def mend(self) -> None:
+        """Start another where it has ended by itself, as a controller does that lost its lease."""
+        if self._running.done() and self.current().process.poll() is not None:
+            self.current().kill()
+            self._again()
+
+    def close(self) -> None:
+        """End the newest process for good."""
+        self.current().kill()
+
+    def _again(self) -> None:
+        self._running = self._threads.submit(self._start)
+
+
+@contextmanager
+def replicas(installation: Installation) -> Iterator[Sequence[Victim[WebhookProcess]]]:
+    """The installation's replicas as things to kill; a new one listens where the old one did."""
+
+    def starter(first: WebhookProcess) -> Callable[[], WebhookProcess]:
+        flags = (*installation.flags, "--bind", urlsplit(first.url).netloc)
+        return lambda: WebhookProcess(flags, installation.ca, {})
+
+    with ThreadPoolExecutor() as threads:
+        every = [Victim(starter(first), threads, first) for first in installation.replicas]
+        try:
+            yield every
+        finally:
+            for replica in every:
+                replica.close()
+
+
+class Controllers:
+    """Candidates for one lease."""
+
+    def __init__(self, candidates: Sequence[Victim[ControllerProcess]]) -> None:
+        self._candidates = candidates
+        self._leader: ControllerProcess | None = None
+
+    @property
+    def kills(self) -> int:
+        """How many leaders were killed."""
+        return sum(candidate.kills for candidate in self._candidates)
+
+    def kill_seasoned_leader(self) -> None:
+        """SIGKILL the leader if it led already when this was asked last, so that each one gets to settle something."""
+        leader = next((candidate for candidate in self._candidates if leads(candidate)), None)
+        process = leader.serving() if leader else None
+        if leader and process is self._leader:
+            leader.kill()
+        self._leader = process
+
+    def mend(self) -> None:
+        """Replace those that have ended by themselves."""
+        for candidate in self._candidates:
+            candidate.mend()
+
+    def output(self) -> str:
+        """What those that run now have printed."""
+        return "\n\n".join(candidate.current().output() for candidate in self._candidates)
+
+
+def leads(candidate: Victim[ControllerProcess]) -> bool:
+    """Whether it holds the lease, as far as it knows."""
+    process = candidate.serving()
+    return process is not None and bool(process.logs("leading"))
+
+
+@contextmanager
+def controllers(installation: Installation, count: int, *, storable: int) -> Iterator[Controllers]:
+    """So many controllers, which take a pod for never stored after ``storable`` seconds."""
+    flags = flags_of(installation, "--storable-seconds", str(storable))
+    with ThreadPoolExecutor() as threads:
+        every = [Victim(lambda: ControllerProcess(*flags), threads) for _ in range(count)]
+        try:
+            yield Controllers(every)
+        finally:
+            for candidate in every:
+                candidate.close()
+
+
+CORES = "tencent.com/vcuda-core"
+PODS = "/api/v1/pods"
+PAUSE = 0.02
+WATCH_SECONDS = 5.0
+AWAY = (ApiException, HTTPError, json.JSONDecodeError)
+"""What the client raises where the API server is away, or goes away within an answer."""
+
+
+def held(pods: Sequence[Json]) -> Counter[str]:
+    """The cores that the pods hold of each model. It shares no line with the code it judges."""
+    cores: Counter[str] = Counter()
+    for pod in pods:
+        if pod["status"].get("phase") not in ("Succeeded", "Failed"):
+            cores[model_of(pod)] += sum(
+                int(container["resources"]["limits"][CORES]) for container in pod["spec"]["containers"]
+            )
+    return cores
+
+
+def model_of(pod: Json) -> str:
+    """The one model that the pod is held to."""
+    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    [model] = {
+        value
+        for term in required["nodeSelectorTerms"]
+        for expression in term["matchExpressions"]
+        if expression["key"] == MODEL
+        for value in expression["values"]
+    }
+    return str(model)
+
+
+class Observer:
+    """What was seen of some namespaces.
+
+    ``most``: the most cores of each model, by namespace. ``looks``: how often. ``lost``: how often in vain.
+    """
+
+    def __init__(self, namespaces: Sequence[str]) -> None:
+        self.most: dict[str, dict[str, int]] = {namespace: {} for namespace in namespaces}
+        self.looks = 0
+        self.lost = 0
+
+    def see(self, pods: Sequence[Json]) -> None:
+        """Take note of one state."""
+        self.looks += 1
+        for namespace, most in self.most.items():
+            for model, cores in held([pod for pod in pods if pod["metadata"]["namespace"] == namespace]).items():
+                most[model] = max(most.get(model, 0), cores)
+
+    def list(self, rest: Rest, stop: threading.Event) -> None:
+        """LIST until told to stop. Without a resourceVersion that is a quorum read of one moment."""
+        while not stop.wait(PAUSE):
+            try:
+                self.see(rest.get(PODS)["items"])
+            except AWAY:
+                self.lost += 1
+
+    def follow(self, rest: Rest, stop: threading.Event) -> None:
+        """See the state after every single change, until told to stop; LIST anew where the watch ends or breaks."""
+        while not stop.wait(PAUSE):
+            try:
+                for pods in states(rest, PODS, time.monotonic() + WATCH_SECONDS, {}):
+                    self.see(pods)
+            except (*AWAY, RuntimeError):
+                self.lost += 1
