@@ -30,7 +30,7 @@ from controller.extender.service import Listening, serve
 from controller.extender.strategy import Placement, packed
 from tests.builders import LABELS, container, pod, view
 from tests.e2e.rest import Json
-from vcuda.allocations.cards import CardRequest, Cards, annotations_for, read_wish
+from vcuda.allocations.cards import CardRequest, Cards, annotations_for, read_card_request
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.cli import aligned
 from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
@@ -85,7 +85,7 @@ def filled() -> tuple[CardCache, list[str]]:
 
 def placed(manifest: Json, node: str, book: CardCache) -> dict[str, str]:
     """The annotations of a pod that was placed on this node."""
-    wish = read_wish(view(manifest))
+    wish = read_card_request(view(manifest))
     assert isinstance(wish, CardRequest)
     cards = book.without_all(node, ())
     assert isinstance(cards, Cards)

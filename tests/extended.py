@@ -16,7 +16,7 @@ from controller.extender.metrics import ExtenderMetrics
 from controller.extender.protocol import Binding, Candidates
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
-from vcuda.allocations.cards import Share, read_holding
+from vcuda.allocations.cards import Share, read_pod_cards
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
 
@@ -114,7 +114,7 @@ def as_stored(api: ApiDouble, name: str) -> Manifest:
 
 def shares(api: ApiDouble, name: str) -> tuple[Share, ...]:
     """The shares that the annotations of a stored pod give it."""
-    holding = read_holding(msgspec.convert(api.objects[pod_path(name)], Pod))
+    holding = read_pod_cards(msgspec.convert(api.objects[pod_path(name)], Pod))
     return holding.shares if holding else ()
 
 

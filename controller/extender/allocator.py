@@ -20,11 +20,11 @@ from vcuda.allocations.cards import (
     CardRequest,
     Cards,
     PodCards,
-    Reason,
+    Unplaceable,
     annotations_for,
     patch_of,
-    read_holding,
-    read_wish,
+    read_card_request,
+    read_pod_cards,
 )
 from vcuda.errors import ApiError, Conflict, Deposed, NotFound, NotPlaced, Unavailable, VcudaError
 from vcuda.k8s_types import UNDECODABLE, Pod
@@ -156,10 +156,10 @@ class Placer:
         which the scheduler tries the pod again.
         """
         deadline = Deadline(self._clock)
-        wish = read_wish(candidates.pod)
+        wish = read_card_request(candidates.pod)
         if wish is None:
             return candidates.passing(candidates.names)
-        if isinstance(wish, Reason):
+        if isinstance(wish, Unplaceable):
             return candidates.failing(dict.fromkeys(candidates.names, wish))
         try:
             with self._desk.turn():
@@ -179,7 +179,7 @@ class Placer:
 
         The scheduler has chosen them by sums alone. Where they do not make room on any one card, nobody is evicted.
         """
-        wish = read_wish(preemption.pod)
+        wish = read_card_request(preemption.pod)
         if wish is None:
             return dict(preemption.victims)
         return {
@@ -215,7 +215,7 @@ class Placer:
         return (
             isinstance(cards, Cards)
             and cards.scheme is wish.scheme
-            and not isinstance(allot(cards, wish.demands), Reason)
+            and not isinstance(allot(cards, wish.containers), Unplaceable)
         )
 
     def _place(self, pod: Pod, wish: CardRequest, names: Iterable[str], deadline: Deadline) -> Choice:
@@ -239,7 +239,7 @@ class Placer:
         refuses a share whose annotation names another.
         """
         names = tuple(names)
-        before = read_holding(pod)
+        before = read_pod_cards(pod)
         if before is not None and before.node in names:
             choice = self._order(wish, (before.node,), known)
             if isinstance(choice, Placement):
@@ -347,12 +347,12 @@ class Binder:
 
         Raises NotPlaced where the pod is not placed on the node, or not as we know it.
         """
-        wish = read_wish(pod)
+        wish = read_card_request(pod)
         if wish is None:
             return None
-        if isinstance(wish, Reason):
+        if isinstance(wish, Unplaceable):
             raise NotPlaced(wish.text)
-        holding = read_holding(pod)
+        holding = read_pod_cards(pod)
         if holding is None or holding.node != binding.node:
             raise NotPlaced(f"the pod is not placed on {binding.node} any more")
         version = pod.metadata.resource_version
@@ -367,7 +367,7 @@ class Binder:
         cards = self._desk.book.without_all(holding.node, (uid,))
         if not self._desk.book.holds(uid, holding) or not isinstance(cards, Cards):
             raise NotPlaced(f"the cards on the pod are not those that it was given on {holding.node}")
-        wanted = sum(max(1, demand.cards) for demand in wish.demands)
+        wanted = sum(max(1, demand.cards) for demand in wish.containers)
         if cards.scheme is not wish.scheme or len(holding.shares) != wanted or not cards.have(holding.shares):
             raise NotPlaced(f"the cards on the pod are not free on {holding.node}")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from controller.extender.strategy import NodeCards
-from vcuda.allocations.cards import Cards, PodCards, Reason, Share, read_cards
+from vcuda.allocations.cards import Cards, PodCards, Share, Unplaceable, read_cards
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.k8s_types import Node
 from vcuda.ledger.ledger import is_older
@@ -58,8 +58,8 @@ class CardCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._unused: dict[str, Cards | Reason] = {}
-        self._cards: dict[str, Cards | Reason] = {}
+        self._unused: dict[str, Cards | Unplaceable] = {}
+        self._cards: dict[str, Cards | Unplaceable] = {}
         self._accounts: dict[str, _Account] = {}
         self._promised: dict[str, None] = {}
         self._on_node: dict[str, dict[str, tuple[Share, ...]]] = {}
@@ -84,7 +84,7 @@ class CardCache:
             if new is not None:
                 account = self._accounts.get(new.uid, _Account())
                 left = tuple(promise for promise in account.promises if not promise.is_settled_by(new))
-                self._set(new.uid, _Account(new.holding, left))
+                self._set(new.uid, _Account(new.cards, left))
             elif old is not None:
                 self._set(old.uid, _Account())
 
@@ -147,7 +147,7 @@ class CardCache:
                     known[node] = cards.returned(self._on_node[node][uid])
             return known
 
-    def without_all(self, node: str, uids: Iterable[str]) -> Cards | Reason | None:
+    def without_all(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable | None:
         """Return the cards of one node as they would be without these pods; None where the node is not known."""
         with self._lock:
             cards = self._cards.get(node)
@@ -156,7 +156,7 @@ class CardCache:
                 return cards.returned(share for uid in set(uids) for share in held.get(uid, ()))
             return cards
 
-    def cards(self) -> Mapping[str, Cards | Reason]:
+    def cards(self) -> Mapping[str, Cards | Unplaceable]:
         """Return the cards of every node as they are."""
         with self._lock:
             return dict(self._cards)

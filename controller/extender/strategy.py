@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, Share
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable
 from vcuda.quota.model import CORES_PER_CARD
 
 
@@ -41,23 +41,23 @@ class Placement(msgspec.Struct, frozen=True):
     allotment: Assignment
 
 
-NodeCards = Mapping[str, Cards | Reason]
+NodeCards = Mapping[str, Cards | Unplaceable]
 """Nodes by name: their cards, or why they have none to place on."""
 
-Choice = Placement | Mapping[str, Reason]
+Choice = Placement | Mapping[str, Unplaceable]
 """Where a pod goes, or for each node why not there."""
 
 Order = Callable[[CardRequest, Iterable[str], NodeCards], Choice]
 """How a node is chosen among those that the scheduler names."""
 
-UNSEEN = Reason("node not seen yet", final=False)
+UNSEEN = Unplaceable("node not seen yet", final=False)
 
 
 def least_free(wish: CardRequest, names: Iterable[str], nodes: NodeCards) -> Choice:
     """Return gpu-admission's own choice: the first node that fits, from the least free on; or each node's reason."""
     fitting, reasons = _in_order(wish, names, nodes)
     for name, cards in fitting:
-        allotment = allot(cards, wish.demands)
+        allotment = allot(cards, wish.containers)
         if isinstance(allotment, Assignment):
             return Placement(name, allotment)
         reasons[name] = allotment
@@ -69,7 +69,7 @@ def packed(wish: CardRequest, names: Iterable[str], nodes: NodeCards) -> Choice:
     fitting, reasons = _in_order(wish, names, nodes)
     best: Placement | None = None
     for name, cards in fitting:
-        allotment = allot(cards, wish.demands)
+        allotment = allot(cards, wish.containers)
         if not isinstance(allotment, Assignment):
             reasons[name] = allotment
         elif not allotment.breaks:
@@ -79,7 +79,7 @@ def packed(wish: CardRequest, names: Iterable[str], nodes: NodeCards) -> Choice:
     return best or reasons
 
 
-def allot(cards: Cards, demands: Iterable[ContainerRequest]) -> Assignment | Reason:
+def allot(cards: Cards, demands: Iterable[ContainerRequest]) -> Assignment | Unplaceable:
     """Return what each container gets of these cards, or why one of them gets nothing."""
     shares: dict[int, tuple[Share, ...]] = {}
     breaks = 0
@@ -98,16 +98,16 @@ def allot(cards: Cards, demands: Iterable[ContainerRequest]) -> Assignment | Rea
 
 def _in_order(
     wish: CardRequest, names: Iterable[str], nodes: NodeCards
-) -> tuple[list[tuple[str, Cards]], dict[str, Reason]]:
+) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
     """Return the nodes that offer the scheme's cards, from the least free on, and the reasons of the others."""
     offering: list[tuple[int, int, str, Cards]] = []
-    reasons: dict[str, Reason] = {}
+    reasons: dict[str, Unplaceable] = {}
     for name in dict.fromkeys(names):
         cards = nodes.get(name, UNSEEN)
-        if isinstance(cards, Reason):
+        if isinstance(cards, Unplaceable):
             reasons[name] = cards
         elif cards.scheme is not wish.scheme:
-            reasons[name] = Reason(f"no {wish.scheme.cores}")
+            reasons[name] = Unplaceable(f"no {wish.scheme.cores}")
         else:
             offering.append((cards.free_cores, cards.free_memory, name, cards))
     offering.sort()  # by the first three, as no name is there twice
@@ -132,19 +132,19 @@ def _whole_cards(cards: Cards, demand: ContainerRequest) -> tuple[Share, ...]:
     return tuple(Share(card, CORES_PER_CARD, demand.memory) for card in itertools.islice(whole, demand.cards))
 
 
-def _shortage(cards: Cards, demand: ContainerRequest) -> Reason:
+def _shortage(cards: Cards, demand: ContainerRequest) -> Unplaceable:
     if demand.cards:
         return _too_few(demand.cards, cards.whole, len(cards.used_cores))
     return _no_room(demand.cores, demand.memory, cards.card_memory)
 
 
 @functools.lru_cache(maxsize=1024)
-def _too_few(needed: int, whole: int, cards: int) -> Reason:
-    return Reason(f"{needed} whole vcuda cards needed, {whole} free", final=needed > cards)
+def _too_few(needed: int, whole: int, cards: int) -> Unplaceable:
+    return Unplaceable(f"{needed} whole vcuda cards needed, {whole} free", final=needed > cards)
 
 
 @functools.lru_cache(maxsize=1024)
-def _no_room(cores: int, memory: int, card_memory: int) -> Reason:
+def _no_room(cores: int, memory: int, card_memory: int) -> Unplaceable:
     if memory > card_memory:
-        return Reason(f"{memory} MiB needed, a card has {card_memory}")
-    return Reason(f"no card with {cores} cores and {memory} MiB free", final=False)
+        return Unplaceable(f"{memory} MiB needed, a card has {card_memory}")
+    return Unplaceable(f"no card with {cores} cores and {memory} MiB free", final=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from controller.extender.strategy import Order, Placement, least_free, packed
 from tests.decisions import Step, steps
-from vcuda.allocations.cards import CardRequest, annotations_for, read_wish
+from vcuda.allocations.cards import CardRequest, annotations_for, read_card_request
 
 Answer = tuple[tuple[str, ...], Mapping[str, str]]
 """The nodes that pass, and the annotations written, but for the time."""
@@ -25,7 +25,7 @@ ELSEWHERE = {
 
 
 def answer(step: Step, order: Order) -> Answer:
-    wish = read_wish(step.pod)
+    wish = read_card_request(step.pod)
     if wish is None:
         return tuple(node["metadata"]["name"] for node in step.nodes), {}
     assert isinstance(wish, CardRequest)
@@ -39,7 +39,7 @@ def answer(step: Step, order: Order) -> Answer:
 
 def breaks(step: Step, order: Order) -> int:
     """The whole cards that the decision breaks up."""
-    wish, known = read_wish(step.pod), step.known()
+    wish, known = read_card_request(step.pod), step.known()
     assert isinstance(wish, CardRequest)
     choice = order(wish, known, known)
     assert isinstance(choice, Placement)

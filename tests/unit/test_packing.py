@@ -9,13 +9,13 @@ import pytest
 
 from controller.extender.strategy import Order, Placement, least_free, packed
 from tests.decisions import steps
-from vcuda.allocations.cards import CardRequest, Cards, read_wish
+from vcuda.allocations.cards import CardRequest, Cards, read_card_request
 from vcuda.requests.schemes import GPU_MANAGER
 
 PODS, NODES, CARDS, LIFE = 2000, 40, 8, 150
 """LIFE is how many pods come, on average, until one ends: over half of the cards are in use, and every pod fits."""
 
-WISHES = [wish for wish in (read_wish(step.pod) for step in steps()) if isinstance(wish, CardRequest)]
+WISHES = [wish for wish in (read_card_request(step.pod) for step in steps()) if isinstance(wish, CardRequest)]
 
 
 def whole_share(order: Order, seed: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.builders import container, pod, view
-from vcuda.allocations.cards import PodCards, Share, annotations_for, patch_of, read_holding
+from vcuda.allocations.cards import PodCards, Share, annotations_for, patch_of, read_pod_cards
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 T = "tencent.com"
@@ -19,7 +19,7 @@ WRITTEN = {f"{T}/predicate-node": "n1", f"{T}/predicate-gpu-idx-0": "3", f"{T}/p
 
 def holding(annotations: dict[str, str], phase: str = "Pending", **spec: Any) -> PodCards | None:
     manifest = pod(container(SHARE), container(), container(TWO_CARDS), annotations=annotations, **spec)
-    return read_holding(view({**manifest, "status": {"phase": phase}}))
+    return read_pod_cards(view({**manifest, "status": {"phase": phase}}))
 
 
 SHARES = (Share(3, 30, 1024), Share(0, 100, 0), Share(5, 100, 0))
@@ -75,7 +75,7 @@ def test_no_more_cards_are_read_than_the_container_asks_for_and_no_fewer(cores: 
     """The owner of a running pod can write all the cards of its node on it, which then nobody else would get."""
     limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
     text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}
-    found = read_holding(view(pod(container(limits), annotations=text, nodeName="n1")))
+    found = read_pod_cards(view(pod(container(limits), annotations=text, nodeName="n1")))
     assert found is not None
     assert [share.card for share in found.shares] == list(range(count))
 
@@ -83,7 +83,7 @@ def test_no_more_cards_are_read_than_the_container_asks_for_and_no_fewer(cores: 
 def test_an_annotation_for_a_container_that_asks_for_nothing_hides_no_other() -> None:
     forged = {"tencent.com/predicate-gpu-idx-0": "1", "nvidia.com/predicate-gpu-idx-0": "2"}
     limits = {"nvidia.com/vcuda-core": 100}
-    found = read_holding(view(pod(container(limits), annotations=forged, nodeName="n1")))
+    found = read_pod_cards(view(pod(container(limits), annotations=forged, nodeName="n1")))
     assert found == PodCards("n1", (Share(2, 100, 0),))
 
 
