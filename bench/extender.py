@@ -21,13 +21,12 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from bench.plane import SYSTEM_NAMESPACE, Plane, running_plane
-from controller.extender.allocator import Allocator, Binder, Placer
-from controller.extender.application import create_application, verbs_of
+from controller.extender.allocator import Allocator
 from controller.extender.cache import CardCache
 from controller.extender.journal import Journal
-from controller.extender.metrics import ExtenderMetrics
-from controller.extender.service import Listening, serve
-from controller.extender.strategy import Placement, packed
+from controller.extender.publish import ExtenderMetrics
+from controller.extender.service import Listening, create_application, serve, verbs_of
+from controller.extender.strategy import Placement, bin_pack
 from tests.builders import LABELS, container, pod, view
 from tests.e2e.rest import Json
 from vcuda.allocations.cards import CardRequest, Cards, annotations_for, read_card_request
@@ -68,44 +67,43 @@ def gpu_pod(name: str, limits: dict[str, str]) -> Json:
 
 
 def filled() -> tuple[CardCache, list[str]]:
-    """A book of all the nodes, with the pods on them; and the nodes' names."""
-    book, names = CardCache(), [f"gpu-node-{number:04}.example.internal" for number in range(NODES)]
+    """A cache of all the nodes, with the pods on them; and the nodes' names."""
+    cache, names = CardCache(), [f"gpu-node-{number:04}.example.internal" for number in range(NODES)]
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     for name in names:
-        book.node_changed(None, Node(ObjectMeta(name=name), NodeStatus(capacity)))
+        cache.node_changed(None, Node(ObjectMeta(name=name), NodeStatus(capacity)))
     rng = random.Random(3)  # noqa: S311  # the same pods each time, nothing secret
     for number in range(PODS):
         manifest = gpu_pod(f"stored-{number}", {CORES: rng.choice(("10", "20", "30", "40")), MEMORY: "8"})
         node = names[number % NODES]
         manifest["spec"]["nodeName"] = node
-        manifest["metadata"]["annotations"] = placed(manifest, node, book)
-        book.pod_changed(None, read_stored(view(manifest), LABELS))
-    return book, names
+        manifest["metadata"]["annotations"] = placed(manifest, node, cache)
+        cache.pod_changed(None, read_stored(view(manifest), LABELS))
+    return cache, names
 
 
-def placed(manifest: Json, node: str, book: CardCache) -> dict[str, str]:
+def placed(manifest: Json, node: str, cache: CardCache) -> dict[str, str]:
     """The annotations of a pod that was placed on this node."""
-    wish = read_card_request(view(manifest))
-    assert isinstance(wish, CardRequest)
-    cards = book.without_all(node, ())
+    request = read_card_request(view(manifest))
+    assert isinstance(request, CardRequest)
+    cards = cache.node_without(node, ())
     assert isinstance(cards, Cards)
-    choice = packed(wish, [node], {node: cards})
+    choice = bin_pack(request, [node], {node: cards})
     assert isinstance(choice, Placement), (node, cards)
-    return annotations_for(wish.scheme, node, choice.allotment.shares, 1)
+    return annotations_for(request.scheme, node, choice.assignment.shares, 1)
 
 
 @contextmanager
-def extending(plane: Plane, book: CardCache) -> Iterator[Callable[[bytes], Taken]]:
+def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Taken]]:
     """Call it with the body of a filter: what that takes until its answer is here, over one kept connection.
 
-    After it, outside of what is measured, the book is shown the pod as it is stored then.
+    After it, outside of what is measured, the cache is shown the pod as it is stored then.
     """
     kube = Kube.connect(plane.cluster.kubeconfig)
     journal = Journal(kube, SYSTEM_NAMESPACE, "bench")
     journal.take()
     metrics = ExtenderMetrics(CollectorRegistry())
-    desk = Allocator(kube, book, journal, lambda: None)
-    verbs = verbs_of(Placer(desk, metrics), Binder(desk, metrics))
+    verbs = verbs_of(Allocator(kube, cache, journal, metrics, lambda: None))
     certificate = ServingCertificate(plane.certificates)
     server = serve(Listening(("127.0.0.1", 0), certificate), create_application(verbs, metrics))
     context = ssl.create_default_context(cafile=str(plane.ca))
@@ -122,7 +120,7 @@ def extending(plane: Plane, book: CardCache) -> Iterator[Callable[[bytes], Taken
             assert not error, error
             name = msgspec.json.decode(body, type=Named).pod.metadata.name
             stored = plane.cluster.rest.get(f"/api/v1/namespaces/default/pods/{name}")
-            book.pod_changed(None, read_stored(view(stored), LABELS))
+            cache.pod_changed(None, read_stored(view(stored), LABELS))
             return taken
 
         yield call
@@ -147,9 +145,9 @@ def percentile(values: Iterable[float], share: float) -> str:
 
 def main() -> None:
     """Print the table."""
-    book, names = filled()
+    cache, names = filled()
     rows = [("filter, 1,000 nodes by name, 20,000 pods", "p50", "p90", "p99", "target", "CPU p50", "CPU p99")]
-    with running_plane() as plane, extending(plane, book) as call:
+    with running_plane() as plane, extending(plane, cache) as call:
         for kind, limits in (("share", SHARE), ("whole", WHOLE), ("nowhere", NOWHERE)):
             taken = [call(body) for body in bodies(plane, kind, limits, names)]
             walls, cpus = [each.wall for each in taken], [each.cpu for each in taken]

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.auditor import Auditing
 from controller.elector import Elector, Terms
-from controller.extender.advertiser import SERVICE
+from controller.extender.publish import SERVICE
 from controller.extender.service import Listening
 from controller.httpd import serve_status
 from controller.manager import Leader

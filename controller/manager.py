@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from controller.auditor import Auditing, Auditor, UnpinnedPods
 from controller.certificates import CertificateWatch
 from controller.evictions import Evictor
-from controller.extender.publish import withdraw
+from controller.extender.publish import delete_published
 from controller.extender.service import Extender, Listening
 from controller.labels import NamespaceLabels
 from controller.metrics import AuditCollector, AuditMetrics, GarbageMetrics, SettleMetrics, UsageCollector
@@ -203,7 +203,7 @@ class Leader:
         At every full pass, as the one before us may have written them while it ended.
         """
         if self.extender is None or not self.extender.publishes:
-            withdraw(self._kube, self._system_namespace)
+            delete_published(self._kube, self._system_namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
         self.publisher.report(namespace, use)

@@ -1,4 +1,4 @@
-"""A placer beside the API server double: nodes, pods as the watch shows them, and what is stored."""
+"""An allocator beside the API server double: nodes, pods as the watch shows them, and what is stored."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from controller.extender.allocator import Allocator, Binder, Placer
+from controller.extender.allocator import Allocator
 from controller.extender.cache import CardCache
 from controller.extender.journal import NAME, Journal
-from controller.extender.metrics import ExtenderMetrics
-from controller.extender.protocol import Binding, Candidates
+from controller.extender.protocol import BindingArgs, ExtenderArgs
+from controller.extender.publish import ExtenderMetrics
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from vcuda.allocations.cards import Share, read_pod_cards
@@ -52,22 +52,22 @@ class Leader:
 
     def __init__(self, api: ApiDouble, holder: str = "us", cards: Mapping[str, int] | None = None) -> None:
         self.api = api
-        self.book = CardCache()
+        self.cache = CardCache()
         self.lost = 0
         self.now = 0
         self.seconds = 0.0
         self.journal = Journal(api.kube, SYSTEM, holder)
         metrics = ExtenderMetrics(CollectorRegistry())
-        desk = Allocator(api.kube, self.book, self.journal, self._lose)
-        self.placer = Placer(desk, metrics, now=self._tick, clock=lambda: self.seconds)
-        self.binder = Binder(desk, metrics, clock=lambda: self.seconds)
+        self.allocator = Allocator(
+            api.kube, self.cache, self.journal, metrics, self._lose, now=self._tick, clock=lambda: self.seconds
+        )
         for name, count in (cards or {"n1": 2}).items():
-            self.book.node_changed(None, gpu_node(name, count))
+            self.cache.node_changed(None, gpu_node(name, count))
 
     def leads(self) -> Leader:
         """Take the journal, then list the pods."""
-        for promise in self.journal.take():
-            self.book.promise(promise)
+        for placement in self.journal.take():
+            self.cache.assume(placement)
         self.lists()
         return self
 
@@ -75,16 +75,18 @@ class Leader:
         """Let the watch show all stored pods as they are."""
         for path, stored in self.api.objects.items():
             if "/pods/" in path:
-                self.book.pod_changed(None, seen(stored))
+                self.cache.pod_changed(None, seen(stored))
 
     def filter(self, pod: Mapping[str, Any], names: Iterable[str] = ("n1",)) -> dict[str, Any]:
         """What the scheduler is answered that asks about these nodes, with the pod as it knows it."""
-        answer: dict[str, Any] = json.loads(self.placer.filter(Candidates(msgspec.convert(pod, Pod), tuple(names))))
+        answer: dict[str, Any] = json.loads(
+            self.allocator.filter(ExtenderArgs(msgspec.convert(pod, Pod), tuple(names)))
+        )
         return answer
 
     def bind(self, name: str, node: str) -> str:
         """What the scheduler is answered that wants the pod bound to a node: why not, or nothing."""
-        return self.binder.bind(Binding("team-a", name, f"uid-{name}", node))
+        return self.allocator.bind(BindingArgs("team-a", name, f"uid-{name}", node))
 
     def _tick(self) -> int:
         self.now += 1
@@ -120,5 +122,5 @@ def shares(api: ApiDouble, name: str) -> tuple[Share, ...]:
 
 def journaled(api: ApiDouble) -> list[str]:
     """The names of the pods whose placements stand in the journal."""
-    page = json.loads(api.objects[JOURNAL]["data"]["journal"])
-    return [promise["name"] for promise in page["promises"]]
+    written = json.loads(api.objects[JOURNAL]["data"]["journal"])
+    return [placement["name"] for placement in written["placements"]]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
 from controller.extender.strategy import NodeCards
-from vcuda.allocations.cards import Cards, PodCards, Share, Unplaceable, read_cards
+from vcuda.allocations.cards import Cards, PodCards, Reason, Share, read_cards
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.k8s_types import Node
 from vcuda.ledger.ledger import is_older
 
 
 class AssumedPlacement(msgspec.Struct, frozen=True):
-    """A placement or binding of ours that the watch has not shown yet.
+    """A placement or binding that this process has sent, or is about to, and that the watch has not shown yet.
 
     It is written by a call that only lands while the pod has resourceVersion ``base``; ``landed`` is the version that
     this made, and None while it may land still. The shares are the pod's until its own version tells what came of it.
@@ -25,7 +25,7 @@ class AssumedPlacement(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     base: str
-    holding: PodCards
+    cards: PodCards
     landed: str | None = None
 
     def is_settled_by(self, pod: StoredPod) -> bool:
@@ -35,33 +35,34 @@ class AssumedPlacement(msgspec.Struct, frozen=True):
         return is_older(self.base, pod.version)
 
 
-class _Account(msgspec.Struct):
-    """What counts for one pod: what it was last seen with, and what is promised to it."""
+class _PodShares(msgspec.Struct):
+    """What counts for one pod: the cards it was last seen with, and those it is assumed to have."""
 
     seen: PodCards | None = None
-    promises: tuple[AssumedPlacement, ...] = ()
+    assumed: tuple[AssumedPlacement, ...] = ()
 
-    def holdings(self) -> tuple[PodCards, ...]:
-        """Return all that the pod may have, each once. A placement that landed has replaced the one that was seen."""
-        held = [promise.holding for promise in self.promises]
-        if self.seen is not None and not any(promise.landed for promise in self.promises):
-            held.append(self.seen)
-        return tuple(dict.fromkeys(held))
+    def all(self) -> tuple[PodCards, ...]:
+        found = [placement.cards for placement in self.assumed]
+        # A placement that landed has replaced the one that was seen; while that is not known both count.
+        if self.seen is not None and not any(placement.landed for placement in self.assumed):
+            found.append(self.seen)
+        return tuple(dict.fromkeys(found))
 
 
 class CardCache:
-    """The cards of all nodes. Fed by the watches, each in its own thread, and by the placer with its promises.
+    """The cards of all nodes. Fed by the watches, each in its own thread, and by the allocator with what it sends.
 
-    While it is not known whether a promise was kept, both what was seen and what was promised count: the book may only
-    ever count too much.
+    While it is not known whether an assumed placement landed, both what was seen and what was assumed count: the cache
+    may only ever count too much.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._unused: dict[str, Cards | Unplaceable] = {}
-        self._cards: dict[str, Cards | Unplaceable] = {}
-        self._accounts: dict[str, _Account] = {}
-        self._promised: dict[str, None] = {}
+        self._unused: dict[str, Cards | Reason] = {}
+        self._cards: dict[str, Cards | Reason] = {}
+        self._pods: dict[str, _PodShares] = {}
+        # The uids of pods with assumed placements, oldest first: a dict keeps the order that a set would not.
+        self._assumed: dict[str, None] = {}
         self._on_node: dict[str, dict[str, tuple[Share, ...]]] = {}
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
@@ -82,72 +83,79 @@ class CardCache:
         """Take over a pod that came, went or changed."""
         with self._lock:
             if new is not None:
-                account = self._accounts.get(new.uid, _Account())
-                left = tuple(promise for promise in account.promises if not promise.is_settled_by(new))
-                self._set(new.uid, _Account(new.cards, left))
+                assumed = self._shares_of(new.uid).assumed
+                left = tuple(placement for placement in assumed if not placement.is_settled_by(new))
+                self._set(new.uid, _PodShares(new.holding, left))
             elif old is not None:
-                self._set(old.uid, _Account())
+                self._set(old.uid, _PodShares())
 
-    def promise(self, promise: AssumedPlacement) -> None:
+    def assume(self, placement: AssumedPlacement) -> None:
         """Count a placement that is about to be written."""
         with self._lock:
-            account = self._accounts.get(promise.uid, _Account())
-            self._set(promise.uid, _Account(account.seen, (*account.promises, promise)))
+            shares = self._shares_of(placement.uid)
+            self._set(placement.uid, _PodShares(shares.seen, (*shares.assumed, placement)))
 
-    def withdraw(self, promise: AssumedPlacement) -> None:
-        """Count a placement no more that was not written, and never will be."""
-        with self._lock:
-            account = self._accounts.get(promise.uid, _Account())
-            self._set(promise.uid, _Account(account.seen, tuple(p for p in account.promises if p is not promise)))
-
-    def linger(self, promise: AssumedPlacement) -> None:
-        """Count a binding on that may land still; earlier ones just like it need not be counted beside it.
-
-        Else each try whose outcome is not known would add one, to a journal that has an end.
-        """
-        with self._lock:
-            account = self._accounts.get(promise.uid, _Account())
-            if any(other is promise for other in account.promises):
-                left = tuple(other for other in account.promises if other is promise or other != promise)
-                self._set(promise.uid, _Account(account.seen, left))
-
-    def keep(self, promise: AssumedPlacement, version: str) -> None:
-        """Count a placement as written: it made ``version`` of the pod, and others that were promised to it are void.
+    def confirm(self, placement: AssumedPlacement, version: str) -> None:
+        """Count a placement as written: it made ``version`` of the pod, and others that were assumed for it are void.
 
         The watch may have shown that version before the answer to the patch was here; then there is nothing to do.
         """
         with self._lock:
-            account = self._accounts.get(promise.uid, _Account())
-            if promise in account.promises:
-                kept = msgspec.structs.replace(promise, landed=version)
-                self._set(promise.uid, _Account(account.seen, (kept,)))
+            shares = self._shares_of(placement.uid)
+            if placement in shares.assumed:
+                landed = msgspec.structs.replace(placement, landed=version)
+                self._set(placement.uid, _PodShares(shares.seen, (landed,)))
 
-    def holds(self, uid: str, holding: PodCards) -> bool:
-        """Return whether these shares are counted for the pod."""
+    def leave_open(self, placement: AssumedPlacement) -> None:
+        """Go on counting a binding that may land still, but no earlier ones just like it beside it.
+
+        Else each try whose outcome is not known would add one, to a journal that has an end.
+        """
         with self._lock:
-            return holding in self._accounts.get(uid, _Account()).holdings()
+            shares = self._shares_of(placement.uid)
+            if any(other is placement for other in shares.assumed):
+                left = tuple(other for other in shares.assumed if other is placement or other != placement)
+                self._set(placement.uid, _PodShares(shares.seen, left))
 
-    def forget(self, uid: str) -> None:
+    def forget(self, placement: AssumedPlacement) -> None:
+        """Count a placement no more that was not written, and never will be."""
+        with self._lock:
+            shares = self._shares_of(placement.uid)
+            # By identity: one just like it may be on its way still.
+            left = tuple(other for other in shares.assumed if other is not placement)
+            self._set(placement.uid, _PodShares(shares.seen, left))
+
+    def forget_pod(self, uid: str) -> None:
         """Count nothing more for a pod that is proven not to exist."""
         with self._lock:
-            self._set(uid, _Account())
+            self._set(uid, _PodShares())
 
-    def promises(self) -> tuple[AssumedPlacement, ...]:
+    def counts(self, uid: str, cards: PodCards) -> bool:
+        """Return whether these shares are counted for the pod."""
+        with self._lock:
+            return cards in self._shares_of(uid).all()
+
+    def assumed(self) -> tuple[AssumedPlacement, ...]:
         """Return the placements that the watch has not shown yet."""
         with self._lock:
-            return tuple(promise for uid in self._promised for promise in self._accounts[uid].promises)
+            return tuple(placement for uid in self._assumed for placement in self._pods[uid].assumed)
+
+    def cards(self) -> NodeCards:
+        """Return the cards of every node as they are."""
+        with self._lock:
+            return dict(self._cards)
 
     def without(self, uid: str) -> NodeCards:
         """Return the cards of all nodes as they would be without this pod: what it may be placed anew on."""
         with self._lock:
-            known = dict(self._cards)
-            for node in {holding.node for holding in self._accounts.get(uid, _Account()).holdings()}:
-                cards = known.get(node)
+            nodes = dict(self._cards)
+            for node in {each.node for each in self._shares_of(uid).all()}:
+                cards = nodes.get(node)
                 if isinstance(cards, Cards):
-                    known[node] = cards.returned(self._on_node[node][uid])
-            return known
+                    nodes[node] = cards.returned(self._on_node[node][uid])
+            return nodes
 
-    def without_all(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable | None:
+    def node_without(self, node: str, uids: Iterable[str]) -> Cards | Reason | None:
         """Return the cards of one node as they would be without these pods; None where the node is not known."""
         with self._lock:
             cards = self._cards.get(node)
@@ -156,25 +164,24 @@ class CardCache:
                 return cards.returned(share for uid in set(uids) for share in held.get(uid, ()))
             return cards
 
-    def cards(self) -> Mapping[str, Cards | Unplaceable]:
-        """Return the cards of every node as they are."""
-        with self._lock:
-            return dict(self._cards)
+    # What follows is called with the lock held.
 
-    def _set(self, uid: str, account: _Account) -> None:
-        """Replace a pod's account; the caller holds the lock."""
-        before = self._accounts.get(uid, _Account()).holdings()
-        if account.seen is None and not account.promises:
-            self._accounts.pop(uid, None)
+    def _shares_of(self, uid: str) -> _PodShares:
+        return self._pods.get(uid, _PodShares())
+
+    def _set(self, uid: str, shares: _PodShares) -> None:
+        before = self._shares_of(uid).all()
+        if shares.seen is None and not shares.assumed:
+            self._pods.pop(uid, None)
         else:
-            self._accounts[uid] = account
-        if account.promises:
-            self._promised[uid] = None
+            self._pods[uid] = shares
+        if shares.assumed:
+            self._assumed[uid] = None
         else:
-            self._promised.pop(uid, None)
-        after = account.holdings()
+            self._assumed.pop(uid, None)
+        after = shares.all()
         if before != after:
-            for node in {holding.node for holding in (*before, *after)}:
+            for node in {each.node for each in (*before, *after)}:
                 self._move(node, uid, tuple(share for each in after if each.node == node for share in each.shares))
 
     def _move(self, node: str, uid: str, shares: tuple[Share, ...]) -> None:

@@ -29,19 +29,45 @@ KEY = "journal"
 TIMEOUT = 3.0
 """Seconds for one call."""
 
-TRIES = 5
+MAX_ATTEMPTS = 5
+
+DEADLINE_SECONDS = 12.0
+"""For one answer, whatever fails: fewer than the scheduler's httpTimeout, 15, by more than one call takes."""
+
+MIN_CALL_SECONDS = 0.2
+"""With fewer a call is not begun: it would only be left without an answer."""
 
 
-class Page(msgspec.Struct, frozen=True):
+class Deadline:
+    """When an answer is due, ``DEADLINE_SECONDS`` from now. ``clock`` only runs forward, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = clock() + DEADLINE_SECONDS
+
+    def within(self, seconds: float) -> float:
+        """Return how many seconds what is done next may take: so many, or those that are left.
+
+        Raises:
+            NotPlaced: too few are left.
+
+        """
+        left = self._at - self._clock()
+        if left < MIN_CALL_SECONDS:
+            raise NotPlaced("there was no time left to place the pod")
+        return min(seconds, left)
+
+
+class JournalData(msgspec.Struct, frozen=True):
     """What is written: by whom, and which placements may be on their way. ``format`` tells later releases."""
 
     holder: str
-    promises: tuple[AssumedPlacement, ...] = ()
+    placements: tuple[AssumedPlacement, ...] = ()
     format: int = 1
 
 
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
-_PAGE = msgspec.json.Decoder(Page)
+_DATA = msgspec.json.Decoder(JournalData)
 
 
 class Journal:
@@ -58,36 +84,36 @@ class Journal:
 
         Raises:
             UnreadableJournal: it is damaged; a person has to look.
-            Unreachable: no answer, or others took it again and again.
+            Unavailable: no answer, or others took it again and again.
 
         """
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             try:
-                version, page = self._read()
-                self._version = self._put(Page(self._holder, page.promises), version)
+                version, written = self._read()
+                self._version = self._put(JournalData(self._holder, written.placements), version)
             except NotFound:
                 if self._created():
                     return ()
             except Conflict:
                 continue
             else:
-                return page.promises
+                return written.placements
         raise Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
 
-    def write(self, promises: Iterable[AssumedPlacement], deadline: Deadline) -> None:
+    def write(self, placements: Iterable[AssumedPlacement], deadline: Deadline) -> None:
         """Write down what may be sent from now on.
 
         Raises:
             Deposed: another process has taken the journal.
-            Unreachable: no answer; nothing may be sent.
+            Unavailable: no answer; nothing may be sent.
             NotPlaced: there was no time left; nothing may be sent.
 
         """
-        page = Page(self._holder, tuple(promises))
-        for _ in range(TRIES):
+        wanted = JournalData(self._holder, tuple(placements))
+        for _ in range(MAX_ATTEMPTS):
             version, self._version = self._version or self._reread(deadline), None
             try:
-                self._version = self._put(page, version, deadline.within(TIMEOUT))
+                self._version = self._put(wanted, version, deadline.within(TIMEOUT))
             except (Conflict, NotFound):
                 continue  # our own last write may have landed unheard; reading again tells
             else:
@@ -97,35 +123,35 @@ class Journal:
     def _reread(self, deadline: Deadline) -> str:
         """Return its version, if it is still ours."""
         try:
-            version, page = self._read(deadline.within(TIMEOUT))
+            version, written = self._read(deadline.within(TIMEOUT))
         except NotFound as error:
             raise Deposed("the journal of placements was deleted") from error
-        if page.holder != self._holder:
-            raise Deposed(f"{page.holder} has taken the journal of placements")
+        if written.holder != self._holder:
+            raise Deposed(f"{written.holder} has taken the journal of placements")
         return version
 
-    def _read(self, timeout: float = TIMEOUT) -> tuple[str, Page]:
+    def _read(self, timeout: float = TIMEOUT) -> tuple[str, JournalData]:
         config_map = _CONFIG_MAP.decode(self._kube.get(self._path, timeout=timeout))
         try:
-            return config_map.metadata.resource_version, _PAGE.decode((config_map.data or {})[KEY])
+            return config_map.metadata.resource_version, _DATA.decode((config_map.data or {})[KEY])
         except (KeyError, *UNDECODABLE) as error:
             advice = "delete it, and restart the controllers"
             raise UnreadableJournal(f"ConfigMap {self._namespace}/{NAME} cannot be read ({error}); {advice}") from error
 
-    def _put(self, page: Page, version: str, timeout: float = TIMEOUT) -> str:
-        return self._stored(lambda body: self._kube.put(self._path, body, timeout=timeout), page, version)
+    def _put(self, wanted: JournalData, version: str, timeout: float = TIMEOUT) -> str:
+        return self._stored(lambda body: self._kube.put(self._path, body, timeout=timeout), wanted, version)
 
     def _created(self) -> bool:
         """Create it, empty; False where another process did so first."""
         try:
             self._version = self._stored(
-                lambda body: self._kube.post(self._collection, body, timeout=TIMEOUT), Page(self._holder), None
+                lambda body: self._kube.post(self._collection, body, timeout=TIMEOUT), JournalData(self._holder), None
             )
         except Conflict:
             return False
         return True
 
-    def _stored(self, send: Callable[[bytes], bytes], page: Page, version: str | None) -> str:
+    def _stored(self, send: Callable[[bytes], bytes], wanted: JournalData, version: str | None) -> str:
         metadata = {
             "name": NAME,
             "namespace": self._namespace,
@@ -133,7 +159,7 @@ class Journal:
             "managedFields": NOT_TRACKED,
             **({"resourceVersion": version} if version is not None else {}),
         }
-        data = {KEY: msgspec.json.encode(page).decode()}
+        data = {KEY: msgspec.json.encode(wanted).decode()}
         body = msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
         return _CONFIG_MAP.decode(send(body)).metadata.resource_version
 
@@ -144,30 +170,3 @@ class Journal:
     @property
     def _path(self) -> str:
         return f"{self._collection}/{NAME}"
-
-
-BUDGET = 12.0
-"""Seconds for one answer, whatever fails: fewer than the scheduler's httpTimeout, 15, by more than one call takes."""
-
-LEAST = 0.2
-"""Seconds; with fewer a call is not begun: it would only be left without an answer."""
-
-
-class Deadline:
-    """When an answer is due, ``BUDGET`` seconds from now. ``clock`` only runs forward, in seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._at = clock() + BUDGET
-
-    def within(self, seconds: float) -> float:
-        """Return how many seconds what is done next may take: so many, or those that are left.
-
-        Raises:
-            NotPlaced: too few are left.
-
-        """
-        left = self._at - self._clock()
-        if left < LEAST:
-            raise NotPlaced("there was no time left to place the pod")
-        return min(seconds, left)

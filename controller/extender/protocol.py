@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from vcuda.allocations.cards import Unplaceable
+from vcuda.allocations.cards import Reason
 from vcuda.errors import BadInput
 from vcuda.k8s_types import UNDECODABLE, K8sStruct, Pod
 
 
-class Candidates(msgspec.Struct, frozen=True):
+class ExtenderArgs(msgspec.Struct, frozen=True):
     """A pod, and the names of the nodes it may go to as far as the scheduler knows.
 
     ``nodes`` are the nodes themselves by name, undecoded, where the scheduler has sent them (``nodeCacheCapable:
@@ -30,7 +30,7 @@ class Candidates(msgspec.Struct, frozen=True):
         """Return the answer that these nodes can take the pod."""
         return self._result(names, {}, "")
 
-    def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
+    def failing(self, reasons: Mapping[str, Reason]) -> bytes:
         """Return the answer that no node can take it. What lasts is told apart: no preemption would help there."""
         return self._result((), reasons, "")
 
@@ -38,7 +38,7 @@ class Candidates(msgspec.Struct, frozen=True):
         """Return the answer that nothing was decided; the scheduler tries the pod again."""
         return self._result((), {}, _plain(message))
 
-    def _result(self, names: Iterable[str], reasons: Mapping[str, Unplaceable], error: str) -> bytes:
+    def _result(self, names: Iterable[str], reasons: Mapping[str, Reason], error: str) -> bytes:
         passed: dict[str, Any]
         if self.nodes is None:
             passed = {"NodeNames": tuple(names), "Nodes": None}
@@ -58,14 +58,14 @@ class Victims(msgspec.Struct, frozen=True):
     violations: int
 
 
-class Preemption(msgspec.Struct, frozen=True):
+class PreemptionArgs(msgspec.Struct, frozen=True):
     """A pod that fits nowhere, and for each node those that the scheduler would evict for it."""
 
     pod: Pod
     victims: Mapping[str, Victims]
 
 
-class Binding(msgspec.Struct, frozen=True):
+class BindingArgs(msgspec.Struct, frozen=True):
     """A pod that the scheduler wants to be bound to a node."""
 
     namespace: str
@@ -74,48 +74,48 @@ class Binding(msgspec.Struct, frozen=True):
     node: str
 
 
-class _Named(K8sStruct, frozen=True):
+class _Identity(K8sStruct, frozen=True):
     name: str = ""
     uid: str = ""
 
 
-class _Head(K8sStruct, frozen=True):
-    metadata: _Named = _Named()
+class _Identified(K8sStruct, frozen=True):
+    metadata: _Identity = _Identity()
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAWS = msgspec.json.Decoder(tuple[msgspec.Raw, ...] | None)
 _NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
 _STRING = msgspec.json.Decoder(str)
-_HEAD = msgspec.json.Decoder(_Head)
+_IDENTIFIED = msgspec.json.Decoder(_Identified)
 _POD = msgspec.json.Decoder(Pod)
 _ABSENT = msgspec.Raw(b"null")
 
 
-def read_candidates(body: bytes) -> Candidates:
+def read_extender_args(body: bytes) -> ExtenderArgs:
     """Read ExtenderArgs; raises BadInput."""
     try:
         fields = _OBJECT.decode(body)
         pod = _POD.decode(fields["Pod"])
         names = _NAMES.decode(fields.get("NodeNames", _ABSENT))
         if names is not None:
-            return Candidates(pod, names)
+            return ExtenderArgs(pod, names)
         listed = fields.get("Nodes", _ABSENT)
         items = _OBJECT.decode(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
-        nodes = {_HEAD.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
-        return Candidates(pod, tuple(nodes), nodes)
+        nodes = {_IDENTIFIED.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
+        return ExtenderArgs(pod, tuple(nodes), nodes)
     except (KeyError, *UNDECODABLE) as error:
         raise BadInput(f"no ExtenderArgs: {error}") from error
 
 
-def read_preemption(body: bytes) -> Preemption:
+def read_preemption_args(body: bytes) -> PreemptionArgs:
     """Read ExtenderPreemptionArgs; raises BadInput."""
     try:
         fields = _OBJECT.decode(body)
         pod = _POD.decode(fields["Pod"])
         listed = next((fields[key] for key in _VICTIM_KEYS if fields.get(key, _ABSENT) != _ABSENT), None)
         by_node = _OBJECT.decode(listed) if listed is not None else {}
-        return Preemption(pod, {node: _victims(raw) for node, raw in by_node.items()})
+        return PreemptionArgs(pod, {node: _victims(raw) for node, raw in by_node.items()})
     except (KeyError, *UNDECODABLE) as error:
         raise BadInput(f"no ExtenderPreemptionArgs: {error}") from error
 
@@ -132,12 +132,12 @@ def write_preemption(victims: Mapping[str, Victims]) -> bytes:
     return msgspec.json.encode({"NodeNameToMetaVictims": nodes})
 
 
-def read_binding(body: bytes) -> Binding:
+def read_binding_args(body: bytes) -> BindingArgs:
     """Read ExtenderBindingArgs; raises BadInput."""
     try:
         fields = _OBJECT.decode(body)
         namespace, name, uid, node = (_STRING.decode(fields[key]) for key in _BINDING_KEYS)
-        return Binding(namespace, name, uid, node)
+        return BindingArgs(namespace, name, uid, node)
     except (KeyError, *UNDECODABLE) as error:
         raise BadInput(f"no ExtenderBindingArgs: {error}") from error
 
@@ -170,5 +170,5 @@ def _uid(raw: msgspec.Raw) -> str:
     """Return the uid of a MetaPod, or of a pod that was sent whole."""
     fields = _OBJECT.decode(raw)
     if "metadata" in fields:
-        return _HEAD.decode(raw).metadata.uid
+        return _IDENTIFIED.decode(raw).metadata.uid
     return _STRING.decode(fields["UID"])

@@ -1,24 +1,30 @@
-"""Publishes how much of the cards is free: ConfigMap ``gpu-cards``, which the webhook chooses models by."""
+"""What the extender tells others: free cards to the webhook, its address to a Service, figures to Prometheus."""
 
 from __future__ import annotations
 
+import ipaddress
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from controller.extender.strategy import NodeCards
 from vcuda.allocations.cards import Cards
 from vcuda.errors import NotFound, VcudaError
+from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import MERGE_PATCH, Kube, segment
-from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, FreeCardsByPool, Nodes, write_free_cards
+from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
+from vcuda.placement.placement import CONFIG_MAP, KEY, FreeCards, FreeCardsByPool, Nodes, write_figures
 
-SPACING = 3.0
+MIN_INTERVAL_SECONDS = 3.0
 """Seconds between two looks, and so between two writes at least."""
 
-REPEAT = 60.0
+REPEAT_SECONDS = 60.0
 """Seconds after which the same figures are written again, should somebody have deleted or edited them.
 
 A patch that changes nothing is not stored by the API server, and nobody who watches hears of it.
@@ -47,38 +53,39 @@ class CardsPublisher:
         self._log = structlog.get_logger()
 
     def run(self, stopping: threading.Event) -> None:
-        """Look, and write, until told to stop."""
+        """Publish until told to stop."""
         while not stopping.is_set():
             try:
                 self.publish()
             except VcudaError as error:
                 self._log.warning("free cards not published", error=str(error))
-            stopping.wait(SPACING)
+            stopping.wait(MIN_INTERVAL_SECONDS)
 
     def publish(self) -> None:
         """Write the figures, unless they were written a moment ago; raises VcudaError where that fails."""
-        text, now = write_free_cards(self._figures()), self._clock()
+        text, now = write_figures(self._figures()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
         collection = _collection(self._namespace)
-        data = {CARDS_KEY: text}
+        data = {KEY: text}
+        # A patch first: it need not know what is there, and the ConfigMap is there but for the first time.
         try:
-            self._kube.patch(f"{collection}/{CARDS_CONFIG_MAP}", msgspec.json.encode({"data": data}), MERGE_PATCH)
+            self._kube.patch(f"{collection}/{CONFIG_MAP}", msgspec.json.encode({"data": data}), MERGE_PATCH)
         except NotFound:
-            metadata = {"name": CARDS_CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
+            metadata = {"name": CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
             made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
             self._kube.post(collection, msgspec.json.encode(made))
-        self._written, self._repeat_at = text, now + REPEAT
+        self._written, self._repeat_at = text, now + REPEAT_SECONDS
 
 
-def withdraw(kube: Kube, namespace: str) -> None:
+def delete_published(kube: Kube, namespace: str) -> None:
     """Delete the figures that a leader before us has published: where no extender keeps them up they mislead for ever.
 
     Where that fails it is logged, and the next call tries again.
     """
     log = structlog.get_logger()
     try:
-        kube.delete(f"{_collection(namespace)}/{CARDS_CONFIG_MAP}")
+        kube.delete(f"{_collection(namespace)}/{CONFIG_MAP}")
     except NotFound:
         return
     except VcudaError as error:
@@ -91,16 +98,144 @@ def _collection(namespace: str) -> str:
     return f"/api/v1/namespaces/{segment(namespace)}/configmaps"
 
 
-def figures_of(known: NodeCards, nodes: Nodes) -> FreeCardsByPool:
+def count_free(node_cards: NodeCards, nodes: Nodes) -> FreeCardsByPool:
     """Return the figures by model and pool; a node without a model counts for nothing."""
     found: dict[tuple[str, str], FreeCards] = {}
-    for name, cards in known.items():
+    for name, cards in node_cards.items():
         model = nodes.model_of(name)
         if model and isinstance(cards, Cards):
             key = (model, nodes.labels[name].get(nodes.keys.pool, ""))
-            found[key] = found.get(key, FreeCards()) + _count(cards)
+            fragmented = cards.fragmented_cores()
+            free = FreeCards(len(cards.used_cores), cards.whole, cards.free_cores, fragmented, cards.most_cores)
+            found[key] = found.get(key, FreeCards()) + free
     return found
 
 
-def _count(cards: Cards) -> FreeCards:
-    return FreeCards(len(cards.used_cores), cards.whole, cards.free_cores, cards.fragmented_cores(), cards.most_cores)
+SERVICE = "vcuda-extender"
+CHECK_INTERVAL_SECONDS = 10.0
+"""After which the slice is read again: what an earlier leader wrote late is put right."""
+
+_LABELS = {SERVICE_NAME: SERVICE, MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
+_SLICE = msgspec.json.Decoder(EndpointSlice)
+
+
+class Advertiser:
+    """Holds the one EndpointSlice of Service ``vcuda-extender`` to one address (IP and port) while it runs.
+
+    Raises ValueError where ``ip`` is no IP address.
+    """
+
+    def __init__(self, kube: Kube, namespace: str, ip: str, port: int) -> None:
+        self._kube = kube
+        self._collection = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
+        self._path = f"{self._collection}/{SERVICE}"
+        self._address_type = f"IPv{ipaddress.ip_address(ip).version}"
+        self._endpoints = (Endpoint((ip,), Conditions(ready=True)),)
+        self._ports = (Port("https", port),)
+        self._log = structlog.get_logger().bind(service=f"{namespace}/{SERVICE}", ip=ip, port=port)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Keep the slice so until told to stop."""
+        while not stopping.is_set():
+            try:
+                self.hold()
+            except (VcudaError, *UNDECODABLE) as error:
+                self._log.warning("whether the Service leads here is not known", error=str(error))
+            stopping.wait(CHECK_INTERVAL_SECONDS)
+
+    def hold(self) -> None:
+        """Write the address, unless it stands there; raises VcudaError where that fails."""
+        # The Service has no selector, so that only the leader is in its slice while the others are ready all the same.
+        try:
+            found = _SLICE.decode(self._kube.get(self._path))
+            if self._leads_here(found):
+                return
+            self._correct(found)
+        except NotFound:
+            self._create()
+        self._log.info("the Service leads here")
+
+    def _leads_here(self, found: EndpointSlice) -> bool:
+        # Labels beside ours are other people's; without ours Kubernetes' own controllers would take the slice over.
+        labels = (found.metadata.labels or {}).items()
+        stands = (found.address_type, found.endpoints, found.ports)
+        return stands == (self._address_type, self._endpoints, self._ports) and labels >= _LABELS.items()
+
+    def _correct(self, found: EndpointSlice) -> None:
+        if found.address_type != self._address_type:  # immutable (ValidateEndpointSliceUpdate)
+            self._kube.delete(self._path)
+            self._create()
+            return
+        patch = {"metadata": {"labels": _LABELS}, "endpoints": self._endpoints, "ports": self._ports}
+        self._kube.patch(self._path, msgspec.json.encode(patch), MERGE_PATCH)
+
+    def _create(self) -> None:
+        made = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": SERVICE, "labels": _LABELS},
+            "addressType": self._address_type,
+            "endpoints": self._endpoints,
+            "ports": self._ports,
+        }
+        self._kube.post(self._collection, msgspec.json.encode(made))
+
+
+class ExtenderMetrics:
+    """How calls of the scheduler fare."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "vcuda_extender_seconds",
+            "Time to answer the scheduler, by what it asked.",
+            ["verb"],
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
+            registry=registry,
+        )
+        self._placements = Counter(
+            "vcuda_extender_placements",
+            "vcuda pods by outcome: placed, unplaceable (on no node), error (to be tried again).",
+            ["outcome"],
+            registry=registry,
+        )
+        self._bindings = Counter(
+            "vcuda_extender_bindings",
+            "Bindings that the scheduler asked for, by outcome: bound, error (to be tried again).",
+            ["outcome"],
+            registry=registry,
+        )
+
+    def count_placement(self, outcome: str) -> None:
+        """Count one pod that was to be placed."""
+        self._placements.labels(outcome).inc()
+
+    def count_binding(self, outcome: str) -> None:
+        """Count one binding."""
+        self._bindings.labels(outcome).inc()
+
+    def observe(self, verb: str, seconds: float) -> None:
+        """Count one call."""
+        self._seconds.labels(verb).observe(seconds)
+
+
+class CardsCollector(Collector):
+    """The cards of the nodes by model and pool, as the extender counts them now."""
+
+    def __init__(self, figures: Callable[[], FreeCardsByPool]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family per figure."""
+        labels = ["model", "pool"]
+        cards = GaugeMetricFamily("vcuda_cards", "Cards that nodes offer.", labels=labels)
+        whole = GaugeMetricFamily("vcuda_free_cards", "Cards that nobody has anything of.", labels=labels)
+        cores = GaugeMetricFamily("vcuda_free_cores", "Free cores, in hundredths of a card.", labels=labels)
+        fragmented = GaugeMetricFamily(
+            "vcuda_fragmented_cores", "Free cores that no pod for whole cards can use.", labels=labels
+        )
+        for key, free in self._figures().items():
+            cards.add_metric(key, free.cards)
+            whole.add_metric(key, free.whole)
+            cores.add_metric(key, free.free_cores)
+            fragmented.add_metric(key, free.fragmented_cores)
+        return [cards, whole, cores, fragmented]

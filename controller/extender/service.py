@@ -1,10 +1,12 @@
-"""The extender of the leading controller, put together: it listens once its view of the cluster is whole."""
+"""The extender of the leading controller, put together: it listens once all pods and nodes have been listed."""
 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,27 +14,82 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.extender.advertiser import Advertiser
-from controller.extender.allocator import Allocator, Binder, Placer
-from controller.extender.application import MAX_BODY, create_application, verbs_of
+from controller import httpd
+from controller.extender import protocol, publish
+from controller.extender.allocator import Allocator
 from controller.extender.cache import AssumedPlacement, CardCache
 from controller.extender.journal import Journal
-from controller.extender.metrics import CardsCollector, ExtenderMetrics
-from controller.extender.publish import CardsPublisher, figures_of
-from controller.httpd import Server
 from controller.pods import PodInformer
 from controller.workqueue import spawn
-from vcuda.errors import Unavailable, UnreadableJournal, VcudaError
+from vcuda import __version__
+from vcuda.errors import BadInput, Unavailable, UnreadableJournal, VcudaError
 from vcuda.kube import Kube, NodeInformer
 from vcuda.placement.placement import FreeCardsByPool
 from vcuda.tls import ServingCertificate, watch
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-TRIES = 3
-LOOK = 15.0
-"""Seconds between two looks for pods that were promised shares and are not shown."""
+MAX_ATTEMPTS = 3
+CHECK_GONE_SECONDS = 15.0
+"""Between two looks for pods with assumed placements that the watch does not show."""
+
+MAX_BODY = 256 * 2**20
+"""Bytes of a request: some 10,000 nodes, where the scheduler sends them whole."""
+
+Verb = Callable[[bytes], bytes]
+"""Answers the body of one kind of request; raises BadInput where it is none."""
+
+
+def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
+    """Return what is answered, by its path."""
+
+    def scores(body: bytes) -> bytes:
+        return protocol.write_priorities(allocator.scores(protocol.read_extender_args(body)))
+
+    return {
+        "/scheduler/predicates": lambda body: allocator.filter(protocol.read_extender_args(body)),
+        "/scheduler/prioritize": scores,
+        "/scheduler/priorities": scores,  # gpu-admission's own name for it
+        "/scheduler/bind": lambda body: protocol.write_binding(allocator.bind(protocol.read_binding_args(body))),
+        "/scheduler/preempt": lambda body: protocol.write_preemption(
+            allocator.preempt(protocol.read_preemption_args(body))
+        ),
+    }
+
+
+def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> WSGIApplication:
+    """Return the application that answers POST by verb, and GET /version."""
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        started = time.perf_counter()
+        path = environ["PATH_INFO"]
+        if environ["REQUEST_METHOD"] == "GET" and path == "/version":
+            return httpd.reply(start_response, HTTPStatus.OK, __version__)
+        length = environ.get("CONTENT_LENGTH", "")
+        if environ["REQUEST_METHOD"] == "POST" and not (length.isdigit() and int(length) <= MAX_BODY):
+            # What follows cannot be told from a next request; cheroot hangs up after this answer.
+            return httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"0 to {MAX_BODY} bytes are wanted")
+        # In parts: asked for all at once, cheroot's reader clears room for the whole with every packet.
+        body = b"".join(iter(lambda: environ["wsgi.input"].read(2**16), b""))
+        verb = verbs.get(path)
+        if verb is None or environ["REQUEST_METHOD"] != "POST":
+            return httpd.reply(start_response, HTTPStatus.NOT_FOUND, "not found")
+        status, answer = _answer(verb, body)
+        metrics.observe(path.rpartition("/")[2], time.perf_counter() - started)
+        return httpd.reply(start_response, status, answer, "application/json" if status == HTTPStatus.OK else "")
+
+    return application
+
+
+def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:
+    try:
+        return HTTPStatus.OK, verb(body)
+    except BadInput as error:
+        return HTTPStatus.BAD_REQUEST, str(error)
+    except Exception:  # noqa: BLE001  # the scheduler tries the pod again; logged, and never taken for an answer
+        structlog.get_logger().exception("not answered")
+        return HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of our own; it is in the log"
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -48,9 +105,9 @@ class Listening(msgspec.Struct, frozen=True):
         return cls(address, ServingCertificate(certificate), advertised)
 
 
-def serve(listening: Listening, application: WSGIApplication) -> Server:
+def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
     """Serve the extender. Raises OSError where the address cannot be had."""
-    server = Server(
+    server = httpd.Server(
         listening.address,
         application,
         threads=32,  # the scheduler asks about one pod at a time, and binds several beside that
@@ -87,19 +144,18 @@ class Extender:
         self._namespace = system_namespace
         self._listening = listening
         self._nodes = nodes
-        self._book = CardCache()
+        self._cache = CardCache()
         self._journal = Journal(kube, system_namespace, uuid.uuid4().hex)
-        self._metrics = ExtenderMetrics(registry)
-        desk = Allocator(kube, self._book, self._journal, on_fault)
-        self._placer, self._binder = Placer(desk, self._metrics), Binder(desk, self._metrics)
-        self._server: Server | None = None
+        self._metrics = publish.ExtenderMetrics(registry)
+        self._allocator = Allocator(kube, self._cache, self._journal, self._metrics, on_fault)
+        self._server: httpd.Server | None = None
         self._stopping = threading.Event()
         self._taken = False
         self._on_fault = on_fault
         self._log = structlog.get_logger()
-        pods.follow(self._book.pod_changed)
-        nodes.follow(self._book.node_changed)
-        registry.register(CardsCollector(self.figures))
+        pods.follow(self._cache.pod_changed)
+        nodes.follow(self._cache.node_changed)
+        registry.register(publish.CardsCollector(self.figures))
 
     @property
     def serving(self) -> bool:
@@ -113,7 +169,7 @@ class Extender:
 
     def figures(self) -> FreeCardsByPool:
         """Return how much of the cards is free, by model and pool."""
-        return figures_of(self._book.cards(), self._nodes.current())
+        return publish.count_free(self._cache.cards(), self._nodes.current())
 
     def take(self) -> None:
         """Take the journal over, before the pods are listed. Where that cannot be done, that is a fault.
@@ -121,7 +177,7 @@ class Extender:
         A damaged journal ends the extender alone: pods wait, and all else that the leader does goes on.
         """
         try:
-            promises = self._try_to_take()
+            placements = self._try_to_take()
         except UnreadableJournal as error:
             self._log.error("no extender: the journal of placements is damaged", error=str(error))
             return
@@ -129,25 +185,26 @@ class Extender:
             self._log.error("the journal of placements cannot be taken", error=str(error))
             self._on_fault()
             return
-        for promise in promises:
-            self._book.promise(promise)
+        for placement in placements:
+            self._cache.assume(placement)
         self._taken = True
 
     def serve(self) -> None:
         """Listen, and lead the Service here; returns at once. Raises OSError where the address cannot be had."""
         if not self._taken:
             return
-        for _ in range(2):  # all that has been listed is shown: what is not now may be gone
-            self._placer.look_for_the_gone()
-        self._spawn("promises", self._look)
+        # The pods have been listed, so one that is not shown now may be gone; it takes two calls to tell.
+        for _ in range(2):
+            self._allocator.forget_gone()
+        self._spawn("placements", self._forget_gone)
         listening = self._listening
-        self._server = serve(listening, create_application(verbs_of(self._placer, self._binder), self._metrics))
+        self._server = serve(listening, create_application(verbs_of(self._allocator), self._metrics))
         self._log.info("serving extender", port=self._server.port)
         self._spawn("certificate", lambda: watch(listening.certificate, self._stopping))
-        publisher = CardsPublisher(self._kube, self._namespace, self.figures)
+        publisher = publish.CardsPublisher(self._kube, self._namespace, self.figures)
         self._spawn("cards", lambda: publisher.run(self._stopping))
         if listening.advertised:
-            advertiser = Advertiser(self._kube, self._namespace, *listening.advertised)
+            advertiser = publish.Advertiser(self._kube, self._namespace, *listening.advertised)
             self._spawn("endpointslice", lambda: advertiser.run(self._stopping))
 
     def stop(self) -> None:
@@ -156,12 +213,12 @@ class Extender:
         if self._server is not None:
             self._server.stop()
 
-    def _look(self) -> None:
-        while not self._stopping.wait(LOOK):
-            self._placer.look_for_the_gone()
+    def _forget_gone(self) -> None:
+        while not self._stopping.wait(CHECK_GONE_SECONDS):
+            self._allocator.forget_gone()
 
     def _try_to_take(self) -> tuple[AssumedPlacement, ...]:
-        for _ in range(TRIES - 1):
+        for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return self._journal.take()
             except Unavailable as error:

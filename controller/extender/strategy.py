@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, Share
 from vcuda.quota.model import CORES_PER_CARD
 
 
@@ -38,113 +38,110 @@ class Placement(msgspec.Struct, frozen=True):
     """Where a pod goes."""
 
     node: str
-    allotment: Assignment
+    assignment: Assignment
 
 
-NodeCards = Mapping[str, Cards | Unplaceable]
+NodeCards = Mapping[str, Cards | Reason]
 """Nodes by name: their cards, or why they have none to place on."""
 
-Choice = Placement | Mapping[str, Unplaceable]
-"""Where a pod goes, or for each node why not there."""
+Strategy = Callable[[CardRequest, Iterable[str], NodeCards], Placement | Mapping[str, Reason]]
+"""Chooses among the nodes that the scheduler names; returns where a pod goes, or for each node why not there."""
 
-Order = Callable[[CardRequest, Iterable[str], NodeCards], Choice]
-"""How a node is chosen among those that the scheduler names."""
-
-UNSEEN = Unplaceable("node not seen yet", final=False)
+UNSEEN = Reason("node not seen yet", final=False)
 
 
-def least_free(wish: CardRequest, names: Iterable[str], nodes: NodeCards) -> Choice:
+def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Reason]:
     """Return gpu-admission's own choice: the first node that fits, from the least free on; or each node's reason."""
-    fitting, reasons = _in_order(wish, names, nodes)
+    fitting, reasons = _offering(request, names, nodes)
     for name, cards in fitting:
-        allotment = allot(cards, wish.containers)
-        if isinstance(allotment, Assignment):
-            return Placement(name, allotment)
-        reasons[name] = allotment
+        assignment = assign(cards, request.containers)
+        if isinstance(assignment, Assignment):
+            return Placement(name, assignment)
+        reasons[name] = assignment
     return reasons
 
 
-def packed(wish: CardRequest, names: Iterable[str], nodes: NodeCards) -> Choice:
+def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Reason]:
     """Return the node where the fewest whole cards are broken up, from the least free on; or each node's reason."""
-    fitting, reasons = _in_order(wish, names, nodes)
+    fitting, reasons = _offering(request, names, nodes)
     best: Placement | None = None
     for name, cards in fitting:
-        allotment = allot(cards, wish.containers)
-        if not isinstance(allotment, Assignment):
-            reasons[name] = allotment
-        elif not allotment.breaks:
-            return Placement(name, allotment)
-        elif best is None or allotment.breaks < best.allotment.breaks:
-            best = Placement(name, allotment)
+        assignment = assign(cards, request.containers)
+        if not isinstance(assignment, Assignment):
+            reasons[name] = assignment
+        elif not assignment.breaks:
+            return Placement(name, assignment)
+        elif best is None or assignment.breaks < best.assignment.breaks:
+            best = Placement(name, assignment)
     return best or reasons
 
 
-def allot(cards: Cards, demands: Iterable[ContainerRequest]) -> Assignment | Unplaceable:
+def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment | Reason:
     """Return what each container gets of these cards, or why one of them gets nothing."""
     shares: dict[int, tuple[Share, ...]] = {}
     breaks = 0
-    for demand in demands:
-        if demand.cards:
-            found = _whole_cards(cards, demand)
+    for container in containers:
+        if container.cards:
+            found = _whole_cards(cards, container)
         else:
-            found = _shared_card(cards, demand)
+            found = _shared_card(cards, container)
             breaks += any(cards.is_whole(share.card) for share in found)
         if not found:
-            return _shortage(cards, demand)
-        shares[demand.container] = found
+            return _shortage(cards, container)
+        shares[container.container] = found
         cards = cards.taken(found)
     return Assignment(shares, breaks)
 
 
-def _in_order(
-    wish: CardRequest, names: Iterable[str], nodes: NodeCards
-) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
+def _offering(
+    request: CardRequest, names: Iterable[str], nodes: NodeCards
+) -> tuple[list[tuple[str, Cards]], dict[str, Reason]]:
     """Return the nodes that offer the scheme's cards, from the least free on, and the reasons of the others."""
     offering: list[tuple[int, int, str, Cards]] = []
-    reasons: dict[str, Unplaceable] = {}
+    reasons: dict[str, Reason] = {}
     for name in dict.fromkeys(names):
         cards = nodes.get(name, UNSEEN)
-        if isinstance(cards, Unplaceable):
+        if isinstance(cards, Reason):
             reasons[name] = cards
-        elif cards.scheme is not wish.scheme:
-            reasons[name] = Unplaceable(f"no {wish.scheme.cores}")
+        elif cards.scheme is not request.scheme:
+            reasons[name] = Reason(f"no {request.scheme.cores}")
         else:
             offering.append((cards.free_cores, cards.free_memory, name, cards))
     offering.sort()  # by the first three, as no name is there twice
     return [(name, cards) for _, _, name, cards in offering], reasons
 
 
-def _shared_card(cards: Cards, demand: ContainerRequest) -> tuple[Share, ...]:
-    if demand.cores > cards.most_cores:
+def _shared_card(cards: Cards, container: ContainerRequest) -> tuple[Share, ...]:
+    if container.cores > cards.most_cores:
         return ()
     best: tuple[int, int, int] | None = None
     for card in range(len(cards.used_cores)):
         cores, memory = cards.free_of(card)
-        if cores >= demand.cores and memory >= demand.memory and (best is None or (cores, memory, card) < best):
+        if cores >= container.cores and memory >= container.memory and (best is None or (cores, memory, card) < best):
             best = (cores, memory, card)
-    return () if best is None else (Share(best[2], demand.cores, demand.memory),)
+    return () if best is None else (Share(best[2], container.cores, container.memory),)
 
 
-def _whole_cards(cards: Cards, demand: ContainerRequest) -> tuple[Share, ...]:
-    if demand.cards > cards.whole:
+def _whole_cards(cards: Cards, container: ContainerRequest) -> tuple[Share, ...]:
+    if container.cards > cards.whole:
         return ()
     whole = (card for card in range(len(cards.used_cores)) if cards.is_whole(card))
-    return tuple(Share(card, CORES_PER_CARD, demand.memory) for card in itertools.islice(whole, demand.cards))
+    return tuple(Share(card, CORES_PER_CARD, container.memory) for card in itertools.islice(whole, container.cards))
 
 
-def _shortage(cards: Cards, demand: ContainerRequest) -> Unplaceable:
-    if demand.cards:
-        return _too_few(demand.cards, cards.whole, len(cards.used_cores))
-    return _no_room(demand.cores, demand.memory, cards.card_memory)
-
-
-@functools.lru_cache(maxsize=1024)
-def _too_few(needed: int, whole: int, cards: int) -> Unplaceable:
-    return Unplaceable(f"{needed} whole vcuda cards needed, {whole} free", final=needed > cards)
+def _shortage(cards: Cards, container: ContainerRequest) -> Reason:
+    if container.cards:
+        return _too_few(container.cards, cards.whole, len(cards.used_cores))
+    return _no_fitting_card(container.cores, container.memory, cards.card_memory)
 
 
 @functools.lru_cache(maxsize=1024)
-def _no_room(cores: int, memory: int, card_memory: int) -> Unplaceable:
+def _too_few(needed: int, whole: int, cards: int) -> Reason:
+    return Reason(f"{needed} whole vcuda cards needed, {whole} free", final=needed > cards)
+
+
+@functools.lru_cache(maxsize=1024)
+def _no_fitting_card(cores: int, memory: int, card_memory: int) -> Reason:
     if memory > card_memory:
-        return Unplaceable(f"{memory} MiB needed, a card has {card_memory}")
-    return Unplaceable(f"no card with {cores} cores and {memory} MiB free", final=False)
+        return Reason(f"{memory} MiB needed, a card has {card_memory}")
+    return Reason(f"no card with {cores} cores and {memory} MiB free", final=False)

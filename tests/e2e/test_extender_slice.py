@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from controller.extender.advertiser import SERVICE, Advertiser
+from controller.extender.publish import SERVICE, Advertiser
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE, create_system_namespace
 from tests.e2e.rest import Json

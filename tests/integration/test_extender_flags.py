@@ -93,7 +93,7 @@ def test_a_loop_that_ends_by_a_fault_is_one(beginning: Beginning, monkeypatch: p
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("controller.extender.service.CardsPublisher.run", broken)
+    monkeypatch.setattr("controller.extender.publish.CardsPublisher.run", broken)
     beginning.extender.take()
     beginning.extender.serve()
     assert beginning.faulty.wait(PATIENT)

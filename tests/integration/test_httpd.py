@@ -20,9 +20,8 @@ import pytest
 import structlog.testing
 from prometheus_client import CollectorRegistry, generate_latest
 
-from controller.extender.application import MAX_BODY, create_application, verbs_of
-from controller.extender.metrics import ExtenderMetrics
-from controller.extender.service import Listening
+from controller.extender.publish import ExtenderMetrics
+from controller.extender.service import MAX_BODY, Listening, create_application, verbs_of
 from controller.extender.service import serve as serve_extender
 from controller.httpd import MAX_HEAD_BYTES, Server, serve_status
 from controller.ui.app import Standing, create_app
@@ -408,7 +407,7 @@ def extender(api: ApiDouble, registry: CollectorRegistry, listening: Listening) 
         raise RuntimeError("a fault")
 
     leader = Leader(api).leads()
-    verbs = {**verbs_of(leader.placer, leader.binder), "/broken": broken}
+    verbs = {**verbs_of(leader.allocator), "/broken": broken}
     server = serve_extender(listening, create_application(verbs, ExtenderMetrics(registry)))
     yield server
     server.stop()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.extender.strategy import Assignment, Order, Placement, allot, least_free, packed
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable
+from controller.extender.strategy import Assignment, Placement, Strategy, assign, bin_pack, least_free
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, Share
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 GIB = 1024
@@ -19,12 +19,12 @@ def node(*used: int, memory: int = 0) -> Cards:
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
 
 
-def cards_of(found: Assignment | Unplaceable) -> list[list[int]]:
+def cards_of(found: Assignment | Reason) -> list[list[int]]:
     assert isinstance(found, Assignment), found
     return [[share.card for share in shares] for shares in found.shares.values()]
 
 
-def wish(*demands: tuple[int, int]) -> CardRequest:
+def request(*demands: tuple[int, int]) -> CardRequest:
     return CardRequest(
         GPU_MANAGER, tuple(ContainerRequest(number, cores, memory) for number, (cores, memory) in enumerate(demands))
     )
@@ -44,83 +44,86 @@ def wish(*demands: tuple[int, int]) -> CardRequest:
     ],
 )
 def test_the_cards_of_a_node(cards: Cards, demands: list[tuple[int, int]], wanted: list[list[int]]) -> None:
-    found = allot(cards, wish(*demands).containers)
-    assert cards_of(found) == wanted if wanted else isinstance(found, Unplaceable)
+    found = assign(cards, request(*demands).containers)
+    assert cards_of(found) == wanted if wanted else isinstance(found, Reason)
 
 
 @pytest.mark.parametrize(
     ("cards", "demand", "reason"),
     [
         (node(10, 80), (30, GIB), None),
-        (node(80, 80), (30, GIB), Unplaceable("no card with 30 cores and 1024 MiB free", final=False)),
-        (node(0), (30, 17 * GIB), Unplaceable("17408 MiB needed, a card has 16384", final=True)),
-        (node(0, 10, 0), (300, 0), Unplaceable("3 whole vcuda cards needed, 2 free", final=False)),
-        (node(0), (200, 0), Unplaceable("2 whole vcuda cards needed, 1 free", final=True)),
+        (node(80, 80), (30, GIB), Reason("no card with 30 cores and 1024 MiB free", final=False)),
+        (node(0), (30, 17 * GIB), Reason("17408 MiB needed, a card has 16384", final=True)),
+        (node(0, 10, 0), (300, 0), Reason("3 whole vcuda cards needed, 2 free", final=False)),
+        (node(0), (200, 0), Reason("2 whole vcuda cards needed, 1 free", final=True)),
     ],
 )
 def test_the_reason_is_short_and_says_whether_it_can_pass(
-    cards: Cards, demand: tuple[int, int], reason: Unplaceable | None
+    cards: Cards, demand: tuple[int, int], reason: Reason | None
 ) -> None:
-    found = allot(cards, wish(demand).containers)
+    found = assign(cards, request(demand).containers)
     assert found == reason if reason else isinstance(found, Assignment)
 
 
 def test_cores_without_cores_used_but_with_memory_used_are_no_whole_card() -> None:
     cards = node(0).taken([Share(0, 0, 256)])
-    assert isinstance(allot(cards, wish((100, 0)).containers), Unplaceable)
+    assert isinstance(assign(cards, request((100, 0)).containers), Reason)
 
 
-def chosen(order: Order, asked: CardRequest, **nodes: Cards | Unplaceable) -> str:
-    choice = order(asked, nodes, nodes)
+def chosen(strategy: Strategy, asked: CardRequest, **nodes: Cards | Reason) -> str:
+    choice = strategy(asked, nodes, nodes)
     assert isinstance(choice, Placement), choice
     return choice.node
 
 
-@pytest.mark.parametrize("order", [least_free, packed])
-def test_nodes_are_tried_from_the_least_free_and_equals_by_name(order: Order) -> None:
-    assert chosen(order, wish((100, 0)), a=node(0, 0), b=node(0, 50), c=node(0, 50)) == "b"
+@pytest.mark.parametrize("strategy", [least_free, bin_pack])
+def test_nodes_are_tried_from_the_least_free_and_equals_by_name(strategy: Strategy) -> None:
+    assert chosen(strategy, request((100, 0)), a=node(0, 0), b=node(0, 50), c=node(0, 50)) == "b"
 
 
 def test_a_share_prefers_a_card_that_is_shared_already_even_on_a_freer_node() -> None:
     nodes = {"full": node(100, 0), "open": node(0, 0, 20)}
-    assert chosen(least_free, wish((30, GIB)), **nodes) == "full"
-    assert chosen(packed, wish((30, GIB)), **nodes) == "open"
+    assert chosen(least_free, request((30, GIB)), **nodes) == "full"
+    assert chosen(bin_pack, request((30, GIB)), **nodes) == "open"
 
 
 def test_where_a_card_must_be_broken_up_it_is_as_few_as_can_be() -> None:
     nodes = {"two": node(100, 0, 0), "one": node(0, 0, 45)}
-    assert chosen(packed, wish((60, GIB), (50, GIB)), **nodes) == "one"
+    assert chosen(bin_pack, request((60, GIB), (50, GIB)), **nodes) == "one"
 
 
 def test_a_node_that_is_named_twice_is_one_node() -> None:
-    assert chosen(lambda asked, names, nodes: packed(asked, [*names, *names], nodes), wish((100, 0)), a=node(0)) == "a"
+    found = bin_pack(request((100, 0)), ["a", "a"], {"a": node(0)})
+    assert isinstance(found, Placement)
 
 
 def test_every_node_that_fails_has_its_reason() -> None:
-    lacking = Unplaceable("no vcuda cards")
-    nodes: dict[str, Cards | Unplaceable] = {
+    lacking = Reason("no vcuda cards")
+    nodes: dict[str, Cards | Reason] = {
         "cpu": lacking,
         "full": node(100),
         "other": Cards.unused(NVIDIA_VCUDA, 1, 16000),
     }
-    assert packed(wish((100, 0)), [*nodes, "new"], nodes) == {
+    assert bin_pack(request((100, 0)), [*nodes, "new"], nodes) == {
         "cpu": lacking,
-        "full": Unplaceable("1 whole vcuda cards needed, 0 free", final=False),
-        "other": Unplaceable("no tencent.com/vcuda-core"),
-        "new": Unplaceable("node not seen yet", final=False),
+        "full": Reason("1 whole vcuda cards needed, 0 free", final=False),
+        "other": Reason("no tencent.com/vcuda-core"),
+        "new": Reason("node not seen yet", final=False),
     }
 
 
 DEMANDS = st.sampled_from([(5, 256), (30, 4096), (50, 8192), (75, 16384), (100, 0), (200, 0), (300, 0)])
 
 
-@given(st.lists(st.lists(DEMANDS, min_size=1, max_size=3), max_size=30), st.sampled_from([least_free, packed]))
-def test_no_card_is_ever_allotted_over_its_cores_or_its_memory(pods: list[list[tuple[int, int]]], order: Order) -> None:
+@given(st.lists(st.lists(DEMANDS, min_size=1, max_size=3), max_size=30), st.sampled_from([least_free, bin_pack]))
+def test_no_card_is_ever_allotted_over_its_cores_or_its_memory(
+    pods: list[list[tuple[int, int]]], strategy: Strategy
+) -> None:
     nodes = {"a": node(0), "b": node(0, 0, 0), "c": node(0, 0)}
     for demands in pods:
-        choice = order(wish(*demands), nodes, nodes)
+        choice = strategy(request(*demands), nodes, nodes)
         if isinstance(choice, Placement):
-            nodes[choice.node] = nodes[choice.node].taken(choice.allotment.all_shares())
+            nodes[choice.node] = nodes[choice.node].taken(choice.assignment.all_shares())
     for cards in nodes.values():
         assert all(cores <= 100 for cores in cards.used_cores)
         assert all(memory <= cards.card_memory for memory in cards.used_memory)

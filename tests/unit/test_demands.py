@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
-from vcuda.allocations.cards import CardRequest, ContainerRequest, Unplaceable, read_card_request
+from vcuda.allocations.cards import CardRequest, ContainerRequest, Reason, read_card_request
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
@@ -58,4 +58,4 @@ def test_a_pod_that_needs_no_card_by_number_may_go_anywhere(manifest: Manifest) 
     ],
 )
 def test_what_no_node_can_serve_is_a_reason_that_lasts(manifest: Manifest, reason: str) -> None:
-    assert read_card_request(view(manifest)) == Unplaceable(reason, final=True)
+    assert read_card_request(view(manifest)) == Reason(reason, final=True)

@@ -6,15 +6,21 @@ import json
 
 import pytest
 
-from controller.extender.advertiser import Advertiser
 from controller.extender.journal import Deadline, Journal
-from controller.extender.publish import REPEAT, SPACING, CardsPublisher, figures_of, withdraw
+from controller.extender.publish import (
+    MIN_INTERVAL_SECONDS,
+    REPEAT_SECONDS,
+    Advertiser,
+    CardsPublisher,
+    count_free,
+    delete_published,
+)
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
 from tests.builders import MODEL, POOL, nodes
 from tests.extended import JOURNAL, SYSTEM
-from vcuda.allocations.cards import Cards, Share, Unplaceable
+from vcuda.allocations.cards import Cards, Reason, Share
 from vcuda.errors import Conflict, Deposed, Unavailable, UnreadableJournal, VcudaError
-from vcuda.placement.placement import FreeCards, read_free_cards
+from vcuda.placement.placement import FreeCards, read_figures
 from vcuda.requests.schemes import GPU_MANAGER
 
 CARDS = f"/api/v1/namespaces/{SYSTEM}/configmaps/gpu-cards"
@@ -28,7 +34,7 @@ LABELS = {
 
 def test_the_first_journal_is_empty_and_ours(api: ApiDouble) -> None:
     assert Journal(api.kube, SYSTEM, "us").take() == ()
-    assert json.loads(api.objects[JOURNAL]["data"]["journal"]) == {"holder": "us", "promises": [], "format": 1}
+    assert json.loads(api.objects[JOURNAL]["data"]["journal"]) == {"holder": "us", "placements": [], "format": 1}
 
 
 def test_two_that_take_it_at_once_do_so_one_after_the_other(api: ApiDouble) -> None:
@@ -48,7 +54,7 @@ def test_two_that_take_it_at_once_do_so_one_after_the_other(api: ApiDouble) -> N
         theirs.write((), Deadline())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"holder": 3}', '{"holder": "x", "promises": [{}]}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"holder": 3}', '{"holder": "x", "placements": [{}]}'])
 def test_a_damaged_journal_is_an_error_that_says_what_to_do(api: ApiDouble, text: str) -> None:
     api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": text}})
     with pytest.raises(UnreadableJournal, match="delete it, and restart the controllers"):
@@ -148,7 +154,7 @@ def test_free_cards_are_published_when_they_change(api: ApiDouble) -> None:
     assert api.calls == []
     figures["M40", "public"] = FreeCards(8, 7, 730, 30)
     publisher.publish()
-    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
+    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
 
 
 def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiDouble) -> None:
@@ -156,38 +162,38 @@ def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiD
     publisher = CardsPublisher(api.kube, SYSTEM, lambda: figures, lambda: seconds[0])
     publisher.publish()
     api.remove(CARDS)
-    for seconds[0] in (REPEAT - SPACING, REPEAT):
+    for seconds[0] in (REPEAT_SECONDS - MIN_INTERVAL_SECONDS, REPEAT_SECONDS):
         publisher.publish()
-    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
+    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
     api.store(CARDS, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
-    seconds[0] = 2 * REPEAT
+    seconds[0] = 2 * REPEAT_SECONDS
     publisher.publish()
-    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
+    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
 
 
 def test_figures_that_nobody_keeps_up_are_withdrawn(api: ApiDouble) -> None:
-    withdraw(api.kube, SYSTEM)
+    delete_published(api.kube, SYSTEM)
     CardsPublisher(api.kube, SYSTEM, dict).publish()
     api.deliver = Script(lost_request, methods=("DELETE",))
-    withdraw(api.kube, SYSTEM)
+    delete_published(api.kube, SYSTEM)
     assert CARDS in api.objects
-    withdraw(api.kube, SYSTEM)
+    delete_published(api.kube, SYSTEM)
     assert CARDS not in api.objects
 
 
 def test_fragments_are_counted_by_model_and_pool() -> None:
     """A card in use has free cores that no pod for whole cards can have."""
     two = Cards.unused(GPU_MANAGER, 2, 128)
-    known: dict[str, Cards | Unplaceable] = {
+    known: dict[str, Cards | Reason] = {
         "a": two.taken([Share(0, 30, 256)]),
         "b": two,
         "c": two.taken([Share(0, 100, 0), Share(1, 10, 256)]),
-        "cpu": Unplaceable("no vcuda cards"),
+        "cpu": Reason("no vcuda cards"),
         "unlabelled": two,
     }
     public = {MODEL: "M40", POOL: "public"}
     labelled = nodes(a=public, b=public, c={MODEL: "P100"}, cpu=public, unlabelled={})
-    assert figures_of(known, labelled) == {
+    assert count_free(known, labelled) == {
         ("M40", "public"): FreeCards(cards=4, whole=3, free_cores=370, fragmented_cores=70, largest=100),
         ("P100", ""): FreeCards(cards=2, whole=0, free_cores=90, fragmented_cores=90, largest=90),
     }

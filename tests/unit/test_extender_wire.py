@@ -8,31 +8,31 @@ from typing import Any
 import pytest
 
 from controller.extender.protocol import (
-    Binding,
-    Candidates,
+    BindingArgs,
+    ExtenderArgs,
     Victims,
-    read_binding,
-    read_candidates,
-    read_preemption,
+    read_binding_args,
+    read_extender_args,
+    read_preemption_args,
     write_binding,
     write_preemption,
     write_priorities,
 )
 from tests.builders import vcuda_pod
-from vcuda.allocations.cards import Unplaceable
+from vcuda.allocations.cards import Reason
 from vcuda.errors import BadInput
 
 NODES = [{"metadata": {"name": name, "labels": {"a": "b"}}, "status": {"x": 1}} for name in ("n1", "n2")]
 
 
-def read(**fields: Any) -> Candidates:
-    return read_candidates(json.dumps(fields).encode())
+def read(**fields: Any) -> ExtenderArgs:
+    return read_extender_args(json.dumps(fields).encode())
 
 
 def test_names_of_nodes_are_answered_with_names() -> None:
-    candidates = read(Pod=vcuda_pod(), Nodes=None, NodeNames=["n1", "n2"])
-    assert (candidates.pod.metadata.name, candidates.names) == ("train-0", ("n1", "n2"))
-    answer = json.loads(candidates.passing(["n2"]))
+    args = read(Pod=vcuda_pod(), Nodes=None, NodeNames=["n1", "n2"])
+    assert (args.pod.metadata.name, args.names) == ("train-0", ("n1", "n2"))
+    answer = json.loads(args.passing(["n2"]))
     assert answer == {
         "NodeNames": ["n2"],
         "Nodes": None,
@@ -43,9 +43,9 @@ def test_names_of_nodes_are_answered_with_names() -> None:
 
 
 def test_nodes_are_answered_with_the_very_nodes() -> None:
-    candidates = read(Pod=vcuda_pod(), Nodes={"metadata": {}, "items": NODES}, NodeNames=None)
-    assert candidates.names == ("n1", "n2")
-    answer = json.loads(candidates.passing(["n2"]))
+    args = read(Pod=vcuda_pod(), Nodes={"metadata": {}, "items": NODES}, NodeNames=None)
+    assert args.names == ("n1", "n2")
+    answer = json.loads(args.passing(["n2"]))
     assert (answer["Nodes"]["items"], answer["NodeNames"]) == ([NODES[1]], None)
 
 
@@ -55,10 +55,7 @@ def test_no_nodes_are_none(fields: dict[str, Any]) -> None:
 
 
 def test_every_reason_is_told_once_and_those_that_last_are_told_apart() -> None:
-    reasons = {
-        "n1": Unplaceable("no vcuda cards"),
-        "n2": Unplaceable("1 whole vcuda cards needed, 0 free", final=False),
-    }
+    reasons = {"n1": Reason("no vcuda cards"), "n2": Reason("1 whole vcuda cards needed, 0 free", final=False)}
     answer = json.loads(read(Pod=vcuda_pod(), NodeNames=["n1", "n2"]).failing(reasons))
     assert answer["NodeNames"] == []
     assert answer["FailedNodes"] == {"n2": "1 whole vcuda cards needed, 0 free"}
@@ -73,10 +70,10 @@ def test_an_error_holds_no_percent_sign() -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"Pod": 3}', b'{"Pod": {}, "NodeNames": "n1"}', b"\xff"])
 def test_what_are_no_arguments_is_bad_input(body: bytes) -> None:
     with pytest.raises(BadInput, match="no ExtenderArgs"):
-        read_candidates(body)
+        read_extender_args(body)
     if b"NodeNames" not in body:
         with pytest.raises(BadInput, match="no ExtenderPreemptionArgs"):
-            read_preemption(body)
+            read_preemption_args(body)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_what_are_no_arguments_is_bad_input(body: bytes) -> None:
     ],
 )
 def test_victims_come_as_uids_or_as_pods_and_go_back_as_uids(field: dict[str, Any]) -> None:
-    preemption = read_preemption(json.dumps({"Pod": vcuda_pod(), **field}).encode())
+    preemption = read_preemption_args(json.dumps({"Pod": vcuda_pod(), **field}).encode())
     assert preemption.victims == {"n1": Victims(("a", "b"), 2)}
     assert json.loads(write_preemption(preemption.victims)) == {
         "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "a"}, {"UID": "b"}], "NumPDBViolations": 2}}
@@ -100,19 +97,19 @@ def test_victims_come_as_uids_or_as_pods_and_go_back_as_uids(field: dict[str, An
 
 
 def test_no_victims_are_none() -> None:
-    preemption = read_preemption(json.dumps({"Pod": vcuda_pod(), "NodeNameToMetaVictims": {"n1": {}}}).encode())
+    preemption = read_preemption_args(json.dumps({"Pod": vcuda_pod(), "NodeNameToMetaVictims": {"n1": {}}}).encode())
     assert preemption.victims == {"n1": Victims((), 0)}
 
 
 def test_a_binding_names_the_pod_and_the_node() -> None:
     asked = {"PodName": "train", "PodNamespace": "team-a", "PodUID": "u1", "Node": "n1"}
-    assert read_binding(json.dumps(asked).encode()) == Binding("team-a", "train", "u1", "n1")
+    assert read_binding_args(json.dumps(asked).encode()) == BindingArgs("team-a", "train", "u1", "n1")
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"PodName": "a", "PodNamespace": "b", "PodUID": 3, "Node": ""}'])
 def test_what_is_no_binding_is_bad_input(body: bytes) -> None:
     with pytest.raises(BadInput, match="no ExtenderBindingArgs"):
-        read_binding(body)
+        read_binding_args(body)
 
 
 def test_a_binding_is_answered_with_an_error_or_none() -> None:

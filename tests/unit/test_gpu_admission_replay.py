@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.extender.strategy import Order, Placement, least_free, packed
+from controller.extender.strategy import Placement, Strategy, bin_pack, least_free
 from tests.decisions import Step, steps
 from vcuda.allocations.cards import CardRequest, annotations_for, read_card_request
 
@@ -24,26 +24,26 @@ ELSEWHERE = {
 """Where a share goes to another node than gpu-admission's, so that one whole card more stays whole."""
 
 
-def answer(step: Step, order: Order) -> Answer:
+def answer(step: Step, strategy: Strategy) -> Answer:
     wish = read_card_request(step.pod)
     if wish is None:
         return tuple(node["metadata"]["name"] for node in step.nodes), {}
     assert isinstance(wish, CardRequest)
     known = step.known()
-    choice = order(wish, known, known)
+    choice = strategy(wish, known, known)
     if not isinstance(choice, Placement):
         return (), {}
-    written = annotations_for(wish.scheme, choice.node, choice.allotment.shares, 0)
+    written = annotations_for(wish.scheme, choice.node, choice.assignment.shares, 0)
     return (choice.node,), {key: value for key, value in written.items() if not key.endswith("/predicate-time")}
 
 
-def breaks(step: Step, order: Order) -> int:
+def breaks(step: Step, strategy: Strategy) -> int:
     """The whole cards that the decision breaks up."""
     wish, known = read_card_request(step.pod), step.known()
     assert isinstance(wish, CardRequest)
-    choice = order(wish, known, known)
+    choice = strategy(wish, known, known)
     assert isinstance(choice, Placement)
-    return choice.allotment.breaks
+    return choice.assignment.breaks
 
 
 def test_from_the_least_free_node_on_every_recorded_decision_is_taken_again() -> None:
@@ -52,6 +52,6 @@ def test_from_the_least_free_node_on_every_recorded_decision_is_taken_again() ->
 
 
 def test_packed_every_recorded_decision_is_taken_again_but_those_listed_with_their_reason() -> None:
-    others = [step for step in EVERY if answer(step, packed) != (step.passed, step.written)]
+    others = [step for step in EVERY if answer(step, bin_pack) != (step.passed, step.written)]
     assert [step.place for step in others] == [*ELSEWHERE]
-    assert all(breaks(step, packed) < breaks(step, least_free) for step in others)
+    assert all(breaks(step, bin_pack) < breaks(step, least_free) for step in others)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from controller.extender.strategy import Order, Placement, least_free, packed
+from controller.extender.strategy import Placement, Strategy, bin_pack, least_free
 from tests.decisions import steps
 from vcuda.allocations.cards import CardRequest, Cards, read_card_request
 from vcuda.requests.schemes import GPU_MANAGER
@@ -18,7 +18,7 @@ PODS, NODES, CARDS, LIFE = 2000, 40, 8, 150
 WISHES = [wish for wish in (read_card_request(step.pod) for step in steps()) if isinstance(wish, CardRequest)]
 
 
-def whole_share(order: Order, seed: int) -> float:
+def whole_share(strategy: Strategy, seed: int) -> float:
     """The share of cards that are wholly free, on average over all arrivals."""
     rng = random.Random(seed)  # noqa: S311  # the same pods each time, nothing secret
     known = {f"node-{number}": Cards.unused(GPU_MANAGER, CARDS, CARDS * 64) for number in range(NODES)}
@@ -27,10 +27,10 @@ def whole_share(order: Order, seed: int) -> float:
     for now in range(PODS):
         while running and running[0][0] <= now:
             ended = heapq.heappop(running)[2]
-            known[ended.node] = known[ended.node].returned(ended.allotment.all_shares())
-        choice = order(rng.choice(WISHES), known, known)
+            known[ended.node] = known[ended.node].returned(ended.assignment.all_shares())
+        choice = strategy(rng.choice(WISHES), known, known)
         assert isinstance(choice, Placement)
-        known[choice.node] = known[choice.node].taken(choice.allotment.all_shares())
+        known[choice.node] = known[choice.node].taken(choice.assignment.all_shares())
         heapq.heappush(running, (now + 1 + int(rng.expovariate(1 / LIFE)), now, choice))
         whole += sum(cards.whole for cards in known.values())
     return whole / (PODS * NODES * CARDS)
@@ -38,6 +38,6 @@ def whole_share(order: Order, seed: int) -> float:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_more_whole_cards_stay_free_than_with_gpu_admission(seed: int) -> None:
-    ours, theirs = whole_share(packed, seed), whole_share(least_free, seed)
+    ours, theirs = whole_share(bin_pack, seed), whole_share(least_free, seed)
     print(f"wholly free cards: {ours:.1%}, with gpu-admission's order {theirs:.1%}")
     assert ours > theirs

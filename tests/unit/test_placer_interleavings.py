@@ -45,8 +45,8 @@ class Placements(RuleBasedStateMachine):
     def take_over(self) -> None:
         """Another process takes the lease, and with it the journal; the last one does not know."""
         leader = Leader(self.api, f"leader-{len(self.leaders)}", CARDS)
-        for promise in leader.journal.take():
-            leader.book.promise(promise)
+        for placement in leader.journal.take():
+            leader.cache.assume(placement)
         self.leaders.append(leader)
         for name in self.pods():
             self.show(leader, name)
@@ -111,7 +111,7 @@ class Placements(RuleBasedStateMachine):
 
     @rule(who=WHICH)
     def look(self, who: int) -> None:
-        self.leaders[who % len(self.leaders)].placer.look_for_the_gone()
+        self.leaders[who % len(self.leaders)].allocator.forget_gone()
 
     @invariant()
     def no_card_is_given_over_what_it_has(self) -> None:
@@ -138,7 +138,7 @@ class Placements(RuleBasedStateMachine):
     def show(self, leader: Leader, name: str) -> None:
         key = (id(leader), name)
         new = seen(as_stored(self.api, name))
-        leader.book.pod_changed(self.shown.get(key), new)
+        leader.cache.pod_changed(self.shown.get(key), new)
         self.shown[key] = new
 
     def leader(self, who: int) -> Leader:

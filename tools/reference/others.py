@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from controller import plugin
 from controller.auditor import MESSAGE
-from controller.extender.strategy import UNSEEN, allot, least_free
+from controller.extender.strategy import UNSEEN, assign, least_free
 from controller.metrics import GarbageMetrics
 from controller.publisher import KEY, NAME
 from controller.stale_gc import Found, Removing
@@ -23,7 +23,7 @@ from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from tools.reference.told import Chapter, Told
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Unplaceable, read_card_request, read_cards
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, read_card_request, read_cards
 from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.errors import UnsupportedVersion
@@ -78,9 +78,9 @@ def _unplaced() -> Iterator[Told]:
     wait = "Wait until pods there end; the scheduler tries again by itself."
     pod = "Correct the pod: no node can take it as it is."
     node = "The node reports something else than gpu-manager's device plugin does: look at its capacity."
-    yield Told(_why(allot(cards, [ContainerRequest(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
-    yield Told(_why(allot(cards, [ContainerRequest(0, 50, 60000)])), pod)
-    yield Told(_why(allot(cards, [ContainerRequest(number, 60, 256) for number in range(3)])), wait)
+    yield Told(_why(assign(cards, [ContainerRequest(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
+    yield Told(_why(assign(cards, [ContainerRequest(0, 50, 60000)])), pod)
+    yield Told(_why(assign(cards, [ContainerRequest(number, 60, 256) for number in range(3)])), wait)
     yield Told(UNSEEN.text, "Nothing: the node has just come.")
     others = least_free(half, ["one"], {"one": Cards.unused(NVIDIA_VCUDA, 1, 64)})
     yield Told(_why(others), "Nothing: the node has cards of another scheme.")
@@ -103,7 +103,7 @@ def _asking(limits: Mapping[str, int]) -> Manifest:
 def _why(found: object) -> str:
     """The reason, of a node where there are several."""
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
-    if not isinstance(reason, Unplaceable):
+    if not isinstance(reason, Reason):
         raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # a case that does not show what it is for
     return reason.text
 
