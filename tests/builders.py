@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from vcuda.k8s_types import GroupVersionKind, Pod, Request, UserInfo
+from vcuda.k8s_types import AdmissionRequest, GroupVersionKind, Pod, UserInfo
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import NamespaceQuota, Quota
@@ -102,7 +102,7 @@ def nodes(**by_name: Mapping[str, str]) -> Nodes:
     return Nodes.of(by_name, LABELS)
 
 
-def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Request:
+def review(manifest: object, namespace: str = "team-a", **fields: Any) -> AdmissionRequest:
     """Return the request of a review that creates this pod; ``fields`` stand over the rest."""
     given: dict[str, Any] = {
         "uid": "review-1",
@@ -112,7 +112,7 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Reques
         "user_info": UserInfo("alice", ("system:authenticated",)),
         "object": msgspec.Raw(msgspec.json.encode(manifest)),
     }
-    return Request(**{**given, **fields})
+    return AdmissionRequest(**{**given, **fields})
 
 
 def facts(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> PolicySnapshot:

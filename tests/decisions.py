@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from controller.extender.strategy import NodeCards
 from tests.builders import Manifest, view
-from vcuda.allocations.cards import Reason, read_cards, read_pod_cards
+from vcuda.allocations.cards import Unplaceable, read_cards, read_pod_cards
 from vcuda.k8s_types import Pod
 
 FILE = Path(__file__).parent / "data" / "gpu-admission-decisions.json"
@@ -34,7 +34,7 @@ class Step(NamedTuple):
         known = {node["metadata"]["name"]: read_cards(node["status"]["capacity"]) for node in self.nodes}
         for holding in filter(None, map(read_pod_cards, self.stored)):
             cards = known[holding.node]
-            assert not isinstance(cards, Reason)
+            assert not isinstance(cards, Unplaceable)
             known[holding.node] = cards.taken(holding.shares)
         return known
 

@@ -270,7 +270,7 @@ class UserInfo(K8sStruct, frozen=True, gc=False):
     groups: tuple[str, ...] | None = None
 
 
-class Request(K8sStruct, frozen=True, gc=False):
+class AdmissionRequest(K8sStruct, frozen=True, gc=False):
     """One operation under review. A pod's own metadata.namespace may be empty in mutation: ``namespace`` is not."""
 
     uid: str
@@ -290,13 +290,13 @@ class AdmissionReview(K8sStruct, frozen=True, gc=False):
 
     api_version: str = ""
     kind: str = ""
-    request: Request | None = None
+    request: AdmissionRequest | None = None
 
 
 _DECODER = msgspec.json.Decoder(AdmissionReview)
 
 
-def read_review(body: bytes) -> Request:
+def read_review(body: bytes) -> AdmissionRequest:
     """Return the request in a review.
 
     Raises:

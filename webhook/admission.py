@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from vcuda.errors import Unavailable, UnreadableLedger
-from vcuda.k8s_types import UNDECODABLE, AdmissionResponse, ObjectMeta, Request, read_review, write_review
+from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ObjectMeta, read_review, write_review
 from vcuda.kube import QuotaPlace
 from webhook.choices import RecentChoices
 from webhook.context import PolicySource
@@ -101,7 +101,7 @@ class Service(msgspec.Struct, frozen=True):
         self._log(path, request, answer, seconds)
         return reply
 
-    async def _decide(self, path: str, request: Request, timeout: float) -> AdmissionResponse:
+    async def _decide(self, path: str, request: AdmissionRequest, timeout: float) -> AdmissionResponse:
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
             return await check_edit(request, self.place, self.policy.current(), self.ledgers)
@@ -117,7 +117,7 @@ class Service(msgspec.Struct, frozen=True):
             # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
             return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
-    def _log(self, path: str, request: Request, answer: AdmissionResponse, seconds: float) -> None:
+    def _log(self, path: str, request: AdmissionRequest, answer: AdmissionResponse, seconds: float) -> None:
         """Write the one line that tells what became of a request."""
         if answer.outcome in QUIET:
             self.log.debug("admission", path=path, uid=request.uid, outcome=answer.outcome)
@@ -138,7 +138,7 @@ class Service(msgspec.Struct, frozen=True):
         )
 
 
-def _without_policy(request: Request) -> AdmissionResponse:
+def _without_policy(request: AdmissionRequest) -> AdmissionResponse:
     """Let pods pass that are none of the quota's business, whatever it says; the others have to wait for it."""
     pod = vcuda_pod_of(request)
     if isinstance(pod, AdmissionResponse):
@@ -146,7 +146,7 @@ def _without_policy(request: Request) -> AdmissionResponse:
     raise NotReady("the quota has not been read yet")
 
 
-def _generated(request: Request) -> str:
+def _generated(request: AdmissionRequest) -> str:
     """Return how a pod will be named that has no name yet, as in /mutate under generateName; nothing if unreadable."""
     try:
         metadata = _NAMED.decode(request.object).metadata

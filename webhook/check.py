@@ -11,7 +11,7 @@ import jsonpatch
 import msgspec
 
 from vcuda.cli import aligned
-from vcuda.k8s_types import AdmissionResponse, GroupVersionKind, Operation, Pod, Request
+from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, Operation, Pod
 from vcuda.quota.model import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Workload
@@ -121,9 +121,9 @@ async def admit_pod(
     return stored, [answer, verdict]
 
 
-def _request(pod: Manifest, namespace: str) -> Request:
+def _request(pod: Manifest, namespace: str) -> AdmissionRequest:
     raw = msgspec.Raw(msgspec.json.encode(pod, enc_hook=str))
-    return Request(uid="check", kind=PODS, namespace=namespace, operation="CREATE", object=raw)
+    return AdmissionRequest(uid="check", kind=PODS, namespace=namespace, operation="CREATE", object=raw)
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:

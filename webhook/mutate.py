@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vcuda.k8s_types import AdmissionResponse, Request
+from vcuda.k8s_types import AdmissionRequest, AdmissionResponse
 from vcuda.placement.affinity import patch_for, unpinned_patch
 from vcuda.placement.placement import Candidates, Choice, choose, choose_regardless, find_candidates
 from vcuda.quota.model import Shortage, exceeded
@@ -13,7 +13,7 @@ from webhook.pod_review import PodReview, malformed, refused, review_of
 
 
 async def mutate(
-    request: Request, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
+    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
 ) -> AdmissionResponse:
     """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
 
@@ -27,7 +27,9 @@ async def mutate(
     return malformed(review) or await _place(review, request, ledgers, choices)
 
 
-async def _place(review: PodReview, request: Request, ledgers: Ledgers, choices: RecentChoices) -> AdmissionResponse:
+async def _place(
+    review: PodReview, request: AdmissionRequest, ledgers: Ledgers, choices: RecentChoices
+) -> AdmissionResponse:
     namespace, quota, asked = review.namespace, review.quota, review.request
     candidates = find_candidates(review.pod, asked.schemes, quota, review.policy.nodes, asked.share)
     if not candidates.models:

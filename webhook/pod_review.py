@@ -8,7 +8,7 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda.errors import Fault
-from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionResponse, Pod, Request
+from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Pod
 from vcuda.placement.affinity import oversized
 from vcuda.quota.model import Mode, NamespaceQuota
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
@@ -47,13 +47,13 @@ class PodReview(msgspec.Struct, frozen=True, gc=False):
         return (*wrong, *self.request.warnings, *sentences)
 
 
-def review_of(request: Request, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
+def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
     """Return the pod under review, or the answer where the quota has nothing to say."""
     pod = vcuda_pod_of(request)
     return pod if isinstance(pod, AdmissionResponse) else _limited(request, pod, policy)
 
 
-def vcuda_pod_of(request: Request) -> Pod | AdmissionResponse:
+def vcuda_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
     """Return the vcuda pod that a review creates, or the answer to any other, which is the same under every quota."""
     if request.kind.kind != "Pod" or request.kind.group:
         return _wrong_kind(request)
@@ -66,7 +66,7 @@ def vcuda_pod_of(request: Request) -> Pod | AdmissionResponse:
     return pod if asks_for_vcuda(pod) else AdmissionResponse("ignored")
 
 
-def _limited(request: Request, pod: Pod, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
+def _limited(request: AdmissionRequest, pod: Pod, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
     if is_mirror(request, pod):
         return AdmissionResponse("mirror")
     quota = policy.quota.for_namespace(request.namespace)
@@ -78,7 +78,7 @@ def _limited(request: Request, pod: Pod, policy: PolicySnapshot) -> PodReview | 
     return PodReview(request.namespace, pod, read_request(pod), quota, policy)
 
 
-def is_mirror(request: Request, pod: Pod) -> bool:
+def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
     """Return whether a kubelet shows one of its static pods: it runs already, and only a node may say so.
 
     The annotation alone exempts nobody: anyone can write it.
@@ -109,7 +109,7 @@ def refused(review: PodReview, outcome: str, message: str, model: str = "") -> A
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
-def _wrong_kind(request: Request) -> AdmissionResponse:
+def _wrong_kind(request: AdmissionRequest) -> AdmissionResponse:
     kind = "/".join(part for part in (request.kind.group, request.kind.version, request.kind.kind) if part)
     message = f"this webhook answers for pods, not for {kind or 'an unnamed kind'}; correct the rules that call it"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)

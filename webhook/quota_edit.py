@@ -9,7 +9,7 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda.errors import Fault, QuotaFault, Unavailable, UnreadableLedger
-from vcuda.k8s_types import UNDECODABLE, AdmissionResponse, ConfigMap, Request
+from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ConfigMap
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota.document import parse_quota
@@ -31,7 +31,11 @@ _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 
 
 async def check_edit(
-    request: Request, place: QuotaPlace, policy: PolicySnapshot | None, ledgers: Ledgers, comparing: float = COMPARING
+    request: AdmissionRequest,
+    place: QuotaPlace,
+    policy: PolicySnapshot | None,
+    ledgers: Ledgers,
+    comparing: float = COMPARING,
 ) -> AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 

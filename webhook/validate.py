@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from vcuda.k8s_types import AdmissionResponse, Request
+from vcuda.k8s_types import AdmissionRequest, AdmissionResponse
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.placement.placement import Pin, read_pin
 from vcuda.quota.model import NamespaceQuota, cards, exceeded
@@ -18,7 +18,7 @@ RETRY_AFTER = 1
 
 
 async def validate(
-    request: Request, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
+    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
 ) -> AdmissionResponse:
     """Return whether the pod may be stored, with its charge written down before it is allowed.
 
@@ -45,7 +45,7 @@ async def validate(
 
 
 async def _charge(
-    request: Request, review: PodReview, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
+    request: AdmissionRequest, review: PodReview, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
 ) -> AdmissionResponse:
     uid = review.pod.metadata.uid
     if not uid:

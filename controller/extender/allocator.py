@@ -24,7 +24,7 @@ from vcuda.allocations.cards import (
     CardRequest,
     Cards,
     PodCards,
-    Reason,
+    Unplaceable,
     annotations_for,
     patch_of,
     read_card_request,
@@ -86,7 +86,7 @@ class Allocator:
         request = read_card_request(args.pod)
         if request is None:
             return args.passing(args.names)
-        if isinstance(request, Reason):
+        if isinstance(request, Unplaceable):
             return args.failing(dict.fromkeys(args.names, request))
         try:
             with self._alone():
@@ -201,12 +201,12 @@ class Allocator:
         return (
             isinstance(cards, Cards)
             and cards.scheme is request.scheme
-            and not isinstance(strategy.assign(cards, request.containers), Reason)
+            and not isinstance(strategy.assign(cards, request.containers), Unplaceable)
         )
 
     def _place(
         self, pod: Pod, request: CardRequest, names: tuple[str, ...], deadline: Deadline
-    ) -> Placement | Mapping[str, Reason]:
+    ) -> Placement | Mapping[str, Unplaceable]:
         for _ in range(MAX_ATTEMPTS):
             if pod.spec.node_name:
                 raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
@@ -221,7 +221,7 @@ class Allocator:
 
     def _choose(
         self, pod: Pod, request: CardRequest, names: tuple[str, ...], nodes: NodeCards
-    ) -> Placement | Mapping[str, Reason]:
+    ) -> Placement | Mapping[str, Unplaceable]:
         # The node of an earlier placement comes first, if the pod still fits there. Its cards are chosen anew:
         # gpu-manager takes the fullest that fits when the container starts, and refuses a share whose annotation names
         # another.
@@ -295,7 +295,7 @@ class Allocator:
         request = read_card_request(pod)
         if request is None:
             return None
-        if isinstance(request, Reason):
+        if isinstance(request, Unplaceable):
             raise NotPlaced(request.text)
         cards = read_pod_cards(pod)
         if cards is None or cards.node != args.node:

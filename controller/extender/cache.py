@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from controller.extender.strategy import NodeCards
-from vcuda.allocations.cards import Cards, PodCards, Reason, Share, read_cards
+from vcuda.allocations.cards import Cards, PodCards, Share, Unplaceable, read_cards
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.k8s_types import Node
 from vcuda.ledger.ledger import is_older
@@ -58,8 +58,8 @@ class CardCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._unused: dict[str, Cards | Reason] = {}
-        self._cards: dict[str, Cards | Reason] = {}
+        self._unused: dict[str, Cards | Unplaceable] = {}
+        self._cards: dict[str, Cards | Unplaceable] = {}
         self._pods: dict[str, _PodShares] = {}
         # The uids of pods with assumed placements, oldest first: a dict keeps the order that a set would not.
         self._assumed: dict[str, None] = {}
@@ -85,7 +85,7 @@ class CardCache:
             if new is not None:
                 assumed = self._shares_of(new.uid).assumed
                 left = tuple(placement for placement in assumed if not placement.is_settled_by(new))
-                self._set(new.uid, _PodShares(new.holding, left))
+                self._set(new.uid, _PodShares(new.cards, left))
             elif old is not None:
                 self._set(old.uid, _PodShares())
 
@@ -155,7 +155,7 @@ class CardCache:
                     nodes[node] = cards.returned(self._on_node[node][uid])
             return nodes
 
-    def node_without(self, node: str, uids: Iterable[str]) -> Cards | Reason | None:
+    def node_without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable | None:
         """Return the cards of one node as they would be without these pods; None where the node is not known."""
         with self._lock:
             cards = self._cards.get(node)

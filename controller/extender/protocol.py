@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vcuda.allocations.cards import Reason
+from vcuda.allocations.cards import Unplaceable
 from vcuda.errors import BadInput
 from vcuda.k8s_types import UNDECODABLE, K8sStruct, Pod
 
@@ -30,7 +30,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         """Return the answer that these nodes can take the pod."""
         return self._result(names, {}, "")
 
-    def failing(self, reasons: Mapping[str, Reason]) -> bytes:
+    def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
         """Return the answer that no node can take it. What lasts is told apart: no preemption would help there."""
         return self._result((), reasons, "")
 
@@ -38,7 +38,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         """Return the answer that nothing was decided; the scheduler tries the pod again."""
         return self._result((), {}, _plain(message))
 
-    def _result(self, names: Iterable[str], reasons: Mapping[str, Reason], error: str) -> bytes:
+    def _result(self, names: Iterable[str], reasons: Mapping[str, Unplaceable], error: str) -> bytes:
         passed: dict[str, Any]
         if self.nodes is None:
             passed = {"NodeNames": tuple(names), "Nodes": None}

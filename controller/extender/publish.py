@@ -19,7 +19,7 @@ from vcuda.errors import NotFound, VcudaError
 from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
-from vcuda.placement.placement import CONFIG_MAP, KEY, FreeCards, FreeCardsByPool, Nodes, write_figures
+from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, FreeCardsByPool, Nodes, write_free_cards
 
 MIN_INTERVAL_SECONDS = 3.0
 """Seconds between two looks, and so between two writes at least."""
@@ -63,16 +63,16 @@ class CardsPublisher:
 
     def publish(self) -> None:
         """Write the figures, unless they were written a moment ago; raises VcudaError where that fails."""
-        text, now = write_figures(self._figures()), self._clock()
+        text, now = write_free_cards(self._figures()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
         collection = _collection(self._namespace)
-        data = {KEY: text}
+        data = {CARDS_KEY: text}
         # A patch first: it need not know what is there, and the ConfigMap is there but for the first time.
         try:
-            self._kube.patch(f"{collection}/{CONFIG_MAP}", msgspec.json.encode({"data": data}), MERGE_PATCH)
+            self._kube.patch(f"{collection}/{CARDS_CONFIG_MAP}", msgspec.json.encode({"data": data}), MERGE_PATCH)
         except NotFound:
-            metadata = {"name": CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
+            metadata = {"name": CARDS_CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
             made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
             self._kube.post(collection, msgspec.json.encode(made))
         self._written, self._repeat_at = text, now + REPEAT_SECONDS
@@ -85,7 +85,7 @@ def delete_published(kube: Kube, namespace: str) -> None:
     """
     log = structlog.get_logger()
     try:
-        kube.delete(f"{_collection(namespace)}/{CONFIG_MAP}")
+        kube.delete(f"{_collection(namespace)}/{CARDS_CONFIG_MAP}")
     except NotFound:
         return
     except VcudaError as error:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, Share
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable
 from vcuda.quota.model import CORES_PER_CARD
 
 
@@ -41,16 +41,16 @@ class Placement(msgspec.Struct, frozen=True):
     assignment: Assignment
 
 
-NodeCards = Mapping[str, Cards | Reason]
+NodeCards = Mapping[str, Cards | Unplaceable]
 """Nodes by name: their cards, or why they have none to place on."""
 
-Strategy = Callable[[CardRequest, Iterable[str], NodeCards], Placement | Mapping[str, Reason]]
+Strategy = Callable[[CardRequest, Iterable[str], NodeCards], Placement | Mapping[str, Unplaceable]]
 """Chooses among the nodes that the scheduler names; returns where a pod goes, or for each node why not there."""
 
-UNSEEN = Reason("node not seen yet", final=False)
+UNSEEN = Unplaceable("node not seen yet", final=False)
 
 
-def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Reason]:
+def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
     """Return gpu-admission's own choice: the first node that fits, from the least free on; or each node's reason."""
     fitting, reasons = _offering(request, names, nodes)
     for name, cards in fitting:
@@ -61,7 +61,7 @@ def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> 
     return reasons
 
 
-def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Reason]:
+def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
     """Return the node where the fewest whole cards are broken up, from the least free on; or each node's reason."""
     fitting, reasons = _offering(request, names, nodes)
     best: Placement | None = None
@@ -76,7 +76,7 @@ def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Pl
     return best or reasons
 
 
-def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment | Reason:
+def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment | Unplaceable:
     """Return what each container gets of these cards, or why one of them gets nothing."""
     shares: dict[int, tuple[Share, ...]] = {}
     breaks = 0
@@ -95,16 +95,16 @@ def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment |
 
 def _offering(
     request: CardRequest, names: Iterable[str], nodes: NodeCards
-) -> tuple[list[tuple[str, Cards]], dict[str, Reason]]:
+) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
     """Return the nodes that offer the scheme's cards, from the least free on, and the reasons of the others."""
     offering: list[tuple[int, int, str, Cards]] = []
-    reasons: dict[str, Reason] = {}
+    reasons: dict[str, Unplaceable] = {}
     for name in dict.fromkeys(names):
         cards = nodes.get(name, UNSEEN)
-        if isinstance(cards, Reason):
+        if isinstance(cards, Unplaceable):
             reasons[name] = cards
         elif cards.scheme is not request.scheme:
-            reasons[name] = Reason(f"no {request.scheme.cores}")
+            reasons[name] = Unplaceable(f"no {request.scheme.cores}")
         else:
             offering.append((cards.free_cores, cards.free_memory, name, cards))
     offering.sort()  # by the first three, as no name is there twice
@@ -129,19 +129,19 @@ def _whole_cards(cards: Cards, container: ContainerRequest) -> tuple[Share, ...]
     return tuple(Share(card, CORES_PER_CARD, container.memory) for card in itertools.islice(whole, container.cards))
 
 
-def _shortage(cards: Cards, container: ContainerRequest) -> Reason:
+def _shortage(cards: Cards, container: ContainerRequest) -> Unplaceable:
     if container.cards:
         return _too_few(container.cards, cards.whole, len(cards.used_cores))
     return _no_fitting_card(container.cores, container.memory, cards.card_memory)
 
 
 @functools.lru_cache(maxsize=1024)
-def _too_few(needed: int, whole: int, cards: int) -> Reason:
-    return Reason(f"{needed} whole vcuda cards needed, {whole} free", final=needed > cards)
+def _too_few(needed: int, whole: int, cards: int) -> Unplaceable:
+    return Unplaceable(f"{needed} whole vcuda cards needed, {whole} free", final=needed > cards)
 
 
 @functools.lru_cache(maxsize=1024)
-def _no_fitting_card(cores: int, memory: int, card_memory: int) -> Reason:
+def _no_fitting_card(cores: int, memory: int, card_memory: int) -> Unplaceable:
     if memory > card_memory:
-        return Reason(f"{memory} MiB needed, a card has {card_memory}")
-    return Reason(f"no card with {cores} cores and {memory} MiB free", final=False)
+        return Unplaceable(f"{memory} MiB needed, a card has {card_memory}")
+    return Unplaceable(f"no card with {cores} cores and {memory} MiB free", final=False)

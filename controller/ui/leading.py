@@ -22,7 +22,7 @@ from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.placement import FreeCardsByPool, Nodes, by_model
+from vcuda.placement.placement import FreeCardsByPool, Nodes, free_by_model
 from vcuda.quota.model import CORES_PER_CARD, Limit, NamespaceQuota
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class LeaderSource:
 
 def fragmented(figures: FreeCardsByPool) -> Mapping[str, float]:
     """Return the cards of each model that are free only as shares of cards in use."""
-    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in by_model(figures, ()).items()}
+    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in free_by_model(figures, ()).items()}
 
 
 def certificate_row(shown: Shown) -> Certificate:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.extender.strategy import Assignment, Placement, Strategy, assign, bin_pack, least_free
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, Share
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 GIB = 1024
@@ -19,7 +19,7 @@ def node(*used: int, memory: int = 0) -> Cards:
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
 
 
-def cards_of(found: Assignment | Reason) -> list[list[int]]:
+def cards_of(found: Assignment | Unplaceable) -> list[list[int]]:
     assert isinstance(found, Assignment), found
     return [[share.card for share in shares] for shares in found.shares.values()]
 
@@ -45,21 +45,21 @@ def request(*demands: tuple[int, int]) -> CardRequest:
 )
 def test_the_cards_of_a_node(cards: Cards, demands: list[tuple[int, int]], wanted: list[list[int]]) -> None:
     found = assign(cards, request(*demands).containers)
-    assert cards_of(found) == wanted if wanted else isinstance(found, Reason)
+    assert cards_of(found) == wanted if wanted else isinstance(found, Unplaceable)
 
 
 @pytest.mark.parametrize(
     ("cards", "demand", "reason"),
     [
         (node(10, 80), (30, GIB), None),
-        (node(80, 80), (30, GIB), Reason("no card with 30 cores and 1024 MiB free", final=False)),
-        (node(0), (30, 17 * GIB), Reason("17408 MiB needed, a card has 16384", final=True)),
-        (node(0, 10, 0), (300, 0), Reason("3 whole vcuda cards needed, 2 free", final=False)),
-        (node(0), (200, 0), Reason("2 whole vcuda cards needed, 1 free", final=True)),
+        (node(80, 80), (30, GIB), Unplaceable("no card with 30 cores and 1024 MiB free", final=False)),
+        (node(0), (30, 17 * GIB), Unplaceable("17408 MiB needed, a card has 16384", final=True)),
+        (node(0, 10, 0), (300, 0), Unplaceable("3 whole vcuda cards needed, 2 free", final=False)),
+        (node(0), (200, 0), Unplaceable("2 whole vcuda cards needed, 1 free", final=True)),
     ],
 )
 def test_the_reason_is_short_and_says_whether_it_can_pass(
-    cards: Cards, demand: tuple[int, int], reason: Reason | None
+    cards: Cards, demand: tuple[int, int], reason: Unplaceable | None
 ) -> None:
     found = assign(cards, request(demand).containers)
     assert found == reason if reason else isinstance(found, Assignment)
@@ -67,10 +67,10 @@ def test_the_reason_is_short_and_says_whether_it_can_pass(
 
 def test_cores_without_cores_used_but_with_memory_used_are_no_whole_card() -> None:
     cards = node(0).taken([Share(0, 0, 256)])
-    assert isinstance(assign(cards, request((100, 0)).containers), Reason)
+    assert isinstance(assign(cards, request((100, 0)).containers), Unplaceable)
 
 
-def chosen(strategy: Strategy, asked: CardRequest, **nodes: Cards | Reason) -> str:
+def chosen(strategy: Strategy, asked: CardRequest, **nodes: Cards | Unplaceable) -> str:
     choice = strategy(asked, nodes, nodes)
     assert isinstance(choice, Placement), choice
     return choice.node
@@ -98,17 +98,17 @@ def test_a_node_that_is_named_twice_is_one_node() -> None:
 
 
 def test_every_node_that_fails_has_its_reason() -> None:
-    lacking = Reason("no vcuda cards")
-    nodes: dict[str, Cards | Reason] = {
+    lacking = Unplaceable("no vcuda cards")
+    nodes: dict[str, Cards | Unplaceable] = {
         "cpu": lacking,
         "full": node(100),
         "other": Cards.unused(NVIDIA_VCUDA, 1, 16000),
     }
     assert bin_pack(request((100, 0)), [*nodes, "new"], nodes) == {
         "cpu": lacking,
-        "full": Reason("1 whole vcuda cards needed, 0 free", final=False),
-        "other": Reason("no tencent.com/vcuda-core"),
-        "new": Reason("node not seen yet", final=False),
+        "full": Unplaceable("1 whole vcuda cards needed, 0 free", final=False),
+        "other": Unplaceable("no tencent.com/vcuda-core"),
+        "new": Unplaceable("node not seen yet", final=False),
     }
 
 

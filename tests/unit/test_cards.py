@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.allocations.cards import Cards, Reason, Share, read_cards
+from vcuda.allocations.cards import Cards, Share, Unplaceable, read_cards
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
@@ -52,7 +52,7 @@ def test_nvidia_counts_memory_in_mebibytes() -> None:
     ],
 )
 def test_a_node_without_cards_to_place_on_is_a_reason_that_lasts(capacity: dict[str, Any], reason: str) -> None:
-    assert read_cards(capacity) == Reason(reason, final=True)
+    assert read_cards(capacity) == Unplaceable(reason, final=True)
 
 
 def test_a_share_takes_cores_and_memory_and_a_whole_card_takes_all_of_it() -> None:

@@ -28,13 +28,13 @@ from vcuda.placement.placement import (
     FreeCards,
     Nodes,
     Pin,
-    by_model,
     choose,
     choose_regardless,
     find_candidates,
-    read_figures,
+    free_by_model,
+    read_free_cards,
     read_pin,
-    write_figures,
+    write_free_cards,
 )
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
 from vcuda.requests.pod_request import read_request
@@ -126,21 +126,21 @@ def test_free_cards_of_other_pools_are_not_the_pods() -> None:
         ("M40", "public"): FreeCards(8, 1, 100),
         ("P100", ""): FreeCards(1),
     }
-    assert by_model(figures, ["public"]) == {"M40": FreeCards(8, 1, 100)}
-    assert by_model(figures, []) == {"M40": FreeCards(16, 9, 900), "P100": FreeCards(1)}
+    assert free_by_model(figures, ["public"]) == {"M40": FreeCards(8, 1, 100)}
+    assert free_by_model(figures, []) == {"M40": FreeCards(16, 9, 900), "P100": FreeCards(1)}
 
 
 def test_figures_are_read_as_they_were_published() -> None:
     figures = {("M40", "lab"): FreeCards(8, 7, 760, 60, 100), ("P100", ""): FreeCards(1)}
-    assert read_figures(write_figures(figures)) == figures
-    assert by_model(figures, []) == {"M40": FreeCards(8, 7, 760, 60, 100), "P100": FreeCards(1)}
+    assert read_free_cards(write_free_cards(figures)) == figures
+    assert free_by_model(figures, []) == {"M40": FreeCards(8, 7, 760, 60, 100), "P100": FreeCards(1)}
     with pytest.raises(ValueError, match="Expected"):
-        read_figures("{}")
+        read_free_cards("{}")
 
 
 def test_figures_of_an_earlier_and_of_a_later_release_are_read() -> None:
     row = {"model": "M40", "pool": "lab", "free": {"cards": 8, "free_cores": 80, "new": 1}, "new": 1}
-    assert read_figures(json.dumps([row])) == {("M40", "lab"): FreeCards(8, 0, 80)}
+    assert read_free_cards(json.dumps([row])) == {("M40", "lab"): FreeCards(8, 0, 80)}
 
 
 HALVES, WHOLE = FreeCards(8, 0, 400, 400, 50), FreeCards(1, 1, 100, 0, 100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
-from vcuda.allocations.cards import CardRequest, ContainerRequest, Reason, read_card_request
+from vcuda.allocations.cards import CardRequest, ContainerRequest, Unplaceable, read_card_request
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
@@ -20,8 +20,8 @@ def test_containers_want_one_after_the_other_and_others_keep_their_number() -> N
 
 
 def test_the_nvidia_scheme_asks_in_mebibytes() -> None:
-    wish = read_card_request(view(vcuda_pod({"nvidia.com/vcuda-core": 10, "nvidia.com/vcuda-memory": 500})))
-    assert wish == CardRequest(NVIDIA_VCUDA, (ContainerRequest(0, 10, 500),))
+    request = read_card_request(view(vcuda_pod({"nvidia.com/vcuda-core": 10, "nvidia.com/vcuda-memory": 500})))
+    assert request == CardRequest(NVIDIA_VCUDA, (ContainerRequest(0, 10, 500),))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_a_pod_that_needs_no_card_by_number_may_go_anywhere(manifest: Manifest) 
     ],
 )
 def test_what_no_node_can_serve_is_a_reason_that_lasts(manifest: Manifest, reason: str) -> None:
-    assert read_card_request(view(manifest)) == Reason(reason, final=True)
+    assert read_card_request(view(manifest)) == Unplaceable(reason, final=True)

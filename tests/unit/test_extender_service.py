@@ -18,9 +18,9 @@ from controller.extender.publish import (
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
 from tests.builders import MODEL, POOL, nodes
 from tests.extended import JOURNAL, SYSTEM
-from vcuda.allocations.cards import Cards, Reason, Share
+from vcuda.allocations.cards import Cards, Share, Unplaceable
 from vcuda.errors import Conflict, Deposed, Unavailable, UnreadableJournal, VcudaError
-from vcuda.placement.placement import FreeCards, read_figures
+from vcuda.placement.placement import FreeCards, read_free_cards
 from vcuda.requests.schemes import GPU_MANAGER
 
 CARDS = f"/api/v1/namespaces/{SYSTEM}/configmaps/gpu-cards"
@@ -154,7 +154,7 @@ def test_free_cards_are_published_when_they_change(api: ApiDouble) -> None:
     assert api.calls == []
     figures["M40", "public"] = FreeCards(8, 7, 730, 30)
     publisher.publish()
-    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
+    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
 
 
 def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiDouble) -> None:
@@ -164,11 +164,11 @@ def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiD
     api.remove(CARDS)
     for seconds[0] in (REPEAT_SECONDS - MIN_INTERVAL_SECONDS, REPEAT_SECONDS):
         publisher.publish()
-    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
+    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
     api.store(CARDS, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
     seconds[0] = 2 * REPEAT_SECONDS
     publisher.publish()
-    assert read_figures(api.objects[CARDS]["data"]["cards.json"]) == figures
+    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
 
 
 def test_figures_that_nobody_keeps_up_are_withdrawn(api: ApiDouble) -> None:
@@ -184,11 +184,11 @@ def test_figures_that_nobody_keeps_up_are_withdrawn(api: ApiDouble) -> None:
 def test_fragments_are_counted_by_model_and_pool() -> None:
     """A card in use has free cores that no pod for whole cards can have."""
     two = Cards.unused(GPU_MANAGER, 2, 128)
-    known: dict[str, Cards | Reason] = {
+    known: dict[str, Cards | Unplaceable] = {
         "a": two.taken([Share(0, 30, 256)]),
         "b": two,
         "c": two.taken([Share(0, 100, 0), Share(1, 10, 256)]),
-        "cpu": Reason("no vcuda cards"),
+        "cpu": Unplaceable("no vcuda cards"),
         "unlabelled": two,
     }
     public = {MODEL: "M40", POOL: "public"}

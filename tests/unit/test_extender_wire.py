@@ -19,7 +19,7 @@ from controller.extender.protocol import (
     write_priorities,
 )
 from tests.builders import vcuda_pod
-from vcuda.allocations.cards import Reason
+from vcuda.allocations.cards import Unplaceable
 from vcuda.errors import BadInput
 
 NODES = [{"metadata": {"name": name, "labels": {"a": "b"}}, "status": {"x": 1}} for name in ("n1", "n2")]
@@ -55,7 +55,10 @@ def test_no_nodes_are_none(fields: dict[str, Any]) -> None:
 
 
 def test_every_reason_is_told_once_and_those_that_last_are_told_apart() -> None:
-    reasons = {"n1": Reason("no vcuda cards"), "n2": Reason("1 whole vcuda cards needed, 0 free", final=False)}
+    reasons = {
+        "n1": Unplaceable("no vcuda cards"),
+        "n2": Unplaceable("1 whole vcuda cards needed, 0 free", final=False),
+    }
     answer = json.loads(read(Pod=vcuda_pod(), NodeNames=["n1", "n2"]).failing(reasons))
     assert answer["NodeNames"] == []
     assert answer["FailedNodes"] == {"n2": "1 whole vcuda cards needed, 0 free"}

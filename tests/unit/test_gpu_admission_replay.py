@@ -25,23 +25,23 @@ ELSEWHERE = {
 
 
 def answer(step: Step, strategy: Strategy) -> Answer:
-    wish = read_card_request(step.pod)
-    if wish is None:
+    request = read_card_request(step.pod)
+    if request is None:
         return tuple(node["metadata"]["name"] for node in step.nodes), {}
-    assert isinstance(wish, CardRequest)
+    assert isinstance(request, CardRequest)
     known = step.known()
-    choice = strategy(wish, known, known)
+    choice = strategy(request, known, known)
     if not isinstance(choice, Placement):
         return (), {}
-    written = annotations_for(wish.scheme, choice.node, choice.assignment.shares, 0)
+    written = annotations_for(request.scheme, choice.node, choice.assignment.shares, 0)
     return (choice.node,), {key: value for key, value in written.items() if not key.endswith("/predicate-time")}
 
 
 def breaks(step: Step, strategy: Strategy) -> int:
     """The whole cards that the decision breaks up."""
-    wish, known = read_card_request(step.pod), step.known()
-    assert isinstance(wish, CardRequest)
-    choice = strategy(wish, known, known)
+    request, known = read_card_request(step.pod), step.known()
+    assert isinstance(request, CardRequest)
+    choice = strategy(request, known, known)
     assert isinstance(choice, Placement)
     return choice.assignment.breaks
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, TooManyPending, admit, by_model
+from vcuda.ledger.ledger import (
+    MOST_PENDING,
+    Admitted,
+    Ledger,
+    Pending,
+    Refused,
+    TooManyPending,
+    admit,
+    charges_by_model,
+)
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
@@ -180,5 +189,5 @@ def test_nearly_full_counts_the_charge_that_was_granted() -> None:
 
 def test_charges_are_summed_by_model() -> None:
     stored = [("M40", Charge(100, 0, 100)), ("A100", Charge(20, 300)), ("M40", Charge(50, 256))]
-    assert by_model(stored) == {"M40": Charge(150, 256, 100), "A100": Charge(20, 300)}
-    assert by_model([]) == {}
+    assert charges_by_model(stored) == {"M40": Charge(150, 256, 100), "A100": Charge(20, 300)}
+    assert charges_by_model([]) == {}

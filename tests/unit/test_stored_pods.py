@@ -59,7 +59,7 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
     manifest = stored({"tencent.com/vcuda-core": 200}, nodeName="gpu-1")
     manifest["metadata"] |= {"resourceVersion": "7", "annotations": {"tencent.com/predicate-gpu-idx-0": "1,3"}}
     found = kept(manifest)
-    assert (found.holding, found.version) == (PodCards("gpu-1", (Share(1, 100, 0), Share(3, 100, 0))), "7")
+    assert (found.cards, found.version) == (PodCards("gpu-1", (Share(1, 100, 0), Share(3, 100, 0))), "7")
 
 
 def test_what_is_added_to_a_pod_behind_a_scheduling_gate_does_not_take_its_charge_away() -> None:

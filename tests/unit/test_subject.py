@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.builders import container, facts, pod, review, vcuda_pod
-from vcuda.k8s_types import AdmissionResponse, GroupVersionKind, Request, UserInfo
+from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from webhook.context import PolicySnapshot
 from webhook.pod_review import PodReview, malformed, review_of
@@ -20,7 +20,7 @@ MIRROR = {"kubernetes.io/config.mirror": "hash"}
 NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 
-def outcome(request: Request, facts: PolicySnapshot = FACTS) -> str:
+def outcome(request: AdmissionRequest, facts: PolicySnapshot = FACTS) -> str:
     """Return the outcome of a review that the quota lets pass."""
     answer = review_of(request, facts)
     assert isinstance(answer, AdmissionResponse)
@@ -28,7 +28,7 @@ def outcome(request: Request, facts: PolicySnapshot = FACTS) -> str:
     return answer.outcome
 
 
-def subject(request: Request, facts: PolicySnapshot = FACTS) -> PodReview:
+def subject(request: AdmissionRequest, facts: PolicySnapshot = FACTS) -> PodReview:
     found = review_of(request, facts)
     assert isinstance(found, PodReview)
     return found

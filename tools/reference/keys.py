@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import ROOT, strings
-from vcuda.allocations.cards import RECORDS
+from vcuda.allocations.cards import CARD_ANNOTATIONS
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 _KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
@@ -164,7 +164,7 @@ def _section(scheme: Scheme) -> str:
 
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
     """Each key with where it stands and what we do with it; one that ends in ``-`` stands for all that begin so."""
-    pod, written = "annotation of a pod", "; set by the extender" if scheme.name in RECORDS else ""
+    pod, written = "annotation of a pod", "; set by the extender" if scheme.name in CARD_ANNOTATIONS else ""
     stale = f"removed at creation, and later where it is stale{written}"
     named = (
         (scheme.core_limit, pod, "read; refused where it is not an integer from the requested cores to 100"),

@@ -23,7 +23,7 @@ from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from tools.reference.told import Chapter, Told
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Reason, read_card_request, read_cards
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Unplaceable, read_card_request, read_cards
 from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.errors import UnsupportedVersion
@@ -103,7 +103,7 @@ def _asking(limits: Mapping[str, int]) -> Manifest:
 def _why(found: object) -> str:
     """The reason, of a node where there are several."""
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
-    if not isinstance(reason, Reason):
+    if not isinstance(reason, Unplaceable):
         raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # a case that does not show what it is for
     return reason.text
 

@@ -270,8 +270,8 @@ def _forecasts() -> list[str]:
     asked = [(CARD, SMALL), (BIG, two), (CARD, two), (CARD, absent), (BIG, warns)]
     told = [_dry_run(limits, quota) for limits, quota in asked]
     free = Candidates(("M40", "P100"), frozenset(), {}, {"P100": FreeCards(cards=1, whole=1, free_cores=100)})
-    roomy = msgspec.structs.replace(free, cramped=frozenset({"M40"}))
-    choices = [choose(candidates, two, Charge(100), {}) for candidates in (free, roomy)]
+    without = msgspec.structs.replace(free, no_fitting_card=frozenset({"M40"}))
+    choices = [choose(candidates, two, Charge(100), {}) for candidates in (free, without)]
     return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]
 
 

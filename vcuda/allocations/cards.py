@@ -33,7 +33,7 @@ class Share(NamedTuple):
     memory: int
 
 
-class Reason(NamedTuple):
+class Unplaceable(NamedTuple):
     """Why a pod cannot be placed on a node. ``final``: whatever ends on the node, it stays so."""
 
     text: str
@@ -124,19 +124,19 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Reason:
+def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
     """Return the cards that a node's capacity offers, all unused, or why there are none to place on."""
     offered = [scheme for scheme in INDEXED if scheme.cores in capacity and _whole(capacity, scheme.cores) != 0]
     if not offered:
-        return Reason("no vcuda cards")
+        return Unplaceable("no vcuda cards")
     if len(offered) > 1:
-        return Reason(f"{offered[0].cores} and {offered[1].cores} both in capacity")
+        return Unplaceable(f"{offered[0].cores} and {offered[1].cores} both in capacity")
     [scheme] = offered
     cores, memory = _whole(capacity, scheme.cores), _whole(capacity, scheme.memory)
     if cores is None or not CORES_PER_CARD <= cores <= MOST_CARDS * CORES_PER_CARD:
-        return Reason(f"{scheme.cores} in capacity is {capacity[scheme.cores]}, not 100 a card")
+        return Unplaceable(f"{scheme.cores} in capacity is {capacity[scheme.cores]}, not 100 a card")
     if not memory:
-        return Reason(f"{scheme.memory} missing in capacity")
+        return Unplaceable(f"{scheme.memory} missing in capacity")
     return Cards.unused(scheme, cores // CORES_PER_CARD, memory)
 
 
@@ -167,7 +167,7 @@ class CardRequest(msgspec.Struct, frozen=True, gc=False):
     containers: tuple[ContainerRequest, ...]
 
 
-def read_card_request(pod: Pod) -> CardRequest | Reason | None:
+def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
     """Return what the pod wants; None where it wants no card by number; or why no node can serve it.
 
     As in gpu-admission, a share without memory gets no card (``IsGPURequiredContainer``): gpu-manager starts no such
@@ -176,18 +176,18 @@ def read_card_request(pod: Pod) -> CardRequest | Reason | None:
     """
     schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
     if any(_asks(pod.spec.init_containers, scheme) for scheme in INDEXED):
-        return Reason("init containers cannot get vcuda cards")
+        return Unplaceable("init containers cannot get vcuda cards")
     if not schemes:
         return None
     if len(schemes) > 1:
-        return Reason(f"asks for both {schemes[0].cores} and {schemes[1].cores}")
-    requests = tuple(_container_requests(pod.spec.containers or (), schemes[0]))
-    if any(request.cores > CORES_PER_CARD and request.cores % CORES_PER_CARD for request in requests):
-        return Reason("cores over 100 must be whole cards, 100 each")
-    return CardRequest(schemes[0], requests) if requests else None
+        return Unplaceable(f"asks for both {schemes[0].cores} and {schemes[1].cores}")
+    demands = tuple(_demands(pod.spec.containers or (), schemes[0]))
+    if any(demand.cores > CORES_PER_CARD and demand.cores % CORES_PER_CARD for demand in demands):
+        return Unplaceable("cores over 100 must be whole cards, 100 each")
+    return CardRequest(schemes[0], demands) if demands else None
 
 
-def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
+def _demands(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
         if cores >= CORES_PER_CARD or (cores and memory):
@@ -216,7 +216,7 @@ class PodCards(msgspec.Struct, frozen=True):
     shares: tuple[Share, ...]
 
 
-class Record(msgspec.Struct, frozen=True):
+class CardAnnotations(msgspec.Struct, frozen=True):
     """The names of the annotations, under the scheme's own domain."""
 
     time: str
@@ -225,18 +225,18 @@ class Record(msgspec.Struct, frozen=True):
     assigned: str
 
     @classmethod
-    def of(cls, scheme: Scheme) -> Record:
+    def of(cls, scheme: Scheme) -> CardAnnotations:
         """Return the names; ``index`` is what the number of a container is appended to."""
         domain = scheme.cores.partition("/")[0]
         names = ("predicate-time", "predicate-node", "predicate-gpu-idx-", "gpu-assigned")
         return cls(*(f"{domain}/{name}" for name in names))
 
 
-RECORDS = {scheme.name: Record.of(scheme) for scheme in INDEXED}
+CARD_ANNOTATIONS = {scheme.name: CardAnnotations.of(scheme) for scheme in INDEXED}
 """The annotations of each scheme by its name."""
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
 _RECORD_PREFIXES = tuple(
-    name for record in RECORDS.values() for name in (record.time, record.node, record.index, record.assigned)
+    name for record in CARD_ANNOTATIONS.values() for name in (record.time, record.node, record.index, record.assigned)
 )
 
 
@@ -249,7 +249,7 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
         return None
     annotations = pod.annotations
     for scheme in INDEXED if annotations else ():
-        record = RECORDS[scheme.name]
+        record = CARD_ANNOTATIONS[scheme.name]
         node = pod.spec.node_name or annotations.get(record.node, "")
         shares = tuple(_shares(pod, scheme, record, annotations)) if node else ()
         if shares:
@@ -262,7 +262,7 @@ def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share,
 
     gpu-manager serves the pods of its node in the order of their times.
     """
-    record = RECORDS[scheme.name]
+    record = CARD_ANNOTATIONS[scheme.name]
     indexes = {f"{record.index}{number}": ",".join(str(share.card) for share in got) for number, got in shares.items()}
     return {record.time: str(time), record.node: node, record.assigned: "false", **indexes}
 
@@ -278,7 +278,7 @@ def patch_of(written: Mapping[str, str], present: Iterable[str], uid: str, versi
     return msgspec.json.encode({"metadata": metadata})
 
 
-def _shares(pod: Pod, scheme: Scheme, record: Record, annotations: Mapping[str, str]) -> Iterator[Share]:
+def _shares(pod: Pod, scheme: Scheme, record: CardAnnotations, annotations: Mapping[str, str]) -> Iterator[Share]:
     """Yield the shares; no more cards a container than it asks for, as the owner of a pod can write what he likes."""
     for number, container in enumerate(pod.spec.containers or ()):
         text = annotations.get(f"{record.index}{number}")

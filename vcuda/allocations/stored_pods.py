@@ -96,7 +96,7 @@ class StoredPod(msgspec.Struct, frozen=True):
 
     ``model`` is what its spec holds it to, or None; ``node`` is the node it is bound to, or empty. ``live``: it holds,
     or will hold, its cards; a terminating pod does too, until its containers have ended. ``allocation`` is what its
-    scheduler and device plugin have written on it; None where that is nothing. ``holding`` are the cards that this
+    scheduler and device plugin have written on it; None where that is nothing. ``cards`` are those that this
     gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted. ``mirror``:
     it shows a static pod, which runs whatever becomes of it here.
     """
@@ -110,7 +110,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     charge: Charge
     created: str
     allocation: Allocation | None = None
-    holding: PodCards | None = None
+    cards: PodCards | None = None
     version: str = ""
     terminating: bool = False
     mirror: bool = False
@@ -136,7 +136,7 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
         charge=request.charge,
         created=metadata.creation_timestamp or "",
         allocation=read_allocation(pod, request.schemes),
-        holding=read_pod_cards(pod),
+        cards=read_pod_cards(pod),
         version=metadata.resource_version,
         terminating=metadata.deletion_timestamp is not None,
         mirror=MIRROR_ANNOTATION in pod.annotations,

@@ -15,7 +15,7 @@ from vcuda.kube.client import Kube, segment
 from vcuda.kube.objects import Event, InvolvedObject, post_event
 from vcuda.kube.reflector import Reflector
 from vcuda.placement.affinity import Labels, NodeLabels
-from vcuda.placement.placement import CONFIG_MAP, KEY, FreeCardsByPool, Nodes, read_figures
+from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByPool, Nodes, read_free_cards
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Quota
 from vcuda.requests.schemes import SCHEMES
@@ -208,8 +208,8 @@ class FreeCardsInformer:
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         path = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
-        params = {"fieldSelector": f"metadata.name={CONFIG_MAP}"}
-        self._key = (namespace, CONFIG_MAP)
+        params = {"fieldSelector": f"metadata.name={CARDS_CONFIG_MAP}"}
+        self._key = (namespace, CARDS_CONFIG_MAP)
         self.reflector: Reflector[FreeCardsByPool] = Reflector(kube, path, _decode_cards, params=params)
 
     def current(self) -> FreeCardsByPool:
@@ -218,4 +218,4 @@ class FreeCardsInformer:
 
 
 def _decode_cards(raw: bytes) -> FreeCardsByPool:
-    return read_figures((_CONFIG_MAP.decode(raw).data or {})[KEY])
+    return read_free_cards((_CONFIG_MAP.decode(raw).data or {})[CARDS_KEY])

@@ -15,7 +15,7 @@ from vcuda.k8s_types import ConfigMap, Pod
 from vcuda.kube.client import Kube, segment
 from vcuda.kube.reflector import Reflector
 from vcuda.kube.watch import Key
-from vcuda.ledger.ledger import Ledger, ObservedPods, by_model, read_ledger, write_ledger
+from vcuda.ledger.ledger import Ledger, ObservedPods, charges_by_model, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 
 KEY = "ledger"
@@ -96,7 +96,7 @@ class LedgerStore:
 
         """
         version, stored = self.pods(namespace, timeout)
-        return ObservedPods(version, by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
+        return ObservedPods(version, charges_by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
 
     def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
         """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page.

@@ -53,7 +53,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     def usages(self) -> Mapping[str, Usage]:
         """Return what is charged to every model that has a charge."""
-        pending = by_model((entry.model, entry.charge) for entry in self.pending.values())
+        pending = charges_by_model((entry.model, entry.charge) for entry in self.pending.values())
         return {
             model: Usage(
                 self.committed.get(model, Charge()) + pending.get(model, Charge()), pending.get(model, Charge())
@@ -112,7 +112,7 @@ def admit(
     return Admitted(charged, usage, limit, shortage)
 
 
-def by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Charge]:
+def charges_by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Charge]:
     """Return the sum of the charges of each model, given as (model, charge)."""
     sums: dict[str, Charge] = {}
     for model, charge in charges:
@@ -185,7 +185,7 @@ class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     others: tuple[str, ...] = ()
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _Format(msgspec.Struct, frozen=True):
     format: int = 1
 
 
@@ -196,7 +196,7 @@ class _Grouped(msgspec.Struct, frozen=True, rename="camel"):
     format: int = FORMAT
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _PendingByUid(msgspec.Struct, frozen=True):
     model: str
     charge: Charge
 
@@ -204,10 +204,10 @@ class _Entry(msgspec.Struct, frozen=True):
 class _ByUid(msgspec.Struct, frozen=True, rename="camel"):
     committed: Mapping[str, Charge]
     pod_resource_version: str
-    pending: Mapping[str, _Entry]
+    pending: Mapping[str, _PendingByUid]
 
 
-_HEAD = msgspec.json.Decoder(_Head)
+_HEAD = msgspec.json.Decoder(_Format)
 _GROUPED = msgspec.json.Decoder(_Grouped)
 _BY_UID = msgspec.json.Decoder(_ByUid)
 _ENCODER = msgspec.json.Encoder()

@@ -41,15 +41,15 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The models a pod may use, in the order of the quota document, and why it may not use the others.
 
     ``present`` are those for which a node exists now that the pod's own constraints allow. ``free`` is how much of
-    their cards is free in the namespace's pools; empty where that is not published. ``cramped`` are those without a
-    card that has room for the pod's largest container, as far as that is published.
+    their cards is free in the namespace's pools; empty where that is not published. ``no_fitting_card`` are those
+    without a card that has room for the pod's largest container, as far as that is published.
     """
 
     models: tuple[str, ...]
     present: frozenset[str]
     excluded: Mapping[str, str]
     free: Mapping[str, FreeCards] = {}
-    cramped: frozenset[str] = frozenset()
+    no_fitting_card: frozenset[str] = frozenset()
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
         """Return the refusal of a pod that may use none of its namespace's models."""
@@ -92,9 +92,9 @@ def find_candidates(
             excluded[model] = reason
     models = tuple(model for model in quota.limits if model not in excluded)
     present = frozenset(_present(terms, models, quota.pools, nodes))
-    free = by_model(nodes.free, quota.pools)
-    cramped = frozenset(model for model in models if free and free.get(model, FreeCards()).largest < share)
-    return Candidates(models, present, excluded, free, cramped)
+    free = free_by_model(nodes.free, quota.pools)
+    no_fitting_card = frozenset(model for model in models if free and free.get(model, FreeCards()).largest < share)
+    return Candidates(models, present, excluded, free, no_fitting_card)
 
 
 def choose(
@@ -106,9 +106,9 @@ def choose(
     where that is published, then most free cores under the limit, then first in the quota document.
     """
     order = _ranked(candidates, quota, asked, usage)
-    roomy = [model for model in order if fits(quota.limits[model], _used(usage, model), asked)]
-    if roomy:
-        return Choice(roomy[0], _reason(candidates, quota, asked, usage, roomy))
+    fitting = [model for model in order if fits(quota.limits[model], _used(usage, model), asked)]
+    if fitting:
+        return Choice(fitting[0], _reason(candidates, quota, asked, usage, fitting))
     return tuple(Shortage(model, asked, usage.get(model, Usage()), quota.limits[model]) for model in candidates.models)
 
 
@@ -126,9 +126,9 @@ def choose_regardless(
 
 def _ranked(candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]) -> list[str]:
     def rank(model: str) -> tuple[bool, bool, int, int]:
-        headroom = quota.limits[model].cores - _used(usage, model).cores
-        absent, cramped = model not in candidates.present, model in candidates.cramped
-        return absent, cramped, -_free(candidates, asked, usage, model), -headroom
+        left = quota.limits[model].cores - _used(usage, model).cores
+        absent, no_fitting_card = model not in candidates.present, model in candidates.no_fitting_card
+        return absent, no_fitting_card, -_free(candidates, asked, usage, model), -left
 
     return sorted(candidates.models, key=rank)
 
@@ -145,20 +145,20 @@ def _used(usage: Mapping[str, Usage], model: str) -> Charge:
 
 
 def _reason(
-    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage], roomy: list[str]
+    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage], fitting: list[str]
 ) -> str:
     """Say why the first of the models with room is taken."""
-    best = roomy[0]
+    best = fitting[0]
     free = f"{cards(quota.limits[best].cores - _used(usage, best).cores)} of {cards(quota.limits[best].cores)} free"
     if len(candidates.models) == 1:
         return f"the only model it may use, {free}"
-    if len(roomy) == 1:
+    if len(fitting) == 1:
         return f"the only model with room, {free}"
-    if best in candidates.present and not candidates.present.issuperset(roomy):
+    if best in candidates.present and not candidates.present.issuperset(fitting):
         return f"a node of it can take the pod now, {free}"
-    if best not in candidates.cramped and candidates.cramped.intersection(roomy):
+    if best not in candidates.no_fitting_card and candidates.no_fitting_card.intersection(fitting):
         return f"a card of it has room now, {free}"
-    if _free(candidates, asked, usage, best) > _free(candidates, asked, usage, roomy[1]):
+    if _free(candidates, asked, usage, best) > _free(candidates, asked, usage, fitting[1]):
         return f"most cards are free, {free}"
     return f"most room, {free}"
 
@@ -246,8 +246,8 @@ def _present(terms: tuple[Term, ...], models: tuple[str, ...], pools: tuple[str,
                 break
 
 
-CONFIG_MAP = "gpu-cards"
-KEY = "cards.json"
+CARDS_CONFIG_MAP = "gpu-cards"
+CARDS_KEY = "cards.json"
 
 
 class FreeCards(msgspec.Struct, frozen=True, gc=False):
@@ -282,13 +282,13 @@ FreeCardsByPool = Mapping[tuple[str, str], FreeCards]
 """By model and pool; the pool of a node that has none is empty."""
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _PublishedCards(msgspec.Struct, frozen=True):
     model: str
     pool: str
     free: FreeCards
 
 
-def by_model(figures: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
+def free_by_model(figures: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
     """Return the sums by model over these pools; none named: over all."""
     allowed = frozenset(pools)
     found: dict[str, FreeCards] = {}
@@ -298,12 +298,12 @@ def by_model(figures: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, Fre
     return found
 
 
-def write_figures(figures: FreeCardsByPool) -> str:
+def write_free_cards(figures: FreeCardsByPool) -> str:
     """Return the figures as they are published, in a fixed order."""
-    rows = [_Row(model, pool, free) for (model, pool), free in sorted(figures.items())]
+    rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(figures.items())]
     return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
 
 
-def read_figures(text: str) -> FreeCardsByPool:
+def read_free_cards(text: str) -> FreeCardsByPool:
     """Return published figures; raises ValueError where they are none."""
-    return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_Row])}
+    return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}

@@ -187,13 +187,13 @@ def suggestion(written: object, known: Iterable[str]) -> str:
     return f"did you mean `{near[0]}`?" if near else ""
 
 
-class _Entry(BaseModel):
+class _StrictModel(BaseModel):
     """A mapping with these keys and no others."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class _LimitEntry(_Entry):
+class _LimitEntry(_StrictModel):
     """A limit in its long form."""
 
     cards: Annotated[int, PlainValidator(read_cores)]
@@ -242,7 +242,7 @@ _Model = Annotated[str, AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[_LimitEntry, WrapValidator(_read_limit)]]
 
 
-class _NamespaceEntry(_Entry):
+class _NamespaceEntry(_StrictModel):
     """What is written for one namespace."""
 
     quota: Annotated[_Limits, BeforeValidator(_nothing_for_null)] = {}

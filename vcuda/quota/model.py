@@ -175,7 +175,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return self._sentence(where, cards, self._cores())
         return self._sentence(f"memory of {where}", mebibytes, self._memory())
 
-    def _sentence(self, what: str, render: Callable[[int], str], figures: _Figures) -> str:
+    def _sentence(self, what: str, render: Callable[[int], str], figures: _Amounts) -> str:
         def bare(amount: int) -> str:
             return render(amount).partition(" ")[0]
 
@@ -184,18 +184,18 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         taken = f"used: {bare(used)} ({bare(pending)} pending)"
         return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(limit)}, {missing}"
 
-    def _cores(self) -> _Figures:
+    def _cores(self) -> _Amounts:
         usage = self.usage
-        return _Figures(self.asked.cores, usage.used.cores, usage.pending.cores, self.limit.cores)
+        return _Amounts(self.asked.cores, usage.used.cores, usage.pending.cores, self.limit.cores)
 
-    def _memory(self) -> _Figures:
+    def _memory(self) -> _Amounts:
         usage, limit = self.usage, self.limit
         used = usage.used.memory_under(limit)
         total = (usage.used + self.asked).memory_under(limit)
-        return _Figures(total - used, used, usage.pending.memory_under(limit), limit.memory or 0)
+        return _Amounts(total - used, used, usage.pending.memory_under(limit), limit.memory or 0)
 
 
-class _Figures(NamedTuple):
+class _Amounts(NamedTuple):
     """The four amounts of a refusal, all in one unit."""
 
     asked: int

@@ -36,7 +36,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     share: int = 0
 
 
-class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
+class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """What one container asks for, by one scheme."""
 
     path: str
@@ -77,7 +77,7 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
 def read_request(pod: Pod) -> PodRequest:
     """Return what the pod takes while it runs, and every fault, with its field path."""
     containers = tuple(pod.all_containers())
-    asked = [read_container(path, container) for path, container in containers]
+    asked = [_read_container(path, container) for path, container in containers]
     requests = [request for request in asked if request]
     schemes = _in_order(request.scheme for request in requests)
     faults = [fault for request in requests for fault in request.faults]
@@ -90,7 +90,7 @@ def read_request(pod: Pod) -> PodRequest:
     )
 
 
-def _charges(asked: Sequence[ContainerRequest | None], scheme: Scheme) -> list[Charge]:
+def _charges(asked: Sequence[ContainerCharge | None], scheme: Scheme) -> list[Charge]:
     """Return what each container asks for by one scheme: the scheduler sets only like resources against each other."""
     return [request.charge if request and request.scheme is scheme else Charge() for request in asked]
 
@@ -112,7 +112,7 @@ def _effective_charge(containers: Sequence[tuple[str, Container]], charges: Sequ
     return together.peak(largest)
 
 
-def read_container(path: str, container: Container) -> ContainerRequest | None:
+def _read_container(path: str, container: Container) -> ContainerCharge | None:
     """Return what a container asks for, or None where it asks for no vcuda."""
     resources = resources_of(container)
     if SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
@@ -129,7 +129,7 @@ def read_container(path: str, container: Container) -> ContainerRequest | None:
     read = _read_counted if scheme.count else _read_cores
     charge, cores, misshapen = read(base, scheme, amounts)
     privileged = list(_privileged(path, container, scheme, amounts))
-    return ContainerRequest(
+    return ContainerCharge(
         path=path,
         scheme=scheme,
         charge=charge,
@@ -226,7 +226,7 @@ def _privileged(path: str, container: Container, scheme: Scheme, asked: Mapping[
         yield Fault(field, "a privileged container sees every card of its node; write false, or ask for no vcuda")
 
 
-def _core_limit_faults(pod: Pod, requests: list[ContainerRequest]) -> Iterator[Fault]:
+def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fault]:
     """Check the annotation that lets a pod use more of its card than it asks for (gpu-manager, vcuda-core-limit)."""
     if not pod.annotations:
         return
