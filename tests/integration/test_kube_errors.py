@@ -21,7 +21,7 @@ from tests.integration.scripted import (
     torn,
     write_kubeconfig,
 )
-from vcuda.errors import ApiError, BadInput, Conflict, Gone, NotFound, Unavailable
+from vcuda.errors import ApiError, BadInput, Conflict, Forbidden, Gone, NotFound, Unavailable
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
 
 PATH = "/api/v1/namespaces/ns/configmaps"
@@ -37,7 +37,7 @@ async def drip() -> bytes:
     ("code", "kind"),
     [
         pytest.param(400, ApiError, id="malformed"),
-        pytest.param(403, ApiError, id="forbidden"),
+        pytest.param(403, Forbidden, id="forbidden"),
         pytest.param(404, NotFound, id="absent"),
         pytest.param(409, Conflict, id="conflict"),
         pytest.param(410, Gone, id="too old"),
