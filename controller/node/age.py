@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from controller.node.names import Keep, Reason
+from controller.node.names import Keep, KeepReason
 
-MOST_TRACKED = 100_000
+MAX_TRACKED = 100_000
 """So many names are remembered at once; what is more waits until some of them are done."""
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
@@ -23,7 +23,7 @@ class Now(NamedTuple):
     steady: float
 
 
-class Patience(Protocol):
+class AgePolicy(Protocol):
     """Says whether something must wait. ``begin`` opens each sweep, after which each name is asked for once."""
 
     def begin(self, now: Now) -> None:
@@ -36,7 +36,7 @@ class Patience(Protocol):
         """Let what failed for this reason wait, for longer each time in a row."""
 
 
-class Sighting(msgspec.Struct, frozen=True):
+class AgeRecord(msgspec.Struct, frozen=True):
     """What was seen under a name, in how many sweeps in a row, and since when; and why, and until when, it is put off.
 
     ``since`` and ``retry_at`` are seconds of the steady clock.
@@ -50,20 +50,20 @@ class Sighting(msgspec.Struct, frozen=True):
     failed: Keep | None = None
 
 
-class Watched:
+class ObservedAge:
     """For a process that stays: lets go what it has seen itself, in ``times`` sweeps in a row, for ``seconds``.
 
     The wall clock alone never lets anything go: it may have jumped forward. Where a stamp lies in the future the clock
     has jumped back, and the stamp says nothing. A name that one sweep does not ask for is forgotten.
     """
 
-    def __init__(self, seconds: float, times: int, most: int = MOST_TRACKED) -> None:
+    def __init__(self, seconds: float, times: int, most: int = MAX_TRACKED) -> None:
         self._seconds = seconds
         self._times = times
         self._most = most
         self._now = Now(0, 0)
-        self._before: dict[str, Sighting] = {}
-        self._seen: dict[str, Sighting] = {}
+        self._before: dict[str, AgeRecord] = {}
+        self._seen: dict[str, AgeRecord] = {}
 
     def begin(self, now: Now) -> None:
         """Take the time of the sweep that begins."""
@@ -73,14 +73,14 @@ class Watched:
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
         """Return why this must wait, or None."""
         if len(self._seen) >= self._most:
-            return Keep(Reason.TOO_MANY)
+            return Keep(KeepReason.TOO_MANY)
         sighting = self._seen[name] = _again(self._before.get(name), inode, self._now.steady)
         if sighting.times < self._times:
-            return Keep(Reason.SEEN_ONCE)
+            return Keep(KeepReason.SEEN_ONCE)
         if self._now.steady < sighting.retry_at:
             return sighting.failed
         short = self._now.steady - sighting.since < self._seconds
-        return Keep(Reason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
+        return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
         """Let what failed wait a minute, and twice as long each time in a row, up to an hour."""
@@ -91,13 +91,13 @@ class Watched:
         )
 
 
-def _again(before: Sighting | None, inode: int, now: float) -> Sighting:
+def _again(before: AgeRecord | None, inode: int, now: float) -> AgeRecord:
     if before is None or before.inode != inode:
-        return Sighting(inode, now)
+        return AgeRecord(inode, now)
     return msgspec.structs.replace(before, times=before.times + 1)
 
 
-class Stamped:
+class ModifiedAge:
     """For a single sweep: goes by what each thing tells of its age, as of its beginning, and at the latest ``as_of``.
 
     The latter is in Unix seconds. A stamp in the future is no age. This holds only where somebody sees to the clock,
@@ -114,7 +114,7 @@ class Stamped:
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:  # noqa: ARG002  # the stamp alone counts
         """Return why this must wait, or None."""
-        return Keep(Reason.YOUNG) if self._as_of - stamp < self._seconds else None
+        return Keep(KeepReason.YOUNG) if self._as_of - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
         """There is no later sweep."""

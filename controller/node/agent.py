@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client import Counter as PromCounter
 
 from controller.node.fs import OutOfTime
-from controller.node.names import EXPECTED, TRASH, Keep, Reason
+from controller.node.names import EXPECTED, TRASH, Keep, KeepReason
 from vcuda.cli import aligned
 
 
-class Verdict(StrEnum):
+class Action(StrEnum):
     """What was done."""
 
     KEPT = "kept"
@@ -31,14 +31,14 @@ class Verdict(StrEnum):
     WOULD_RESTORE = "would restore"
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class DirectoryOutcome(msgspec.Struct, frozen=True):
     """``path`` is relative to the root; ``keep`` tells why it was kept; ``freed`` is in bytes.
 
     The path may hold bytes that are no UTF-8, as os.fsdecode gives them, and control characters: see `shown`.
     """
 
     path: str
-    verdict: Verdict
+    verdict: Action
     keep: Keep | None = None
     freed: int = 0
 
@@ -48,14 +48,14 @@ class Outcome(msgspec.Struct, frozen=True):
         return str(self.keep) if self.keep else _BECAUSE[self.verdict]
 
 
-Report = Callable[[Outcome], None]
+Report = Callable[[DirectoryOutcome], None]
 """Told of everything in the root and in the trash, once a sweep."""
 
 
-SPACING = 5.0
+MIN_INTERVAL_SECONDS = 5.0
 """Seconds between the end of a sweep and the next that an event brings: a thousand pods that end make no storm."""
 
-MISSED = 5
+MAX_MISSED_PERIODS = 5
 """Periods without the end of a sweep after which the agent is not healthy."""
 
 Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], Keep | None]
@@ -63,14 +63,14 @@ Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], Keep | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SweepInterval:
     """``period`` between sweeps, ``spacing`` at least, in seconds."""
 
     period: float = 60.0
-    spacing: float = SPACING
+    spacing: float = MIN_INTERVAL_SECONDS
 
 
-class Wakes:
+class Wakeup:
     """Ends a wait, from any thread or signal handler: a SimpleQueue may be put to from both (Python's docs, queue)."""
 
     def __init__(self) -> None:
@@ -86,12 +86,12 @@ class Wakes:
         self.stopping = True
         self._queue.put(None)
 
-    def wait(self, pace: Pace) -> None:
+    def wait(self, interval: SweepInterval) -> None:
         """Return after a period, or after an event and the spacing, or at once when stopping."""
         began = time.monotonic()
-        woken = self._next(pace.period)
+        woken = self._next(interval.period)
         while woken and not self.stopping:
-            woken = self._next(began + min(pace.spacing, pace.period) - time.monotonic())
+            woken = self._next(began + min(interval.spacing, interval.period) - time.monotonic())
 
     def _next(self, seconds: float) -> bool:
         try:
@@ -104,28 +104,28 @@ class Wakes:
 class Agent:
     """Sweeps until it is stopped. A sweep that takes longer than a period makes a pause, and another goes on."""
 
-    def __init__(self, run: Run, teller: Teller, wakes: Wakes, pace: Pace) -> None:
+    def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
         self._run = run
-        self._teller = teller
-        self._wakes = wakes
-        self._pace = pace
+        self._reporter = reporter
+        self._wakeup = wakeup
+        self._interval = interval
         self._ended = time.monotonic()
         self._log = structlog.get_logger()
         self._blocked: Keep | None = None
 
     def loop(self) -> None:
-        """Sweep and wait, until ``wakes`` stops it; what was blocked is tried again soon."""
-        soon = Pace(min(self._pace.period, self._pace.spacing), 0)
-        while not self._wakes.stopping:
+        """Sweep and wait, until ``wakeup`` stops it; what was blocked is tried again soon."""
+        soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
+        while not self._wakeup.stopping:
             self.sweep()
-            self._wakes.wait(soon if self._blocked else self._pace)
+            self._wakeup.wait(soon if self._blocked else self._interval)
 
     def sweep(self) -> None:
         """Make one pass, whatever comes of it."""
-        deadline = time.monotonic() + self._pace.period
-        self._teller.begin()
+        deadline = time.monotonic() + self._interval.period
+        self._reporter.begin()
         result = self._result(lambda: time.monotonic() > deadline)
-        self._teller.end(result, time.time())
+        self._reporter.end(result, time.time())
         if result != "failed":
             self._ended = time.monotonic()
 
@@ -135,11 +135,11 @@ class Agent:
         One that did nothing, because the API server is not heard, has ended too: a new agent would hear it no better.
         """
         silent = time.monotonic() - self._ended
-        return f"no sweep has ended for {silent:.0f} s" if silent > MISSED * self._pace.period else None
+        return f"no sweep has ended for {silent:.0f} s" if silent > MAX_MISSED_PERIODS * self._interval.period else None
 
     def _result(self, give_up: Callable[[], bool]) -> str:
         try:
-            blocked = self._run(self._teller, give_up, lambda: self._wakes.stopping)
+            blocked = self._run(self._reporter, give_up, lambda: self._wakeup.stopping)
         except OutOfTime:
             return "unfinished"
         except OSError as error:
@@ -154,17 +154,17 @@ class Agent:
         return "blocked" if blocked else "complete"
 
 
-MOST_TOLD = 1000
+MAX_TOLD = 1000
 """So many things that stay are told of by name; of further ones only the metric tells."""
 
 
-def as_table(outcomes: Sequence[Outcome]) -> str:
+def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
     """Return one line for each directory: its name, the verdict, and why."""
     rows = [(shown(outcome.path), outcome.verdict.value, shown(outcome.why)) for outcome in outcomes]
     return "\n".join(aligned([("DIRECTORY", "VERDICT", "WHY"), *sorted(rows)]))
 
 
-def as_json(outcomes: Sequence[Outcome]) -> bytes:
+def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
     """Return a JSON array of objects with directory, verdict, reason (of what is kept), why, and freedBytes."""
     rows = [
         {
@@ -179,26 +179,26 @@ def as_json(outcomes: Sequence[Outcome]) -> bytes:
     return msgspec.json.encode(rows)
 
 
-class Teller:
+class SweepReporter:
     """Logs and counts the outcomes of sweeps. What stays, and should not, is told once for as long as it stays."""
 
     def __init__(self, metrics: SweepMetrics, log: structlog.typing.FilteringBoundLogger) -> None:
         self._metrics = metrics
         self._log = log
         self._tally = Tally()
-        self._told: dict[str, Reason] = {}
-        self._still: dict[str, Reason] = {}
+        self._told: dict[str, KeepReason] = {}
+        self._still: dict[str, KeepReason] = {}
 
     def begin(self) -> None:
         """Begin a sweep."""
         self._tally = Tally()
         self._still = {}
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, outcome: DirectoryOutcome) -> None:
         """Take one outcome."""
         self._tally.add(outcome)
         self._metrics.acted(outcome)
-        if outcome.verdict is not Verdict.KEPT:
+        if outcome.verdict is not Action.KEPT:
             self._log.info(outcome.verdict.value, directory=shown(outcome.path), why=outcome.why, freed=outcome.freed)
         elif outcome.keep is not None and outcome.keep.reason not in EXPECTED:
             self._tell(outcome, outcome.keep.reason)
@@ -211,23 +211,23 @@ class Teller:
             self._told |= self._still  # some were not looked at, or not as closely
         self._metrics.swept(self._tally, result, wall)
 
-    def _tell(self, outcome: Outcome, reason: Reason) -> None:
-        if outcome.path in self._told or len(self._still) < MOST_TOLD:
+    def _tell(self, outcome: DirectoryOutcome, reason: KeepReason) -> None:
+        if outcome.path in self._told or len(self._still) < MAX_TOLD:
             self._still[outcome.path] = reason
             if self._told.get(outcome.path) is not reason:
                 self._log.warning("kept", directory=shown(outcome.path), reason=reason.value, why=shown(outcome.why))
 
 
 _BECAUSE = {
-    Verdict.KEPT: "",
-    Verdict.MOVED: "its pod is gone",
-    Verdict.DELETED: "its time in the trash is over",
-    Verdict.RESTORED: "its pod exists, or its move was interrupted",
+    Action.KEPT: "",
+    Action.MOVED: "its pod is gone",
+    Action.DELETED: "its time in the trash is over",
+    Action.RESTORED: "its pod exists, or its move was interrupted",
 }
 _BECAUSE |= {
-    Verdict.WOULD_MOVE: _BECAUSE[Verdict.MOVED],
-    Verdict.WOULD_DELETE: _BECAUSE[Verdict.DELETED],
-    Verdict.WOULD_RESTORE: _BECAUSE[Verdict.RESTORED],
+    Action.WOULD_MOVE: _BECAUSE[Action.MOVED],
+    Action.WOULD_DELETE: _BECAUSE[Action.DELETED],
+    Action.WOULD_RESTORE: _BECAUSE[Action.RESTORED],
 }
 
 
@@ -236,7 +236,7 @@ def shown(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-_NO_DIRECTORIES = frozenset({Reason.FOREIGN, Reason.LINK, Reason.NOT_A_DIRECTORY})
+_NO_DIRECTORIES = frozenset({KeepReason.FOREIGN, KeepReason.LINK, KeepReason.NOT_A_DIRECTORY})
 
 
 class SweepMetrics:
@@ -269,12 +269,12 @@ class SweepMetrics:
         for result in ("complete", "blocked", "unfinished", "failed"):
             self._sweeps.labels(result)
 
-    def acted(self, outcome: Outcome) -> None:
+    def acted(self, outcome: DirectoryOutcome) -> None:
         """Count what was done, when it was done."""
         self._freed.inc(outcome.freed)
-        if outcome.verdict is Verdict.MOVED:
+        if outcome.verdict is Action.MOVED:
             self._removed.inc()
-        elif outcome.verdict is Verdict.DELETED:
+        elif outcome.verdict is Action.DELETED:
             self._deleted.inc()
 
     def swept(self, tally: Tally, result: str, wall: float) -> None:
@@ -284,7 +284,7 @@ class SweepMetrics:
             return
         self._present.set(tally.present)
         self._trash.set(tally.trash)
-        for reason in Reason:
+        for reason in KeepReason:
             self._kept.labels(reason.value).set(tally.kept[reason])
         if result == "complete":
             self._last.set(wall)
@@ -296,15 +296,15 @@ class Tally:
     def __init__(self) -> None:
         self.present = 0
         self.trash = 0
-        self.kept: Counter[Reason] = Counter()
+        self.kept: Counter[KeepReason] = Counter()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: DirectoryOutcome) -> None:
         """Count one."""
         if outcome.path.startswith(f"{TRASH}/"):
-            self.trash += outcome.verdict is Verdict.KEPT
+            self.trash += outcome.verdict is Action.KEPT
             return
-        if outcome.verdict is not Verdict.KEPT:
-            self.present += outcome.verdict is Verdict.WOULD_MOVE
+        if outcome.verdict is not Action.KEPT:
+            self.present += outcome.verdict is Action.WOULD_MOVE
         elif outcome.keep is not None:
             self.kept[outcome.keep.reason] += 1
             self.present += outcome.keep.reason not in _NO_DIRECTORIES

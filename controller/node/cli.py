@@ -14,25 +14,33 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.httpd import serve_status
-from controller.node.age import Patience, Stamped, Watched
-from controller.node.agent import Agent, Outcome, Pace, SweepMetrics, Teller, Wakes, as_json, as_table
+from controller.node.age import AgePolicy, ModifiedAge, ObservedAge
+from controller.node.agent import (
+    Agent,
+    DirectoryOutcome,
+    SweepInterval,
+    SweepMetrics,
+    SweepReporter,
+    Wakeup,
+    as_json,
+    as_table,
+)
 from controller.node.in_use import sees_host
-from controller.node.names import VM_DIRECTORIES, Reason
+from controller.node.names import VM_DIRECTORIES, KeepReason
 from controller.node.pods import (
     FixedPods,
     Kubelet,
     KubeletPods,
     ListedPods,
-    Listing,
     NoKubelet,
     PodSource,
+    RecentPodList,
     WatchedPods,
-    Witness,
     read_complete_pods,
     read_pods,
 )
-from controller.node.sweep import Sweep
-from controller.node.trash import no_hands, real_hands
+from controller.node.sweep import NodeSweep
+from controller.node.trash import open_dry_run_trash, open_trash
 from vcuda.cli import FiniteRange, parse_address
 from vcuda.errors import BadInput
 from vcuda.kube import Kube, VersionCheck
@@ -46,7 +54,7 @@ _option = functools.partial(click.option, show_envvar=True, show_default=True)
 _directory = click.Path(path_type=Path)
 
 
-class Settings(msgspec.Struct, frozen=True):
+class NodeSettings(msgspec.Struct, frozen=True):
     """The flags, as they are described by ``--help``; times in seconds, ``disk_pressure`` in percent."""
 
     scheme: str
@@ -77,16 +85,16 @@ class Settings(msgspec.Struct, frozen=True):
         """Return what is known of kubelet's pods."""
         return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else NoKubelet()
 
-    def sweep(self, pods: PodSource, grace: Patience, retention: Patience) -> Sweep:
+    def sweep(self, pods: PodSource, grace: AgePolicy, retention: AgePolicy) -> NodeSweep:
         """Return a sweep by these settings."""
-        return Sweep(
+        return NodeSweep(
             self.directory,
             VM_DIRECTORIES[self.scheme],
             pods,
             self.kubelet(),
             grace,
             retention,
-            no_hands if self.dry_run else real_hands,
+            open_dry_run_trash if self.dry_run else open_trash,
             self.disk_pressure / 100,
             self.host_pid,
         )
@@ -135,7 +143,7 @@ def node(**flags: object) -> None:
     Exit status: 0 stopped, or swept once; 1 the API server or the root cannot be read, or Kubernetes is too
     old; 2 bad input.
     """
-    settings = msgspec.convert(flags, Settings)
+    settings = msgspec.convert(flags, NodeSettings)
     try:
         _check(settings)
         sys.exit(_once(settings) if settings.once else _stay(settings))
@@ -144,7 +152,7 @@ def node(**flags: object) -> None:
         sys.exit(BAD_INPUT)
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: NodeSettings) -> None:
     if settings.host_pid and not sees_host():
         raise BadInput("--host-pid is given, but the host's processes are not in /proc: set hostPID: true.")
     if settings.pods is not None and not settings.once:
@@ -153,11 +161,11 @@ def _check(settings: Settings) -> None:
         raise BadInput("Give --pod-uid or --kubelet-pods: else nothing proves that the pods listed are this node's.")
 
 
-def _once(settings: Settings) -> int:
+def _once(settings: NodeSettings) -> int:
     _check_root(settings.directory)
     pods, as_of = _pods_of(settings)
-    sweep = settings.sweep(pods, Stamped(settings.grace, as_of), Stamped(settings.trash_retention))
-    outcomes: list[Outcome] = []
+    sweep = settings.sweep(pods, ModifiedAge(settings.grace, as_of), ModifiedAge(settings.trash_retention))
+    outcomes: list[DirectoryOutcome] = []
     try:
         blocked = sweep.run(outcomes.append)
     except OSError as error:
@@ -167,7 +175,7 @@ def _once(settings: Settings) -> int:
     if blocked is None:
         return 0
     _warn(f"nothing was removed: {blocked}")
-    return FAILED if blocked.reason is Reason.PODS_UNKNOWN else 0
+    return FAILED if blocked.reason is KeepReason.PODS_UNKNOWN else 0
 
 
 def _warn(message: str) -> None:
@@ -183,12 +191,12 @@ def _check_root(root: Path) -> None:
         raise BadInput(f"{root} is no directory.")
 
 
-def _pods_of(settings: Settings) -> tuple[PodSource, float]:
+def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
     """Return the pods, and when they were listed, in Unix seconds."""
     began = time.time()
     if settings.pods is None:
         kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(_warn))
-        return ListedPods(Listing(kube, settings.node, Witness(settings.pod_uid))), began
+        return ListedPods(RecentPodList(kube, settings.node, settings.pod_uid)), began
     text, written = _read(settings.pods)
     found = read_complete_pods(text) if settings.complete else read_pods(text, settings.node)
     if found.warning:
@@ -213,19 +221,18 @@ def _standard_input() -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _stay(settings: Settings) -> int:
+def _stay(settings: NodeSettings) -> int:
     address = _address(settings)
     configure(settings.log_level)
     kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(structlog.get_logger().warning))
-    witness = Witness(settings.pod_uid)
-    wakes = Wakes()
+    wakeup = Wakeup()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: wakes.stop())
-    pods = WatchedPods(kube, settings.node, witness, settings.kubelet(), on_gone=wakes.wake)
-    sweep = settings.sweep(pods, Watched(settings.grace, _TWICE), Watched(settings.trash_retention, 1))
+        signal.signal(number, lambda *_: wakeup.stop())
+    pods = WatchedPods(kube, settings.node, settings.pod_uid, settings.kubelet(), on_gone=wakeup.wake)
+    sweep = settings.sweep(pods, ObservedAge(settings.grace, _TWICE), ObservedAge(settings.trash_retention, 1))
     registry = CollectorRegistry()
     log = structlog.get_logger()
-    agent = Agent(sweep.run, Teller(SweepMetrics(registry), log), wakes, Pace(settings.period))
+    agent = Agent(sweep.run, SweepReporter(SweepMetrics(registry), log), wakeup, SweepInterval(settings.period))
     try:
         server = serve_status(
             address,
@@ -244,7 +251,7 @@ def _stay(settings: Settings) -> int:
     return 0
 
 
-def _address(settings: Settings) -> tuple[str, int]:
+def _address(settings: NodeSettings) -> tuple[str, int]:
     try:
         return parse_address(settings.status_address)
     except BadInput as error:

@@ -18,11 +18,11 @@ from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from controller.node.names import Kind, Reason, Refused
+from controller.node.names import FileKind, KeepReason, MustStay
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_OPEN = 64  # levels of a walk; what lies above is closed, and found again by ".."
-_MOST_PARKED = 10_000  # entries a closed level may still have to visit: they are held in memory
+MAX_PARKED = 10_000  # entries a closed level may still have to visit: they are held in memory
 _PARKED = -1
 _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
@@ -41,16 +41,16 @@ class Mount(NamedTuple):
     number: int
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """One name in a directory."""
 
     name: str
-    kind: Kind
+    kind: FileKind
     inode: int
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OpenDirectory:
     """An open directory that holds others, and the mount that all of them must belong to."""
 
     fd: int
@@ -58,19 +58,19 @@ class Place:
 
 
 @contextlib.contextmanager
-def opened_root(path: Path) -> Iterator[Place]:
+def opened_root(path: Path) -> Iterator[OpenDirectory]:
     """Open the directory at ``path``; its last part must be no link. OSError where that fails."""
     fd = os.open(path, _FLAGS)
     try:
-        yield Place(fd, mount_of(fd))
+        yield OpenDirectory(fd, mount_of(fd))
     finally:
         os.close(fd)
 
 
 @contextlib.contextmanager
-def opened(place: Place, name: str) -> Iterator[int]:
+def opened(directory: OpenDirectory, name: str) -> Iterator[int]:
     """Open a directory in a place; OSError where it is none, Refused where it is a mount point."""
-    fd = open_directory(name, place.fd, place.mount)
+    fd = open_directory(name, directory.fd, directory.mount)
     try:
         yield fd
     finally:
@@ -88,7 +88,7 @@ def open_directory(name: str, parent: int, mount: Mount) -> int:
     if same:
         return fd
     os.close(fd)
-    raise Refused(Reason.MOUNT, name)
+    raise MustStay(KeepReason.MOUNT, name)
 
 
 def mount_of(fd: int) -> Mount:
@@ -105,7 +105,7 @@ def mount_number(info: str) -> int:
         os.close(fd)
     number = _MOUNT_NUMBER.search(text)
     if number is None:
-        raise Refused(Reason.ERROR, f"{info} does not tell a mount")
+        raise MustStay(KeepReason.ERROR, f"{info} does not tell a mount")
     return int(number[1])
 
 
@@ -121,34 +121,34 @@ def identity_at(name: str, parent: int) -> Identity:
     return Identity(found.st_dev, found.st_ino)
 
 
-def entries(fd: int) -> Generator[Entry]:
+def entries(fd: int) -> Generator[DirectoryEntry]:
     """Yield what an open directory holds, in no order, a few at a time."""
     with os.scandir(fd) as listing:
         for entry in listing:
             kind = _kind(entry)
             if kind is not None:
-                yield Entry(entry.name, kind, entry.inode())
+                yield DirectoryEntry(entry.name, kind, entry.inode())
 
 
-def _kind(entry: os.DirEntry[str]) -> Kind | None:
+def _kind(entry: os.DirEntry[str]) -> FileKind | None:
     """Tell what it is; None where it has just gone."""
     try:
         return _listed_kind(entry)
     except FileNotFoundError:
         return None
     except OSError:
-        return Kind.UNKNOWN
+        return FileKind.UNKNOWN
 
 
-def _listed_kind(entry: os.DirEntry[str]) -> Kind:
+def _listed_kind(entry: os.DirEntry[str]) -> FileKind:
     """Tell what it is, mostly without a further call: a directory's listing says so."""
     if entry.is_dir(follow_symlinks=False):
-        return Kind.DIRECTORY
+        return FileKind.DIRECTORY
     if entry.is_file(follow_symlinks=False):
-        return Kind.FILE
+        return FileKind.FILE
     if entry.is_symlink():
-        return Kind.LINK
-    return Kind.SOCKET if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) else Kind.OTHER
+        return FileKind.LINK
+    return FileKind.SOCKET if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) else FileKind.OTHER
 
 
 @dataclass(slots=True)
@@ -157,8 +157,8 @@ class _Level:
 
     fd: int
     identity: Identity
-    listing: Generator[Entry]
-    rest: Iterator[Entry]
+    listing: Generator[DirectoryEntry]
+    rest: Iterator[DirectoryEntry]
 
     @classmethod
     def of(cls, fd: int) -> _Level:
@@ -167,9 +167,9 @@ class _Level:
 
     def park(self) -> None:
         """Close it for as long as the walk is far below."""
-        held = list(islice(self.rest, _MOST_PARKED + 1))
-        if len(held) > _MOST_PARKED:
-            raise Refused(Reason.ERROR, f"over {_MOST_PARKED} entries above {_KEPT_OPEN} levels of directories")
+        held = list(islice(self.rest, MAX_PARKED + 1))
+        if len(held) > MAX_PARKED:
+            raise MustStay(KeepReason.ERROR, f"over {MAX_PARKED} entries above {_KEPT_OPEN} levels of directories")
         self.rest = iter(held)
         self.listing.close()
         os.close(self.fd)
@@ -181,7 +181,7 @@ class _Level:
             return
         self.fd = os.open("..", _FLAGS, dir_fd=child)
         if identity_of(self.fd) != self.identity:
-            raise Refused(Reason.CHANGED, "a directory in it was moved away")
+            raise MustStay(KeepReason.CHANGED, "a directory in it was moved away")
 
     def close(self) -> None:
         self.listing.close()
@@ -189,7 +189,7 @@ class _Level:
             os.close(self.fd)
 
 
-def walk(top: int, mount: Mount) -> Iterator[tuple[int, Entry]]:
+def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
     """Yield (descriptor of its directory, entry) for all that lies below ``top``, however wide or deep.
 
     Few descriptors and little memory, whatever the tree. Refused where a mount point lies in it, or where it changes
@@ -202,10 +202,10 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, Entry]]:
             if entry is None:
                 _ascend(levels)
                 continue
-            if entry.kind is Kind.UNKNOWN:
-                raise Refused(Reason.ERROR, f"what {entry.name} is cannot be read")
+            if entry.kind is FileKind.UNKNOWN:
+                raise MustStay(KeepReason.ERROR, f"what {entry.name} is cannot be read")
             yield levels[-1].fd, entry
-            if entry.kind is Kind.DIRECTORY:
+            if entry.kind is FileKind.DIRECTORY:
                 levels.append(_Level.of(open_directory(entry.name, levels[-1].fd, mount)))
                 if len(levels) > _KEPT_OPEN and levels[-_KEPT_OPEN - 1].fd != _PARKED:
                     levels[-_KEPT_OPEN - 1].park()
@@ -235,7 +235,7 @@ def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
     Where the kernel or file system knows no such rename, the name is looked up first: what another process makes under
     it in between is replaced only if it is an empty directory (rename(2)), and then nothing is lost.
     """
-    number = _renameat2(name, parent, new_name, new_parent)
+    number = renameat2(name, parent, new_name, new_parent)
     if number in _NOT_SUPPORTED:
         if _exists(new_name, new_parent):
             number = errno.EEXIST
@@ -246,7 +246,7 @@ def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
         raise OSError(number, os.strerror(number), name)
 
 
-def _renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
+def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
     """Return the number of the error, 0 where there was none."""
     call = getattr(_LIBC, "renameat2", None)
     if call is None:
@@ -275,7 +275,7 @@ class OutOfTime(Exception):
     """The sweep has to end; what is left is for the next one."""
 
 
-class Removal:
+class TreeRemoval:
     """Empties and removes one directory in a place. ``freed`` counts the bytes given back.
 
     ``stopping`` ends it at once, ``give_up`` after a batch.
@@ -285,18 +285,18 @@ class Removal:
     not keep the rest from it. All of it happens by descriptor, and a link is deleted as a link.
     """
 
-    def __init__(self, place: Place, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
+    def __init__(self, directory: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         self.freed = 0
-        self._place = place
+        self._directory = directory
         self._give_up = give_up
         self._stopping = stopping
         self._steps = count()
         self._fresh = count()
-        self._failures: list[OSError | Refused] = []
+        self._failures: list[OSError | MustStay] = []
 
     def remove(self, name: str) -> None:
         """Delete the directory and all that is in it; the first OSError or Refused, where some of it stays."""
-        top = open_directory(name, self._place.fd, self._place.mount)
+        top = open_directory(name, self._directory.fd, self._directory.mount)
         try:
             while self._empty(top) and not self._failures:
                 pass
@@ -305,7 +305,7 @@ class Removal:
             os.close(top)
         if self._failures:
             raise self._failures[0]
-        os.rmdir(name, dir_fd=self._place.fd)
+        os.rmdir(name, dir_fd=self._directory.fd)
         self.freed += blocks * _BLOCK
 
     def _empty(self, top: int) -> bool:
@@ -313,7 +313,7 @@ class Removal:
         found = False
         for entry in entries(top):
             found = True
-            if entry.kind is Kind.DIRECTORY:
+            if entry.kind is FileKind.DIRECTORY:
                 self._attempt(self._dissolve, top, entry.name)
             else:
                 self._attempt(self._unlink, top, entry.name)
@@ -321,10 +321,10 @@ class Removal:
 
     def _dissolve(self, top: int, name: str) -> None:
         """Delete a directory of the top: its files at once, its directories after they have moved up."""
-        fd = open_directory(name, top, self._place.mount)
+        fd = open_directory(name, top, self._directory.mount)
         try:
             for entry in entries(fd):
-                if entry.kind is Kind.DIRECTORY:
+                if entry.kind is FileKind.DIRECTORY:
                     self._attempt(self._lift, fd, entry.name, top)
                 else:
                     self._attempt(self._unlink, fd, entry.name)
@@ -356,6 +356,6 @@ class Removal:
             step(*arguments)
         except FileNotFoundError:
             return  # somebody else has deleted it
-        except (OSError, Refused) as error:
+        except (OSError, MustStay) as error:
             if not self._failures:
                 self._failures.append(error)

@@ -26,8 +26,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from controller.node.fs import Identity, Mount, OutOfTime, Place, identity_at, identity_of, mount_number, walk
-from controller.node.names import Kind, Reason, Refused
+from controller.node.fs import Identity, Mount, OpenDirectory, OutOfTime, identity_at, identity_of, mount_number, walk
+from controller.node.names import FileKind, KeepReason, MustStay
 
 # kubelet's volumes of a pod. Whoever bind-mounts kubelet's directory keeps copies of them long after the pod's end, so
 # they tell nothing; what its containers mount from beside them (etc-hosts) does.
@@ -81,12 +81,12 @@ def _unwatched() -> None:
     """Do nothing: nobody waits for progress."""
 
 
-def survey(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = _unwatched) -> InUse:
+def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = _unwatched) -> InUse:
     """Look at every process but this one, for what it holds on the file system of ``root``, an open directory.
 
     ``moved`` is called at each process, thread and open file.
     """
-    looking = _Survey(_mounted_at(root, mount), moved)
+    looking = Scan(_mounted_at(root, mount), moved)
     looking.read_mounts(proc / "self")
     names = os.listdir(proc)  # noqa: PTH208  # names are wanted, by the thousand
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
@@ -100,7 +100,7 @@ def survey(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[
 
 
 @dataclass
-class _Survey:
+class Scan:
     """A look at processes under way.
 
     ``home`` is the root's mount; ``mounts``: the device of each that was seen, by its number. ``moved`` hears of each
@@ -240,7 +240,7 @@ def _mounted_at(root: int, mount: Mount) -> _Mounted:
     for found in _mounts_in(_lines_of(_OWN_MOUNTS)):
         if found.number == mount.number:
             return found
-    raise Refused(Reason.ERROR, f"mount {mount.number} of descriptor {root} is not in {_OWN_MOUNTS}")
+    raise MustStay(KeepReason.ERROR, f"mount {mount.number} of descriptor {root} is not in {_OWN_MOUNTS}")
 
 
 def mount_points() -> frozenset[str]:
@@ -276,14 +276,14 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
     OutOfTime where the process is ``stopping``: it may hold millions of files.
     """
     if in_use.holds(identity_of(fd)):
-        raise Refused(Reason.OPEN, "the directory itself")
+        raise MustStay(KeepReason.OPEN, "the directory itself")
     for parent, entry in walk(fd, mount):
         if stopping():
             raise OutOfTime
         if _is_held(entry.name, parent, in_use):
-            raise Refused(Reason.OPEN, entry.name)
-        if entry.kind is Kind.SOCKET and listens(parent, entry.name):
-            raise Refused(Reason.LISTENING, entry.name)
+            raise MustStay(KeepReason.OPEN, entry.name)
+        if entry.kind is FileKind.SOCKET and listens(parent, entry.name):
+            raise MustStay(KeepReason.LISTENING, entry.name)
 
 
 def _is_held(name: str, parent: int, in_use: InUse) -> bool:
@@ -304,7 +304,7 @@ def listens(parent: int, name: str) -> bool:
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            raise Refused(Reason.CHANGED, name)
+            raise MustStay(KeepReason.CHANGED, name)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
             client.connect(f"/proc/self/fd/{fd}")
     except ConnectionRefusedError:
@@ -318,55 +318,55 @@ def listens(parent: int, name: str) -> bool:
     return True
 
 
-PATIENCE = 120.0
+SCAN_TIMEOUT_SECONDS = 120.0
 """Seconds that a look may stand still. As a whole it may take longer: one at a thousand processes takes about a second,
 but anyone can have millions of files open."""
 
-_STEP = 0.2  # seconds between two looks whether the process is to stop
+STEP_SECONDS = 0.2  # seconds between two looks whether the process is to stop
 _KEEPS = 2  # times as long as a look took; then what it saw is too old
 
 
-class Surveyor:
+class ProcessScanner:
     """Makes one survey after the other. While one hangs no other is begun, and it is not known what is in use."""
 
-    def __init__(self, patience: float = PATIENCE) -> None:
+    def __init__(self, patience: float = SCAN_TIMEOUT_SECONDS) -> None:
         self._patience = patience
-        self._look: _Look | None = None
+        self._look: _ScanRun | None = None
 
-    def survey(self, root: Place, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
+    def scan(self, root: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
         """Return what processes hold. Refused where nothing more is seen of it for the patience.
 
         OutOfTime where ``stopping``, and where ``give_up`` once the patience has passed: then the look goes on, and the
         next call takes it up. A thread that hangs ends with the process: such waits are killable.
         """
-        look = self._look = self._earlier(root.mount) or _Look(root)
+        look = self._look = self._earlier(root.mount) or _ScanRun(root)
         while not look.answer.done():
             if stopping():
                 raise OutOfTime
             now = time.monotonic()
             if now - look.moved > self._patience:
                 look.hung = True
-                raise Refused(Reason.UNSEEN, f"nothing has moved for {self._patience:g} s")
+                raise MustStay(KeepReason.UNSEEN, f"nothing has moved for {self._patience:g} s")
             if now - look.began > self._patience and give_up():
                 raise OutOfTime
-            wait([look.answer], _STEP)
+            wait([look.answer], STEP_SECONDS)
         self._look = None
         return look.answer.result()
 
-    def _earlier(self, mount: Mount) -> _Look | None:
+    def _earlier(self, mount: Mount) -> _ScanRun | None:
         """Return the look that is to be taken up, if there is one; Refused while one goes on that is of no use."""
         look = self._look
         if look is None or look.is_of_use(mount):
             return look
         if not look.answer.done():
-            raise Refused(Reason.UNSEEN, "an earlier look has not ended")
+            raise MustStay(KeepReason.UNSEEN, "an earlier look has not ended")
         return None
 
 
-class _Look:
+class _ScanRun:
     """One look, which begins at once. ``moved``: when it last saw something; ``hung``: that was too long ago."""
 
-    def __init__(self, root: Place) -> None:
+    def __init__(self, root: OpenDirectory) -> None:
         self.answer: Future[InUse] = Future()
         self.began = self.moved = time.monotonic()
         self.hung = False
@@ -379,9 +379,9 @@ class _Look:
             return False
         return not self.answer.done() or time.monotonic() - self.moved <= _KEEPS * (self.moved - self.began)
 
-    def _run(self, root: Place) -> None:
+    def _run(self, root: OpenDirectory) -> None:
         try:
-            self.answer.set_result(survey(root.fd, root.mount, moved=self._move))
+            self.answer.set_result(scan(root.fd, root.mount, moved=self._move))
         except BaseException as error:  # noqa: BLE001  # it is raised where the answer is waited for
             self.answer.set_exception(error)
 

@@ -85,7 +85,7 @@ VM_DIRECTORIES: Mapping[str, Form] = {
 """By the scheme's name."""
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """What a name in a directory stands for."""
 
     DIRECTORY = "directory"
@@ -98,10 +98,10 @@ class Kind(StrEnum):
     @property
     def may_be_directory(self) -> bool:
         """Whether it is one, or does not let itself be asked: opening it tells."""
-        return self in (Kind.DIRECTORY, Kind.UNKNOWN)
+        return self in (FileKind.DIRECTORY, FileKind.UNKNOWN)
 
 
-class Reason(StrEnum):
+class KeepReason(StrEnum):
     """Why a directory is kept; the values are labels of a metric."""
 
     POD = "pod"
@@ -125,31 +125,39 @@ class Reason(StrEnum):
     ERROR = "error"
 
 
-WHY: Mapping[Reason, str] = {
-    Reason.POD: "its pod exists",
-    Reason.KUBELET: "kubelet still keeps its pod",
-    Reason.FOREIGN: "not a name of this scheme",
-    Reason.LINK: "a link",
-    Reason.NOT_A_DIRECTORY: "no directory",
-    Reason.STATIC: "only kubelet knows static pods, and its directory was not given",
-    Reason.KUBELET_UNKNOWN: "it is not known which pods kubelet keeps",
-    Reason.PODS_UNKNOWN: "it is not known which pods exist",
-    Reason.SEEN_ONCE: "not seen twice in a row without its pod yet",
-    Reason.YOUNG: "too young",
-    Reason.RETAINED: "its stay in the trash is not over",
-    Reason.TOO_MANY: "so many wait that its turn comes later",
-    Reason.MOUNT: "a mount belongs to it",
-    Reason.LISTENING: "a process listens on a socket in it",
-    Reason.OPEN: "a process holds it, or a file in it, open or mapped",
-    Reason.UNSEEN: "what a process holds open could not be seen",
-    Reason.CHANGED: "it was exchanged for something else meanwhile",
-    Reason.INTERRUPTED: "its move was interrupted, and its name is taken",
-    Reason.ERROR: "an error",
+WHY: Mapping[KeepReason, str] = {
+    KeepReason.POD: "its pod exists",
+    KeepReason.KUBELET: "kubelet still keeps its pod",
+    KeepReason.FOREIGN: "not a name of this scheme",
+    KeepReason.LINK: "a link",
+    KeepReason.NOT_A_DIRECTORY: "no directory",
+    KeepReason.STATIC: "only kubelet knows static pods, and its directory was not given",
+    KeepReason.KUBELET_UNKNOWN: "it is not known which pods kubelet keeps",
+    KeepReason.PODS_UNKNOWN: "it is not known which pods exist",
+    KeepReason.SEEN_ONCE: "not seen twice in a row without its pod yet",
+    KeepReason.YOUNG: "too young",
+    KeepReason.RETAINED: "its stay in the trash is not over",
+    KeepReason.TOO_MANY: "so many wait that its turn comes later",
+    KeepReason.MOUNT: "a mount belongs to it",
+    KeepReason.LISTENING: "a process listens on a socket in it",
+    KeepReason.OPEN: "a process holds it, or a file in it, open or mapped",
+    KeepReason.UNSEEN: "what a process holds open could not be seen",
+    KeepReason.CHANGED: "it was exchanged for something else meanwhile",
+    KeepReason.INTERRUPTED: "its move was interrupted, and its name is taken",
+    KeepReason.ERROR: "an error",
 }
 """Each reason as a clause for people."""
 
 EXPECTED = frozenset(
-    {Reason.POD, Reason.KUBELET, Reason.PODS_UNKNOWN, Reason.SEEN_ONCE, Reason.YOUNG, Reason.RETAINED, Reason.TOO_MANY}
+    {
+        KeepReason.POD,
+        KeepReason.KUBELET,
+        KeepReason.PODS_UNKNOWN,
+        KeepReason.SEEN_ONCE,
+        KeepReason.YOUNG,
+        KeepReason.RETAINED,
+        KeepReason.TOO_MANY,
+    }
 )
 """Reasons that pass by themselves; the others are for somebody to look at."""
 
@@ -157,14 +165,14 @@ EXPECTED = frozenset(
 class Keep(msgspec.Struct, frozen=True):
     """A reason, and what makes it that in this case; ``detail`` may be empty."""
 
-    reason: Reason
+    reason: KeepReason
     detail: str = ""
 
     def __str__(self) -> str:
         return f"{WHY[self.reason]}: {self.detail}" if self.detail else WHY[self.reason]
 
 
-class Facts(msgspec.Struct, frozen=True):
+class PodPresence(msgspec.Struct, frozen=True):
     """What is known of the node's pods.
 
     ``pods``: uids in the API, whatever their phase. ``kubelet``: uids that kubelet keeps on disk, None where nobody
@@ -176,25 +184,25 @@ class Facts(msgspec.Struct, frozen=True):
     unknown: Keep | None = None
 
 
-def standing(form: Form, name: str, kind: Kind, facts: Facts) -> Keep | None:
+def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -> Keep | None:
     """Return why something in the root stays, as far as its name and the pods tell; None where its pod is gone."""
     uid = form.uid(name)
     if uid is None:
-        return Keep(Reason.FOREIGN)
+        return Keep(KeepReason.FOREIGN)
     if not kind.may_be_directory:
-        return Keep(Reason.LINK) if kind is Kind.LINK else Keep(Reason.NOT_A_DIRECTORY, kind.value)
-    return absent(uid, facts)
+        return Keep(KeepReason.LINK) if kind is FileKind.LINK else Keep(KeepReason.NOT_A_DIRECTORY, kind.value)
+    return keep_for_pod(uid, presence)
 
 
-def absent(uid: str, facts: Facts) -> Keep | None:
+def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
     """Return why a pod is not known to be gone; None where it is."""
-    if uid in facts.pods:
-        return Keep(Reason.POD)
-    if facts.kubelet is not None and uid in facts.kubelet:
-        return Keep(Reason.KUBELET)
-    if facts.unknown is None and facts.kubelet is None and is_static(uid):
-        return Keep(Reason.STATIC)
-    return facts.unknown
+    if uid in presence.pods:
+        return Keep(KeepReason.POD)
+    if presence.kubelet is not None and uid in presence.kubelet:
+        return Keep(KeepReason.KUBELET)
+    if presence.unknown is None and presence.kubelet is None and is_static(uid):
+        return Keep(KeepReason.STATIC)
+    return presence.unknown
 
 
 def is_static(uid: str) -> bool:
@@ -211,18 +219,18 @@ def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[st
             yield static
 
 
-class Refused(VcudaError):
+class MustStay(VcudaError):
     """This directory, or for now every one, stays: ``keep`` tells why."""
 
-    def __init__(self, reason: Reason, detail: str = "") -> None:
+    def __init__(self, reason: KeepReason, detail: str = "") -> None:
         self.keep = Keep(reason, detail)
         super().__init__(str(self.keep))
 
 
 def keep_after(error: VcudaError | OSError) -> Keep:
     """Return what went wrong as a reason to keep what it befell; an error of ours that is no refusal is the API's."""
-    if isinstance(error, Refused):
+    if isinstance(error, MustStay):
         return error.keep
     if isinstance(error, OSError):
-        return Keep(Reason.ERROR, error.strerror or str(error))
-    return Keep(Reason.PODS_UNKNOWN, str(error))
+        return Keep(KeepReason.ERROR, error.strerror or str(error))
+    return Keep(KeepReason.PODS_UNKNOWN, str(error))

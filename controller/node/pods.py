@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from controller.node.names import Reason, Refused, present_uids
+from controller.node.names import KeepReason, MustStay, present_uids
 from vcuda.errors import BadInput, Unavailable
 from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import Kube, Reflector
@@ -35,22 +35,42 @@ class PodSource(Protocol):
         """Return the same, asked anew."""
 
 
-class _Meta(msgspec.Struct, frozen=True, gc=False):
-    uid: str
+class _PodMeta(msgspec.Struct, frozen=True, gc=False):
+    uid: str  # required: a pod that shows none cannot be told from the others, so it is one that cannot be read
+    namespace: str = ""
     annotations: Mapping[str, str] | None = None
 
 
-class _Pod(msgspec.Struct, frozen=True, gc=False):
-    metadata: _Meta
+class _PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    node_name: str = ""
 
 
-_POD = msgspec.json.Decoder(_Pod)
+class _NodePod(msgspec.Struct, frozen=True, gc=False):
+    metadata: _PodMeta
+    kind: str = "Pod"
+    spec: _PodSpec = _PodSpec()
+
+    def uids(self) -> tuple[str, ...]:
+        return tuple(present_uids(self.metadata.uid, self.metadata.annotations))
+
+
+class _PodListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    continue_: str = msgspec.field(name="continue", default="")
+    remaining_item_count: int | None = None
+
+
+class _PodList(msgspec.Struct, frozen=True):
+    kind: str
+    items: list[_NodePod]
+    metadata: _PodListMeta = _PodListMeta()
+
+
+_POD = msgspec.json.Decoder(_NodePod)
 
 
 def read_uids(raw: bytes) -> tuple[str, ...]:
     """Return the uids of one pod in JSON; one of UNDECODABLE where it has none that can be read."""
-    metadata = _POD.decode(raw).metadata
-    return tuple(present_uids(metadata.uid, metadata.annotations))
+    return _POD.decode(raw).uids()
 
 
 def on_node(node: str) -> dict[str, str | int]:
@@ -74,32 +94,25 @@ def list_uids(kube: Kube, node: str, page_size: int = 500) -> frozenset[str]:
     return frozenset(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
-    """Tells whether a list can be that of this node: ``own_uid`` is of the pod that this process runs in.
+def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str]:
+    """Return the uids; MustStay where they cannot be all of this node's.
 
-    A list without it is of another node, another cluster, or not whole. Where the uid is not known, an empty list at
-    least is not believed.
+    ``own_uid`` is of the pod that this process runs in: a list without it is of another node or cluster, or not whole.
     """
-
-    own_uid: str | None = None
-
-    def believe(self, uids: frozenset[str]) -> frozenset[str]:
-        """Return the uids; Refused where they cannot be all of this node's."""
-        if self.own_uid is not None and self.own_uid not in uids:
-            raise Refused(Reason.PODS_UNKNOWN, "the list of this node's pods lacks the one that asks")
-        if not uids:
-            raise Refused(Reason.PODS_UNKNOWN, "the list of this node's pods is empty")
-        return uids
+    if own_uid is not None and own_uid not in uids:
+        raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods lacks the one that asks")
+    if not uids:  # without a uid of our own this is all that can be told
+        raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods is empty")
+    return uids
 
 
-class Listing:
+class RecentPodList:
     """A list of the node's pods that is made anew when it is some seconds old. ``clock`` is in steady seconds."""
 
-    def __init__(self, kube: Kube, node: str, witness: Witness, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kube: Kube, node: str, own_uid: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
         self._node = node
-        self._witness = witness
+        self._own_uid = own_uid
         self._clock = clock
         self._made = -math.inf
         self._uids: frozenset[str] = frozenset()
@@ -108,7 +121,7 @@ class Listing:
         """Return the uids. Refused where they cannot be all of this node's, VcudaError where none could be had."""
         began = self._clock()
         if began - self._made > _CONFIRMED_FOR:
-            self._uids = self._witness.believe(list_uids(self._kube, self._node))
+            self._uids = validate_listing(list_uids(self._kube, self._node), self._own_uid)
             self._made = began
         return self._uids
 
@@ -117,7 +130,7 @@ class Listing:
 class ListedPods:
     """The node's pods by a list alone: for a single sweep."""
 
-    listing: Listing
+    listing: RecentPodList
 
     def known(self) -> frozenset[str]:
         """Return the list."""
@@ -143,23 +156,23 @@ class WatchedPods:
     """The node's pods, watched, and listed to confirm; ``on_gone`` is called when one has left the API."""
 
     def __init__(
-        self, kube: Kube, node: str, witness: Witness, kubelet: Kubelet, *, on_gone: Callable[[], None]
+        self, kube: Kube, node: str, own_uid: str | None, kubelet: Kubelet, *, on_gone: Callable[[], None]
     ) -> None:
-        self._witness = witness
+        self._own_uid = own_uid
         self._kubelet = kubelet
         self._on_gone = on_gone
         self._former: dict[str, frozenset[str]] = {}
-        self._listing = Listing(kube, node, witness)
+        self._listing = RecentPodList(kube, node, own_uid)
         self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
 
     def known(self) -> frozenset[str]:
         """Return what the watch knows; Refused before the first complete list, and when it is not heard any more."""
         if not self.reflector.synced.is_set():
-            raise Refused(Reason.PODS_UNKNOWN, "the first list is not complete")
+            raise MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete")
         age = self.reflector.last_event_age(time.monotonic())
         if age > FRESH or not self.reflector.alive:
-            raise Refused(Reason.PODS_UNKNOWN, "the API server is not heard")
-        return self._witness.believe(self._with_former_mirrors())
+            raise MustStay(KeepReason.PODS_UNKNOWN, "the API server is not heard")
+        return validate_listing(self._with_former_mirrors(), self._own_uid)
 
     def confirmed(self) -> frozenset[str]:
         """Return a list that is at most a few seconds old."""
@@ -216,7 +229,7 @@ class KubeletPods:
         except OSError as error:
             raise _unknown(self.path, error) from error
         if self.own_uid is not None and self.own_uid not in found:
-            raise Refused(Reason.KUBELET_UNKNOWN, f"{self.path} lacks the pod that looks into it")
+            raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} lacks the pod that looks into it")
         return found
 
     def check_gone(self, uid: str) -> None:
@@ -229,11 +242,11 @@ class KubeletPods:
             raise _unknown(self.path, error) from error
         except OSError as error:
             raise _unknown(self.path, error) from error
-        raise Refused(Reason.KUBELET)
+        raise MustStay(KeepReason.KUBELET)
 
 
-def _unknown(path: Path, error: OSError) -> Refused:
-    return Refused(Reason.KUBELET_UNKNOWN, f"{path}: {error.strerror}")
+def _unknown(path: Path, error: OSError) -> MustStay:
+    return MustStay(KeepReason.KUBELET_UNKNOWN, f"{path}: {error.strerror}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,33 +261,6 @@ class NoKubelet:
 
 
 HOW = "kubectl get pods --all-namespaces -o json"
-
-
-class _FilePodMeta(msgspec.Struct, frozen=True):
-    uid: str
-    namespace: str = ""
-    annotations: Mapping[str, str] | None = None
-
-
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-
-
-class _FilePod(msgspec.Struct, frozen=True):
-    metadata: _FilePodMeta
-    kind: str = "Pod"
-    spec: _Spec = _Spec()
-
-
-class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
-    continue_: str = msgspec.field(name="continue", default="")
-    remaining_item_count: int | None = None
-
-
-class _List(msgspec.Struct, frozen=True):
-    kind: str
-    items: list[_FilePod]
-    metadata: _ListMeta = _ListMeta()
 
 
 class PodsFile(msgspec.Struct, frozen=True):
@@ -304,9 +290,9 @@ def read_complete_pods(text: bytes) -> PodsFile:
     return PodsFile(_uids(listed))
 
 
-def _decode(text: bytes) -> _List:
+def _decode(text: bytes) -> _PodList:
     try:
-        listed = msgspec.json.decode(text, type=_List)
+        listed = msgspec.json.decode(text, type=_PodList)
     except UNDECODABLE as error:
         raise BadInput(f"This is no list of pods in JSON, or not a whole one: {error}. Write it with: {HOW}") from error
     if listed.kind not in ("List", "PodList") or any(pod.kind != "Pod" for pod in listed.items):
@@ -316,11 +302,11 @@ def _decode(text: bytes) -> _List:
     return listed
 
 
-def _uids(listed: _List) -> frozenset[str]:
-    return frozenset(uid for pod in listed.items for uid in present_uids(pod.metadata.uid, pod.metadata.annotations))
+def _uids(listed: _PodList) -> frozenset[str]:
+    return frozenset(uid for pod in listed.items for uid in pod.uids())
 
 
-def _warning(listed: _List) -> str | None:
+def _warning(listed: _PodList) -> str | None:
     namespaces = {pod.metadata.namespace for pod in listed.items}
     if len(namespaces) != 1:
         return None

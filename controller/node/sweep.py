@@ -14,19 +14,40 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from controller.node.age import MOST_TRACKED, Now, Patience
-from controller.node.agent import Outcome, Report, Verdict
-from controller.node.fs import Entry, Identity, OutOfTime, Place, Removal, entries, identity_of, opened, opened_root
-from controller.node.in_use import InUse, Surveyor, check_unused, mount_points
-from controller.node.names import TRASH, Facts, Form, Keep, Reason, Refused, Trashed, absent, keep_after, standing
+from controller.node.age import MAX_TRACKED, AgePolicy, Now
+from controller.node.agent import Action, DirectoryOutcome, Report
+from controller.node.fs import (
+    DirectoryEntry,
+    Identity,
+    OpenDirectory,
+    OutOfTime,
+    TreeRemoval,
+    entries,
+    identity_of,
+    opened,
+    opened_root,
+)
+from controller.node.in_use import InUse, ProcessScanner, check_unused, mount_points
+from controller.node.names import (
+    TRASH,
+    Form,
+    Keep,
+    KeepReason,
+    MustStay,
+    PodPresence,
+    Trashed,
+    keep_after,
+    keep_for_pod,
+    keep_in_root,
+)
 from controller.node.pods import Kubelet, PodSource
-from controller.node.trash import Hands, OpenHands
+from controller.node.trash import OpenTrash, Trash
 from vcuda.errors import VcudaError
 
 T = TypeVar("T")
 
 
-class Turns:
+class DeletionOrder:
     """Remembers over sweeps what ran out of time: it comes behind all that did not, and behind what did so before."""
 
     def __init__(self) -> None:
@@ -36,9 +57,9 @@ class Turns:
     def begin(self, names: Collection[str]) -> None:
         """Begin a sweep, in which there are these alone."""
         there = frozenset(names)
-        self._late = {name: place for name, place in self._late.items() if name in there}
+        self._late = {name: directory for name, directory in self._late.items() if name in there}
 
-    def place(self, name: str) -> int:
+    def directory(self, name: str) -> int:
         """Return the place of a name among the others; 0 for all that have not run out of time."""
         return self._late.get(name, 0)
 
@@ -48,7 +69,7 @@ class Turns:
 
 
 # Reasons of which a single directory is not to blame: it is tried again with the next pass.
-_GENERAL = frozenset({Reason.POD, Reason.KUBELET, Reason.PODS_UNKNOWN, Reason.KUBELET_UNKNOWN})
+_GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
 
 
 def now() -> Now:
@@ -62,27 +83,27 @@ def never() -> bool:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class NodeSweep:
     """Everything that a pass goes by, but for the state of the disk.
 
     ``grace`` holds what is in the root, ``retention`` what is in the trash; above ``disk_pressure`` (a share of 1) of
-    the file system's blocks or inodes the latter does not count. ``open_hands`` acts, or only says what it would do.
+    the file system's blocks or inodes the latter does not count. ``open_trash_of`` acts, or only says what it would do.
     ``sees_all``: /proc shows every process of the host, so one that cannot be looked into may be the one that matters.
-    ``surveyor`` looks at them, ``turns`` remembers what ran out of time.
+    ``scanner`` looks at them, ``order`` remembers what ran out of time.
     """
 
     root: Path
     form: Form
     pods: PodSource
     kubelet: Kubelet
-    grace: Patience
-    retention: Patience
-    open_hands: OpenHands
+    grace: AgePolicy
+    retention: AgePolicy
+    open_trash_of: OpenTrash
     disk_pressure: float = 0.85
     sees_all: bool = False
     clock: Callable[[], Now] = now
-    surveyor: Surveyor = field(default_factory=Surveyor)
-    turns: Turns = field(default_factory=Turns)
+    scanner: ProcessScanner = field(default_factory=ProcessScanner)
+    order: DeletionOrder = field(default_factory=DeletionOrder)
 
     def run(
         self, report: Report, give_up: Callable[[], bool] = never, stopping: Callable[[], bool] = never
@@ -95,54 +116,54 @@ class Sweep:
         however slow the disk, or the look at processes has had its patience; that goes on, and a later pass takes it
         up. ``stopping`` is asked at every step.
         """
-        facts = self._facts()
+        presence = self._presence()
         with ExitStack() as stack:
             try:
                 root = stack.enter_context(opened_root(self.root))
             except FileNotFoundError:
-                return facts.unknown
-            hands = self._hands(root, facts, stack)
-            if isinstance(hands, Keep):
-                self._only_report(root, structs.replace(facts, unknown=hands), report)
-                return hands
-            Pass(self, root, facts, hands, report, give_up, stopping).over_all()
+                return presence.unknown
+            trash = self._trash(root, presence, stack)
+            if isinstance(trash, Keep):
+                self._only_report(root, structs.replace(presence, unknown=trash), report)
+                return trash
+            SweepRun(self, root, presence, trash, report, give_up, stopping).over_all()
         return None
 
-    def _hands(self, root: Place, facts: Facts, stack: ExitStack) -> Hands | Keep:
+    def _trash(self, root: OpenDirectory, presence: PodPresence, stack: ExitStack) -> Trash | Keep:
         """Open the trash; or say why nothing may, or can, be moved there."""
         try:
-            return facts.unknown or stack.enter_context(self.open_hands(root))
-        except (OSError, Refused) as error:
+            return presence.unknown or stack.enter_context(self.open_trash_of(root))
+        except (OSError, MustStay) as error:
             keep = keep_after(error)
             return Keep(keep.reason, f"{TRASH}: {keep.detail}")
 
-    def _only_report(self, root: Place, facts: Facts, report: Report) -> None:
+    def _only_report(self, root: OpenDirectory, presence: PodPresence, report: Report) -> None:
         for entry in _but_trash(root):
-            report(Outcome(entry.name, Verdict.KEPT, standing(self.form, entry.name, entry.kind, facts)))
+            report(DirectoryOutcome(entry.name, Action.KEPT, keep_in_root(self.form, entry.name, entry.kind, presence)))
 
-    def _facts(self) -> Facts:
+    def _presence(self) -> PodPresence:
         pods: frozenset[str] = frozenset()
         try:
             pods = self.pods.known()
-            return Facts(pods, self.kubelet.uids())
-        except Refused as refused:
-            return Facts(pods, None, refused.keep)
+            return PodPresence(pods, self.kubelet.uids())
+        except MustStay as refused:
+            return PodPresence(pods, None, refused.keep)
         except VcudaError as error:
-            return Facts(pods, None, Keep(Reason.PODS_UNKNOWN, str(error)))
+            return PodPresence(pods, None, Keep(KeepReason.PODS_UNKNOWN, str(error)))
 
 
-def _but_trash(root: Place) -> Iterator[Entry]:
+def _but_trash(root: OpenDirectory) -> Iterator[DirectoryEntry]:
     return (entry for entry in entries(root.fd) if entry.name != TRASH)
 
 
 @dataclass
-class Pass:
+class SweepRun:
     """One pass under way."""
 
-    sweep: Sweep
-    root: Place
-    facts: Facts
-    hands: Hands
+    sweep: NodeSweep
+    root: OpenDirectory
+    presence: PodPresence
+    trash: Trash
     report: Report
     give_up: Callable[[], bool]
     stopping: Callable[[], bool]
@@ -150,7 +171,7 @@ class Pass:
     @cached_property
     def in_use(self) -> InUse:
         """What processes hold; looked at once a pass, and only where something may go."""
-        return self.sweep.surveyor.survey(self.root, self.give_up, self.stopping)
+        return self.sweep.scanner.scan(self.root, self.give_up, self.stopping)
 
     @cached_property
     def mount_points(self) -> frozenset[str]:
@@ -170,20 +191,20 @@ class Pass:
     def over_root(self) -> None:
         """Report everything in the root, and move to the trash what may go."""
         self.sweep.grace.begin(self.sweep.clock())
-        gone: list[Entry] = []
+        gone: list[DirectoryEntry] = []
         for entry in _but_trash(self.root):
-            keep = standing(self.sweep.form, entry.name, entry.kind, self.facts)
-            if keep is None and len(gone) < MOST_TRACKED:
+            keep = keep_in_root(self.sweep.form, entry.name, entry.kind, self.presence)
+            if keep is None and len(gone) < MAX_TRACKED:
                 gone.append(entry)
             else:
-                self._keep(entry.name, keep or Keep(Reason.TOO_MANY))
+                self._keep(entry.name, keep or Keep(KeepReason.TOO_MANY))
         found = [(entry.name, self._may_go(entry)) for entry in gone]
         self._in_turn(self._move, [(name, identity) for name, identity in found if identity])
 
-    def _may_go(self, entry: Entry) -> Identity | None:
+    def _may_go(self, entry: DirectoryEntry) -> Identity | None:
         """Return what it is where it may go; all are asked before anything is done, so that each sweep sees each."""
         if entry.name in self.mount_points:
-            self._keep(entry.name, Keep(Reason.MOUNT, entry.name))
+            self._keep(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
         try:
             about = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False)
@@ -208,78 +229,78 @@ class Pass:
     def _move(self, gone: tuple[str, Identity]) -> None:
         name, _ = gone
         try:
-            self.report(Outcome(name, self._take(*gone)))
+            self.report(DirectoryOutcome(name, self._take(*gone)))
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.grace, name, name, error)
 
-    def _take(self, name: str, identity: Identity) -> Verdict:
+    def _take(self, name: str, identity: Identity) -> Action:
         """Check once more, at the last moment, everything that may have changed, and move the directory."""
         uid = self.sweep.form.uid(name) or ""
         self._check_names({name, uid})  # first, as it may wait for the look at processes
         if uid in self.sweep.pods.confirmed():
-            raise Refused(Reason.POD)
+            raise MustStay(KeepReason.POD)
         self.sweep.kubelet.check_gone(uid)
         with opened(self.root, name) as fd:
             if identity_of(fd) != identity:
-                raise Refused(Reason.CHANGED)
+                raise MustStay(KeepReason.CHANGED)
             self._check_unused(fd)
-            return self.hands.take(name, fd, int(self.sweep.clock().wall))
+            return self.trash.take(name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
         """Report everything in the trash, and delete what has been there long enough.
 
         What came first goes first, but for what ran out of time: that leaves the others their turn.
         """
-        trash = self.hands.place
+        trash = self.trash.directory
         if trash is None:
             return
         self.sweep.retention.begin(self.sweep.clock())
-        found: list[tuple[Trashed, Entry]] = []
-        for entry in islice(entries(trash.fd), MOST_TRACKED):
+        found: list[tuple[Trashed, DirectoryEntry]] = []
+        for entry in islice(entries(trash.fd), MAX_TRACKED):
             trashed = self.sweep.form.read_trashed(entry.name)
             if trashed is None or not (trashed.moving or entry.kind.may_be_directory):
-                self._keep(f"{TRASH}/{entry.name}", Keep(Reason.FOREIGN))
+                self._keep(f"{TRASH}/{entry.name}", Keep(KeepReason.FOREIGN))
             else:
                 found.append((trashed, entry))
-        turns = self.sweep.turns
-        turns.begin([entry.name for _, entry in found])
-        found.sort(key=lambda each: (turns.place(each[1].name), each[0].time))
+        order = self.sweep.order
+        order.begin([entry.name for _, entry in found])
+        found.sort(key=lambda each: (order.directory(each[1].name), each[0].time))
         self._in_turn(lambda each: self._delete(trash, *each), [each for each in found if self._may_be_deleted(*each)])
 
-    def _may_be_deleted(self, trashed: Trashed, entry: Entry) -> bool:
+    def _may_be_deleted(self, trashed: Trashed, entry: DirectoryEntry) -> bool:
         """Give back what is in the trash by mistake; then as in the root."""
         path = f"{TRASH}/{entry.name}"
-        keep = Keep(Reason.INTERRUPTED) if trashed.moving else absent(trashed.uid, self.facts)
+        keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else keep_for_pod(trashed.uid, self.presence)
         if keep is not None:
             self._give_back(path, trashed, entry, keep)
             return False
         keep = self.sweep.retention.hold(entry.name, entry.inode, trashed.time)
-        if keep is None or (keep.reason is Reason.YOUNG and self._pressed()):
+        if keep is None or (keep.reason is KeepReason.YOUNG and self._pressed()):
             return True
-        self._keep(path, Keep(Reason.RETAINED) if keep.reason is Reason.YOUNG else keep)
+        self._keep(path, Keep(KeepReason.RETAINED) if keep.reason is KeepReason.YOUNG else keep)
         return False
 
-    def _give_back(self, path: str, trashed: Trashed, entry: Entry, keep: Keep) -> None:
+    def _give_back(self, path: str, trashed: Trashed, entry: DirectoryEntry, keep: Keep) -> None:
         """Move back what should not have come here, or was on its way here when something went wrong."""
         try:
-            self.report(Outcome(path, self.hands.give_back(entry.name, trashed.name)))
+            self.report(DirectoryOutcome(path, self.trash.give_back(entry.name, trashed.name)))
         except FileExistsError:
             self._keep(path, keep)
         except OSError as error:
             self._keep(path, keep_after(error))
 
-    def _delete(self, trash: Place, trashed: Trashed, entry: Entry) -> None:
+    def _delete(self, trash: OpenDirectory, trashed: Trashed, entry: DirectoryEntry) -> None:
         path = f"{TRASH}/{entry.name}"
-        removal = Removal(trash, self.give_up, self.stopping)
+        removal = TreeRemoval(trash, self.give_up, self.stopping)
         try:
             self._check_names({entry.name, trashed.name, trashed.uid})
             with opened(trash, entry.name) as fd:
                 self._check_unused(fd)
-            verdict = self.hands.delete(entry.name, removal)
-            self.report(Outcome(path, verdict, freed=removal.freed))
+            verdict = self.trash.delete(entry.name, removal)
+            self.report(DirectoryOutcome(path, verdict, freed=removal.freed))
         except OutOfTime:
-            self.sweep.turns.ran_out(entry.name)
-            self.report(Outcome(path, Verdict.KEPT, Keep(Reason.TOO_MANY), removal.freed))
+            self.sweep.order.ran_out(entry.name)
+            self.report(DirectoryOutcome(path, Action.KEPT, Keep(KeepReason.TOO_MANY), removal.freed))
             raise
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.retention, entry.name, path, error, removal.freed)
@@ -287,14 +308,14 @@ class Pass:
     def _check_names(self, names: set[str]) -> None:
         mounted, named = names & self.in_use.mounted, names & self.in_use.named
         if mounted:
-            raise Refused(Reason.MOUNT, min(mounted))
+            raise MustStay(KeepReason.MOUNT, min(mounted))
         if named:
-            raise Refused(Reason.OPEN, min(named))
+            raise MustStay(KeepReason.OPEN, min(named))
 
     def _check_unused(self, fd: int) -> None:
         check_unused(fd, self.root.mount, self.in_use, self.stopping)
         if self.sweep.sees_all and self.in_use.unseen:
-            raise Refused(Reason.UNSEEN, f"process {self.in_use.unseen[0]}")
+            raise MustStay(KeepReason.UNSEEN, f"process {self.in_use.unseen[0]}")
 
     def _pressed(self) -> bool:
         """Return whether the file system is fuller than it should be, as df(1) counts."""
@@ -304,11 +325,11 @@ class Pass:
         inodes = (found.f_files - found.f_ffree) / max(1, found.f_files)
         return max(blocks, inodes) > self.sweep.disk_pressure
 
-    def _put_off(self, patience: Patience, name: str, path: str, error: VcudaError | OSError, freed: int = 0) -> None:
+    def _put_off(self, patience: AgePolicy, name: str, path: str, error: VcudaError | OSError, freed: int = 0) -> None:
         keep = keep_after(error)
         if keep.reason not in _GENERAL:
             patience.put_off(name, keep)
-        self.report(Outcome(path, Verdict.KEPT, keep, freed))
+        self.report(DirectoryOutcome(path, Action.KEPT, keep, freed))
 
     def _keep(self, path: str, keep: Keep) -> None:
-        self.report(Outcome(path, Verdict.KEPT, keep))
+        self.report(DirectoryOutcome(path, Action.KEPT, keep))

@@ -14,30 +14,32 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.node.agent import (
-    MISSED,
-    MOST_TOLD,
+    MAX_MISSED_PERIODS,
+    MAX_TOLD,
+    Action,
     Agent,
-    Outcome,
-    Pace,
+    DirectoryOutcome,
     Report,
+    SweepInterval,
     SweepMetrics,
-    Teller,
-    Verdict,
-    Wakes,
+    SweepReporter,
+    Wakeup,
     shown,
 )
 from controller.node.fs import OutOfTime
-from controller.node.names import Keep, Reason, Refused
-from controller.node.pods import Witness
+from controller.node.names import Keep, KeepReason, MustStay
+from controller.node.pods import validate_listing
 
-UNKNOWN = Keep(Reason.PODS_UNKNOWN, "no list")
+UNKNOWN = Keep(KeepReason.PODS_UNKNOWN, "no list")
 
 
 @dataclass
 class Sweeps:
     """What each sweep in turn says and comes to; the last one again and again."""
 
-    script: list[tuple[list[Outcome], Keep | BaseException | None]] = field(default_factory=lambda: [([], None)])
+    script: list[tuple[list[DirectoryOutcome], Keep | BaseException | None]] = field(
+        default_factory=lambda: [([], None)]
+    )
 
     def __call__(self, report: Report, _give_up: Callable[[], bool], _stopping: Callable[[], bool]) -> Keep | None:
         said, result = self.script.pop(0) if len(self.script) > 1 else self.script[0]
@@ -69,26 +71,28 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def agent_of(registry: CollectorRegistry, sweeps: Sweeps, pace: Pace | None = None) -> Agent:
+def agent_of(registry: CollectorRegistry, sweeps: Sweeps, interval: SweepInterval | None = None) -> Agent:
     """An agent that makes these sweeps."""
-    return Agent(sweeps, Teller(SweepMetrics(registry), structlog.get_logger()), Wakes(), pace or Pace())
+    return Agent(
+        sweeps, SweepReporter(SweepMetrics(registry), structlog.get_logger()), Wakeup(), interval or SweepInterval()
+    )
 
 
-def kept(path: str, reason: Reason, detail: str = "") -> Outcome:
+def kept(path: str, reason: KeepReason, detail: str = "") -> DirectoryOutcome:
     """A directory that stays."""
-    return Outcome(path, Verdict.KEPT, Keep(reason, detail))
+    return DirectoryOutcome(path, Action.KEPT, Keep(reason, detail))
 
 
 def test_the_metrics_of_a_sweep(registry: CollectorRegistry) -> None:
     said = [
-        kept("a", Reason.POD),
-        kept("b", Reason.POD),
-        kept("c", Reason.FOREIGN),
-        kept("d", Reason.LINK),
-        kept(".trash/e", Reason.RETAINED),
-        Outcome("f", Verdict.MOVED),
-        Outcome(".trash/g", Verdict.DELETED, freed=4096),
-        Outcome(".trash/h", Verdict.KEPT, Keep(Reason.ERROR), 512),
+        kept("a", KeepReason.POD),
+        kept("b", KeepReason.POD),
+        kept("c", KeepReason.FOREIGN),
+        kept("d", KeepReason.LINK),
+        kept(".trash/e", KeepReason.RETAINED),
+        DirectoryOutcome("f", Action.MOVED),
+        DirectoryOutcome(".trash/g", Action.DELETED, freed=4096),
+        DirectoryOutcome(".trash/h", Action.KEPT, Keep(KeepReason.ERROR), 512),
     ]
     agent_of(registry, Sweeps([(said, None)])).sweep()
     value = registry.get_sample_value
@@ -113,7 +117,7 @@ def test_the_metrics_of_a_sweep(registry: CollectorRegistry) -> None:
     ],
 )
 def test_how_a_sweep_ended(registry: CollectorRegistry, result: Keep | BaseException | None, name: str) -> None:
-    agent_of(registry, Sweeps([([kept("a", Reason.POD)], result)])).sweep()
+    agent_of(registry, Sweeps([([kept("a", KeepReason.POD)], result)])).sweep()
     value = registry.get_sample_value
     counts = {
         each: value("vcuda_vm_sweeps_total", {"result": each})
@@ -127,9 +131,9 @@ def test_how_a_sweep_ended(registry: CollectorRegistry, result: Keep | BaseExcep
 def test_what_stays_and_should_not_is_told_once_for_as_long_as_it_stays(
     registry: CollectorRegistry, logs: list[Any]
 ) -> None:
-    link, busy = kept("a", Reason.LINK), kept("a", Reason.ERROR, "Device or resource busy")
-    script: list[tuple[list[Outcome], Keep | BaseException | None]] = [
-        ([link, kept("b", Reason.POD), kept("c", Reason.YOUNG)], None),
+    link, busy = kept("a", KeepReason.LINK), kept("a", KeepReason.ERROR, "Device or resource busy")
+    script: list[tuple[list[DirectoryOutcome], Keep | BaseException | None]] = [
+        ([link, kept("b", KeepReason.POD), kept("c", KeepReason.YOUNG)], None),
         ([link], None),
         ([], UNKNOWN),
         ([link], None),
@@ -147,17 +151,17 @@ def test_what_stays_and_should_not_is_told_once_for_as_long_as_it_stays(
 
 
 def test_what_is_done_is_told_each_time(registry: CollectorRegistry, logs: list[Any]) -> None:
-    agent = agent_of(registry, Sweeps([([Outcome("a\x1b", Verdict.MOVED)], None)]))
+    agent = agent_of(registry, Sweeps([([DirectoryOutcome("a\x1b", Action.MOVED)], None)]))
     agent.sweep()
     agent.sweep()
     assert [(line["event"], line["directory"]) for line in logs] == [("moved", r"a\x1b")] * 2
 
 
 def test_of_countless_foreign_names_only_some_are_told(registry: CollectorRegistry, logs: list[Any]) -> None:
-    agent = agent_of(registry, Sweeps([([kept(str(number), Reason.FOREIGN) for number in range(3000)], None)]))
+    agent = agent_of(registry, Sweeps([([kept(str(number), KeepReason.FOREIGN) for number in range(3000)], None)]))
     agent.sweep()
     agent.sweep()
-    assert len(logs) == MOST_TOLD
+    assert len(logs) == MAX_TOLD
     assert registry.get_sample_value("vcuda_vm_directories_kept", {"reason": "foreign-name"}) == 3000
 
 
@@ -183,7 +187,7 @@ def test_healthy_is_who_has_ended_a_sweep_within_five_periods(
     registry: CollectorRegistry, clock: list[float], result: Keep | BaseException | None, *, healthy: bool
 ) -> None:
     agent = agent_of(registry, Sweeps([([], result)]))
-    clock[0] += MISSED * 60
+    clock[0] += MAX_MISSED_PERIODS * 60
     assert agent.unhealthy() is None
     clock[0] += 1
     assert agent.unhealthy() is not None
@@ -199,46 +203,48 @@ def test_a_fault_of_our_own_ends_the_agent(registry: CollectorRegistry) -> None:
 def test_a_sweep_is_told_when_the_agent_is_stopped_and_when_its_period_is_over(
     registry: CollectorRegistry, clock: list[float]
 ) -> None:
-    wakes = Wakes()
+    wakeup = Wakeup()
     seen = []
 
     def sweep(_report: Report, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         seen.append((give_up(), stopping()))
         clock[0] += 61
         seen.append((give_up(), stopping()))
-        wakes.stop()
+        wakeup.stop()
         seen.append((give_up(), stopping()))
 
-    Agent(sweep, Teller(SweepMetrics(registry), structlog.get_logger()), wakes, Pace(60)).loop()
+    Agent(sweep, SweepReporter(SweepMetrics(registry), structlog.get_logger()), wakeup, SweepInterval(60)).loop()
     assert seen == [(False, False), (True, False), (True, True)]
 
 
-def waited(wakes: Wakes, pace: Pace) -> float:
+def waited(wakeup: Wakeup, interval: SweepInterval) -> float:
     """How long it waits, in seconds."""
     began = time.monotonic()
-    wakes.wait(pace)
+    wakeup.wait(interval)
     return time.monotonic() - began
 
 
 def test_it_sweeps_every_period() -> None:
-    assert waited(Wakes(), Pace(0.2, 5)) >= 0.2
+    assert waited(Wakeup(), SweepInterval(0.2, 5)) >= 0.2
 
 
 def test_many_pods_that_end_bring_one_sweep_after_the_spacing() -> None:
-    wakes = Wakes()
+    wakeup = Wakeup()
     for _ in range(1000):
-        wakes.wake()
-    assert waited(wakes, Pace(60, 0.2)) >= 0.2
-    assert waited(wakes, Pace(0.3, 0.1)) >= 0.3, "none of them is left over"
+        wakeup.wake()
+    assert waited(wakeup, SweepInterval(60, 0.2)) >= 0.2
+    assert waited(wakeup, SweepInterval(0.3, 0.1)) >= 0.3, "none of them is left over"
 
 
 def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
-    wakes = Wakes()
-    agent = Agent(Sweeps(), Teller(SweepMetrics(registry), structlog.get_logger()), wakes, Pace(3600, 3600))
+    wakeup = Wakeup()
+    agent = Agent(
+        Sweeps(), SweepReporter(SweepMetrics(registry), structlog.get_logger()), wakeup, SweepInterval(3600, 3600)
+    )
     loop = threading.Thread(target=agent.loop)
     loop.start()
-    wakes.wake()
-    wakes.stop()
+    wakeup.wake()
+    wakeup.stop()
     loop.join(20)
     assert not loop.is_alive()
 
@@ -256,12 +262,11 @@ def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
 def test_a_list_of_pods_is_believed_if_the_agents_own_is_in_it(
     own_uid: str | None, uids: set[str], *, believed: bool
 ) -> None:
-    witness = Witness(own_uid)
     if believed:
-        assert witness.believe(frozenset(uids)) == uids
+        assert validate_listing(frozenset(uids), own_uid) == uids
     else:
-        with pytest.raises(Refused):
-            witness.believe(frozenset(uids))
+        with pytest.raises(MustStay):
+            validate_listing(frozenset(uids), own_uid)
 
 
 @pytest.mark.parametrize(

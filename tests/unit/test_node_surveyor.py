@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from controller.node.fs import Mount, OutOfTime, Place
-from controller.node.in_use import PATIENCE, InUse, Surveyor
-from controller.node.names import Refused
+from controller.node.fs import Mount, OpenDirectory, OutOfTime
+from controller.node.in_use import SCAN_TIMEOUT_SECONDS, InUse, ProcessScanner
+from controller.node.names import MustStay
 from tests.waiting import PATIENT
 
-ROOT, OTHER_ROOT = Place(3, Mount(1, 1)), Place(3, Mount(1, 2))
+ROOT, OTHER_ROOT = OpenDirectory(3, Mount(1, 1)), OpenDirectory(3, Mount(1, 2))
 
 
 class Looks:
@@ -61,9 +61,9 @@ class Looks:
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
     """In place of the looks and of the clock."""
     looks = Looks()
-    monkeypatch.setattr("controller.node.in_use.survey", looks)
+    monkeypatch.setattr("controller.node.in_use.scan", looks)
     monkeypatch.setattr("controller.node.in_use.time", SimpleNamespace(monotonic=lambda: looks.now))
-    monkeypatch.setattr("controller.node.in_use._STEP", 0.01)
+    monkeypatch.setattr("controller.node.in_use.STEP_SECONDS", 0.01)
     yield looks
     looks.end()
 
@@ -82,46 +82,46 @@ def number_of(found: InUse) -> int:
 
 
 def test_one_that_moves_is_waited_for_however_long_it_takes(looks: Looks) -> None:
-    began, ask = looks.now, looks.after(PATIENCE - 1, moves=True)
+    began, ask = looks.now, looks.after(SCAN_TIMEOUT_SECONDS - 1, moves=True)
 
     def stopping() -> bool:
-        if looks.now - began > 10 * PATIENCE:
+        if looks.now - began > 10 * SCAN_TIMEOUT_SECONDS:
             looks.may_end.set()
         return ask()
 
-    assert number_of(Surveyor().survey(ROOT, never, stopping)) == 1
-    assert looks.now - began > 10 * PATIENCE
+    assert number_of(ProcessScanner().scan(ROOT, never, stopping)) == 1
+    assert looks.now - began > 10 * SCAN_TIMEOUT_SECONDS
 
 
 def test_one_that_hangs_is_refused_and_what_it_says_later_is_not_taken(looks: Looks) -> None:
-    surveyor = Surveyor()
-    with pytest.raises(Refused, match="nothing has moved for 120 s"):
-        surveyor.survey(ROOT, never, looks.after(PATIENCE + 1, moves=False))
+    scanner = ProcessScanner()
+    with pytest.raises(MustStay, match="nothing has moved for 120 s"):
+        scanner.scan(ROOT, never, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
     looks.move()
-    with pytest.raises(Refused, match="an earlier look has not ended"):
-        surveyor.survey(ROOT, never, never)
+    with pytest.raises(MustStay, match="an earlier look has not ended"):
+        scanner.scan(ROOT, never, never)
     looks.end()
-    assert number_of(surveyor.survey(ROOT, never, never)) == 2
+    assert number_of(scanner.scan(ROOT, never, never)) == 2
 
 
 def test_one_that_moves_at_first_and_then_hangs_is_refused(looks: Looks) -> None:
-    surveyor = Surveyor()
+    scanner = ProcessScanner()
     with pytest.raises(OutOfTime):
-        surveyor.survey(ROOT, always, looks.after(PATIENCE + 1, moves=True))
-    with pytest.raises(Refused, match="nothing has moved for 120 s"):
-        surveyor.survey(ROOT, never, looks.after(PATIENCE + 1, moves=False))
+        scanner.scan(ROOT, always, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
+    with pytest.raises(MustStay, match="nothing has moved for 120 s"):
+        scanner.scan(ROOT, never, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
 
 
 def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
     began = looks.now
     with pytest.raises(OutOfTime):
-        Surveyor().survey(ROOT, never, always)
+        ProcessScanner().scan(ROOT, never, always)
     assert looks.now == began
 
 
 def test_a_sweep_whose_time_is_up_waits_for_the_patience_all_the_same(looks: Looks) -> None:
     """So one that takes as long as usual is never put off."""
-    began, ask = looks.now, looks.after(PATIENCE / 2, moves=True)
+    began, ask = looks.now, looks.after(SCAN_TIMEOUT_SECONDS / 2, moves=True)
 
     def stopping() -> bool:
         if looks.now > began:
@@ -129,33 +129,33 @@ def test_a_sweep_whose_time_is_up_waits_for_the_patience_all_the_same(looks: Loo
             return False
         return ask()
 
-    assert number_of(Surveyor().survey(ROOT, always, stopping)) == 1
+    assert number_of(ProcessScanner().scan(ROOT, always, stopping)) == 1
 
 
 @pytest.mark.parametrize(
     ("lain", "root", "number"),
     [
-        pytest.param(PATIENCE, ROOT, 1, id="taken up"),
-        pytest.param(3 * PATIENCE, ROOT, 2, id="too old"),
+        pytest.param(SCAN_TIMEOUT_SECONDS, ROOT, 1, id="taken up"),
+        pytest.param(3 * SCAN_TIMEOUT_SECONDS, ROOT, 2, id="too old"),
         pytest.param(0, OTHER_ROOT, 2, id="of another mount"),
     ],
 )
 def test_one_that_a_sweep_had_no_time_for_is_taken_up_by_the_next(
-    looks: Looks, lain: float, root: Place, number: int
+    looks: Looks, lain: float, root: OpenDirectory, number: int
 ) -> None:
-    surveyor = Surveyor()
+    scanner = ProcessScanner()
     with pytest.raises(OutOfTime):
-        surveyor.survey(ROOT, always, looks.after(PATIENCE + 1, moves=True))
+        scanner.scan(ROOT, always, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
     with pytest.raises(OutOfTime):
-        surveyor.survey(ROOT, always, never)
+        scanner.scan(ROOT, always, never)
     looks.end()
     looks.now += lain
-    assert number_of(surveyor.survey(root, never, never)) == number
+    assert number_of(scanner.scan(root, never, never)) == number
 
 
 def test_no_two_go_on_at_a_time(looks: Looks) -> None:
-    surveyor = Surveyor()
+    scanner = ProcessScanner()
     with pytest.raises(OutOfTime):
-        surveyor.survey(ROOT, always, looks.after(PATIENCE + 1, moves=True))
-    with pytest.raises(Refused, match="an earlier look has not ended"):
-        surveyor.survey(OTHER_ROOT, never, never)
+        scanner.scan(ROOT, always, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
+    with pytest.raises(MustStay, match="an earlier look has not ended"):
+        scanner.scan(OTHER_ROOT, never, never)

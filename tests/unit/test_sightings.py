@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.node.age import Now, Patience, Stamped, Watched
-from controller.node.names import Keep, Reason
+from controller.node.age import AgePolicy, ModifiedAge, Now, ObservedAge
+from controller.node.names import Keep, KeepReason
 
 GRACE = 300.0
 WALL = 1_700_000_000.0
 OLD = WALL - 86400
-YOUNG, ONCE = Keep(Reason.YOUNG), Keep(Reason.SEEN_ONCE)
-FAILED = Keep(Reason.ERROR, "Device or resource busy")
+YOUNG, ONCE = Keep(KeepReason.YOUNG), Keep(KeepReason.SEEN_ONCE)
+FAILED = Keep(KeepReason.ERROR, "Device or resource busy")
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
@@ -21,7 +21,7 @@ def at(seconds: float, *, wall: float | None = None) -> Now:
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 
-def seen(patience: Patience, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
+def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
     """What is said of one directory in a sweep at each of the moments."""
     said = []
     for moment in moments:
@@ -31,9 +31,9 @@ def seen(patience: Patience, *moments: Now, inode: int = 1, stamp: float = OLD) 
 
 
 @pytest.fixture
-def watched() -> Watched:
+def watched() -> ObservedAge:
     """As the agent has it for the root."""
-    return Watched(GRACE, 2)
+    return ObservedAge(GRACE, 2)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def watched() -> Watched:
     ],
 )
 def test_it_has_to_be_seen_twice_and_for_the_whole_grace(
-    watched: Watched, moments: list[Now], last: Keep | None
+    watched: ObservedAge, moments: list[Now], last: Keep | None
 ) -> None:
     assert seen(watched, *moments)[-1] == last
 
@@ -63,28 +63,28 @@ def test_it_has_to_be_seen_twice_and_for_the_whole_grace(
         pytest.param(WALL + 1e9, None, id="touched in the future: made while the clock was ahead"),
     ],
 )
-def test_what_was_touched_within_the_grace_stays(watched: Watched, stamp: float, last: Keep | None) -> None:
+def test_what_was_touched_within_the_grace_stays(watched: ObservedAge, stamp: float, last: Keep | None) -> None:
     assert seen(watched, at(0), at(300), stamp=stamp)[-1] == last
 
 
-def test_one_that_was_not_asked_for_in_a_sweep_starts_anew(watched: Watched) -> None:
+def test_one_that_was_not_asked_for_in_a_sweep_starts_anew(watched: ObservedAge) -> None:
     """It was gone, or its pod was there again."""
     seen(watched, at(0), at(60))
     watched.begin(at(120))
     assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]
 
 
-def test_another_directory_of_the_same_name_starts_anew(watched: Watched) -> None:
+def test_another_directory_of_the_same_name_starts_anew(watched: ObservedAge) -> None:
     seen(watched, at(0), at(60), inode=1)
     assert seen(watched, at(400), at(460), at(700), inode=2) == [ONCE, YOUNG, None]
 
 
 def test_an_agent_that_was_started_again_starts_anew() -> None:
-    assert seen(Watched(GRACE, 2), at(0), at(300)) == [ONCE, None]
-    assert seen(Watched(GRACE, 2), at(360), at(420)) == [ONCE, YOUNG]
+    assert seen(ObservedAge(GRACE, 2), at(0), at(300)) == [ONCE, None]
+    assert seen(ObservedAge(GRACE, 2), at(360), at(420)) == [ONCE, YOUNG]
 
 
-def test_a_failure_waits_longer_each_time_up_to_an_hour_and_says_why(watched: Watched) -> None:
+def test_a_failure_waits_longer_each_time_up_to_an_hour_and_says_why(watched: ObservedAge) -> None:
     seen(watched, at(0))
     moment, waits = 300.0, []
     for _ in range(9):
@@ -99,9 +99,9 @@ def test_a_failure_waits_longer_each_time_up_to_an_hour_and_says_why(watched: Wa
 
 
 def test_no_more_names_are_remembered_than_fit() -> None:
-    watched = Watched(0, 1, most=2)
+    watched = ObservedAge(0, 1, most=2)
     watched.begin(at(0))
-    assert [watched.hold(name, 1, OLD) for name in "abc"] == [None, None, Keep(Reason.TOO_MANY)]
+    assert [watched.hold(name, 1, OLD) for name in "abc"] == [None, None, Keep(KeepReason.TOO_MANY)]
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_no_more_names_are_remembered_than_fit() -> None:
     ],
 )
 def test_a_single_sweep_goes_by_the_stamp_as_of_when_the_pods_were_listed(stamp: float, *, held: bool) -> None:
-    [said] = seen(Stamped(GRACE, as_of=WALL), at(86400), stamp=stamp)
-    assert (said is not None and said.reason is Reason.YOUNG) == held
+    [said] = seen(ModifiedAge(GRACE, as_of=WALL), at(86400), stamp=stamp)
+    assert (said is not None and said.reason is KeepReason.YOUNG) == held
 
 
-@pytest.mark.parametrize("make", [lambda: Watched(0, 1), lambda: Stamped(0)], ids=["watched", "stamped"])
-def test_without_a_grace_nothing_waits(make: Callable[[], Patience]) -> None:
+@pytest.mark.parametrize("make", [lambda: ObservedAge(0, 1), lambda: ModifiedAge(0)], ids=["watched", "stamped"])
+def test_without_a_grace_nothing_waits(make: Callable[[], AgePolicy]) -> None:
     assert seen(make(), at(0), stamp=WALL) == [None]

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controller.node.age import Now, Watched
-from controller.node.names import VM_DIRECTORIES, Facts, Keep, Kind, Reason, standing
+from controller.node.age import Now, ObservedAge
+from controller.node.names import VM_DIRECTORIES, FileKind, Keep, KeepReason, PodPresence, keep_in_root
 
 GRACE = 300.0
 FORM = VM_DIRECTORIES["gpu-manager"]
@@ -47,7 +47,7 @@ class Node(RuleBasedStateMachine):
         self.seen: frozenset[str] = frozenset()  # as the agent's watch knows it, which may lag
         self.steady, self.offset = 0.0, 1.7e9
         self.fresh = count()
-        self.agent = Watched(GRACE, 2)
+        self.agent = ObservedAge(GRACE, 2)
         self.last_there: dict[str, float] = {}
         self.waited: list[float] = []  # how long after the end of its pod each directory went, in seconds
 
@@ -92,12 +92,12 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def the_agent_is_killed_and_started_again(self) -> None:
-        self.agent = Watched(GRACE, 2)
+        self.agent = ObservedAge(GRACE, 2)
         self.seen = frozenset(self.api)
 
     @rule(fails=st.booleans(), killed_after=st.sampled_from([0, 1, 100]))
     def it_sweeps(self, fails: bool, killed_after: int) -> None:
-        self.sweep(Facts(self.seen, frozenset(self.kubelet)), fails=fails, most=killed_after)
+        self.sweep(PodPresence(self.seen, frozenset(self.kubelet)), fails=fails, most=killed_after)
 
     @rule(times=st.integers(1, 3))
     def it_sweeps_again_and_again(self, times: int) -> None:
@@ -108,29 +108,29 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def it_sweeps_without_a_view(self) -> None:
-        self.sweep(Facts(frozenset(), None, Keep(Reason.PODS_UNKNOWN)), fails=False, most=100)
+        self.sweep(PodPresence(frozenset(), None, Keep(KeepReason.PODS_UNKNOWN)), fails=False, most=100)
 
     @rule()
     def it_sweeps_without_kubelet_s_word(self) -> None:
-        self.sweep(Facts(self.seen, None, Keep(Reason.KUBELET_UNKNOWN)), fails=False, most=100)
+        self.sweep(PodPresence(self.seen, None, Keep(KeepReason.KUBELET_UNKNOWN)), fails=False, most=100)
 
-    def sweep(self, facts: Facts, *, fails: bool, most: int) -> None:
+    def sweep(self, presence: PodPresence, *, fails: bool, most: int) -> None:
         """Decide as the agent does, the last look at API and kubelet included; it may die after some moves."""
-        if facts.unknown is None:
+        if presence.unknown is None:
             self.agent.begin(self.now)
         for name, (inode, stamp) in list(self.disk.directories.items()):
-            if standing(FORM, name, Kind.DIRECTORY, facts) or self.agent.hold(name, inode, stamp):
+            if keep_in_root(FORM, name, FileKind.DIRECTORY, presence) or self.agent.hold(name, inode, stamp):
                 continue
             if name in self.api or name in self.kubelet:
                 continue
             if fails:
-                self.agent.put_off(name, Keep(Reason.ERROR))
+                self.agent.put_off(name, Keep(KeepReason.ERROR))
                 continue
             if most == 0:
                 self.the_agent_is_killed_and_started_again()
                 return
             most -= 1
-            assert facts.unknown is None
+            assert presence.unknown is None
             del self.disk.directories[name]
             self.waited.append(self.steady - self.last_there[name])
 
@@ -146,7 +146,7 @@ class Node(RuleBasedStateMachine):
         self.the_watch_catches_up()
         for _ in range(10):
             self.steady += HOUR
-            self.sweep(Facts(self.seen, frozenset(self.kubelet)), fails=False, most=1000)
+            self.sweep(PodPresence(self.seen, frozenset(self.kubelet)), fails=False, most=1000)
         assert set(self.disk.directories) == self.api | self.kubelet
 
 

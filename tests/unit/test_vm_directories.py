@@ -7,15 +7,15 @@ import pytest
 from controller.node.names import (
     VM_DIRECTORIES,
     WHY,
-    Facts,
+    FileKind,
     Form,
     Keep,
-    Kind,
-    Reason,
+    KeepReason,
+    PodPresence,
     Trashed,
+    keep_in_root,
     moving_name,
     present_uids,
-    standing,
     trash_name,
 )
 from vcuda.requests.schemes import SCHEMES
@@ -24,7 +24,7 @@ UID = "0df28fbd-5f5f-11e8-bc74-36e6bb280816"
 OTHER = "1df28fbd-5f5f-11e8-bc74-36e6bb280816"
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
 GPU_MANAGER, HAMI = VM_DIRECTORIES["gpu-manager"], VM_DIRECTORIES["hami"]
-UNKNOWN = Keep(Reason.PODS_UNKNOWN, "no list")
+UNKNOWN = Keep(KeepReason.PODS_UNKNOWN, "no list")
 
 
 def test_every_scheme_has_directories() -> None:
@@ -32,7 +32,7 @@ def test_every_scheme_has_directories() -> None:
 
 
 def test_every_reason_can_be_told() -> None:
-    assert set(WHY) == set(Reason)
+    assert set(WHY) == set(KeepReason)
 
 
 @pytest.mark.parametrize(
@@ -85,38 +85,48 @@ def test_a_name_of_the_scheme_tells_the_pods_uid(scheme: str, root: str, name: s
 def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
     form = VM_DIRECTORIES[scheme]
     assert form.uid(name) is None
-    assert standing(form, name, Kind.DIRECTORY, Facts(frozenset(), frozenset())) == Keep(Reason.FOREIGN)
+    assert keep_in_root(form, name, FileKind.DIRECTORY, PodPresence(frozenset(), frozenset())) == Keep(
+        KeepReason.FOREIGN
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "facts", "expected"),
+    ("kind", "presence", "expected"),
     [
-        pytest.param(Kind.DIRECTORY, Facts(frozenset({UID})), Keep(Reason.POD), id="its pod is in the API"),
-        pytest.param(Kind.DIRECTORY, Facts(kubelet=frozenset({UID})), Keep(Reason.KUBELET), id="kubelet keeps it"),
-        pytest.param(Kind.DIRECTORY, Facts(unknown=UNKNOWN), UNKNOWN, id="nobody knows"),
-        pytest.param(Kind.DIRECTORY, Facts(frozenset({UID}), unknown=UNKNOWN), Keep(Reason.POD), id="but one knows"),
-        pytest.param(Kind.DIRECTORY, Facts(), None, id="gone"),
-        pytest.param(Kind.DIRECTORY, Facts(frozenset({OTHER}), frozenset({OTHER})), None, id="another's pod"),
-        pytest.param(Kind.UNKNOWN, Facts(), None, id="gone, as far as can be told: opening it tells the rest"),
-        pytest.param(Kind.LINK, Facts(), Keep(Reason.LINK), id="a link"),
-        pytest.param(Kind.FILE, Facts(), Keep(Reason.NOT_A_DIRECTORY, "file"), id="a file"),
-        pytest.param(Kind.OTHER, Facts(), Keep(Reason.NOT_A_DIRECTORY, "other"), id="a FIFO"),
+        pytest.param(
+            FileKind.DIRECTORY, PodPresence(frozenset({UID})), Keep(KeepReason.POD), id="its pod is in the API"
+        ),
+        pytest.param(
+            FileKind.DIRECTORY, PodPresence(kubelet=frozenset({UID})), Keep(KeepReason.KUBELET), id="kubelet keeps it"
+        ),
+        pytest.param(FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN, id="nobody knows"),
+        pytest.param(
+            FileKind.DIRECTORY, PodPresence(frozenset({UID}), unknown=UNKNOWN), Keep(KeepReason.POD), id="but one knows"
+        ),
+        pytest.param(FileKind.DIRECTORY, PodPresence(), None, id="gone"),
+        pytest.param(FileKind.DIRECTORY, PodPresence(frozenset({OTHER}), frozenset({OTHER})), None, id="another's pod"),
+        pytest.param(
+            FileKind.UNKNOWN, PodPresence(), None, id="gone, as far as can be told: opening it tells the rest"
+        ),
+        pytest.param(FileKind.LINK, PodPresence(), Keep(KeepReason.LINK), id="a link"),
+        pytest.param(FileKind.FILE, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "file"), id="a file"),
+        pytest.param(FileKind.OTHER, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "other"), id="a FIFO"),
     ],
 )
 @pytest.mark.parametrize(
     ("form", "name"), [(GPU_MANAGER, UID), (HAMI, f"{UID}_main")], ids=["uid", "uid and container"]
 )
 def test_what_stays_as_far_as_its_name_and_the_pods_tell(
-    form: Form, name: str, kind: Kind, facts: Facts, expected: Keep | None
+    form: Form, name: str, kind: FileKind, presence: PodPresence, expected: Keep | None
 ) -> None:
-    assert standing(form, name, kind, facts) == expected
+    assert keep_in_root(form, name, kind, presence) == expected
 
 
 @pytest.mark.parametrize(
     ("kubelet", "expected"),
     [
-        pytest.param(None, Keep(Reason.STATIC), id="nobody asked kubelet"),
-        pytest.param(frozenset({STATIC}), Keep(Reason.KUBELET), id="kubelet has it"),
+        pytest.param(None, Keep(KeepReason.STATIC), id="nobody asked kubelet"),
+        pytest.param(frozenset({STATIC}), Keep(KeepReason.KUBELET), id="kubelet has it"),
         pytest.param(frozenset[str](), None, id="kubelet has it no more"),
     ],
 )
@@ -124,7 +134,7 @@ def test_a_static_pods_directory_goes_only_by_kubelets_word(
     kubelet: frozenset[str] | None, expected: Keep | None
 ) -> None:
     """The API may have no mirror of it while it runs, as when its namespace does not exist."""
-    assert standing(GPU_MANAGER, STATIC, Kind.DIRECTORY, Facts(kubelet=kubelet)) == expected
+    assert keep_in_root(GPU_MANAGER, STATIC, FileKind.DIRECTORY, PodPresence(kubelet=kubelet)) == expected
 
 
 @pytest.mark.parametrize(

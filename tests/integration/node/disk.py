@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.age import Now, Watched
-from controller.node.agent import Outcome, Report, Verdict
+from controller.node.age import Now, ObservedAge
+from controller.node.agent import Action, DirectoryOutcome, Report
 from controller.node.fs import OutOfTime
-from controller.node.names import TRASH, VM_DIRECTORIES, Keep, Reason
+from controller.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason
 from controller.node.pods import Kubelet, NoKubelet
-from controller.node.sweep import Sweep
-from controller.node.trash import OpenHands, real_hands
+from controller.node.sweep import NodeSweep
+from controller.node.trash import OpenTrash, open_trash
 from vcuda.errors import VcudaError
 
 GRACE, RETENTION = 300.0, 3600.0
@@ -151,17 +151,17 @@ class Agent:
     """What sweeps a disk again and again, as the real one does; a new one remembers nothing."""
 
     def __init__(
-        self, disk: Disk, kubelet: Kubelet | None = None, hands: OpenHands = real_hands, **more: object
+        self, disk: Disk, kubelet: Kubelet | None = None, trash: OpenTrash = open_trash, **more: object
     ) -> None:
         self.disk = disk
-        self._sweep = Sweep(
+        self._sweep = NodeSweep(
             disk.root,
             VM_DIRECTORIES[disk.scheme],
             disk.pods,
             kubelet or NoKubelet(),
-            Watched(GRACE, 2),
-            Watched(RETENTION, 1),
-            hands,
+            ObservedAge(GRACE, 2),
+            ObservedAge(RETENTION, 1),
+            trash,
             clock=disk.clocks,
             **{"disk_pressure": 1.0, **more},  # type: ignore[arg-type]  # the flags of a test, by name
         )
@@ -169,9 +169,9 @@ class Agent:
 
     def sweep(
         self, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, DirectoryOutcome]:
         """One pass: what it said, by path."""
-        said: list[Outcome] = []
+        said: list[DirectoryOutcome] = []
         self.run(said.append, give_up, stopping)
         return {outcome.path: outcome for outcome in said}
 
@@ -185,16 +185,16 @@ class Agent:
         with suppress(OutOfTime):
             self.blocked = self._sweep.run(report, give_up, stopping)
 
-    def sweep_after_grace(self) -> dict[str, Outcome]:
+    def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
         """Two passes with more than the grace in between, the first of which moves nothing that is new to the agent."""
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
         return self.sweep()
 
-    def reason(self, name: str) -> Reason | None:
+    def reason(self, name: str) -> KeepReason | None:
         """Why a directory is kept after the grace period; None where it is moved."""
         outcome = self.sweep_after_grace()[name]
-        assert (outcome.verdict is Verdict.KEPT) == (outcome.keep is not None)
+        assert (outcome.verdict is Action.KEPT) == (outcome.keep is not None)
         assert (name in self.disk.names()) == (outcome.keep is not None)
         return outcome.keep.reason if outcome.keep else None
 

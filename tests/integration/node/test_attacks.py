@@ -18,10 +18,10 @@ import pytest
 
 from controller.node import fs as renaming
 from controller.node import trash
-from controller.node.agent import Verdict
+from controller.node.agent import Action
 from controller.node.fs import opened_root
-from controller.node.in_use import InUse, survey
-from controller.node.names import TRASH, Keep, Reason
+from controller.node.in_use import InUse, scan
+from controller.node.names import TRASH, Keep, KeepReason
 from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, snapshot, uid
 
 DEEP = 3000
@@ -56,14 +56,14 @@ def a_file(disk: Disk) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (a_link, Reason.LINK),
-        (a_dangling_link, Reason.LINK),
-        (a_fifo, Reason.NOT_A_DIRECTORY),
-        (a_file, Reason.NOT_A_DIRECTORY),
+        (a_link, KeepReason.LINK),
+        (a_dangling_link, KeepReason.LINK),
+        (a_fifo, KeepReason.NOT_A_DIRECTORY),
+        (a_file, KeepReason.NOT_A_DIRECTORY),
     ],
 )
 def test_what_has_the_name_of_a_pod_but_is_no_directory_stays(
-    disk: Disk, agent: Agent, make: Callable[[Disk], None], reason: Reason
+    disk: Disk, agent: Agent, make: Callable[[Disk], None], reason: KeepReason
 ) -> None:
     make(disk)
     before = snapshot(disk.root)
@@ -81,7 +81,7 @@ def test_what_has_the_name_of_a_pod_but_is_no_directory_stays(
 def test_foreign_names_stay(disk: Disk, agent: Agent, name: str) -> None:
     path = disk.make(name)
     before = snapshot(path)
-    assert agent.reason(name) is Reason.FOREIGN
+    assert agent.reason(name) is KeepReason.FOREIGN
     assert snapshot(path) == before
 
 
@@ -143,11 +143,11 @@ def test_a_directory_with_a_socket_that_somebody_listens_on_stays_until_nobody_d
     with ExitStack() as stack:
         serve(path, stack)
         disk.age(path, 3600)
-        assert agent.reason(uid(1)) is Reason.LISTENING
+        assert agent.reason(uid(1)) is KeepReason.LISTENING
         disk.clocks.advance(59)
         assert agent.sweep()[uid(1)].keep is not None
     disk.clocks.advance(3600)
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
 HOLD = """
@@ -193,10 +193,10 @@ def test_what_another_process_holds_open_or_mapped_stays_until_it_lets_go(disk: 
     path = disk.make(uid(1))
     disk.make(uid(2))
     with held(path, how):
-        assert agent.reason(uid(1)) is Reason.OPEN
+        assert agent.reason(uid(1)) is KeepReason.OPEN
         assert disk.names() == {uid(1)}
     disk.clocks.advance(3600)
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
 def test_what_is_taken_into_use_in_the_trash_is_not_deleted(disk: Disk, agent: Agent) -> None:
@@ -209,18 +209,18 @@ def test_what_is_taken_into_use_in_the_trash_is_not_deleted(disk: Disk, agent: A
         agent.sweep()
         disk.clocks.advance(RETENTION)
         outcome = agent.sweep()[f"{TRASH}/{trashed}"]
-        assert outcome.keep == Keep(Reason.OPEN, "vcuda.config")
+        assert outcome.keep == Keep(KeepReason.OPEN, "vcuda.config")
     disk.clocks.advance(3600)
     agent.sweep()
     assert disk.trash() == set()
 
 
-@pytest.mark.parametrize(("sees_all", "reason"), [(True, Reason.UNSEEN), (False, None)])
+@pytest.mark.parametrize(("sees_all", "reason"), [(True, KeepReason.UNSEEN), (False, None)])
 def test_with_host_pid_a_process_that_cannot_be_looked_into_keeps_what_it_might_hold(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, reason: Reason | None, *, sees_all: bool
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, reason: KeepReason | None, *, sees_all: bool
 ) -> None:
     disk.make(uid(1))
-    monkeypatch.setattr("controller.node.in_use.survey", lambda *_, **__: InUse(unseen=["7"]))
+    monkeypatch.setattr("controller.node.in_use.scan", lambda *_, **__: InUse(unseen=["7"]))
     assert Agent(disk, sees_all=sees_all).reason(uid(1)) is reason
 
 
@@ -244,7 +244,7 @@ def test_a_directory_that_is_exchanged_between_check_and_rename_goes_back(
     disk.clocks.advance(GRACE)
     monkeypatch.setattr(trash, "rename", exchange_first)
     outcome = agent.sweep()[uid(1)]
-    assert outcome.keep == Keep(Reason.CHANGED)
+    assert outcome.keep == Keep(KeepReason.CHANGED)
     assert (path.is_symlink(), disk.trash()) == (with_what == "a link", set())
     assert (disk.base / "checked" / "main" / "vcuda.config").exists()
 
@@ -259,7 +259,7 @@ def test_a_directory_that_is_exchanged_after_it_was_listed_stays(disk: Disk, age
     agent.sweep()
     disk.clocks.advance(GRACE)
     disk.pods.meanwhile = exchange
-    assert agent.sweep()[uid(1)].keep == Keep(Reason.CHANGED)
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.CHANGED)
 
 
 def test_what_cannot_go_back_at_once_goes_back_later(disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,10 @@ def test_what_cannot_go_back_at_once_goes_back_later(disk: Disk, agent: Agent, m
     disk.clocks.advance(GRACE)
     monkeypatch.setattr(trash, "rename", exchange_around)
     said = agent.sweep()
-    assert {outcome.keep and outcome.keep.reason for outcome in said.values()} == {Reason.ERROR, Reason.INTERRUPTED}
+    assert {outcome.keep and outcome.keep.reason for outcome in said.values()} == {
+        KeepReason.ERROR,
+        KeepReason.INTERRUPTED,
+    }
     [moving] = disk.trash()
     disk.pods.uids = {uid(1)}
     disk.clocks.advance(10 * RETENTION)
@@ -293,7 +296,7 @@ def test_what_cannot_go_back_at_once_goes_back_later(disk: Disk, agent: Agent, m
 def test_a_directory_of_the_trash_that_is_a_link_is_not_used(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     (disk.root / TRASH).symlink_to(disk.guarded)
-    assert agent.reason(uid(1)) is Reason.ERROR
+    assert agent.reason(uid(1)) is KeepReason.ERROR
     assert agent.blocked is not None
 
 
@@ -302,7 +305,7 @@ def test_foreign_things_in_the_trash_stay(disk: Disk, name: str) -> None:
     (disk.root / TRASH).mkdir()
     (disk.root / TRASH / name).symlink_to(disk.guarded)
     agent = Agent(disk, disk_pressure=0.0)
-    assert agent.sweep_after_grace()[f"{TRASH}/{name}"].keep == Keep(Reason.FOREIGN)
+    assert agent.sweep_after_grace()[f"{TRASH}/{name}"].keep == Keep(KeepReason.FOREIGN)
     assert disk.trash() == {name}
 
 
@@ -330,7 +333,7 @@ def test_what_is_open_at_the_bottom_of_a_deep_tree_is_found(disk: Disk, agent: A
     for number in range(5):
         (deep.parent / f"beside-{number}").mkdir()
     with held(deep, "map"):
-        assert agent.reason(uid(1)) is Reason.OPEN
+        assert agent.reason(uid(1)) is KeepReason.OPEN
 
 
 def test_names_of_every_kind_of_byte_inside(disk: Disk, agent: Agent) -> None:
@@ -347,7 +350,7 @@ def test_a_zombie_process_is_no_hindrance(disk: Disk) -> None:
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     try:
         with opened_root(disk.root) as root:
-            assert str(child) not in survey(root.fd, root.mount).unseen
+            assert str(child) not in scan(root.fd, root.mount).unseen
     finally:
         os.waitpid(child, 0)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from controller.node.agent import Outcome, Verdict
-from controller.node.names import TRASH, Keep, Reason
-from controller.node.trash import no_hands
+from controller.node.agent import Action, DirectoryOutcome
+from controller.node.names import TRASH, Keep, KeepReason
+from controller.node.trash import open_dry_run_trash
 from tests.integration.node import fuse
 from tests.integration.node.disk import (
     GRACE,
@@ -118,14 +118,14 @@ def test_a_directory_that_cannot_be_moved_leaves_the_rest_to_go_on_and_is_tried_
 
     steps.before = fail
     said = agent.sweep_after_grace()
-    assert said[uid(2)].keep == Keep(Reason.ERROR, os.strerror(number))
+    assert said[uid(2)].keep == Keep(KeepReason.ERROR, os.strerror(number))
     assert disk.names() == {uid(2)}
     taken = steps.taken
     assert agent.sweep()[uid(2)].keep == said[uid(2)].keep
     assert steps.taken == taken + 1, "only the trash was looked for: it waits before it tries again"
     steps.before = lambda *_: None
     disk.clocks.advance(60)
-    assert agent.sweep()[uid(2)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(2)].verdict is Action.MOVED
 
 
 @pytest.mark.parametrize("dead", [True, False], ids=["has died", "does not answer"])
@@ -136,8 +136,8 @@ def test_a_mount_point_of_a_file_system_that_cannot_be_asked_leaves_the_rest_to_
     nested(disk, 1)
     with fuse.mounted(nested(disk, 2), dead=dead):
         said = agent.sweep_after_grace()
-        assert said[uid(2)].keep == Keep(Reason.MOUNT, uid(2))
-        assert said[uid(1)].verdict is Verdict.MOVED
+        assert said[uid(2)].keep == Keep(KeepReason.MOUNT, uid(2))
+        assert said[uid(1)].verdict is Action.MOVED
         assert disk.names() == {uid(2)}
     assert agent.reason(uid(2)) is None
 
@@ -158,7 +158,7 @@ def test_a_directory_that_does_not_tell_its_age_leaves_the_rest_to_go_on(
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", fail)
         said = agent.sweep_after_grace()
-    assert said[uid(2)].keep == Keep(Reason.ERROR, os.strerror(number))
+    assert said[uid(2)].keep == Keep(KeepReason.ERROR, os.strerror(number))
     assert disk.names() == {uid(2)}
     assert agent.reason(uid(2)) is None
 
@@ -171,7 +171,7 @@ def test_sockets_that_go_while_the_root_is_read_leave_the_rest_to_go_on(disk: Di
             bound.bind(str(disk.root / f"{number}.sock"))
     said = set()
 
-    def report(outcome: Outcome) -> None:
+    def report(outcome: DirectoryOutcome) -> None:
         said.add(outcome.path)
         for path in disk.root.glob("*.sock"):
             path.unlink()
@@ -214,7 +214,7 @@ def test_what_cannot_be_asked_what_it_is_stays_and_leaves_the_rest_to_go_on(
         patched.setattr(os, "scandir", scandir)
         said = agent.sweep_after_grace()
     if where == "inside":
-        assert said[uid(1)].keep == Keep(Reason.ERROR, "what vcuda.config is cannot be read")
+        assert said[uid(1)].keep == Keep(KeepReason.ERROR, "what vcuda.config is cannot be read")
         assert disk.names() == {uid(1)}
     else:
         assert disk.names() == set(), "opening it told"
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_deleted_leaves_the_rest_to_go_on_and_is_tried_aga
     disk.clocks.advance(RETENTION)
     said = agent.sweep()
     [trashed] = disk.trash()
-    assert said[f"{TRASH}/{trashed}"].keep == Keep(Reason.ERROR, os.strerror(number))
+    assert said[f"{TRASH}/{trashed}"].keep == Keep(KeepReason.ERROR, os.strerror(number))
     left = {path.name for path in (disk.root / TRASH / trashed).rglob("*")}
     assert not left & ({"pids.config", "link", "vcuda.config"} - {victim}), "what could be deleted was"
     steps.before = lambda *_: None
@@ -260,8 +260,8 @@ def test_without_a_trash_nothing_goes_and_everything_is_still_reported(
 
     steps.before = fail
     said = agent.sweep_after_grace()
-    assert said[uid(1)].keep == Keep(Reason.ERROR, f"{TRASH}: {os.strerror(number)}")
-    assert said[uid(2)].keep == Keep(Reason.POD)
+    assert said[uid(1)].keep == Keep(KeepReason.ERROR, f"{TRASH}: {os.strerror(number)}")
+    assert said[uid(2)].keep == Keep(KeepReason.POD)
     assert disk.names() == {uid(1), uid(2)}
 
 
@@ -269,7 +269,7 @@ def test_a_file_system_that_knows_no_exclusive_rename(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS, or a kernel before 3.15."""
-    monkeypatch.setattr("controller.node.fs._renameat2", lambda *_: errno.EINVAL)
+    monkeypatch.setattr("controller.node.fs.renameat2", lambda *_: errno.EINVAL)
     nested(disk, 1)
     nested(disk, 2)
     agent.sweep_after_grace()
@@ -294,9 +294,9 @@ def test_two_directories_moved_in_the_same_second_under_one_name(disk: Disk, age
     disk.clocks.advance(2 * GRACE)
     disk.clocks.wall = wall
     disk.age(disk.root / uid(1), HOUR)
-    assert agent.sweep()[uid(1)].keep == Keep(Reason.ERROR, os.strerror(errno.EEXIST))
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.ERROR, os.strerror(errno.EEXIST))
     disk.clocks.advance(60)
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
 def test_a_read_only_file_system_keeps_everything_until_it_can_be_written(disk: Disk, agent: Agent) -> None:
@@ -304,7 +304,7 @@ def test_a_read_only_file_system_keeps_everything_until_it_can_be_written(disk: 
     with tmpfs(disk.root, "size=1m"):
         nested(disk, 1)
         subprocess.run(("mount", "-o", "remount,ro", disk.root), check=True)
-        assert agent.reason(uid(1)) is Reason.ERROR
+        assert agent.reason(uid(1)) is KeepReason.ERROR
         subprocess.run(("mount", "-o", "remount,rw", disk.root), check=True)
         assert agent.reason(uid(1)) is None
 
@@ -370,5 +370,5 @@ def test_sigkill(disk: Disk, point: int) -> None:
 def test_a_dry_run_takes_no_step(disk: Disk, steps: Steps) -> None:
     nested(disk, 1)
     steps.taken = 0
-    until_rest(disk, Agent(disk, hands=no_hands))
+    until_rest(disk, Agent(disk, trash=open_dry_run_trash))
     assert steps.taken == 0

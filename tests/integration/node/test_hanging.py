@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
-from controller.node.agent import Outcome, Verdict
+from controller.node.agent import Action, DirectoryOutcome
 from controller.node.fs import mount_number
-from controller.node.in_use import Surveyor
-from controller.node.names import Keep, Reason
+from controller.node.in_use import ProcessScanner
+from controller.node.names import Keep, KeepReason
 from tests.integration.node import fuse
 from tests.integration.node.disk import GRACE, HOUR, Agent, Disk, need_root, uid
 
@@ -91,7 +91,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         process.communicate()
 
 
-def swept(agent: Agent, seconds: float = SOON) -> Mapping[str, Outcome]:
+def swept(agent: Agent, seconds: float = SOON) -> Mapping[str, DirectoryOutcome]:
     """What a sweep says, which must be over so soon."""
     began = time.monotonic()
     said = agent.sweep()
@@ -105,21 +105,21 @@ def test_what_lies_on_another_mount_is_not_asked(disk: Disk, agent: Agent, serve
     agent.sweep()
     disk.clocks.advance(2 * GRACE)
     with held(server, how):
-        assert swept(agent)[uid(1)].verdict is Verdict.MOVED
+        assert swept(agent)[uid(1)].verdict is Action.MOVED
 
 
 def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(disk: Disk, server: Server) -> None:
     """It might be a file of the root's, so everything stays until it is known; a stop does not wait at all."""
     disk.make(uid(1))
-    agent = Agent(disk, surveyor=Surveyor(patience=0.5))
+    agent = Agent(disk, scanner=ProcessScanner(patience=0.5))
     agent.sweep()
     disk.clocks.advance(2 * GRACE)
     with held(server, "open"):
         subprocess.run(("umount", "--lazy", server.path), check=True)
-        assert swept(agent)[uid(1)].keep == Keep(Reason.UNSEEN, "nothing has moved for 0.5 s")
+        assert swept(agent)[uid(1)].keep == Keep(KeepReason.UNSEEN, "nothing has moved for 0.5 s")
         disk.clocks.advance(HOUR)
-        assert swept(agent)[uid(1)].keep == Keep(Reason.UNSEEN, "an earlier look has not ended")
-        impatient = Agent(disk, surveyor=Surveyor(patience=HOUR))
+        assert swept(agent)[uid(1)].keep == Keep(KeepReason.UNSEEN, "an earlier look has not ended")
+        impatient = Agent(disk, scanner=ProcessScanner(patience=HOUR))
         swept(impatient)
         disk.clocks.advance(2 * GRACE)
         began = time.monotonic()
@@ -137,16 +137,16 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(dis
 def test_processes_that_hold_very_much_are_waited_for(disk: Disk, many: None) -> None:  # noqa: ARG001
     """Else anyone who opens enough would see to it that nothing goes."""
     disk.make(uid(1))
-    agent = Agent(disk, surveyor=Surveyor(patience=1.5))
+    agent = Agent(disk, scanner=ProcessScanner(patience=1.5))
     agent.sweep()
     disk.clocks.advance(2 * GRACE)
-    assert swept(agent)[uid(1)].verdict is Verdict.MOVED
+    assert swept(agent)[uid(1)].verdict is Action.MOVED
 
 
 def test_a_sweep_that_has_no_time_for_them_leaves_them_to_the_next(disk: Disk, many: None) -> None:  # noqa: ARG001
     for number in (1, 2):
         disk.make(uid(number))
-    agent = Agent(disk, surveyor=Surveyor(patience=1.5))
+    agent = Agent(disk, scanner=ProcessScanner(patience=1.5))
     agent.sweep()
     disk.clocks.advance(2 * GRACE)
     assert agent.sweep(give_up=lambda: True) == {}

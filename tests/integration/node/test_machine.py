@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from controller.node.names import TRASH, Reason, Refused
+from controller.node.names import TRASH, KeepReason, MustStay
 from controller.node.pods import KubeletPods
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Snapshot, snapshot, uid
 from tests.integration.node.steps import Steps
@@ -81,7 +81,7 @@ class Node(RuleBasedStateMachine):
     def it_sweeps_while_the_api_server_is_away(self, watch: bool) -> None:
         away = Unavailable("connection refused")
         self.disk.pods.live_error = away
-        self.disk.pods.error = Refused(Reason.PODS_UNKNOWN) if watch else None
+        self.disk.pods.error = MustStay(KeepReason.PODS_UNKNOWN) if watch else None
         before = self.disk.names(), self.disk.trash()
         self.agent.sweep()
         if watch:

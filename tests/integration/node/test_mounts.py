@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.agent import Verdict
-from controller.node.names import TRASH, Reason
+from controller.node.agent import Action
+from controller.node.names import TRASH, KeepReason
 from tests.integration.node.disk import RETENTION, Agent, Disk, bind_mount, need_root, tmpfs, uid
 
 
@@ -20,23 +20,23 @@ def test_a_mount_point_inside_keeps_the_directory(disk: Disk, agent: Agent) -> N
     path = disk.make(uid(1))
     (path / "main" / "mnt").mkdir()
     with bind_mount(disk.guarded, path / "main" / "mnt"):
-        assert agent.reason(uid(1)) is Reason.MOUNT
+        assert agent.reason(uid(1)) is KeepReason.MOUNT
     disk.clocks.advance(3600)
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
 def test_a_file_that_is_a_mount_point_keeps_the_directory(disk: Disk, agent: Agent) -> None:
     need_root()
     path = disk.make(uid(1))
     with bind_mount(disk.guarded / "etc" / "passwd", path / "pids.config"):
-        assert agent.reason(uid(1)) is Reason.MOUNT
+        assert agent.reason(uid(1)) is KeepReason.MOUNT
 
 
 def test_a_directory_that_is_itself_a_mount_point_stays(disk: Disk, agent: Agent) -> None:
     need_root()
     path = disk.make(uid(1))
     with bind_mount(disk.guarded, path):
-        assert agent.reason(uid(1)) is Reason.MOUNT
+        assert agent.reason(uid(1)) is KeepReason.MOUNT
 
 
 def test_a_directory_that_is_mounted_elsewhere_stays(disk: Disk, agent: Agent) -> None:
@@ -45,7 +45,7 @@ def test_a_directory_that_is_mounted_elsewhere_stays(disk: Disk, agent: Agent) -
     path = disk.make(uid(1))
     (disk.base / "container").mkdir()
     with bind_mount(path, disk.base / "container"):
-        assert agent.reason(uid(1)) is Reason.MOUNT
+        assert agent.reason(uid(1)) is KeepReason.MOUNT
 
 
 @contextmanager
@@ -69,9 +69,9 @@ def test_a_directory_that_a_container_has_mounted_stays(disk: Disk, agent: Agent
     path = disk.make(uid(1))
     (disk.base / "container").mkdir()
     with mounted_in_a_container(path, disk.base / "container"):
-        assert agent.reason(uid(1)) is Reason.MOUNT
+        assert agent.reason(uid(1)) is KeepReason.MOUNT
     disk.clocks.advance(3600)
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
 @pytest.mark.parametrize("char", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028", "\udc85"])
@@ -82,7 +82,7 @@ def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, cha
     source = disk.base / f"volume{char}9 9 8:1 x"
     source.touch()
     with bind_mount(source, path / "pids.config"):
-        assert agent.reason(uid(1)) is Reason.MOUNT
+        assert agent.reason(uid(1)) is KeepReason.MOUNT
 
 
 def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
@@ -104,9 +104,9 @@ def test_a_mount_that_appears_after_the_mounts_were_read_is_not_crossed(
     path = disk.make(uid(1))
     at = path / "main" / "mnt" / ("x/y/z" if where == "deep" else "")
     at.mkdir(parents=True)
-    monkeypatch.setattr("controller.node.in_use._Survey.read_mounts", lambda *_: None)
+    monkeypatch.setattr("controller.node.in_use.Scan.read_mounts", lambda *_: None)
     with bind_mount(disk.guarded, at):
-        assert agent.reason(uid(1)) is Reason.MOUNT
+        assert agent.reason(uid(1)) is KeepReason.MOUNT
 
 
 @pytest.mark.parametrize("where", ["shallow", "deep"])

@@ -121,7 +121,9 @@ def test_a_dry_run_changes_nothing(disk: Disk, once: Once) -> None:
     before = snapshot(disk.root / uid(1))
     assert once.verdicts(listed(), "--dry-run") == {uid(1): ("would move", None)}
     after = snapshot(disk.root / uid(1))
-    assert {name: facts[0] for name, facts in after.items()} == {name: facts[0] for name, facts in before.items()}
+    assert {name: presence[0] for name, presence in after.items()} == {
+        name: presence[0] for name, presence in before.items()
+    }
     assert not (disk.root / TRASH).exists()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.agent import Verdict
+from controller.node.agent import Action
 from controller.node.fs import opened_root
-from controller.node.in_use import survey
-from controller.node.names import Reason
+from controller.node.in_use import scan
+from controller.node.names import KeepReason
 from tests.integration.node.disk import HOUR, Agent, Disk, mounted, need_root, tmpfs, uid
 from tests.integration.node.test_attacks import held, sweep_through
 
@@ -53,9 +53,9 @@ def test_what_is_garbage_goes(disk: Disk, agent: Agent) -> None:
 def test_what_another_process_holds_stays_until_it_lets_go(disk: Disk, agent: Agent, how: str) -> None:
     path = disk.make(uid(1))
     with held(path, how):
-        assert agent.reason(uid(1)) is Reason.OPEN
+        assert agent.reason(uid(1)) is KeepReason.OPEN
     disk.clocks.advance(HOUR)
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
 def test_what_is_mapped_is_told_by_its_path_too(disk: Disk, tmp_path: Path) -> None:
@@ -69,6 +69,6 @@ def test_what_is_mapped_is_told_by_its_path_too(disk: Disk, tmp_path: Path) -> N
     (process / "maps").write_text(line)
     (tmp_path / "proc" / "self").symlink_to("7")
     with opened_root(disk.root) as root:
-        assert uid(1) in survey(root.fd, root.mount, tmp_path / "proc").named
+        assert uid(1) in scan(root.fd, root.mount, tmp_path / "proc").named
     with opened_root(tmp_path) as plain:
-        assert survey(plain.fd, plain.mount, tmp_path / "proc").named == set()
+        assert scan(plain.fd, plain.mount, tmp_path / "proc").named == set()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.names import Refused
-from controller.node.pods import KubeletPods, Listing, NoKubelet, WatchedPods, Witness, list_uids
+from controller.node.names import MustStay
+from controller.node.pods import KubeletPods, NoKubelet, RecentPodList, WatchedPods, list_uids
 from tests.integration.scripted import Answer, Script, item, page, status
 from tests.processes import PATIENCE
 from vcuda.errors import Gone, Unavailable, VcudaError
@@ -31,7 +31,7 @@ def mirror(name: str, version: int) -> dict[str, object]:
 @contextmanager
 def watching(kube: Kube, own_uid: str | None = None) -> Iterator[WatchedPods]:
     """The pods of a node, watched."""
-    pods = WatchedPods(kube, NODE, Witness(own_uid), NoKubelet(), on_gone=lambda: None)
+    pods = WatchedPods(kube, NODE, own_uid, NoKubelet(), on_gone=lambda: None)
     pods.reflector.start()
     try:
         yield pods
@@ -66,13 +66,13 @@ def test_a_list_whose_second_page_fails_is_no_list(
 
 def test_a_list_serves_for_seconds_and_one_that_failed_for_none(kube: Kube, script: Script) -> None:
     now = [0.0]
-    listing = Listing(kube, NODE, Witness("uid-a"), clock=lambda: now[0])
+    listing = RecentPodList(kube, NODE, "uid-a", clock=lambda: now[0])
     script.answers.extend([page(7, item("a", 1)), status(500, "down"), page(9, item("b", 1)), page(10, item("a", 2))])
     assert listing.recent() == listing.recent() == {"uid-a"}
     now[0] = 6.0
     with pytest.raises(Unavailable):
         listing.recent()
-    with pytest.raises(Refused):
+    with pytest.raises(MustStay):
         listing.recent()
     assert listing.recent() == {"uid-a"}
 
@@ -82,7 +82,7 @@ def test_before_the_first_complete_list_nothing_is_known(kube: Kube, script: Scr
     whole = page(9, item("a", 1), item("b", 2))
     script.answers.extend([page(7, item("a", 1), token="t"), status(410, "too old"), *[status(500, "no")] * 3, whole])
     with watching(kube) as pods:
-        with pytest.raises(Refused, match="not complete"):
+        with pytest.raises(MustStay, match="not complete"):
             pods.known()
         assert pods.reflector.synced.wait(PATIENCE)
         assert pods.known() == {"uid-a", "uid-b"}
@@ -94,7 +94,7 @@ def test_a_view_that_is_old_is_not_believed(kube: Kube, script: Script, monkeypa
         assert pods.reflector.synced.wait(PATIENCE)
         assert pods.known() == {"uid-a"}
         monkeypatch.setattr(pods.reflector, "last_event_age", lambda _now: 121.0)
-        with pytest.raises(Refused, match="not heard"):
+        with pytest.raises(MustStay, match="not heard"):
             pods.known()
 
 
@@ -102,7 +102,7 @@ def test_a_view_without_the_agents_own_pod_is_not_believed(kube: Kube, script: S
     script.answers.append(page(7, item("a", 1)))
     with watching(kube, own_uid="uid-own") as pods:
         assert pods.reflector.synced.wait(PATIENCE)
-        with pytest.raises(Refused, match="lacks"):
+        with pytest.raises(MustStay, match="lacks"):
             pods.known()
 
 
@@ -154,7 +154,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_
 ) -> None:
     """What a device plugin made for the first mirror serves the static pod as long as it runs."""
     gone: list[None] = []
-    pods = WatchedPods(kube, NODE, Witness(), kubelet, on_gone=lambda: gone.append(None))
+    pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
     [view] = views
     view.set(own=("own",), first=("mirror-1", STATIC))
     assert pods.known() == {"own", "mirror-1", STATIC}
@@ -171,7 +171,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_po
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
     """No other mirror can be made, as when the namespace is gone; the static pod runs on."""
-    pods = WatchedPods(kube, NODE, Witness(), kubelet, on_gone=lambda: None)
+    pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: None)
     [view] = views
     view.set(own=("own",), mirror=("mirror-1", STATIC))
     (kubelet.path / STATIC).mkdir()
@@ -183,7 +183,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_po
 
 def test_only_a_pod_that_has_gone_brings_a_sweep(kube: Kube, views: list[View], kubelet: KubeletPods) -> None:
     gone: list[None] = []
-    WatchedPods(kube, NODE, Witness(), kubelet, on_gone=lambda: gone.append(None))
+    WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
     [view] = views
     view.set(own=("own",), other=("a",))
     view.set(own=("own",), other=("a",))

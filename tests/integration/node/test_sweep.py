@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from controller.node.agent import Verdict
-from controller.node.names import TRASH, VM_DIRECTORIES, Keep, Reason, Refused
+from controller.node.agent import Action
+from controller.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason, MustStay
 from controller.node.pods import KubeletPods
-from controller.node.trash import no_hands
+from controller.node.trash import open_dry_run_trash
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, snapshot, uid
 from vcuda.errors import Unavailable
 
@@ -25,12 +25,12 @@ def kubelet(disk: Disk) -> KubeletPods:
 def test_a_directory_goes_once_its_pod_has_been_gone_for_the_grace_period(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     disk.pods.uids = {uid(1)}
-    assert agent.sweep()[uid(1)].keep == Keep(Reason.POD)
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.POD)
     disk.pods.uids = {uid(2)}
-    assert agent.sweep()[uid(1)].keep == Keep(Reason.SEEN_ONCE)
-    assert agent.sweep()[uid(1)].keep == Keep(Reason.YOUNG)
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.SEEN_ONCE)
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.YOUNG)
     disk.clocks.advance(GRACE)
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
     assert disk.names() == set()
     assert disk.trash() == {f"{uid(1)}.{int(disk.clocks.wall)}"}
 
@@ -45,8 +45,8 @@ def test_directories_of_every_scheme(disk: Disk, scheme: str) -> None:
         disk.make(uid(number) + other)
     disk.pods.uids = {uid(1)}
     said = Agent(disk).sweep_after_grace()
-    assert said[uid(1) + suffix].keep == Keep(Reason.POD)
-    assert said[uid(2) + suffix].verdict is Verdict.MOVED
+    assert said[uid(1) + suffix].keep == Keep(KeepReason.POD)
+    assert said[uid(2) + suffix].verdict is Action.MOVED
     assert disk.names() == {uid(1) + suffix, uid(1) + other, uid(2) + other}
 
 
@@ -56,10 +56,10 @@ def test_what_is_in_the_trash_is_the_same_and_is_deleted_after_its_retention(dis
     [trashed] = disk.trash()
     assert snapshot(disk.root / TRASH / trashed) == before
     disk.clocks.advance(RETENTION - 1)
-    assert agent.sweep()[f"{TRASH}/{trashed}"].keep == Keep(Reason.RETAINED)
+    assert agent.sweep()[f"{TRASH}/{trashed}"].keep == Keep(KeepReason.RETAINED)
     disk.clocks.advance(1)
     outcome = agent.sweep()[f"{TRASH}/{trashed}"]
-    assert outcome.verdict is Verdict.DELETED
+    assert outcome.verdict is Action.DELETED
     assert outcome.freed >= 5000
     assert disk.trash() == set()
 
@@ -83,7 +83,7 @@ def test_what_kubelet_keeps_stays_though_the_api_has_it_no_more(disk: Disk, kube
     disk.make(uid(1))
     (kubelet.path / uid(1)).mkdir()
     agent = Agent(disk, kubelet)
-    assert agent.reason(uid(1)) is Reason.KUBELET
+    assert agent.reason(uid(1)) is KeepReason.KUBELET
     (kubelet.path / uid(1)).rmdir()
     assert agent.reason(uid(1)) is None
 
@@ -91,13 +91,13 @@ def test_what_kubelet_keeps_stays_though_the_api_has_it_no_more(disk: Disk, kube
 def test_kubelet_is_asked_once_more_before_the_move(disk: Disk, kubelet: KubeletPods) -> None:
     disk.make(uid(1))
     disk.pods.meanwhile = lambda: (kubelet.path / uid(1)).mkdir(exist_ok=True)
-    assert Agent(disk, kubelet).reason(uid(1)) is Reason.KUBELET
+    assert Agent(disk, kubelet).reason(uid(1)) is KeepReason.KUBELET
 
 
 def test_the_api_server_is_asked_once_more_before_the_move(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     disk.pods.live = {uid(1)}
-    assert agent.reason(uid(1)) is Reason.POD
+    assert agent.reason(uid(1)) is KeepReason.POD
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "not this node's"])
@@ -107,7 +107,7 @@ def test_nothing_goes_while_kubelets_directory_cannot_be_read(disk: Disk, kubele
         (disk.base / "file").touch()
     path = {"missing": disk.base / "none", "a file": disk.base / "file"}.get(kind, kubelet.path)
     agent = Agent(disk, KubeletPods(path, own_uid=uid(7)))
-    assert agent.reason(uid(1)) is Reason.KUBELET_UNKNOWN
+    assert agent.reason(uid(1)) is KeepReason.KUBELET_UNKNOWN
     assert agent.blocked is not None
 
 
@@ -116,24 +116,24 @@ def test_kubelets_directory_that_goes_away_before_the_move_keeps_what_it_might_h
 ) -> None:
     disk.make(uid(1))
     disk.pods.meanwhile = lambda: kubelet.path.rename(disk.base / "gone") if kubelet.path.exists() else None
-    assert Agent(disk, kubelet).reason(uid(1)) is Reason.KUBELET_UNKNOWN
+    assert Agent(disk, kubelet).reason(uid(1)) is KeepReason.KUBELET_UNKNOWN
 
 
 def test_a_static_pods_directory_stays_for_its_mirror_pod_and_for_kubelet(disk: Disk, kubelet: KubeletPods) -> None:
     disk.make(STATIC)
-    assert Agent(disk).reason(STATIC) is Reason.STATIC
+    assert Agent(disk).reason(STATIC) is KeepReason.STATIC
     disk.pods.uids = {STATIC}
-    assert Agent(disk, kubelet).reason(STATIC) is Reason.POD
+    assert Agent(disk, kubelet).reason(STATIC) is KeepReason.POD
     disk.pods.uids = set()
     (kubelet.path / STATIC).mkdir()
-    assert Agent(disk, kubelet).reason(STATIC) is Reason.KUBELET
+    assert Agent(disk, kubelet).reason(STATIC) is KeepReason.KUBELET
     (kubelet.path / STATIC).rmdir()
     assert Agent(disk, kubelet).reason(STATIC) is None
 
 
 @pytest.mark.parametrize(
     "error",
-    [Refused(Reason.PODS_UNKNOWN, "the first list is not complete"), Unavailable("no route to host")],
+    [MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete"), Unavailable("no route to host")],
     ids=["an empty cache", "no answer"],
 )
 def test_while_it_is_not_known_which_pods_exist_nothing_goes_not_even_from_the_trash(
@@ -145,7 +145,7 @@ def test_while_it_is_not_known_which_pods_exist_nothing_goes_not_even_from_the_t
     disk.make("foreign")
     disk.pods.error = error
     disk.clocks.advance(10 * RETENTION)
-    assert agent.reason(uid(2)) is Reason.PODS_UNKNOWN
+    assert agent.reason(uid(2)) is KeepReason.PODS_UNKNOWN
     assert disk.names() == {uid(2), "foreign"}
     assert len(disk.trash()) == 1
 
@@ -155,10 +155,10 @@ def test_where_the_last_list_fails_nothing_goes_and_the_next_sweep_tries_again(d
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.live_error = Unavailable("the continue token has expired (HTTP 410)")
-    assert agent.reason(uid(1)) is Reason.PODS_UNKNOWN
-    assert agent.reason(uid(2)) is Reason.PODS_UNKNOWN
+    assert agent.reason(uid(1)) is KeepReason.PODS_UNKNOWN
+    assert agent.reason(uid(2)) is KeepReason.PODS_UNKNOWN
     disk.pods.live_error = None
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
 @pytest.mark.parametrize("jump", [1e9, -1e9, HOUR, -HOUR])
@@ -169,12 +169,12 @@ def test_a_clock_that_jumps_lets_nothing_go_early_and_nothing_stay_for_ever(
     agent.sweep()
     disk.clocks.advance(60)
     disk.clocks.wall += jump
-    assert agent.sweep()[uid(1)].keep == Keep(Reason.YOUNG)
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.YOUNG)
     disk.clocks.advance(2 * HOUR)
-    assert agent.sweep()[uid(1)].verdict is Verdict.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.MOVED
     [trashed] = disk.trash()
     disk.clocks.wall += jump
-    assert agent.sweep()[f"{TRASH}/{trashed}"].keep == Keep(Reason.RETAINED)
+    assert agent.sweep()[f"{TRASH}/{trashed}"].keep == Keep(KeepReason.RETAINED)
     disk.clocks.advance(3 * RETENTION)
     agent.sweep()
     assert disk.trash() == set()
@@ -186,7 +186,7 @@ def test_a_directory_that_is_made_anew_in_between_starts_anew(disk: Disk, agent:
     disk.clocks.advance(GRACE)
     path.rename(disk.base / "kept so that the new one has another inode")
     disk.make(uid(1))
-    assert agent.sweep()[uid(1)].keep == Keep(Reason.SEEN_ONCE)
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.SEEN_ONCE)
 
 
 def test_a_pod_that_appears_again_gets_its_directory_back_from_the_trash(disk: Disk, agent: Agent) -> None:
@@ -195,7 +195,7 @@ def test_a_pod_that_appears_again_gets_its_directory_back_from_the_trash(disk: D
     agent.sweep_after_grace()
     disk.pods.uids = {uid(1)}
     [outcome] = agent.sweep().values()
-    assert outcome.verdict is Verdict.RESTORED
+    assert outcome.verdict is Action.RESTORED
     assert snapshot(disk.root / uid(1)) == before
 
 
@@ -205,7 +205,7 @@ def test_a_name_that_is_taken_is_not_overwritten_by_what_comes_back(disk: Disk, 
     (disk.root / uid(1)).mkdir()
     disk.pods.uids = {uid(1)}
     said = agent.sweep()
-    assert {outcome.keep for outcome in said.values()} == {Keep(Reason.POD)}
+    assert {outcome.keep for outcome in said.values()} == {Keep(KeepReason.POD)}
     assert list((disk.root / uid(1)).iterdir()) == []
 
 
@@ -215,15 +215,15 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(disk: Disk) -> None:
     disk.make(uid(2))
     disk.clocks.advance(RETENTION)
     before = snapshot(disk.root)
-    agent = Agent(disk, hands=no_hands, disk_pressure=0.0)
+    agent = Agent(disk, trash=open_dry_run_trash, disk_pressure=0.0)
     verdicts = {outcome.verdict for outcome in agent.sweep_after_grace().values()}
-    assert verdicts == {Verdict.WOULD_MOVE, Verdict.WOULD_DELETE}
+    assert verdicts == {Action.WOULD_MOVE, Action.WOULD_DELETE}
     assert snapshot(disk.root) == before
 
 
 def test_a_dry_run_makes_no_trash(disk: Disk) -> None:
     disk.make(uid(1))
-    assert Agent(disk, hands=no_hands).sweep_after_grace()[uid(1)].verdict is Verdict.WOULD_MOVE
+    assert Agent(disk, trash=open_dry_run_trash).sweep_after_grace()[uid(1)].verdict is Action.WOULD_MOVE
     assert set(disk.root.iterdir()) == {disk.root / uid(1)}
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from controller.node.names import TRASH, Keep, Reason
+from controller.node.names import TRASH, Keep, KeepReason
 from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, nested, uid
 from tests.integration.node.steps import Steps
 
@@ -37,7 +37,7 @@ def test_a_deletion_that_is_out_of_time_goes_on_with_the_next_sweep(
     [trashed] = disk.trash()
     first = steps.taken
     said = agent.sweep(give_up=lambda: steps.taken >= first + 4)
-    assert said[f"{TRASH}/{trashed}"].keep == Keep(Reason.TOO_MANY)
+    assert said[f"{TRASH}/{trashed}"].keep == Keep(KeepReason.TOO_MANY)
     assert steps.taken == first + 4
     agent.sweep()
     assert disk.trash() == set()

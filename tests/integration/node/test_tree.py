@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.fs import Place, opened_root, walk
-from controller.node.in_use import survey
-from controller.node.names import Reason, Refused
+from controller.node.fs import OpenDirectory, opened_root, walk
+from controller.node.in_use import scan
+from controller.node.names import KeepReason, MustStay
 from tests.integration.node.disk import uid
 
 DEEP = 500
@@ -41,7 +41,7 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def names(root: Place) -> list[str]:
+def names(root: OpenDirectory) -> list[str]:
     """Every name that a walk comes upon."""
     return [entry.name for _, entry in walk(root.fd, root.mount)]
 
@@ -81,21 +81,21 @@ def test_a_tree_that_is_moved_while_it_is_walked_is_noticed(tmp_path: Path) -> N
         while next(steps)[1].name != f"{99:0100}":
             pass
         (tmp_path / "tree" / below).rename(tmp_path / "elsewhere" / "moved")
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(MustStay) as refused:
             list(steps)
-    assert refused.value.keep.reason is Reason.CHANGED
+    assert refused.value.keep.reason is KeepReason.CHANGED
 
 
 def test_a_tree_both_deep_and_wide_is_refused_rather_than_held_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.node.fs._MOST_PARKED", 10)
+    monkeypatch.setattr("controller.node.fs.MAX_PARKED", 10)
     descend(tmp_path, 100)
     with opened_root(tmp_path) as root:
         assert len(names(root)) == 200
         for number in range(20):
             (tmp_path / str(number)).mkdir()
-        with pytest.raises(Refused, match="over 10 entries"):
+        with pytest.raises(MustStay, match="over 10 entries"):
             names(root)
 
 
@@ -112,5 +112,5 @@ def proc(tmp_path: Path) -> Path:
 def test_mounts_of_a_directory_count_and_kubelets_volumes_of_a_pod_do_not(tmp_path: Path, proc: Path) -> None:
     """Whoever has kubelet's directory mounted keeps copies of its mounts, long after the pods' end."""
     with opened_root(tmp_path) as root:
-        mounted = survey(root.fd, root.mount, proc).mounted
+        mounted = scan(root.fd, root.mount, proc).mounted
     assert {number for number in range(1, 7) if uid(number) in mounted} == {3, 4, 5, 6}
