@@ -65,7 +65,7 @@ class Plane(NamedTuple):
 
     def our_service(self) -> MakeService:
         """What makes the webhook's service on this cluster."""
-        return OnCluster(self.cluster.kubeconfig, PLACE, SYSTEM_NAMESPACE, Hints(), THREADS).make_service
+        return OnCluster(self.cluster.kubeconfig, PLACE, SYSTEM_NAMESPACE, Hints()).make_service
 
     def ledger(self, namespace: str) -> tuple[Ledger, int]:
         """The namespace's ledger as stored, an empty one where there is none, and the bytes of its ConfigMap."""

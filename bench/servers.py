@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flask
+import msgspec
+from a2wsgi.asgi_typing import HTTPScope, Receive, Send
 from gunicorn.app.base import BaseApplication
 
 from bench.cpu import family
 from tests.builders import held_to
 from vcuda.logs import configure_batched
+from webhook.app import JSON, read_body
 from webhook.assembly import MakeService
 from webhook.server import Settings, WebhookServer
-from webhook.waiting import KEEP_ALIVE
+from webhook.worker import KEEP_ALIVE_SECONDS
 
+THREADS = 32
 STARTED = 20.0
 """Seconds a server may take to listen."""
 
@@ -59,10 +63,9 @@ class IdleServer(WebhookServer):
     """The same server around an application that parses the review, as it must for the uid, and allows it."""
 
     def load(self) -> Any:
-        """Return the WSGI application."""
-        app = _flask_app(_allow)
+        """Return the ASGI application."""
         gc.freeze()
-        return app
+        return _allow_all
 
 
 class PinningServer(BaseApplication):
@@ -74,13 +77,13 @@ class PinningServer(BaseApplication):
         super().__init__()
 
     def load_config(self) -> None:
-        """As many threads as ours, and connections kept for longer than the API server keeps them."""
+        """Threads as one would choose them, and connections kept for longer than the API server keeps them."""
         options = {
             "bind": "127.0.0.1:0",
             "workers": 1,
             "worker_class": "gthread",
-            "threads": _settings(self._certificates).threads,
-            "keepalive": int(KEEP_ALIVE),
+            "threads": THREADS,
+            "keepalive": int(KEEP_ALIVE_SECONDS),
             "certfile": str(self._certificates / "tls.crt"),
             "keyfile": str(self._certificates / "tls.key"),
             "post_worker_init": lambda worker: self._announce(
@@ -105,14 +108,25 @@ def _flask_app(mutate: Callable[[], flask.Response]) -> flask.Flask:
     return app
 
 
+async def _allow_all(_scope: HTTPScope, receive: Receive, send: Send) -> None:
+    review = msgspec.json.decode(await read_body(receive))
+    body = msgspec.json.encode(_allowing(review))
+    headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
 def _pin() -> flask.Response:
     return _allow(patchType="JSONPatch", patch=base64.b64encode(PIN).decode())
 
 
 def _allow(**fields: str) -> flask.Response:
-    review = flask.request.get_json()
+    return flask.jsonify(_allowing(flask.request.get_json(), **fields))
+
+
+def _allowing(review: dict[str, Any], **fields: str) -> dict[str, Any]:
     response = {"uid": review["request"]["uid"], "allowed": True, **fields}
-    return flask.jsonify({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response})
+    return {"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response}
 
 
 class Replica(WebhookServer):

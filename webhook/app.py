@@ -1,78 +1,164 @@
-"""The HTTP side: Flask routes, size limits, and an answer in JSON for everything that can go wrong."""
+"""The HTTP side: one ASGI application answers the reviews; Flask, beside it, answers every other page.
+
+Whatever goes wrong is answered by a short JSON object, ``{"error": …, "status": …}``. The caller never sees a trace;
+the log does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 from http import HTTPStatus
-from typing import IO
+from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import parse_qs
 
 import flask
-from gunicorn.http.errors import ParseException
+import msgspec
+from a2wsgi import WSGIMiddleware
 from kubernetes.utils.duration import parse_duration
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from vcuda.errors import BadReview, Unavailable, VcudaError
 from webhook.admission import Service
-from webhook.arrival import MAX_BODY
-from webhook.faults import error_object, over_limit
 from webhook.metrics import CONTENT_TYPE
 
-DEFAULT_TIMEOUT = 10.0
-"""Seconds; the API server's own default for a webhook without timeoutSeconds."""
+if TYPE_CHECKING:
+    from a2wsgi.asgi_typing import HTTPScope, Receive, Send
+    from a2wsgi.wsgi_typing import WSGIApp
 
-JSON = "application/json"
-COME_AGAIN = {"Retry-After": "1", "Connection": "close"}
+REVIEWS = frozenset({"/mutate", "/validate", "/quota"})
+DEFAULT_TIMEOUT_SECONDS = 10.0
+"""The API server's own default for a webhook without timeoutSeconds."""
 
+MAX_BODY = 3 * 2**20
+"""Bytes. The API server takes objects up to 3 MiB, so nothing larger comes from it."""
 
-def create_app(service: Service) -> flask.Flask:
-    """Return the WSGI application that serves the reviews, the health checks and the metrics."""
-    app = flask.Flask("webhook", static_folder=None)
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="decisions", daemon=True).start()
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    for path in ("/mutate", "/validate", "/quota"):
-        app.add_url_rule(path, path, _reviews(service, loop, path), methods=["POST"])
-    app.add_url_rule("/healthz", "healthz", lambda: _text("ok"))
-    app.add_url_rule("/readyz", "readyz", lambda: _readiness(service))
-    app.add_url_rule("/metrics", "metrics", lambda: flask.Response(service.metrics.render(), content_type=CONTENT_TYPE))
-    _answer_errors(app, service)
-    return app
+LARGE_BODY = 2**16
+"""Bytes, over which a body counts as large; the review of a usual pod has 4 to 20 KiB."""
 
+MAX_LARGE_BODIES = 10
+"""Large bodies in memory at once. The others wait unread, in the kernel and at their sender."""
 
-def _reviews(service: Service, loop: asyncio.AbstractEventLoop, path: str) -> flask.typing.RouteCallable:
-    def view() -> flask.Response:
-        # Once, and not for every attribute: this is the hot path.
-        request = flask.request._get_current_object()  # type: ignore[attr-defined]  # a proxy, typed as a Request
-        if (request.content_type or "").partition(";")[0] != JSON:
-            raise BadReview(f"the body must be {JSON}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        timeout = _timeout(request.query_string)
-        body = _read(request.environ["wsgi.input"])
-        answer = asyncio.run_coroutine_threadsafe(service.answer(path, body, timeout), loop).result()
-        return flask.Response(answer, content_type=JSON)
-
-    return view
+LARGE_BODY_WAIT_SECONDS = 5.0
+PAGE_THREADS = 4
+JSON = b"application/json"
+COME_AGAIN = ((b"retry-after", b"1"), (b"connection", b"close"))
 
 
-def _read(stream: IO[bytes]) -> bytes:
-    """Return the body of a request, all of which is here; Flask's own limit would cut a chunked one off in silence."""
-    try:
-        body = stream.read(MAX_BODY + 1)
-    except (ParseException, OSError) as error:  # a malformed chunk
-        raise BadReview(f"the body cannot be read: {error}") from error
-    if len(body) > MAX_BODY:
-        raise BadReview(over_limit(), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-    return body
+class Reply(NamedTuple):
+    """An answer before it is sent; what is not a verdict has a ``status`` of its own."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class ClientGone(Exception):
+    """The client has closed the connection before the whole request was here, so there is nobody to answer."""
+
+
+def error_object(message: str, status: int) -> bytes:
+    """Return the JSON object that every error is told by."""
+    return msgspec.json.encode({"error": message, "status": int(status)})
+
+
+class Application:
+    """The webhook's ASGI application over one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._pages = WSGIMiddleware(cast("WSGIApp", make_pages(service)), workers=PAGE_THREADS)
+        self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
+
+    async def __call__(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["path"] not in REVIEWS:
+            await self._pages(scope, receive, send)
+            return
+        try:
+            reply = await self._reply(scope, receive)
+        except ClientGone:
+            return
+        length = str(len(reply.body)).encode()
+        headers = [(b"content-type", JSON), (b"content-length", length), *reply.headers]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+
+    async def _reply(self, scope: HTTPScope, receive: Receive) -> Reply:
+        try:
+            if scope["method"] != "POST":
+                return _fault(MethodNotAllowed.description, HTTPStatus.METHOD_NOT_ALLOWED, (b"allow", b"POST"))
+            return Reply(await self._answer(scope, receive))
+        except ClientGone:
+            raise
+        except BadReview as error:
+            return _fault(str(error), error.status)
+        except Unavailable as error:
+            self._service.log.warning("not answered", path=scope["path"], reason=str(error))
+            # The API server repeats the call, and on another connection: so it reaches another replica.
+            return _fault(str(error), HTTPStatus.SERVICE_UNAVAILABLE, *COME_AGAIN)
+        except VcudaError as error:
+            self._service.log.error("not answered", path=scope["path"], reason=str(error))  # noqa: TRY400  # no trace: it is told
+            return _fault(str(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets a sentence and the log the trace
+            return _fault(_internal(self._service, scope["path"], error), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    async def _answer(self, scope: HTTPScope, receive: Receive) -> bytes:
+        headers = dict(scope["headers"])
+        # The body is read before anything is refused: the next request on this connection stands behind it.
+        length = int(headers.get(b"content-length", MAX_BODY if b"transfer-encoding" in headers else 0))
+        if length > MAX_BODY:
+            raise _too_large()
+        if length <= LARGE_BODY:
+            return await self._decide(scope, headers, await read_body(receive))
+        try:
+            await asyncio.wait_for(self._large_bodies.acquire(), LARGE_BODY_WAIT_SECONDS)
+        except TimeoutError:
+            raise Unavailable("too many large reviews are being read at once") from None
+        try:
+            return await self._decide(scope, headers, await read_body(receive))
+        finally:
+            self._large_bodies.release()
+
+    async def _decide(self, scope: HTTPScope, headers: dict[bytes, bytes], body: bytes) -> bytes:
+        if headers.get(b"content-type", b"").partition(b";")[0] != JSON:
+            raise BadReview(f"the body must be {JSON.decode()}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        timeout = timeout_of(scope["query_string"])
+        return await self._service.answer(scope["path"], body, timeout)
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the whole body of a request.
+
+    Raises:
+        BadReview: it is over `MAX_BODY`.
+        ClientGone: the client is gone.
+
+    """
+    chunks, size, more = list[bytes](), 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size > MAX_BODY:
+            raise _too_large()
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 @functools.lru_cache(maxsize=64)
-def _timeout(query: bytes) -> float:
-    """Return the API server's ``?timeout=10s`` in seconds. There are few of them, so each is read once."""
+def timeout_of(query: bytes) -> float:
+    """Return the API server's ``?timeout=10s`` in seconds. There are few different ones, so each is read once.
+
+    Raises:
+        BadReview: it is no duration.
+
+    """
     duration = parse_qs(query.decode("latin-1")).get("timeout", [""])[0]
     if not duration:
-        return DEFAULT_TIMEOUT
+        return DEFAULT_TIMEOUT_SECONDS
     try:
         seconds: float = parse_duration(duration).total_seconds()
     except ValueError as error:
@@ -80,48 +166,49 @@ def _timeout(query: bytes) -> float:
     return seconds
 
 
-def _readiness(service: Service) -> flask.Response:
-    if service.ready:
-        return _text("ok")
-    reason = "stopping" if service.gate.leaving else "the quota has not been read yet"
-    return _text(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+def _too_large() -> BadReview:
+    return BadReview(f"the body is over {MAX_BODY} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 
-def _answer_errors(app: flask.Flask, service: Service) -> None:
-    """Turn every error into a short JSON object. The caller never sees a trace; the log does."""
+def _fault(message: str, status: HTTPStatus, *headers: tuple[bytes, bytes]) -> Reply:
+    return Reply(error_object(message, status), status, headers)
 
-    def bad_review(error: BadReview) -> flask.Response:
-        return _error(str(error), error.status)
 
-    def unreachable(error: Unavailable) -> flask.Response:
-        service.log.warning("not answered", path=flask.request.path, reason=str(error))
-        reply = _error(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
-        reply.headers.update(COME_AGAIN)
-        return reply
+def _internal(service: Service, path: str, error: Exception) -> str:
+    service.log.error("internal error", path=path, exc_info=error)
+    return "internal error; the webhook's log has the details"
 
-    def failed(error: VcudaError) -> flask.Response:
-        service.log.error("not answered", path=flask.request.path, reason=str(error))
-        return _error(str(error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    def http(error: HTTPException) -> flask.Response:
-        reply = _error(error.description or error.name, HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR))
+def make_pages(service: Service) -> flask.Flask:
+    """Return the Flask application that serves what is not a review: the health checks and the metrics."""
+    app = flask.Flask("webhook", static_folder=None)
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+
+    def readiness() -> flask.Response:
+        if service.ready:
+            return _text("ok")
+        reason = "stopping" if service.gate.leaving else "the quota has not been read yet"
+        return _text(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def http_error(error: HTTPException) -> flask.Response:
+        reply = _json(error.description or error.name, HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR))
         if isinstance(error, MethodNotAllowed):
             reply.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
         return reply
 
     def unexpected(error: Exception) -> flask.Response:
-        service.log.error("internal error", path=flask.request.path, exc_info=error)
-        return _error("internal error; the webhook's log has the details", HTTPStatus.INTERNAL_SERVER_ERROR)
+        return _json(_internal(service, flask.request.path, error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    app.register_error_handler(BadReview, bad_review)
-    app.register_error_handler(Unavailable, unreachable)
-    app.register_error_handler(VcudaError, failed)
-    app.register_error_handler(HTTPException, http)
+    app.add_url_rule("/healthz", "healthz", lambda: _text("ok"))
+    app.add_url_rule("/readyz", "readyz", readiness)
+    app.add_url_rule("/metrics", "metrics", lambda: flask.Response(service.metrics.render(), content_type=CONTENT_TYPE))
+    app.register_error_handler(HTTPException, http_error)
     app.register_error_handler(Exception, unexpected)
+    return app
 
 
-def _error(message: str, status: HTTPStatus) -> flask.Response:
-    return flask.Response(error_object(message, status), status=status.value, content_type=JSON)
+def _json(message: str, status: HTTPStatus) -> flask.Response:
+    return flask.Response(error_object(message, status), status=status.value, content_type=JSON.decode())
 
 
 def _text(body: str, status: HTTPStatus = HTTPStatus.OK) -> flask.Response:

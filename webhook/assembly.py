@@ -24,7 +24,7 @@ from vcuda.quota.model import SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate
 from webhook.admission import Gate, Service
 from webhook.context import ClusterPolicy, FixedPolicy, PolicySnapshot
-from webhook.ledger_client import ClusterLedgers
+from webhook.ledger_client import KUBE_THREADS, ClusterLedgers
 from webhook.ledgers import MemoryLedgers
 from webhook.manifests import read_nodes, read_quota
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
@@ -42,7 +42,6 @@ class Cluster(msgspec.Struct, frozen=True):
     place: QuotaPlace
     system_namespace: str
     hints: Hints
-    threads: int
     end: Callable[[str], None] = end_process
 
     def check(self) -> None:
@@ -57,7 +56,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def make_service(self, certificate: ServingCertificate) -> Service:
         """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
         check = VersionCheck(structlog.get_logger().warning, self.end)
-        kube = Kube.connect(self.kubeconfig, pool_size=self.threads + 2, version_check=check)
+        kube = Kube.connect(self.kubeconfig, pool_size=KUBE_THREADS + 2, version_check=check)
         quota = QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
         nodes = NodeInformer(kube, self.hints.labels)
         policy = ClusterPolicy(quota, nodes, FreeCardsInformer(kube, self.system_namespace), self.hints)

@@ -78,7 +78,6 @@ def main() -> None:
 @_option("--quota-key", default="gpu_quota", help="Its key.")
 @_option("--system-namespace", default="vcuda-quota", help="Namespace of this system, where the ledgers are.")
 @_hint_options
-@_option("--threads", default=32, type=click.IntRange(1, 256), help="Requests served at once.")
 @_option("--drain-seconds", default=5.0, type=FiniteRange(0, 600), help="Work on after readiness has failed.")
 @_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @_option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
@@ -95,7 +94,6 @@ def serve(
     scheduler_name: str | None,
     pool_label: str,
     model_label: str,
-    threads: int,
     drain_seconds: float,
     log_level: str,
     standalone: bool,
@@ -126,15 +124,15 @@ def serve(
         embedded = Standalone(quota, nodes, hints)
         _or_exit(embedded.policy)
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
-            _run(Settings(bind, certificates, threads, drain_seconds), embedded.make_service)
+            _run(Settings(bind, certificates, drain_seconds), embedded.make_service)
         return
     if cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
     failure = Failure()
-    cluster = Cluster(kubeconfig, _place(quota_configmap, quota_key), system_namespace, hints, threads, failure.end)
+    cluster = Cluster(kubeconfig, _place(quota_configmap, quota_key), system_namespace, hints, failure.end)
     _or_exit(cluster.check)
     try:
-        _run(Settings(bind, cert_dir, threads, drain_seconds), cluster.make_service)
+        _run(Settings(bind, cert_dir, drain_seconds), cluster.make_service)
     finally:
         if failure.happened:
             sys.exit(FAILED)

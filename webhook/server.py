@@ -1,4 +1,4 @@
-"""gunicorn, set up for a webhook: one process, threads, kept connections, a cached TLS context, and a clean stop."""
+"""gunicorn, set up for a webhook: one process, its ASGI worker on uvloop, no configuration files of its own."""
 
 from __future__ import annotations
 
@@ -9,29 +9,24 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import msgspec
 from gunicorn.app.base import BaseApplication
-from gunicorn.http.wsgi import Response
 
 from vcuda.tls import ServingCertificate, watch
 from webhook.admission import Service
-from webhook.app import create_app
+from webhook.app import Application
 from webhook.metrics import Metrics
-from webhook.waiting import KEEP_ALIVE
-from webhook.worker import SPARE, PatientWorker
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+from webhook.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MOST_CONNECTIONS = 4096
 """Connections open at once; an API server has some hundreds at most. For one more, another one that idles is closed."""
 
-OTHER_FILES = 256
-"""Files beside the clients' connections and those to the API server, one or two a thread."""
+OTHER_FILES = 512
+"""Files beside the clients' connections; most are connections to the API server."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -39,7 +34,6 @@ class Settings(msgspec.Struct, frozen=True):
 
     bind: str
     certificate: Path
-    threads: int = 32
     drain: float = 5.0
 
 
@@ -86,10 +80,13 @@ class WebhookServer(BaseApplication):
         options: dict[str, Any] = {
             "bind": self.settings.bind,
             "workers": 1,
-            "worker_class": PatientWorker,
-            "threads": self.settings.threads,
-            "worker_connections": most_connections(self.settings.threads) + SPARE,
-            "keepalive": int(KEEP_ALIVE),
+            "worker_class": WebhookWorker,
+            "asgi_loop": "uvloop",
+            "asgi_lifespan": "off",
+            # A request whose client has gone is not cancelled: its charge may be written already, and is told of so.
+            "asgi_disconnect_grace_period": 30,
+            "worker_connections": most_connections(),
+            "keepalive": int(KEEP_ALIVE_SECONDS),
             "graceful_timeout": int(self.settings.drain) + 10,
             "certfile": str(self.settings.certificate / "tls.crt"),
             "keyfile": str(self.settings.certificate / "tls.key"),
@@ -111,9 +108,9 @@ class WebhookServer(BaseApplication):
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
         gc.freeze()  # what is loaded now stays: no collection while serving has to look at it again
-        return HonourClose(create_app(self.service))
+        return Application(self.service)
 
-    def _ready(self, worker: PatientWorker) -> None:
+    def _ready(self, worker: WebhookWorker) -> None:
         """Announce the address when the worker serves it: gunicorn's own ``when_ready`` comes before there is one."""
         if self.service is not None:
             _export(self.service.metrics, worker)
@@ -121,38 +118,20 @@ class WebhookServer(BaseApplication):
         self._announce(f"https://{f'[{host}]' if ':' in host else host}:{port}")
 
 
-def most_connections(threads: int) -> int:
+def most_connections() -> int:
     """Let this process have as many files open as it may have at all; return how many can be clients' connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(hard - OTHER_FILES - 2 * threads - SPARE, 1))
+    return min(MOST_CONNECTIONS, max(hard - OTHER_FILES, 1))
 
 
-def _export(metrics: Metrics, worker: PatientWorker) -> None:
-    metrics.watch("vcuda_connections", "Connections open.", lambda: worker.nr_conns)
+def _export(metrics: Metrics, worker: WebhookWorker) -> None:
+    metrics.watch("vcuda_connections", "Connections open.", lambda: worker.connections)
     metrics.count(
         "vcuda_connections_shed", "Connections closed, since the start, to have room for new ones.", lambda: worker.shed
     )
     metrics.count(
         "vcuda_requests_overdue", "Requests, since the start, that did not come in time.", lambda: worker.overdue
     )
-
-
-class HonourClose:
-    """Lets the application end a connection: gunicorn drops ``Connection: close`` unless its response is told."""
-
-    def __init__(self, app: WSGIApplication) -> None:
-        self._app = app
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request."""
-
-        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-            if status.startswith("5") and ("Connection", "close") in headers:
-                response = cast("Response", getattr(start_response, "__self__"))  # noqa: B009  # no such attribute in types
-                response.force_close()
-            return start_response(status, headers, *rest)
-
-        return self._app(environ, cast("StartResponse", start))

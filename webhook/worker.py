@@ -1,275 +1,352 @@
-"""gunicorn's threaded worker, so that no client can hold a thread, and none is turned away because others idle.
+"""gunicorn's ASGI worker with what it lacks: bounds on clients, and a stop that loses no request.
 
-gunicorn's own reads in its threads and waits there: as many clients that shake hands, ask, or take the answer slowly as
-there are threads are the whole server. Here a thread is given what can go on at once: a step of a handshake, a request
-that is here as a whole, an answer that the peer has room for. All else waits in the loop, each with a deadline.
+gunicorn parses the requests, calls the application and keeps connections. Added here: how many connections there may
+be, how long each step of a client may take, how much of unfinished requests is held, errors as JSON, and the drain.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import os
 import socket
 import ssl
-import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+import struct
+from collections import OrderedDict
+from enum import Enum, auto
 from http import HTTPStatus
-from selectors import EVENT_READ, EVENT_WRITE
-from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from gunicorn.http import wsgi
-from gunicorn.workers import gthread
+from gunicorn.asgi.protocol import ASGIProtocol
+from gunicorn.workers.gasgi import ASGIWorker
 
-from webhook.connection import Connection
-from webhook.faults import MALFORMED, fault, fault_of
-from webhook.waiting import IDLE, PATIENCE, Room, Stage
+from webhook.app import MAX_BODY, error_object
 
 if TYPE_CHECKING:
-    from gunicorn.http.message import Request
-
     from webhook.server import WebhookServer
 
-LINGER = 2.0
-"""Seconds a stopping server keeps a connection without a request, for one that may be on its way."""
+KEEP_ALIVE_SECONDS = 120.0
+"""Longer than the API server's 90 (IdleConnTimeout in client-go), so that it never sends into a closed connection."""
 
-GREETERS = 2
-"""Threads for handshakes: however many come at once, requests have threads of their own."""
+LINGER_SECONDS = 2.0
+"""How long a connection stays open after its last answer, or, without a request, after the server began to stop."""
 
+FLUSH_SECONDS = 0.05
+TICK_SECONDS = 0.25
 ACCEPTED_AT_ONCE = 16
 
-SPARE = 128
-"""Connections over the most there may be that are taken all the same: to see which of all may go, they have to be."""
-
-MOST_HELD = 64 * 2**20
+MAX_UNFINISHED = 64 * 2**20
 """Bytes of requests that are not whole, of all connections together."""
 
+MAX_DISCARDED = 10 * MAX_BODY
+MAX_UNREAD = 2**16
+RECEIVE_BUFFER = 2**16
+SEND_BUFFER = 2**14
+MAX_MESSAGE = 300
+
 _WITHOUT_FILES = (errno.EMFILE, errno.ENFILE)
-_UNASKED = frozenset({Stage.FIRST, Stage.NEXT})
-_SERVED = _UNASKED | {Stage.REQUEST}
+_RESET = struct.pack("ii", 1, 0)
 
 
-class Outbox:
-    """Takes what gunicorn sends: an answer goes out in one piece, and no thread waits for its peer."""
+class Phase(Enum):
+    """What a connection waits for, while nothing is being decided for it."""
 
-    def __init__(self) -> None:
-        self.data = b""
+    HANDSHAKE = auto()
+    FIRST = auto()  # the first byte of its first request: Go's transport opens connections that it does not use at once
+    NEXT = auto()  # the first byte of another request
+    REQUEST = auto()  # the rest of a request
+    RESPONSE = auto()  # its peer to take an answer
+    CLOSING = auto()  # its peer to have read the last answer, and to close
 
-    def sendall(self, data: bytes) -> None:
-        """Take some of an answer."""
-        self.data += data
+
+TIMEOUT_SECONDS = {
+    Phase.HANDSHAKE: 10.0,
+    Phase.FIRST: KEEP_ALIVE_SECONDS,
+    Phase.NEXT: KEEP_ALIVE_SECONDS,
+    Phase.REQUEST: 10.0,  # the API server's own default for the whole call
+    Phase.RESPONSE: 10.0,
+    Phase.CLOSING: LINGER_SECONDS,
+}
+"""How long each phase may take as a whole, however often something moves."""
+
+IDLE = (Phase.HANDSHAKE, Phase.FIRST, Phase.NEXT)
 
 
-class PatientWorker(gthread.ThreadWorker):
-    """Stops so that no request is lost: readiness fails at once, work goes on a while, late requests are sent away."""
+class WebhookProtocol(ASGIProtocol):
+    """One client's connection."""
+
+    worker: WebhookWorker
+    transport: Any
+
+    # gunicorn's own, which its type stubs do not name.
+    _closed: bool
+    _body_receiver: Any
+    _callback_parser: Any
+    _request_ready: asyncio.Event
+    _resume_reading: Any
+    _safe_write: Any
+
+    def __init__(self, worker: WebhookWorker, sock: socket.socket) -> None:
+        super().__init__(worker)
+        self._max_buffer_size = MAX_UNREAD
+        self._sock = sock
+        self.phase: Phase | None = None
+        self.deadline = 0.0
+        self.received = 0
+        self.handshake: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first request: the handshake is done."""
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(high=SEND_BUFFER)
+        self.worker.enter(self, Phase.FIRST)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.worker.leave(self)
+        super().connection_lost(exc)
+        self._wake()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; after the last answer they are thrown away, since closing before could destroy that answer."""
+        if not self._closed:
+            super().data_received(data)
+            return
+        self.received += len(data)
+        if self.received > MAX_DISCARDED:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the peer to take what it is sent."""
+        super().pause_writing()
+        if not self._closed:
+            self.worker.enter(self, Phase.RESPONSE)
+
+    def close(self) -> None:
+        """Close it when what is written has been sent."""
+        self._close_transport()
+
+    def reset(self) -> None:
+        """Close it by a reset: a request that is on its way is then known to have failed.
+
+        After an orderly close the API server could not tell, and would not repeat the call; after a reset it does.
+        """
+        self.worker.leave(self)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.handshake is not None:
+            self.handshake.cancel()
+
+    def expire(self) -> None:
+        """End it, as its phase has taken too long; in the middle of a request, with an answer."""
+        if self.phase is Phase.REQUEST:
+            self.worker.overdue += 1
+            self._send_error_response(408, "it has not come in time")
+            self.close()
+        elif self.phase in (Phase.FIRST, Phase.NEXT):
+            self.close()
+        else:
+            self.reset()
+
+    # What follows overrides parts of gunicorn that have no public name; setup.cfg pins its minor version for them.
+
+    def _feed_callback_parser(self, data: bytes) -> bool:
+        """Take bytes of requests: those that came just now, or those behind a request that is answered."""
+        going_on: bool = super()._feed_callback_parser(data)  # type: ignore[misc]
+        if self._closed:
+            return going_on
+        if self._callback_parser.is_complete:
+            self.worker.leave(self)
+        else:
+            if self.phase is not Phase.REQUEST:
+                self.worker.enter(self, Phase.REQUEST)
+            self.worker.note_received(self, len(data))
+        return going_on
+
+    def _arm_keepalive_timer(self) -> None:
+        """Begin to wait for another request, unless some of it is here."""
+        if self.phase is not Phase.REQUEST and not self._closed:
+            self.worker.enter(self, Phase.NEXT)
+
+    def _send_response_start(self, status: int, headers: Any, request: Any, close: bool = False) -> None:
+        """Send the head of an answer, and end the connection after it where it says so, or a body is not whole.
+
+        gunicorn goes on after an answer with ``Connection: close`` of the application's own.
+        """
+        unread = not self._callback_parser.is_complete
+        if close or unread or self.worker.stopping or (b"connection", b"close") in headers:
+            close, self._keepalive = True, 0
+        super()._send_response_start(status, headers, request, close=close)  # type: ignore[misc]
+
+    def _send_error_response(self, status: int, message: str, extra_headers: Any = ()) -> None:  # noqa: ARG002
+        """Answer what the parser refuses by the same JSON object as every other error."""
+        if self._closed:
+            return
+        body = error_object(f"the request cannot be answered: {message}"[:MAX_MESSAGE], status)
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._safe_write(head.encode() + body)
+
+    def _close_transport(self) -> None:
+        if self._closed or self.transport is None:
+            return
+        self._closed = True
+        unfinished = self.phase is Phase.REQUEST or not self._callback_parser.is_complete
+        self.worker.enter(self, Phase.CLOSING)
+        if self._body_receiver is not None:
+            self._body_receiver.signal_disconnect()
+        if unfinished:
+            # A close while the peer still sends makes a reset of it, which can destroy the answer before it is read.
+            self._resume_reading()
+            self.worker.loop.call_later(FLUSH_SECONDS, self._end_output)
+        else:
+            self.transport.close()
+        self._wake()
+
+    def _end_output(self) -> None:
+        """Tell the peer that nothing more comes, while what it sends is still read; TLS in asyncio cannot do that."""
+        if not self.transport.is_closing():
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                self.transport.abort()
+
+    def _wake(self) -> None:
+        """End gunicorn's wait for a next request on this connection, where it would else be cancelled much later."""
+        self._request_ready.set()
+
+
+class WebhookWorker(ASGIWorker):
+    """The process that serves. It stops so that no request is lost: readiness fails first, and work goes on a while."""
 
     app: WebhookServer
+    loop: Any
+    sockets: Any
+    _quick_shutdown: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.room: Room[Connection] = Room()
-        self.most = self.worker_connections - SPARE
+        self.stopping = False
         self.shed = 0
         self.overdue = 0
-        self._held = 0
-        self._greeters = ThreadPoolExecutor(GREETERS, thread_name_prefix="handshake")  # no thread before the first task
+        self._unfinished = 0
+        self._waiting: dict[Phase, OrderedDict[WebhookProtocol, None]] = {phase: OrderedDict() for phase in Phase}
 
-    # In the threads.
+    @property
+    def connections(self) -> int:
+        """Connections open, with those that shake hands."""
+        return self.nr_conns + len(self._waiting[Phase.HANDSHAKE])
 
-    def handle(self, conn: Connection) -> Stage:  # type: ignore[override]  # its own kind of connection
-        """Let a connection go on as far as it can, and return what it waits for then."""
-        try:
-            conn.events = EVENT_READ
-            return self._go_on(conn)
-        except (ssl.SSLWantReadError, BlockingIOError):
-            return conn.stage
-        except ssl.SSLWantWriteError:
-            conn.events = EVENT_WRITE
-            return conn.stage
-        except OSError as error:
-            self._note(conn, error)
-            conn.close()  # now, not when it is the loop's turn: thousands may end together
-            return Stage.CLOSED
+    def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
+        """Let a connection begin a phase. Those of one phase stand in the order of their deadlines."""
+        self.leave(connection)
+        connection.phase, connection.deadline = phase, self.loop.time() + TIMEOUT_SECONDS[phase]
+        self._waiting[phase][connection] = None
 
-    def _go_on(self, conn: Connection) -> Stage:
-        if conn.stage in _SERVED:
-            return self._serve(conn)
-        if conn.stage is Stage.HELLO:
-            conn.shake_hands(self.app.certificate.current())
-            return conn.enter(Stage.FIRST)
-        return conn.go_on() if conn.stage is Stage.ANSWER else conn.discard()
+    def leave(self, connection: WebhookProtocol) -> None:
+        """Let a connection wait for nothing: something is being decided for it, or it is gone."""
+        if connection.phase is not None:
+            del self._waiting[connection.phase][connection]
+            connection.phase = None
+            self._unfinished -= connection.received
+            connection.received = 0
 
-    def _serve(self, conn: Connection) -> Stage:
-        try:
-            request = conn.receive(self.cfg)
-        except MALFORMED as error:
-            self.log.info("no request from %s: %s", conn.client, error)
-            return conn.answer(fault_of(error), last=True)
-        if request is None:
-            return Stage.AGAIN
-        try:
-            answer, last = self._ask(request, conn)
-        except Exception:  # a fault of gunicorn's or ours outside of the application, which answers its own
-            self.log.exception("Error handling request %s", request.uri)
-            answer, last = fault(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the webhook's log has it"), True
-        return conn.answer(answer, last=last)
+    def note_received(self, connection: WebhookProtocol, size: int) -> None:
+        """Count some of a request; where all together have sent too much, the oldest that is not whole is given up."""
+        connection.received += size
+        self._unfinished += size
+        while self._unfinished > MAX_UNFINISHED:
+            next(iter(self._waiting[Phase.REQUEST])).expire()
 
-    def _ask(self, request: Request, conn: Connection) -> tuple[bytes, bool]:
-        """Return the application's answer, as it goes over the wire, and whether it is the last one."""
-        sent = Outbox()
-        response, environ = wsgi.create(request, cast("socket.socket", sent), conn.client, conn.server, self.cfg)
-        environ["wsgi.multithread"] = True
-        if not self.alive:
-            response.force_close()
-        body = self.wsgi(environ, cast("Any", response.start_response))
-        try:
-            for part in body:
-                response.write(part)
-            response.close()
-        finally:
-            if hasattr(body, "close"):
-                body.close()
-        return sent.data, response.should_close()
-
-    def _note(self, conn: Connection, error: OSError) -> None:
-        """Log a handshake that failed, which is a wrong certificate somewhere; but not a probe of the port."""
-        failed = isinstance(error, ssl.SSLError) and error.errno != ssl.SSL_ERROR_EOF
-        if failed and conn.stage is Stage.HELLO:
-            self.log.warning("TLS handshake with %s failed: %s", conn.client, error)
-
-    # In the loop, which alone opens, keeps and closes connections.
-
-    def accept(self, listener: socket.socket) -> None:
-        """Take the connections that are there, and let others go where there are too many."""
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                sock, client = listener.accept()
+                sock, _ = listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:  # of the network, or no file is left: nothing to end the server for
                 self.log.warning("no connection accepted: %s", error)
                 if error.errno in _WITHOUT_FILES:
-                    self._let_one_go()
+                    self._shed_one()
                 return
-            self.nr_conns += 1
-            self._wait(Connection(sock, client, listener.getsockname()))
-            if self.nr_conns > self.most:
-                self._let_one_go()
+            sock.setblocking(False)
+            connection = WebhookProtocol(self, sock)
+            self.enter(connection, Phase.HANDSHAKE)
+            connection.handshake = self.loop.create_task(self._shake_hands(connection, sock))
+            if self.connections > self.worker_connections:
+                self._shed_one()
 
-    def finish_request(self, conn: Connection, fs: Future[Stage]) -> None:  # type: ignore[override]  # as handle()
-        """Go on with a connection that a thread has left."""
-        stage = self._result(fs)
-        self._count(conn)
-        if stage is Stage.CLOSED:
-            self._close(conn)
-        elif stage is Stage.AGAIN:
-            self._dispatch(conn)
-        else:
-            self._wait(conn)
-        while self._held > MOST_HELD and (slow := self.room.oldest(Stage.REQUEST)):
-            self._expire(slow)
-
-    def _result(self, done: Future[Stage]) -> Stage:
-        if done.cancelled():
-            return Stage.CLOSED
-        error = done.exception()
-        if error is not None:
-            self.log.error("a connection ended by a fault of ours", exc_info=error)
-            return Stage.CLOSED
-        return done.result()
-
-    def _count(self, conn: Connection) -> None:
-        self._held += conn.held - conn.counted
-        conn.counted = conn.held
-
-    def murder_pending(self) -> None:
-        """End what has waited too long; the loop calls this after each turn."""
-        for conn in self.room.expired(time.monotonic()):
-            self._expire(conn)
-
-    def murder_keepalived(self, force: bool = False) -> None:
-        """End everything that waits, where the time to stop is over."""
-        if force:
-            for conn in self.room.idle(frozenset(PATIENCE)):
-                self._leave(conn)
-                self._close(conn)
-
-    def _wait(self, conn: Connection) -> None:
-        if not self.alive and conn.stage in IDLE:
-            conn.deadline = min(conn.deadline, time.monotonic() + LINGER)
-        self.room.enter(conn)
-        self.poller.register(conn.sock, conn.events, partial(self._moved, conn))
-
-    def _moved(self, conn: Connection, _sock: object) -> None:
-        """Go on with a connection for which there is something to do; one that dawdles ends all the same."""
-        if conn not in self.room:
-            return  # what moved just before it has let it go
-        if conn.stage not in _UNASKED and conn.deadline <= time.monotonic():
-            self._expire(conn)
-        else:
-            self._leave(conn)
-            self._dispatch(conn)
-
-    def _dispatch(self, conn: Connection) -> None:
-        pool = self._greeters if conn.stage is Stage.HELLO else self.tpool
-        future = pool.submit(self.handle, conn)
-        future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))
-
-    def _leave(self, conn: Connection) -> None:
-        self.poller.unregister(conn.sock)
-        self.room.leave(conn)
-
-    def _expire(self, conn: Connection) -> None:
-        """End a connection that waits; where it is in the middle of a request, with an answer."""
-        self._leave(conn)
-        if conn.stage is not Stage.REQUEST:
-            self._close(conn)
-            return
-        self.overdue += 1
+    async def _shake_hands(self, connection: WebhookProtocol, sock: socket.socket) -> None:
+        """Speak TLS from here on, with the certificate of now: open connections keep that of their handshake."""
+        peer = sock.getpeername()
         try:
-            conn.give_up()
-        except OSError:  # it takes no answer, or is gone
-            self._close(conn)
-        else:
-            self._count(conn)
-            self._wait(conn)
-
-    def _let_one_go(self) -> None:
-        conn = self.room.most_spare()
-        if conn is not None:
-            self.shed += 1
-            self._leave(conn)
-            self._close(conn, Connection.reset)
-
-    def _close(self, conn: Connection, end: Any = Connection.close) -> None:
-        self.nr_conns -= 1
-        self._held -= conn.counted
-        try:
-            end(conn)
+            await self.loop.connect_accepted_socket(
+                lambda: connection, sock, ssl=self.app.certificate.current(), ssl_shutdown_timeout=LINGER_SECONDS
+            )
         except OSError as error:
-            self.log.debug("closing %s: %s", conn.client, error)
+            # A wrong certificate somewhere is logged, but not a probe of the port, which just hangs up.
+            if isinstance(error, ssl.SSLError) and error.errno != ssl.SSL_ERROR_EOF:
+                self.log.warning("TLS handshake with %s failed: %s", peer, error)
+        finally:
+            connection.handshake = None
+            if connection.transport is None:
+                self.leave(connection)
 
-    # The stop.
+    def _shed_one(self) -> None:
+        """Close the oldest connection of the phase that has the most.
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        A flood of any one kind so closes itself, and spares the API server's connections: those are few, or are used.
+        """
+        crowd = max(self._waiting.values(), key=len)
+        if crowd:
+            self.shed += 1
+            next(iter(crowd)).reset()
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for phase in self._waiting.values():
+            while phase and (first := next(iter(phase))).deadline <= now:
+                first.expire()
+
+    async def _serve(self) -> None:
+        """Serve until the worker is told to stop, or gunicorn's arbiter is gone; then end what is left."""
+        for listener in self.sockets:
+            # What one read of a connection can bring is bounded by this, and so what many connections together can.
+            listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            self.loop.add_reader(listener.sock, self._accept, listener.sock)
+        while self.alive and not self.stopping and self.ppid == os.getppid():
+            await self._tick()
+        for listener in self.sockets:
+            self.loop.remove_reader(listener.sock)
+            listener.close()
+        # Those without a request stay a moment, for one that may be on its way: it is told to come again.
+        lingering = self.loop.time() + LINGER_SECONDS
+        while self.connections and not self._quick_shutdown:
+            if self.loop.time() > lingering:
+                for connection in [each for phase in IDLE for each in self._waiting[phase]]:
+                    connection.expire()
+            await self._tick()
+
+    async def _tick(self) -> None:
+        self.notify()
+        self._sweep()
+        await asyncio.sleep(TICK_SECONDS)
+
+    def handle_exit_signal(self) -> None:
         """On SIGTERM fail readiness, and begin to stop when the endpoints have had time to lose this replica."""
         service = self.app.service
         if service is None or service.gate.leaving:
-            self._stop(sig, frame)
-            return
-        service.gate.leave()
-        timer = threading.Timer(self.app.settings.drain, self._stop, (sig, frame))
-        timer.daemon = True  # a second signal stops at once, and must not wait for this one
-        timer.start()
+            self._stop()
+        else:
+            service.gate.leave()
+            self.loop.call_later(self.app.settings.drain, self._stop)
 
-    def _stop(self, sig: int, frame: FrameType | None) -> None:
+    def _stop(self) -> None:
         if self.app.service is not None:
             self.app.service.gate.close()
         self.app.stopping.set()
-        super().handle_exit(sig, frame)
-
-    def _cap_keepalive(self, deadline: float) -> None:
-        """Let connections without a request end soon; gunicorn's loop calls this when it stops."""
-        for conn in self.room.idle():
-            conn.deadline = min(conn.deadline, deadline)
+        # gunicorn's own flag, ``alive``, would close kept connections at once, and lose the requests on their way.
+        self.stopping = True

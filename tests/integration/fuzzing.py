@@ -151,8 +151,8 @@ def answers_in(data: bytes) -> list[Answer]:
         assert len(body) == length
         answers.append(Answer(int(status[1]), head, body))
         assert_harmless(body)
-        if b"Content-Type: application/json" in head:
+        if b"content-type: application/json" in head.lower():
             assert isinstance(json.loads(body), dict)
         elif length:
-            assert b"Content-Type: text/plain" in head
+            assert b"content-type: text/plain" in head.lower()
     return answers

@@ -19,7 +19,6 @@ import pytest
 from tests.integration.fuzzing import GOOD, SECONDS, Target, answers_in, for_a_while, read_all, under_fire
 from tests.processes import exchange
 from webhook.server import MOST_CONNECTIONS
-from webhook.worker import SPARE
 
 THREADS = 4
 CROWD = 8 * THREADS
@@ -38,7 +37,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A server of few threads; so many files may be open here, too, as the crowds need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with under_fire(tmp_path_factory.mktemp("fuzz"), "--threads", str(THREADS)) as running:
+    with under_fire(tmp_path_factory.mktemp("fuzz")) as running:
         yield running
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -173,7 +172,7 @@ def test_ten_thousand_idle_connections_keep_nobody_out(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
     """Above the most there may be, the oldest idle ones are reset; a connection in use is not among them."""
-    used, most = target.kept.sock, MOST_CONNECTIONS + SPARE
+    used, most = target.kept.sock, MOST_CONNECTIONS
     many = IDLE if kind is silent or SECONDS > 60 else CROWD
     before = target.server.metric("vcuda_connections_shed_total")
     held = []

@@ -66,7 +66,6 @@ def run(directory: Path, flags: str) -> subprocess.CompletedProcess[str]:
             id="no host",
         ),
         pytest.param("--standalone --quota good.yaml --bind a:99999", "is not HOST:PORT", id="no such port"),
-        pytest.param("--standalone --quota good.yaml --threads 0", "1<=x<=256", id="no threads"),
         pytest.param("--standalone --quota good.yaml --log-level loud", "'loud' is not one of", id="log level"),
         pytest.param("--cert-dir certs --quota-configmap gpuquota", "is not NAMESPACE/NAME", id="quota's place"),
         pytest.param("--cert-dir certs --kubeconfig nowhere", "No usable kubeconfig at nowhere", id="no kubeconfig"),

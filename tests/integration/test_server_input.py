@@ -136,7 +136,7 @@ def test_a_torn_chunk_is_400_and_ends_the_connection(server: WebhookProcess) -> 
         response = connection.getresponse()
         reply = Reply(response.status, response.headers, response.read())
         assert reply.status == HTTPStatus.BAD_REQUEST
-        assert fault_of(reply).startswith("the body cannot be read")
+        assert fault_of(reply) == "the request cannot be answered: Invalid character in chunk size"
         assert connection.sock is None or connection.sock.recv(1) == b""
 
 

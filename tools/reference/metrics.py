@@ -78,10 +78,10 @@ def _table(found: tuple[Family, ...]) -> str:
 
 
 def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegistry:
-    cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints(), 1)
+    cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints())
     with mock.patch.object(ClusterPolicy, "start"):  # there is no cluster to watch
         metrics = cluster.make_service(certificate).metrics
-    _export(metrics, mock.Mock(nr_conns=0, shed=0, overdue=0))
+    _export(metrics, mock.Mock(connections=0, shed=0, overdue=0))
     return metrics.registry
 
 
