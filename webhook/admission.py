@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import threading
 import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -12,20 +17,33 @@ import structlog
 from vcuda.errors import Unavailable, UnreadableLedger
 from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ObjectMeta, read_review, write_review
 from vcuda.kube import QuotaPlace
-from webhook.choices import RecentChoices
+from vcuda.quota.model import Usage
 from webhook.context import PolicySource
-from webhook.ledgers import Ledgers
+from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices
 from webhook.metrics import Metrics
 from webhook.mutate import mutate
 from webhook.pod_review import vcuda_pod_of
 from webhook.quota_edit import check_edit
 from webhook.validate import validate
 
+T = TypeVar("T")
+
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
 """Outcomes of pods that are none of the quota's business: counted, and logged at debug level only."""
 
-MARGIN = 0.5
-"""Seconds kept back from the API server's timeout, so that the answer is there before it gives up."""
+MARGIN_SECONDS = 0.5
+"""Kept back from the API server's timeout, so that the answer is there before it gives up."""
+
+# Decoding and deciding 128 KiB takes about 2 ms, which is as long as the loop may serve nobody else. A usual review
+# has 4 to 20 KiB, and to hand one over to a thread takes about as long as to answer it.
+LARGE_REVIEW = 128 * 1024
+
+# Nearly all of that time one of them computes and the others wait, so more threads would help nobody; these are for
+# those that wait for a ledger, which takes as long as the API server does.
+LARGE_REVIEW_THREADS = 8
+
+# The longest that the API server waits for a webhook (validation of timeoutSeconds in admissionregistration/v1).
+MAX_WAIT_SECONDS = 30.0
 
 
 class NotReady(Unavailable):
@@ -59,6 +77,57 @@ class Gate:
         self._closed.set()
 
 
+class _LoopLedgers:
+    """The ledgers as a worker thread sees them: what they do is done on the event loop, for their state is its own.
+
+    While it waits the thread gives ``computing`` away, the lock of those that decode and decide.
+    """
+
+    def __init__(self, ledgers: Ledgers, loop: asyncio.AbstractEventLoop, computing: threading.Lock) -> None:
+        self._ledgers = ledgers
+        self._loop = loop
+        self._computing = computing
+
+    async def charge(self, request: ChargeRequest) -> Decision:
+        return self._on_loop(self._ledgers.charge(request))
+
+    async def usage(self, namespace: str) -> Mapping[str, Usage]:
+        return self._on_loop(self._ledgers.usage(namespace))
+
+    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+        return self._on_loop(self._ledgers.cached_usage(namespace))
+
+    def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
+        done = asyncio.run_coroutine_threadsafe(call, self._loop)
+        self._computing.release()
+        try:
+            # Blocks this thread, which has nothing else to do. Bounded, because a loop that ends answers nobody.
+            return done.result(MAX_WAIT_SECONDS)
+        finally:
+            self._computing.acquire()
+
+
+class WorkerThreads:
+    """Threads for reviews that take long to decode or to decide, so that the event loop serves the others meanwhile.
+
+    One of them computes at a time: two would only take the interpreter's lock from the loop, and from one another.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(LARGE_REVIEW_THREADS, thread_name_prefix="large-review")
+        self._computing = threading.Lock()
+
+    async def run(self, work: Callable[[Ledgers], Coroutine[Any, Any, T]], ledgers: Ledgers) -> T:
+        """Return what ``work`` returns in a thread, given ledgers that it may use there."""
+        loop = asyncio.get_running_loop()
+        there = _LoopLedgers(ledgers, loop, self._computing)
+        return await loop.run_in_executor(self._threads, self._compute, work, there)
+
+    def _compute(self, work: Callable[[Ledgers], Coroutine[Any, Any, T]], ledgers: Ledgers) -> T:
+        with self._computing:
+            return asyncio.run(work(ledgers))
+
+
 class _Named(msgspec.Struct):
     metadata: ObjectMeta = ObjectMeta()
 
@@ -76,6 +145,8 @@ class Service(msgspec.Struct, frozen=True):
     log: structlog.typing.FilteringBoundLogger
     place: QuotaPlace = QuotaPlace()
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
+    large_pods: WorkerThreads = msgspec.field(default_factory=WorkerThreads)
+    quota_edits: WorkerThreads = msgspec.field(default_factory=WorkerThreads)
 
     @property
     def ready(self) -> bool:
@@ -93,61 +164,72 @@ class Service(msgspec.Struct, frozen=True):
         started = time.perf_counter()
         if self.gate.closed:
             raise NotReady("this replica is stopping")
+        deadline = time.monotonic() + max(timeout - MARGIN_SECONDS, MARGIN_SECONDS)
+        work = functools.partial(self._answer, path, body, started, deadline)
+        if path == "/quota":
+            # A document of a few hundred KiB takes PyYAML seconds; pods are not to wait behind it, large ones neither.
+            return await self.quota_edits.run(work, self.ledgers)
+        if len(body) > LARGE_REVIEW:
+            return await self.large_pods.run(work, self.ledgers)
+        return await work(self.ledgers)
+
+    async def _answer(self, path: str, body: bytes, started: float, deadline: float, ledgers: Ledgers) -> bytes:
         request = read_review(body)
-        answer = await self._decide(path, request, timeout)
-        reply = write_review(request.uid, answer)
+        response = await self._decide(path, request, deadline, ledgers)
+        reply = write_review(request.uid, response)
         seconds = time.perf_counter() - started
-        self.metrics.observe(path, answer, seconds)
-        self._log(path, request, answer, seconds)
+        self.metrics.observe(path, response, seconds)
+        self._log(path, request, response, seconds)
         return reply
 
-    async def _decide(self, path: str, request: AdmissionRequest, timeout: float) -> AdmissionResponse:
+    async def _decide(
+        self, path: str, request: AdmissionRequest, deadline: float, ledgers: Ledgers
+    ) -> AdmissionResponse:
+        policy = self.policy.current()
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
-            return await check_edit(request, self.place, self.policy.current(), self.ledgers)
-        policy = self.policy.current()
+            return await check_edit(request, self.place, policy, ledgers)
         if policy is None:
             return _without_policy(request)
         try:
             if path == "/mutate":
-                return await mutate(request, policy, self.ledgers, self.choices)
-            deadline = time.monotonic() + max(timeout - MARGIN, MARGIN)
-            return await validate(request, policy, self.ledgers, self.choices, deadline)
+                return await mutate(request, policy, ledgers, self.choices)
+            return await validate(request, policy, ledgers, self.choices, deadline)
         except UnreadableLedger as error:
             # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
             return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
-    def _log(self, path: str, request: AdmissionRequest, answer: AdmissionResponse, seconds: float) -> None:
+    def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:
         """Write the one line that tells what became of a request."""
-        if answer.outcome in QUIET:
-            self.log.debug("admission", path=path, uid=request.uid, outcome=answer.outcome)
+        if response.outcome in QUIET:
+            self.log.debug("admission", path=path, uid=request.uid, outcome=response.outcome)
             return
         self.log.info(
             "admission",
             path=path,
             uid=request.uid,
             namespace=request.namespace,
-            pod=request.name or _generated(request),
-            model=answer.model,
-            scheme=answer.scheme,
-            outcome=answer.outcome,
-            allowed=answer.allowed,
-            message=answer.message or answer.reason,
+            pod=request.name or _generated_name(request),
+            model=response.model,
+            scheme=response.scheme,
+            outcome=response.outcome,
+            allowed=response.allowed,
+            message=response.message or response.reason,
             dry_run=bool(request.dry_run),
             ms=round(seconds * 1000, 3),
         )
 
 
 def _without_policy(request: AdmissionRequest) -> AdmissionResponse:
-    """Let pods pass that are none of the quota's business, whatever it says; the others have to wait for it."""
+    # Pods that are none of the quota's business pass, whatever it says: a webhook that starts must not stop a cluster.
     pod = vcuda_pod_of(request)
     if isinstance(pod, AdmissionResponse):
         return pod
     raise NotReady("the quota has not been read yet")
 
 
-def _generated(request: AdmissionRequest) -> str:
-    """Return how a pod will be named that has no name yet, as in /mutate under generateName; nothing if unreadable."""
+def _generated_name(request: AdmissionRequest) -> str:
+    # In /mutate a pod under generateName has no name yet, in the request neither.
     try:
         metadata = _NAMED.decode(request.object).metadata
     except UNDECODABLE:

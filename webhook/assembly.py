@@ -8,25 +8,14 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from vcuda.kube import (
-    FreeCardsInformer,
-    Kube,
-    LedgerStore,
-    NodeInformer,
-    QuotaInformer,
-    QuotaPlace,
-    VersionCheck,
-    end_process,
-)
+from vcuda import kube as k8s
 from vcuda.placement.affinity import Hints
-from vcuda.placement.placement import Nodes
 from vcuda.quota.model import SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate
 from webhook.admission import Gate, Service
-from webhook.context import ClusterPolicy, FixedPolicy, PolicySnapshot
+from webhook.context import ClusterPolicy, FixedPolicy, PolicySnapshot, read_policy
 from webhook.ledger_client import KUBE_THREADS, ClusterLedgers
 from webhook.ledgers import MemoryLedgers
-from webhook.manifests import read_nodes, read_quota
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 
 MakeService = Callable[[ServingCertificate], Service]
@@ -39,10 +28,10 @@ class Cluster(msgspec.Struct, frozen=True):
     """
 
     kubeconfig: Path | None
-    place: QuotaPlace
+    place: k8s.QuotaPlace
     system_namespace: str
     hints: Hints
-    end: Callable[[str], None] = end_process
+    end: Callable[[str], None] = k8s.end_process
 
     def check(self) -> None:
         """Read the credentials once before anything is started; nothing is sent.
@@ -51,17 +40,18 @@ class Cluster(msgspec.Struct, frozen=True):
             BadInput: they cannot be read.
 
         """
-        Kube.connect(self.kubeconfig).close()
+        k8s.Kube.connect(self.kubeconfig).close()
 
     def make_service(self, certificate: ServingCertificate) -> Service:
         """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
-        check = VersionCheck(structlog.get_logger().warning, self.end)
-        kube = Kube.connect(self.kubeconfig, pool_size=KUBE_THREADS + 2, version_check=check)
-        quota = QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
-        nodes = NodeInformer(kube, self.hints.labels)
-        policy = ClusterPolicy(quota, nodes, FreeCardsInformer(kube, self.system_namespace), self.hints)
+        check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
+        # A connection for each thread of the ledgers, so that none of them waits for another's, and two to spare.
+        kube = k8s.Kube.connect(self.kubeconfig, pool_size=KUBE_THREADS + 2, version_check=check)
+        quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
+        nodes = k8s.NodeInformer(kube, self.hints.labels)
+        policy = ClusterPolicy(quota, nodes, k8s.FreeCardsInformer(kube, self.system_namespace), self.hints)
         metrics = _metrics(certificate)
-        store = LedgerStore(kube, self.system_namespace, nodes.current)
+        store = k8s.LedgerStore(kube, self.system_namespace, nodes.current)
         ledgers = ClusterLedgers(store, LedgerMetrics(metrics.registry))
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors()))
@@ -77,15 +67,8 @@ class Standalone(msgspec.Struct, frozen=True):
     hints: Hints
 
     def policy(self) -> PolicySnapshot:
-        """Read the files.
-
-        Raises:
-            BadInput: one of them cannot be read, or has faults.
-
-        """
-        labels = self.hints.labels
-        nodes = read_nodes(self.nodes, labels) if self.nodes else Nodes(labels)
-        return PolicySnapshot(read_quota(self.quota), nodes, self.hints)
+        """Read the files; BadInput where one of them cannot be read, or has faults."""
+        return read_policy(self.quota, self.nodes, self.hints)
 
     def make_service(self, certificate: ServingCertificate) -> Service:
         """Return a service that answers from the files alone."""

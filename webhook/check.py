@@ -1,44 +1,33 @@
-"""Tells in words what a patch does to a pod, for tables that people read."""
+"""What the webhook would do with the pods of some manifests: decided by asking it, told in a table that people read.
+
+Who is asked is a parameter: the decisions themselves, for the command `check`, or a server, as in the demo.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 
 import jsonpatch
 import msgspec
+from jsonpointer import JsonPointer
 
 from vcuda.cli import aligned
 from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, Operation, Pod
 from vcuda.quota.model import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
-from vcuda.workloads import Manifest, Workload
-from webhook.choices import RecentChoices
-from webhook.context import PolicySnapshot
-from webhook.ledgers import Ledgers, MemoryLedgers
+from vcuda.workloads import Manifest, Workload, workloads_in
+from webhook.context import PolicySnapshot, read_text
+from webhook.ledgers import MemoryLedgers, RecentChoices
 from webhook.mutate import mutate
 from webhook.validate import validate
 
-
-def patch_story(patch: Sequence[Operation]) -> Iterator[str]:
-    """Yield a phrase for each kind of change that its owner may not expect."""
-    removed = [operation for operation in patch if operation["op"] == "remove"]
-    allocations = [operation for operation in removed if operation["path"].startswith("/metadata/")]
-    if allocations:
-        keys = ", ".join(_key(operation["path"]) for operation in allocations)
-        yield f"allocation records removed: {keys}"
-    if any(operation["path"] == "/spec/nodeName" for operation in removed):
-        yield "nodeName moved to a required node affinity"
-    for operation in patch:
-        if operation["path"] == "/spec/schedulerName":
-            yield f"scheduler set to {operation['value']}"
-
-
-def _key(path: str) -> str:
-    return str(path).rpartition("/")[2].replace("~1", "/").replace("~0", "~")
-
+Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
+"""Has a review answered, by its path."""
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
@@ -64,66 +53,91 @@ class Row(msgspec.Struct, frozen=True):
         return self.decision == "refused"
 
 
+def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
+    """Return every object that makes pods, in order; ``namespace`` is for those that name none.
+
+    Raises:
+        BadInput: a file cannot be read, or an object in it makes no pods or a malformed one.
+
+    """
+    return [workload for path in paths for workload in workloads_in(str(path), read_text(path), namespace)]
+
+
 def check(workloads: Iterable[Workload], policy: PolicySnapshot) -> list[Row]:
-    """Decide every pod in order, each beside those admitted before it.
+    """Decide every pod in order, each beside those admitted before it; nothing that runs already is known."""
+    ledgers, choices = MemoryLedgers(), RecentChoices()
+
+    async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
+        if path == "/mutate":
+            return await mutate(request, policy, ledgers, choices)
+        return await validate(request, policy, ledgers, choices, deadline=math.inf)
+
+    return asyncio.run(decide(workloads, ask))
+
+
+async def decide(workloads: Iterable[Workload], ask: Ask) -> list[Row]:
+    """Return what is answered about every pod, asked in order.
 
     Pods of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
     """
-    return asyncio.run(_check(workloads, policy))
-
-
-async def _check(workloads: Iterable[Workload], policy: PolicySnapshot) -> list[Row]:
-    ledgers, choices = MemoryLedgers(), RecentChoices()
     rows = []
     for workload in workloads:
-        decided = [await _decide(workload, policy, ledgers, choices) for _ in range(workload.count)]
+        decided = [await _decide(workload, ask) for _ in range(workload.count)]
         for _, alike in groupby(decided, key=lambda decision: decision[0]):
             (_, first), *others = alike
             rows.append(msgspec.structs.replace(first, count=1 + len(others)))
     return rows
 
 
-async def _decide(
-    workload: Workload, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
-) -> tuple[Hashable, Row]:
+async def _decide(workload: Workload, ask: Ask) -> tuple[Hashable, Row]:
     """Return what becomes of one more pod, and by what it is told whether the next one fares alike."""
-    pod, answers = await admit_pod(workload.pod, workload.namespace, policy, ledgers, choices)
-    last = answers[-1]
-    view = msgspec.convert(pod, Pod)
-    charge = read_request(view).charge
-    decision = _WORDS.get(last.outcome, "admitted") if last.allowed else "refused"
-    stories = [last.message, answers[0].reason, *patch_story(answers[0].patch), *last.warnings]
+    pod, answers = await _create(workload.pod, workload.namespace, ask)
+    first, last = answers[0], answers[-1]
+    untouched = _WORDS.get(first.outcome)
+    charge = read_request(msgspec.convert(pod, Pod)).charge
+    stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings]
     row = Row(
         object=f"{workload.kind}/{workload.name}",
         namespace=workload.namespace,
         count=1,
-        decision=decision,
-        model=last.model,
+        decision=(untouched or "admitted") if last.allowed else "refused",
+        model=last.model or first.model,
         charge=str(charge) if charge.cores else "",
         reason="; ".join(story for story in stories if story),
     )
-    if workload.namespace in UNASKED_NAMESPACES and last.outcome not in _WORDS:
+    if workload.namespace in UNASKED_NAMESPACES and not untouched:
         return "counted", msgspec.structs.replace(row, decision="counted", model="", reason=_COUNTED)
     return (last.outcome, last.model, bool(last.warnings)), row
 
 
-async def admit_pod(
-    pod: Manifest, namespace: str, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
-) -> tuple[Manifest, list[AdmissionResponse]]:
+async def _create(pod: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[AdmissionResponse]]:
     """Take a pod through /mutate and /validate as the API server does; return it as stored, and both answers."""
-    answer = await mutate(_request(pod, namespace), policy, ledgers, choices)
-    if not answer.allowed:
-        return pod, [answer]
-    patched: Manifest = jsonpatch.apply_patch(pod, msgspec.json.encode(answer.patch))
-    uid = str(uuid.uuid4())
-    stored = {**patched, "metadata": {**patched["metadata"], "uid": uid}}
-    verdict = await validate(_request(stored, namespace), policy, ledgers, choices, float("inf"))
-    return stored, [answer, verdict]
+    proposed = await ask("/mutate", _request(pod, namespace))
+    if not proposed.allowed:
+        return pod, [proposed]
+    patched: Manifest = jsonpatch.apply_patch(pod, msgspec.json.encode(proposed.patch))
+    # The API server gives a pod its uid after mutation; it is what a charge is known by.
+    stored = {**patched, "metadata": {**patched["metadata"], "uid": str(uuid.uuid4())}}
+    return stored, [proposed, await ask("/validate", _request(stored, namespace))]
 
 
 def _request(pod: Manifest, namespace: str) -> AdmissionRequest:
+    # YAML has types that JSON has not, such as dates; where text is expected they are text.
     raw = msgspec.Raw(msgspec.json.encode(pod, enc_hook=str))
-    return AdmissionRequest(uid="check", kind=PODS, namespace=namespace, operation="CREATE", object=raw)
+    return AdmissionRequest(uid=str(uuid.uuid4()), kind=PODS, namespace=namespace, operation="CREATE", object=raw)
+
+
+def patch_story(patch: Sequence[Operation]) -> Iterator[str]:
+    """Yield a phrase for each kind of change that the pod's owner may not expect."""
+    removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
+    records = [path for path in removed if path.startswith("/metadata/")]
+    if records:
+        yield f"allocation records removed: {', '.join(JsonPointer(path).parts[-1] for path in records)}"
+    if "/spec/nodeName" in removed:
+        yield "nodeName moved to a required node affinity"
+    for operation in patch:
+        if operation["path"] == "/spec/schedulerName":
+            yield f"scheduler set to {operation['value']}"
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:

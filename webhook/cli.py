@@ -26,7 +26,6 @@ from vcuda.workloads import NO_PODS
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook import check as offline
 from webhook.assembly import Cluster, MakeService, Standalone
-from webhook.manifests import read_workloads
 from webhook.server import Failure, Settings, WebhookServer
 
 BAD_INPUT = 2
@@ -173,7 +172,7 @@ def check(
     """
     standalone = Standalone(quota, nodes, Hints(NodeLabels(model_label, pool_label), scheduler_name))
     policy = _or_exit(standalone.policy)
-    rows = offline.check(_or_exit(lambda: read_workloads(list(manifests), namespace)), policy)
+    rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), policy)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
     else:

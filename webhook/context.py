@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
+import click
 import msgspec
+import yaml
 
+from vcuda.errors import BadInput
+from vcuda.k8s_types import Node
 from vcuda.kube import FreeCardsInformer, NodeInformer, QuotaInformer, Reflector
-from vcuda.placement.affinity import Hints
+from vcuda.placement.affinity import Hints, NodeLabels
 from vcuda.placement.placement import Nodes
+from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Quota
+from vcuda.workloads import NOT_YAML, convert, objects_in
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
@@ -22,14 +29,14 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
 
 class PolicySource(Protocol):
-    """Where the policy come from: watched in a cluster, read from files where there is none."""
+    """Where the policy comes from: watched in a cluster, read from files where there is none."""
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until the quota has been read once."""
 
 
 class FixedPolicy:
-    """Policy that does not change: for the embedded mode and `check`."""
+    """A policy that does not change: for the embedded mode and `check`."""
 
     def __init__(self, policy: PolicySnapshot) -> None:
         self._policy = policy
@@ -40,7 +47,7 @@ class FixedPolicy:
 
 
 class ClusterPolicy:
-    """The quota and the nodes of a cluster, current to within a watch event.
+    """The quota and the nodes of a cluster, current to within a watch event; each watch is a thread.
 
     Which cards are free is published by the extender, where there is one, every few seconds; nothing waits for it.
     """
@@ -54,6 +61,7 @@ class ClusterPolicy:
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
         quota = self._quota.current()
+        # Without its nodes every pod would be refused: no node has the model that it needs.
         if quota is None or not self._nodes.reflector.synced.is_set():
             return None
         nodes, free = self._nodes.current(), self._cards.current()
@@ -67,3 +75,58 @@ class ClusterPolicy:
         """Start watching."""
         for reflector in self.reflectors().values():
             reflector.start()
+
+
+def read_policy(quota: Path, nodes: Path | None, hints: Hints) -> PolicySnapshot:
+    """Return the policy that files hold; without nodes every model of the quota counts as there.
+
+    Raises:
+        BadInput: one of them cannot be read, or has faults.
+
+    """
+    return PolicySnapshot(read_quota(quota), read_nodes(nodes, hints.labels) if nodes else Nodes(hints.labels), hints)
+
+
+def read_quota(path: Path) -> Quota:
+    """Return the quota in a file: the document itself, or the ConfigMap that holds it under ``gpu_quota``.
+
+    Raises:
+        BadInput: the file cannot be read, or has faults (QuotaFault, with all of them).
+
+    """
+    text = read_text(path)
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except NOT_YAML:
+        documents = []  # the parser below says what is wrong, and where
+    if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
+        data = documents[0].get("data") or {}
+        if "gpu_quota" not in data:
+            raise BadInput(f"{path}: the ConfigMap has no key gpu_quota")
+        text = str(data["gpu_quota"])
+    return parse_quota(text)
+
+
+def read_nodes(path: Path, labels: NodeLabels) -> Nodes:
+    """Return the nodes in a file, as ``kubectl get nodes -o yaml`` prints them.
+
+    Raises:
+        BadInput: the file cannot be read or holds something else.
+
+    """
+    found = {}
+    for where, manifest in objects_in(str(path), read_text(path)):
+        if manifest.get("kind") != "Node":
+            raise BadInput(f"{where}: expected a Node, not {manifest.get('kind')}")
+        node = convert(where, manifest, Node)
+        found[node.metadata.name] = node.labels
+    return Nodes.of(found, labels)
+
+
+def read_text(path: Path) -> str:
+    """Return what is in a file, or on standard input where the path is ``-``; BadInput where it cannot be read."""
+    try:
+        with click.open_file(str(path), encoding="utf-8") as file:
+            return str(file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from error

@@ -1,14 +1,28 @@
-"""Where charges are kept: the interface that decisions use, and the store in memory for the embedded mode."""
+"""Where charges are kept: the interface that decisions use, the store in memory, and what /mutate chose just now."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, admit
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
+
+
+class RetryLater(msgspec.Struct, frozen=True):
+    """Not decided: the caller comes again in a second. ``reason`` is a sentence without its full stop."""
+
+    reason: str
+
+
+Decision = Admitted | Refused | RetryLater
+
+CROWDED = RetryLater("too many pods of this namespace are being created at once")
 
 
 class ChargeRequest(msgspec.Struct, frozen=True):
@@ -31,22 +45,11 @@ class ChargeRequest(msgspec.Struct, frozen=True):
         """Decide against one version of the namespace's ledger; nothing is written."""
         asked = Pending(self.model, self.charge)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
-        if isinstance(decision, Admitted | Refused):
-            return decision
-        return RetryLater("too many pods of this namespace are being created at once")
-
-
-class RetryLater(msgspec.Struct, frozen=True):
-    """Not decided: the caller comes again in a second. ``reason`` is a sentence without its full stop."""
-
-    reason: str
-
-
-Decision = Admitted | Refused | RetryLater
+        return decision if isinstance(decision, Admitted | Refused) else CROWDED
 
 
 class Ledgers(Protocol):
-    """The ledgers of all namespaces."""
+    """The ledgers of all namespaces. Its coroutines run on one event loop, whoever asks."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing.
@@ -79,7 +82,7 @@ class MemoryLedgers:
         # No lock: nothing is awaited between reading the ledger and keeping it.
         decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
         if isinstance(decision, Admitted) and not request.dry_run:
-            self._ledgers[request.namespace] = _with_room(decision.ledger)
+            self._ledgers[request.namespace] = _oldest_committed(decision.ledger)
         return decision
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
@@ -91,11 +94,88 @@ class MemoryLedgers:
         return await self.usage(namespace)
 
 
-def _with_room(ledger: Ledger) -> Ledger:
-    """Return a ledger that is not crowded: nobody sees pods stored here, so the oldest counts as committed in time."""
+def _oldest_committed(ledger: Ledger) -> Ledger:
+    # On a cluster the controller sees pods stored, and commits them. Nobody does so here, so the oldest counts as
+    # committed in time: else the namespace would have too many pending for good.
     if len(ledger.pending) < MOST_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
     committed = {**ledger.committed, oldest.model: ledger.committed.get(oldest.model, Charge()) + oldest.charge}
     pending = {other: entry for other, entry in ledger.pending.items() if other != uid}
     return msgspec.structs.replace(ledger, committed=committed, pending=pending)
+
+
+# Longer than the API server takes from /mutate to /validate, also where other webhooks are asked in between. A choice
+# that is not charged by then was charged by another replica, or its pod was refused by somebody else.
+CHOICE_SECONDS = 2.0
+
+
+class _Choice(NamedTuple):
+    until: float
+    model: str
+    charge: Charge
+
+
+class _Chosen:
+    """One namespace's choices, oldest first, and their sums per model."""
+
+    def __init__(self) -> None:
+        self.choices: deque[_Choice] = deque()
+        # Kept, and not summed up at each call: a burst leaves thousands, and every pod of it asks for the sums.
+        self.sums: dict[str, Charge] = {}
+
+    def add(self, choice: _Choice) -> None:
+        self.choices.append(choice)
+        self.sums[choice.model] = self.sums.get(choice.model, Charge()) + choice.charge
+
+    def remove(self, choice: _Choice) -> None:
+        self.choices.remove(choice)
+        self.sums[choice.model] -= choice.charge
+        if self.sums[choice.model] == Charge():
+            del self.sums[choice.model]
+
+
+class RecentChoices:
+    """The models that /mutate has just chosen and /validate has not charged yet; safe in every thread.
+
+    A burst of flexible pods so spreads over the models that have room, instead of all taking the same last card. A
+    choice only steers the next one. It never refuses a pod, and it is no charge.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_namespace: dict[str, _Chosen] = {}
+
+    def add(self, namespace: str, model: str, charge: Charge) -> None:
+        """Count a charge on the model chosen for it, for `CHOICE_SECONDS`."""
+        with self._lock:
+            self._current(namespace).add(_Choice(self._clock() + CHOICE_SECONDS, model, charge))
+
+    def release(self, namespace: str, model: str, charge: Charge) -> None:
+        """Forget the oldest choice like this one: it is about to be charged."""
+        with self._lock:
+            chosen = self._current(namespace)
+            # By what it takes and not by uid: /mutate sees a pod before it has one.
+            alike = (each for each in chosen.choices if (each.model, each.charge) == (model, charge))
+            oldest = next(alike, None)
+            if oldest:
+                chosen.remove(oldest)
+
+    def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:
+        """Return the usages with what was chosen counted as used."""
+        with self._lock:
+            sums = dict(self._current(namespace).sums)
+        if not sums:
+            return usages
+        with_chosen = dict(usages)
+        for model, charge in sums.items():
+            usage = usages.get(model, Usage())
+            with_chosen[model] = Usage(usage.used + charge, usage.pending)
+        return with_chosen
+
+    def _current(self, namespace: str) -> _Chosen:
+        chosen, now = self._by_namespace.setdefault(namespace, _Chosen()), self._clock()
+        while chosen.choices and chosen.choices[0].until <= now:
+            chosen.remove(chosen.choices[0])
+        return chosen

@@ -6,9 +6,8 @@ from vcuda.k8s_types import AdmissionRequest, AdmissionResponse
 from vcuda.placement.affinity import patch_for, unpinned_patch
 from vcuda.placement.placement import Candidates, Choice, choose, choose_regardless, find_candidates
 from vcuda.quota.model import Shortage, exceeded
-from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
-from webhook.ledgers import Ledgers
+from webhook.ledgers import Ledgers, RecentChoices
 from webhook.pod_review import PodReview, malformed, refused, review_of
 
 

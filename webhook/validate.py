@@ -9,9 +9,8 @@ from vcuda.k8s_types import AdmissionRequest, AdmissionResponse
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.placement.placement import Pin, read_pin
 from vcuda.quota.model import NamespaceQuota, cards, exceeded
-from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
-from webhook.ledgers import ChargeRequest, Decision, Ledgers, RetryLater
+from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices, RetryLater
 from webhook.pod_review import PodReview, malformed, refused, review_of
 
 RETRY_AFTER = 1

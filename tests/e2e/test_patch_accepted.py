@@ -23,9 +23,8 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Answer
 from vcuda.placement.affinity import Hints
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
-from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers
+from webhook.ledgers import MemoryLedgers, RecentChoices
 from webhook.mutate import mutate
 
 EXAMPLES = 60

@@ -46,13 +46,13 @@ def rows(output: str) -> dict[str, list[str]]:
         pytest.param("team-a/p100-please", "1 card admitted P100", "the only model it may use", id="the wanted model"),
         pytest.param(
             "team-a/p100-again",
-            "1 card refused (403)",
+            "1 card refused",
             "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 1 (1 pending), limited: 1, "
             "1 more needed",
             id="over quota",
         ),
-        pytest.param("team-a/too-many", "3 cards refused (403)", "can never fit", id="over the limit by itself"),
-        pytest.param("team-a/card-and-a-half", "1.5 cards refused (422)", "write 100 or 200", id="malformed"),
+        pytest.param("team-a/too-many", "3 cards refused", "can never fit", id="over the limit by itself"),
+        pytest.param("team-a/card-and-a-half", "1.5 cards refused", "write 100 or 200", id="malformed"),
         pytest.param(
             "team-a/copied",
             "0.2 cards, 2048 MiB admitted M40",
@@ -69,8 +69,8 @@ def rows(output: str) -> dict[str, list[str]]:
         pytest.param(
             "team-c/beyond-a-warning", "2 cards admitted M40", "admitted, because this quota only warns", id="warned"
         ),
-        pytest.param("sandbox/free-as-air", "8 cards untouched", "its namespace has no limit", id="unlimited"),
-        pytest.param("team-a/web-server", "untouched", "asks for no GPU", id="not a GPU pod"),
+        pytest.param("sandbox/free-as-air", "8 cards not limited", "", id="unlimited"),
+        pytest.param("team-a/web-server", "no GPU", "", id="not a GPU pod"),
     ],
 )
 def test_the_table_says_what_became_of_each_pod_and_why(output: str, pod: str, decision: str, why: str) -> None:
@@ -110,7 +110,7 @@ def hung_up(directory: Path) -> str:
     ("script", "sentence"),
     [
         pytest.param(died, "the server ended before it listened", id="it dies"),
-        pytest.param(hung_up, "/mutate: no answer about whole-card", id="it does not answer"),
+        pytest.param(hung_up, "/mutate: no answer: ", id="it does not answer"),
     ],
 )
 def test_a_server_that_misbehaves_is_status_1(

@@ -22,8 +22,7 @@ from bench.rounds import in_order, orders
 from bench.servers import PIN
 from tests.builders import facts, review
 from vcuda.quota.model import Limit, NamespaceQuota
-from webhook.choices import RecentChoices
-from webhook.ledgers import MemoryLedgers
+from webhook.ledgers import MemoryLedgers, RecentChoices
 from webhook.mutate import mutate
 
 CASES = [Case(name, spread) for name in arrangements.EVERY for spread in creates.SPREADS]

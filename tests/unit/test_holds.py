@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcuda.quota.model import Charge, Usage
-from webhook.choices import HOLD, RecentChoices
+from webhook.ledgers import CHOICE_SECONDS, RecentChoices
 
 CARD = Charge(100, 0, 100)
 SHARE = Charge(20, 512)
@@ -67,13 +67,13 @@ def test_namespaces_are_apart(holds: RecentChoices) -> None:
 
 def test_a_hold_is_forgotten_in_time(holds: RecentChoices, clock: Clock) -> None:
     holds.add("team-a", "M40", CARD)
-    clock.now += HOLD / 2
+    clock.now += CHOICE_SECONDS / 2
     holds.add("team-a", "M40", SHARE)
-    clock.now += HOLD / 2 - 0.01
+    clock.now += CHOICE_SECONDS / 2 - 0.01
     assert held(holds) == {"M40": CARD + SHARE}
     clock.now += 0.01
     assert held(holds) == {"M40": SHARE}
-    clock.now += HOLD
+    clock.now += CHOICE_SECONDS
     assert holds.on_top_of(M40, "team-a") is M40
 
 
@@ -91,10 +91,10 @@ def test_what_is_charged_is_held_no_more(holds: RecentChoices) -> None:
 def test_the_oldest_of_those_alike_is_released(holds: RecentChoices, clock: Clock) -> None:
     """It would have been forgotten first; the younger one goes on to be held for its full time."""
     holds.add("team-a", "M40", CARD)
-    clock.now += HOLD / 2
+    clock.now += CHOICE_SECONDS / 2
     holds.add("team-a", "M40", CARD)
     holds.release("team-a", "M40", CARD)
-    clock.now += HOLD / 2
+    clock.now += CHOICE_SECONDS / 2
     assert held(holds) == {"M40": CARD}
 
 
@@ -110,7 +110,7 @@ STEPS = st.tuples(
     st.sampled_from(["add", "release"]),
     st.sampled_from(["M40", "P100"]),
     st.sampled_from([CARD, SHARE]),
-    st.sampled_from([0.0, 0.3, 1.0, HOLD]),
+    st.sampled_from([0.0, 0.3, 1.0, CHOICE_SECONDS]),
 )
 
 
@@ -123,7 +123,7 @@ def test_the_sums_are_those_of_the_holds(steps: list[tuple[str, str, Charge, flo
     for action, model, charge, pause in steps:
         if action == "add":
             holds.add("team-a", model, charge)
-            model_of.append((clock.now + HOLD, model, charge))
+            model_of.append((clock.now + CHOICE_SECONDS, model, charge))
         else:
             holds.release("team-a", model, charge)
             alike = [each for each in model_of if each[1:] == (model, charge)]

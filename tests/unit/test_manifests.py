@@ -14,7 +14,8 @@ from vcuda.errors import BadInput, QuotaFault
 from vcuda.quota.model import Charge, Limit
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import MOST_PODS, Workload, workloads_in
-from webhook.manifests import read_nodes, read_quota, read_workloads
+from webhook.check import read_workloads
+from webhook.context import read_nodes, read_quota
 
 TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": 2})]}}
 

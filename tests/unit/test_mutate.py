@@ -15,8 +15,7 @@ from vcuda.errors import Unavailable
 from vcuda.k8s_types import AdmissionResponse
 from vcuda.placement.affinity import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from webhook.choices import RecentChoices
-from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
+from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
 from webhook.mutate import mutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})

@@ -26,9 +26,8 @@ from vcuda.placement.affinity import MODEL_ANNOTATION, Hints, NodeLabels, escape
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.requests.pod_request import read_request
-from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers
+from webhook.ledgers import MemoryLedgers, RecentChoices
 from webhook.mutate import mutate
 from webhook.validate import validate
 

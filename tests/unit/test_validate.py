@@ -27,8 +27,7 @@ from tests.builders import (
 from vcuda.errors import Unavailable
 from vcuda.k8s_types import AdmissionResponse, UserInfo
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.choices import RecentChoices
-from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
+from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
 from webhook.validate import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from tests.builders import Manifest, facts, held_to, pod_of_cores, review, stored_pod
 from vcuda.k8s_types import AdmissionResponse
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
-from webhook.choices import RecentChoices
-from webhook.ledgers import MemoryLedgers
+from webhook.ledgers import MemoryLedgers, RecentChoices
 from webhook.validate import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "A100": Limit(250, 1000)})

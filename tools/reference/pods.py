@@ -24,9 +24,8 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usa
 from vcuda.requests.pod_request import read_request
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
-from webhook.choices import RecentChoices
 from webhook.context import PolicySnapshot
-from webhook.ledgers import ChargeRequest, Ledgers, MemoryLedgers, RetryLater
+from webhook.ledgers import ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
 from webhook.metrics import Metrics
 from webhook.mutate import mutate
 from webhook.pod_review import malformed_sentence
