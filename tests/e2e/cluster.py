@@ -150,9 +150,21 @@ class Cluster:
         return registered(self.rest, mutating, validating, timeout)
 
     def events(self, namespace: str) -> list[Json]:
-        """The Events in ``namespace``; to await one, `await_collection("/api/v1/namespaces/…/events", …)`."""
+        """The Events in ``namespace``."""
         items: list[Json] = self.rest.get(f"/api/v1/namespaces/{namespace}/events")["items"]
         return items
+
+    def await_events(
+        self, namespace: str, selector: str = "", predicate: Callable[[list[Json]], bool] = bool
+    ) -> list[Json]:
+        """The Events in ``namespace`` that a field selector chooses, once ``predicate`` holds: there is one, else."""
+        return self.await_collection(f"/api/v1/namespaces/{namespace}/events", predicate, fieldSelector=selector)
+
+    def delete(self, path: str) -> None:
+        """Delete what may be there."""
+        answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
+        if answer.status != HTTPStatus.NOT_FOUND:
+            answer.ok()
 
     # Namespaces and nodes
 
@@ -196,6 +208,28 @@ class Cluster:
         items: list[Json] = self.rest.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
         return items
 
+    def pod(self, namespace: str, name: str = "train") -> Json:
+        """The pod as it is stored."""
+        return self.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    def await_pods(
+        self, namespace: str, predicate: Callable[[list[Json]], bool], timeout: float = TIMEOUT
+    ) -> list[Json]:
+        """All pods in ``namespace`` once ``predicate`` holds for them together."""
+        return self.await_collection(f"/api/v1/namespaces/{namespace}/pods", predicate, timeout)
+
+    def await_bound(self, namespace: str, name: str = "train", timeout: float = TIMEOUT) -> Json:
+        """The pod once it has a node."""
+        return self.wait_pod(namespace, name, is_bound, timeout)
+
+    def bind(self, pod: Json, node: str) -> None:
+        """Create the pod and bind it to the node, as a scheduler would; the cluster's own leaves it alone."""
+        self.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
+        name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{name}/binding"
+        self.rest.send("POST", path, binding).ok()
+
     def wait_pod(self, namespace: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
         """The pod once it exists and ``predicate`` holds for it."""
         return self.await_object(f"/api/v1/namespaces/{namespace}/pods", name, predicate, timeout)
@@ -217,10 +251,7 @@ class Cluster:
 
     def delete_pod(self, namespace: str, name: str) -> None:
         """Delete the pod at once, without a grace period: it is gone on return. One that is not there is no fault."""
-        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
-        if answer.status != HTTPStatus.NOT_FOUND:
-            answer.ok()
+        self.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
 GROUP = "/apis/admissionregistration.k8s.io/v1"
@@ -229,6 +260,11 @@ RESOURCES = {
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
 }
 SENTINEL_LABEL = "e2e.vcuda.io/sentinel"
+
+
+def is_bound(pod: Json) -> bool:
+    """Whether the pod has a node."""
+    return bool(pod["spec"].get("nodeName"))
 
 
 @contextmanager

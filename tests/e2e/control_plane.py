@@ -362,6 +362,15 @@ class Component:
         if not self._ended_within(grace):
             self.kill()
 
+    @contextmanager
+    def away(self, end: Callable[[], None] | None = None) -> Iterator[None]:
+        """`with` this it does not run, ended by ``end``: by `stop`, else."""
+        (end or self.stop)()
+        try:
+            yield
+        finally:
+            self.start()
+
     def log_tail(self) -> str:
         """The last lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

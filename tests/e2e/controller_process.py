@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
 from pathlib import Path
 
 from tests.e2e.cluster import TIMEOUT, Cluster
@@ -56,9 +55,7 @@ def controlling(
 
 def drop_lease(cluster: Cluster) -> None:
     """Delete the Lease that a killed controller has left; there may be none."""
-    answer = cluster.rest.send("DELETE", f"{LEASES}/{LEASE}")
-    if answer.status != HTTPStatus.NOT_FOUND:
-        answer.ok()
+    cluster.delete(f"{LEASES}/{LEASE}")
 
 
 def lease_spec(cluster: Cluster) -> Json:

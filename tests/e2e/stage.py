@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -121,7 +120,7 @@ class Stage:
     def unregister(self) -> None:
         """Delete both configurations."""
         for path in PATHS.values():
-            delete(self.cluster, path)
+            self.cluster.delete(path)
 
     def _webhook(self, path: str) -> Json:
         return {
@@ -220,7 +219,7 @@ def clear(stage: Stage) -> None:
     selector = ",".join(f"{key}={value}" for key, value in PODS.items())
     delete_pods(stage.cluster, SYSTEM_NAMESPACE, labelSelector=selector)
     for path in (CA_SECRET, SERVING_SECRET, f"{CORE}/services/{SERVICE}", f"/api/v1/nodes/{NODE}"):
-        delete(stage.cluster, path)
+        stage.cluster.delete(path)
     stage.cluster.await_collection(SLICES, lambda found: not found, labelSelector=OF_THE_SERVICE)
 
 
@@ -231,13 +230,6 @@ def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
         path, now = f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}
         answer = cluster.rest.send("DELETE", path, now, limit=str(PAGE), **selector).ok()
         deleted = len(answer["items"])
-
-
-def delete(cluster: Cluster, path: str) -> None:
-    """Delete what may be there."""
-    answer = cluster.rest.send("DELETE", path)
-    if answer.status != HTTPStatus.NOT_FOUND:
-        answer.ok()
 
 
 def own_address() -> str:

@@ -43,7 +43,7 @@ class Allocated:
             return cluster.run_pod(namespace, self.name)
         if self.status:
             return cluster.finish_pod(namespace, self.name, self.status)
-        return cluster.rest.get(f"/api/v1/namespaces/{namespace}/pods/{self.name}")
+        return cluster.pod(namespace, self.name)
 
 
 def is_allocated(found: Json, scheme: Scheme) -> bool:
@@ -61,6 +61,5 @@ def await_freed(cluster: Cluster, namespace: str, pod: Allocated) -> Json:
 
 def await_removal_event(cluster: Cluster, namespace: str, name: str) -> Json:
     """The one Event that tells of a removal from the object of this name."""
-    selector = f"involvedObject.name={name},reason={REASON}"
-    [event] = cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", bool, fieldSelector=selector)
+    [event] = cluster.await_events(namespace, f"involvedObject.name={name},reason={REASON}")
     return event

@@ -61,17 +61,6 @@ def kubectl_create(cluster: Cluster, *pods: Json, options: tuple[str, ...] = ())
     return cluster.kubectl("create", "-f", "-", "-o", "json", *options, stdin=json.dumps(manifest), check=False)
 
 
-def stored(cluster: Cluster, namespace: str, name: str = "train") -> Json:
-    """The pod as the API server has it."""
-    return cluster.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
-
-
-def bound(cluster: Cluster, namespace: str, name: str = "train") -> str:
-    """The node on which the scheduler put the pod."""
-    pod = cluster.wait_pod(namespace, name, lambda one: "nodeName" in one["spec"])
-    return str(pod["spec"]["nodeName"])
-
-
 def with_spec(pod: Json, **fields: object) -> Json:
     """The pod with these fields of its spec, named as in YAML."""
     return {**pod, "spec": {**pod["spec"], **fields}}
@@ -87,10 +76,10 @@ def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
     created = kubectl_create(cluster, *(gpu_pod("train", namespace, limits) for namespace in targets))
     assert created.returncode == 0, created.stderr
     for namespace, node in targets.items():
-        pod = stored(cluster, namespace)
+        pod = cluster.pod(namespace)
         assert pod["spec"]["affinity"] == held_to(NODES[node][MODEL], NODES[node][POOL])
         assert pod["metadata"]["annotations"]["quota.vcuda.io/model"] == NODES[node][MODEL]
-        assert bound(cluster, namespace) == node
+        assert cluster.await_bound(namespace)["spec"]["nodeName"] == node
 
 
 TWO_M40 = {"pool": ["public"], "quota": {"M40": 2}}
@@ -179,7 +168,7 @@ def test_an_unlimited_namespace_is_left_alone(cluster: Cluster, installation: In
     with installation.free_team() as namespace:
         pod = gpu_pod("train", namespace, {"tencent.com/vcuda-core": "6400"}, annotations=FORGED)
         assert kubectl_create(cluster, pod).returncode == 0
-        kept = stored(cluster, namespace)
+        kept = cluster.pod(namespace)
         assert kept["metadata"]["annotations"] == FORGED
         assert "affinity" not in kept["spec"]
         assert installation.charged(namespace) == {}
@@ -191,7 +180,7 @@ def test_a_pod_without_vcuda_is_left_alone_in_an_enforced_namespace(
     namespace = team({"quota": {}})
     asked_about = gpu_pod("web", namespace, {"cpu": "1", "example.com/nic": "1"})
     assert kubectl_create(cluster, asked_about).returncode == 0
-    kept = stored(cluster, namespace, "web")
+    kept = cluster.pod(namespace, "web")
     assert "affinity" not in kept["spec"]
     assert "annotations" not in kept["metadata"]
     assert installation.charged(namespace) == {}
@@ -206,7 +195,7 @@ def test_forged_allocations_are_removed_and_a_persons_own_annotations_kept(clust
         "labels": {"nvidia.com/assigned-phase": "succeed", "app": "train"},
     }
     kubectl_create(cluster, pod).check_returncode()
-    metadata = stored(cluster, namespace)["metadata"]
+    metadata = cluster.pod(namespace)["metadata"]
     assert metadata["annotations"] == {"example.com/owner": "alice", "quota.vcuda.io/model": "M40"}
     assert metadata["labels"] == {"app": "train"}
 
@@ -216,16 +205,15 @@ def test_a_preset_node_name_is_moved_so_that_the_scheduler_binds_the_pod_there(c
     namespace = team({"quota": {"P100": 1, "M40": 1}})
     created = kubectl_create(cluster, with_spec(card_pod("train", namespace), nodeName="gpu-mixed"))
     assert "nodeName" not in json.loads(created.stdout)["spec"]
-    assert bound(cluster, namespace) == "gpu-mixed"
-    [term] = stored(cluster, namespace)["spec"]["affinity"]["nodeAffinity"][
+    assert cluster.await_bound(namespace)["spec"]["nodeName"] == "gpu-mixed"
+    [term] = cluster.pod(namespace)["spec"]["affinity"]["nodeAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]["nodeSelectorTerms"]
     assert term == {
         "matchExpressions": [requirement(MODEL, "In", "M40")],
         "matchFields": [requirement("metadata.name", "In", "gpu-mixed")],
     }
-    path = f"/api/v1/namespaces/{namespace}/events"
-    cluster.await_collection(path, lambda events: any(event["reason"] == "Scheduled" for event in events))
+    cluster.await_events(namespace, "reason=Scheduled")
 
 
 def test_a_dry_run_shows_the_decision_and_charges_nothing(
@@ -270,14 +258,14 @@ def test_a_manifest_copied_from_a_live_pod_is_admitted_charged_and_scheduled_ane
     """As in `kubectl get -o json`, edit the name, `kubectl apply`: nodeName, uid and allocations come along."""
     namespace = team({"pool": ["public"], "quota": {"M40": 2}})
     cluster.create(card_pod("train", namespace))
-    node = bound(cluster, namespace)
+    node = cluster.await_bound(namespace)["spec"]["nodeName"]
     cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/train", {"metadata": {"annotations": FORGED}})
     live = json.loads(cluster.kubectl("get", "pod", "train", "-n", namespace, "-o", "json").stdout)
     live["metadata"]["name"] = "copy"
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(live))
-    copy = stored(cluster, namespace, "copy")
+    copy = cluster.pod(namespace, "copy")
     assert not FORGED.keys() & copy["metadata"]["annotations"].keys()
-    assert bound(cluster, namespace, "copy") == node
+    assert cluster.await_bound(namespace, "copy")["spec"]["nodeName"] == node
     pods = cluster.pods(namespace)
     assert installation.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in pods}
     assert installation.charged(namespace) == {"M40": 200}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,11 @@ from tests.allocated import rfc3339
 from tests.builders import LABELS
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.controller_process import candidate, controlling, drop_lease
+from tests.e2e.controller_process import controlling
 from tests.e2e.installation import Installation
 from tests.e2e.predicating import NAME, REFUSAL, predicating_scheduler
 from tests.e2e.rest import Json
-from tests.e2e.stale_objects import REASON, Allocated, await_freed, await_removal_event, is_allocated
+from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.processes import ControllerProcess
 from vcuda.allocations.stale import Removal
 from vcuda.errors import Conflict
@@ -121,7 +119,7 @@ def test_a_pod_that_gpu_admission_would_refuse_for_ever_is_freed_and_scheduled_a
         refused = cluster.wait_pod(namespace, "stranded", is_refused)
         assert is_allocated(refused, GPU_MANAGER)
         assert "nodeName" not in refused["spec"]
-        bound = cluster.wait_pod(namespace, "stranded", lambda found: "nodeName" in found["spec"])
+        bound = cluster.await_bound(namespace, "stranded")
     assert bound["metadata"]["annotations"] == {"a/b": "stays"}
     event = await_removal_event(cluster, namespace, "stranded")
     assert "the pod was never bound" in event["message"]
@@ -204,78 +202,4 @@ def test_the_api_server_lets_no_removal_in_for_another_version_than_the_one_judg
     with pytest.raises(Conflict):
         Removing(kube, GarbageMetrics(CollectorRegistry())).remove(Found(subject, path, (removal,)))
     assert cluster.rest.get(path) == changed
-    assert cluster.events(namespace) == []
-
-
-PODS = 400
-MIDWAY = 40
-"""Pods that are free when the leader is killed."""
-
-LEASE_SECONDS = 8
-CALLERS = 8
-
-
-def stale_pods(cluster: Cluster, namespace: str, count: int) -> list[Allocated]:
-    """Create that many pods whose node does not exist."""
-    pods = [Allocated(f"stale-{number}", SCHEMES[number % len(SCHEMES)], "no-such-node") for number in range(count)]
-    with ThreadPoolExecutor(CALLERS) as callers:
-        list(callers.map(lambda pod: pod.create(cluster, namespace), pods))
-    return pods
-
-
-def freed(found: list[Json]) -> list[Json]:
-    """Those that carry nothing of any scheme's allocation."""
-    return [pod for pod in found if not any(is_allocated(pod, scheme) for scheme in SCHEMES)]
-
-
-def writes_since(cluster: Cluster, path: str, version: str, count: int) -> Counter[str]:
-    """How often each pod was written since that version, from the watch's history; it has at least ``count`` events."""
-    written: Counter[str] = Counter()
-    for event in cluster.rest.watch(path, 1, resourceVersion=version):
-        written[event["object"]["metadata"]["name"]] += 1
-    assert written.total() >= count
-    return written
-
-
-def test_when_the_leader_is_killed_midway_another_does_the_rest_and_nothing_twice(
-    cluster: Cluster, installation: Installation, namespace: str
-) -> None:
-    """A crash between a patch and its Event costs that one Event, and nothing else."""
-    short = ("--lease-seconds", str(LEASE_SECONDS))
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    pods = stale_pods(cluster, namespace, PODS)
-    version = cluster.rest.get(path)["metadata"]["resourceVersion"]
-    with (
-        controlling(installation, *short, "--identity", "first") as first,
-        candidate(installation, *short, "--identity", "second") as second,
-    ):
-        cluster.await_collection(path, lambda found: len(freed(found)) >= MIDWAY)
-        first.kill()
-        left = PODS - len(freed(cluster.pods(namespace)))
-        print(f"killed with {left} of {PODS} pods left")
-        assert left > 0, "the leader was done before it was killed"
-        second.await_synced()
-        cluster.await_collection(path, lambda found: len(freed(found)) == PODS)
-        assert second.terminate() == 0
-        done = [line["name"] for line in second.logs("stale allocation removed")]
-    drop_lease(cluster)
-    assert writes_since(cluster, path, version, PODS) == Counter({pod.name: 1 for pod in pods})
-    assert len(done) == len(set(done)) == left
-    told = Counter(event["involvedObject"]["name"] for event in cluster.events(namespace) if event["reason"] == REASON)
-    assert set(told.values()) == {1}
-    assert len(told) >= PODS - 1
-
-
-def test_a_dry_run_says_what_it_would_remove_and_writes_nothing(
-    cluster: Cluster, installation: Installation, namespace: str
-) -> None:
-    [pod] = stale_pods(cluster, namespace, 1)
-    before = cluster.pods(namespace)
-    with controlling(installation, "--dry-run") as controller:
-        line = controller.await_log(
-            "stale allocation found; a dry run removes nothing", lambda found: found["namespace"] == namespace
-        )
-        assert (line["name"], line["scheme"], line["rule"]) == (pod.name, pod.scheme.name, "node-gone")
-        assert controller.terminate() == 0
-    assert cluster.pods(namespace) == before
     assert cluster.events(namespace) == []

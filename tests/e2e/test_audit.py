@@ -64,20 +64,16 @@ def start(cluster: Cluster, namespace: str, name: str) -> None:
     """A pod of one card that runs; its name tells its age, where the second does not."""
     pod = card_pod(name, namespace)
     pod["metadata"]["labels"] = {"app": name}
-    cluster.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": namespace}}
-    target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
-    path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
-    cluster.rest.send("POST", path, {**binding, "target": target}).ok()
+    cluster.bind(pod, NODE)
     cluster.run_pod(namespace, name)
 
 
 def await_events(cluster: Cluster, namespace: str, reason: str, *names: str) -> list[Json]:
     """The Events of this reason once each of these pods has one."""
-    return cluster.await_collection(
-        f"/api/v1/namespaces/{namespace}/events",
+    return cluster.await_events(
+        namespace,
+        f"reason={reason}",
         lambda events: {event["involvedObject"]["name"] for event in events} >= {*names},
-        fieldSelector=f"reason={reason}",
     )
 
 

@@ -174,7 +174,7 @@ def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(
     good = own.quota.document()
     stored = own.quota.write("{team-a: 8}").ok()
     about_it = f"metadata.name=gpuquota.malformed-{stored['metadata']['resourceVersion']}"
-    [event] = cluster.await_collection("/api/v1/namespaces/kube-system/events", bool, fieldSelector=about_it)
+    [event] = cluster.await_events("kube-system", about_it)
     metadata = {"namespace": "kube-system", "name": f"as-the-controller-{stored['metadata']['resourceVersion']}"}
     again = {**event, "apiVersion": "v1", "kind": "Event", "metadata": metadata}
     assert account.create(again)["reason"] == "MalformedQuota"

@@ -19,7 +19,7 @@ import yaml
 
 from tests.builders import MODEL, POOL, container, pod
 from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken, wanted
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, is_bound
 from tests.e2e.control_plane import Component, ControlPlane
 from tests.e2e.controller_process import candidate, controlling, drop_lease
 from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, may
@@ -88,13 +88,11 @@ def create_all(cluster: Cluster, namespace: str, pods: list[Json]) -> None:
         list(pool.map(create, pods))
 
 
-def bound(stored: Json) -> bool:
-    return bool(stored["spec"].get("nodeName"))
-
-
 def bound_with_cards(stored: list[Json]) -> list[Json]:
     """The pods that are bound and ask for cards; each has its node written on it."""
-    with_cards = [each for each in stored if bound(each) and any(wanted(one)[0] for one in each["spec"]["containers"])]
+    with_cards = [
+        each for each in stored if is_bound(each) and any(wanted(one)[0] for one in each["spec"]["containers"])
+    ]
     for each in with_cards:
         assert each["metadata"]["annotations"]["tencent.com/predicate-node"] == each["spec"]["nodeName"]
     return with_cards
@@ -112,7 +110,7 @@ def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
     return {
         each["metadata"]["name"]: why_not(each)
         for each in stored
-        if not bound(each)
+        if not is_bound(each)
         and ("available" not in why_not(each) or fits_somewhere(each, used, nodes, CARDS, CARD_MEMORY))
     }
 
@@ -133,7 +131,7 @@ def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> li
         return len(stored) == count and not left
 
     try:
-        return cluster.await_collection(f"/api/v1/namespaces/{namespace}/pods", settled, PATIENCE)
+        return cluster.await_pods(namespace, settled, PATIENCE)
     except TimeoutError as error:
         raise TimeoutError(f"not settled after {PATIENCE:g} s: {left}") from error
 
@@ -154,7 +152,7 @@ def test_200_mixed_pods_at_once_are_bound_where_they_fit_and_the_rest_say_why(
         stored = settle(cluster, namespace, gpu_nodes, PODS)
         print_figures(stored, leader)
         assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == len(bound_with_cards(stored))
-    assert any(bound(each) for each in stored)
+    assert any(is_bound(each) for each in stored)
     assert any("whole vcuda cards needed" in why_not(each) or "Insufficient" in why_not(each) for each in stored)
 
 
@@ -182,16 +180,15 @@ def test_when_the_leader_is_killed_half_way_the_next_one_goes_on_and_no_card_is_
         first.await_log("serving extender")
         second = stack.enter_context(candidate(installation, *site.flags, "--identity", "second"))
         create_all(cluster, namespace, [mixed(number, rng) for number in range(PODS)])
-        pods = f"/api/v1/namespaces/{namespace}/pods"
-        cluster.await_collection(pods, lambda stored: sum(map(bound, stored)) >= 25, PATIENCE)
+        cluster.await_pods(namespace, lambda stored: sum(map(is_bound, stored)) >= 25, PATIENCE)
         first.kill()
-        before = sum(map(bound, cluster.pods(namespace)))
+        before = sum(map(is_bound, cluster.pods(namespace)))
         second.await_log("serving extender")
         wake(cluster, gpu_nodes[0])
         stored = settle(cluster, namespace, gpu_nodes, PODS)
         print(f"{before} pods were bound at the kill")
         print_figures(stored, second)
-        assert before < sum(map(bound, stored))
+        assert before < sum(map(is_bound, stored))
     drop_lease(cluster)
 
 
@@ -225,11 +222,11 @@ def test_a_pod_that_was_moved_is_not_bound_where_it_was_not_even_by_a_late_bindi
         leader.await_log("serving extender")
         created = [{**share, "metadata": {"name": name}} for name in ("moved", "late")]
         create_all(cluster, namespace, created)
-        stored = {name: cluster.rest.get(f"{pods}/{name}") for name in ("moved", "late")}
+        stored = {name: cluster.pod(namespace, name) for name in ("moved", "late")}
         placed: dict[str, Json] = {}
         for name, was in stored.items():
             assert ask(site, "predicates", {"Pod": was, "NodeNames": [first]})["NodeNames"] == [first]
-            placed[name] = cluster.rest.get(f"{pods}/{name}")
+            placed[name] = cluster.pod(namespace, name)
             asked = {"Pod": placed[name], "NodeNames": [second]}
             assert ask(site, "predicates", asked)["NodeNames"] == [second]
         moved = stored["moved"]
@@ -237,14 +234,14 @@ def test_a_pod_that_was_moved_is_not_bound_where_it_was_not_even_by_a_late_bindi
         assert error == f"the pod is not placed on {first} any more"
         assert ask(site, "bind", binding_of(moved, second)) == {"Error": ""}
         assert ask(site, "bind", binding_of(moved, second)) == {"Error": ""}
-        assert cluster.rest.get(f"{pods}/moved")["spec"]["nodeName"] == second
+        assert cluster.pod(namespace, "moved")["spec"]["nodeName"] == second
         assert cluster.events(namespace) == []
         late = placed["late"]
         assert cluster.rest.send("POST", f"{pods}/late/binding", as_sent(late, first)).status == HTTPStatus.CONFLICT
-        another = {**cluster.rest.get(f"{pods}/late")["metadata"], "uid": late["metadata"]["uid"][::-1]}
+        another = {**cluster.pod(namespace, "late")["metadata"], "uid": late["metadata"]["uid"][::-1]}
         asked = as_sent({"metadata": another}, first)
         assert cluster.rest.send("POST", f"{pods}/late/binding", asked).status == HTTPStatus.CONFLICT
-        assert not bound(cluster.rest.get(f"{pods}/late"))
+        assert not is_bound(cluster.pod(namespace, "late"))
         assert ask(site, "bind", binding_of(late, second)) == {"Error": ""}
 
 
@@ -261,7 +258,9 @@ def print_figures(stored: list[Json], leader: ControllerProcess) -> None:
     cores = sum(cores for cores, _ in used.values())
     placed = leader.metric("vcuda_extender_placements_total", outcome="placed")
     binds = leader.metric("vcuda_extender_bindings_total", outcome="bound")
-    print(f"{sum(map(bound, stored))} of {len(stored)} bound, {cores} of {NODES * CARDS * 100} cores, {placed} placed")
+    print(
+        f"{sum(map(is_bound, stored))} of {len(stored)} bound, {cores} of {NODES * CARDS * 100} cores, {placed} placed"
+    )
     print(f"{binds} by the extender")
 
 
@@ -289,7 +288,7 @@ def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publis
         leader.await_log("the Service leads here")
         share = pod(container({CORES: "30", MEMORY: "8"}), metadata={"name": "train"}, schedulerName=NAME)
         create_all(cluster, namespace, [share])
-        assert cluster.wait_pod(namespace, "train", bound, PATIENCE)["spec"]["nodeName"] == node
+        assert cluster.await_bound(namespace, timeout=PATIENCE)["spec"]["nodeName"] == node
         published = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
         cluster.await_object(
             published, "gpu-cards", lambda found: '"fragmented_cores": 70' in found["data"]["cards.json"]
@@ -339,8 +338,6 @@ def test_with_whole_nodes_too_pods_are_placed(
             namespace,
             [pod(share, metadata={"name": f"p{number}"}, schedulerName=NAME) for number in range(4)],
         )
-        stored = cluster.await_collection(
-            f"/api/v1/namespaces/{namespace}/pods", lambda found: len(found) == 4 and all(map(bound, found)), PATIENCE
-        )
+        stored = cluster.await_pods(namespace, lambda found: len(found) == 4 and all(map(is_bound, found)), PATIENCE)
     check_cards(stored, gpu_nodes)
     assert len(taken(stored, CARD_MEMORY)) == 4

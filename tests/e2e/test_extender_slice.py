@@ -11,7 +11,7 @@ from controller.extender.publish import SERVICE, Advertiser
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE, create_system_namespace
 from tests.e2e.rest import Json
-from tests.e2e.stage import SLICES, delete
+from tests.e2e.stage import SLICES
 from vcuda.kube import Kube
 
 Lead = Callable[[str], Advertiser]
@@ -30,7 +30,7 @@ def lead(cluster: Cluster) -> Iterator[Lead]:
 
     with ExitStack() as stack:
         stack.callback(kube.close)
-        stack.callback(delete, cluster, f"{SLICES}/{SERVICE}")
+        stack.callback(cluster.delete, f"{SLICES}/{SERVICE}")
         yield advertised
 
 

@@ -84,15 +84,12 @@ def test_a_webhook_whose_api_server_was_gone_recovers_by_itself_and_charges_on(
 ) -> None:
     namespace, untouched = team({"quota": {"M40": 2}}), team({"quota": {"M40": 2}})
     cluster.create(card_pod("before", namespace))
-    control_plane.apiserver.kill()
-    try:
+    with control_plane.apiserver.away(control_plane.apiserver.kill):
         unsure = installation.replica.review("/validate", with_uid(pinned(card_pod("meanwhile", namespace))))
         assert (unsure["allowed"], unsure["status"]["code"]) == (False, HTTPStatus.TOO_MANY_REQUESTS)
         review = review_of(with_uid(pinned(card_pod("meanwhile", untouched))))
         unread = installation.replica.send("POST", "/validate", json.dumps(review))
         assert (unread.status, unread.headers["Retry-After"]) == (HTTPStatus.SERVICE_UNAVAILABLE, "1")
-    finally:
-        control_plane.apiserver.start()
     cluster.create(card_pod("after", namespace))
     assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
     assert installation.charged(namespace) == {"M40": 200}

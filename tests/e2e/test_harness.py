@@ -59,7 +59,7 @@ def test_a_pod_is_bound_to_the_node_its_selector_names(
     create_node("plain")
     wanted = create_node("with-cards", {"model": "M40"}, {"tencent.com/vcuda-core": "800"})
     cluster.create(pod(namespace, "selective", nodeSelector={"model": "M40"}))
-    bound = cluster.wait_pod(namespace, "selective", lambda one: "nodeName" in one["spec"])
+    bound = cluster.await_bound(namespace, "selective")
     assert bound["spec"]["nodeName"] == wanted
 
 

@@ -134,18 +134,17 @@ def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor
     cluster: Cluster, control_plane: ControlPlane, installation: Installation
 ) -> None:
     with (
-        controlling(installation, "--lease-seconds", "30") as leader,
+        controlling(installation, "--lease-seconds", "60") as leader,
         limited_team(installation, ENTRY) as namespace,
     ):
         for name in ("ends", "stays"):
             cluster.create(card_pod(name, namespace))
         await_committed(installation, namespace, M40=200)
         before = lease_spec(cluster)
-        control_plane.apiserver.kill()
-        killed = time.monotonic()
-        time.sleep(AWAY)  # being away for so long is what the test is about
-        control_plane.apiserver.start()
-        print(f"the API server was away for {time.monotonic() - killed:.1f} s")
+        # The leader gives up when it could not renew for two thirds of its lease. The API server takes its time to
+        # start, on a busy machine as long again as it is away for here.
+        with control_plane.apiserver.away(control_plane.apiserver.kill):
+            time.sleep(AWAY)  # being away for so long is what the test is about
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)

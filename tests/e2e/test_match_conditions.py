@@ -127,7 +127,7 @@ def test_the_pods_of_an_ordinary_deployment_cause_no_call(cluster: Cluster, aske
             "spec": {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template},
         }
     )
-    cluster.await_collection(f"/api/v1/namespaces/{watched}/pods", lambda found: len(found) == REPLICAS)
+    cluster.await_pods(watched, lambda found: len(found) == REPLICAS)
     assert calls(asked) == []
 
 

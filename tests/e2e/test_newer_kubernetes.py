@@ -34,11 +34,6 @@ def since(cluster: Cluster, minor: int, feature: str) -> None:
         pytest.skip(f"{feature}: on from Kubernetes 1.{minor}, this is 1.{cluster.control_plane.minor}")
 
 
-def stored(cluster: Cluster, namespace: str, name: str = "train") -> Json:
-    """The pod as the API server has it."""
-    return cluster.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
-
-
 def patch(cluster: Cluster, namespace: str, change: Json, subresource: str = "", name: str = "train") -> Answer:
     """The answer to a strategic merge patch of the pod, as kubectl sends it, or of a subresource of it."""
     path = f"/api/v1/namespaces/{namespace}/pods/{name}{subresource}"
@@ -101,7 +96,7 @@ def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_asks_nobo
     resized = {"name": "train", "resources": {"requests": amounts, "limits": amounts}}
     patch(cluster, team, {"spec": {"containers": [resized]}}, "/resize").ok()
     assert asked(installation) == before
-    spec = stored(cluster, team)["spec"]
+    spec = cluster.pod(team)["spec"]
     assert spec["containers"][0]["resources"]["limits"] == {CARD: "100", **amounts}
     assert spec["affinity"] == held_to("M40")
     pass_by(cluster, team)
@@ -157,7 +152,7 @@ def test_an_ephemeral_container_is_let_in_and_cannot_ask_for_a_card(
     refused = patch(cluster, team, {"spec": {"ephemeralContainers": [asking]}}, "/ephemeralcontainers")
     assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
     assert asked(installation) == before
-    [attached] = stored(cluster, team)["spec"]["ephemeralContainers"]
+    [attached] = cluster.pod(team)["spec"]["ephemeralContainers"]
     assert attached["name"] == "debug"
     pass_by(cluster, team)
     await_committed(installation, team, M40=100)
@@ -203,7 +198,7 @@ def test_the_pin_of_a_gated_pod_can_be_made_tighter_and_no_wider(
     assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
     cluster.rest.merge_patch(path, {"spec": {"nodeSelector": {"example.com/zone": "a"}}})
     cluster.rest.merge_patch(path, {"spec": {"affinity": held_to("M40")}})
-    assert stored(cluster, team)["spec"]["affinity"] == held_to("M40")
+    assert cluster.pod(team)["spec"]["affinity"] == held_to("M40")
     await_committed(installation, team, M40=100)
 
 

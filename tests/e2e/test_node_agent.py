@@ -212,17 +212,14 @@ def test_while_the_api_server_is_away_nothing_goes_and_an_agent_that_starts_then
     alive, gone = pods.start("alive"), pods.make(uid(1))
     with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
         agent.await_sweeps(1)
-        control_plane.apiserver.kill()
-        try:
-            with sweeping(cluster, disk, node, "--pod-uid", own) as fresh:
-                fresh.await_sweeps(3, "blocked")
-                agent.await_metric("vcuda_vm_directories_kept", 1, reason="pods-unknown")
-                agent.await_sweeps(8)
-                assert fresh.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
-                assert {agent.get("/healthz").status, fresh.get("/healthz").status} == {HTTPStatus.OK}
-                assert disk.names() == {own, alive, gone}
-        finally:
-            control_plane.apiserver.start()
+        apiserver = control_plane.apiserver
+        with apiserver.away(apiserver.kill), sweeping(cluster, disk, node, "--pod-uid", own) as fresh:
+            fresh.await_sweeps(3, "blocked")
+            agent.await_metric("vcuda_vm_directories_kept", 1, reason="pods-unknown")
+            agent.await_sweeps(8)
+            assert fresh.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
+            assert {agent.get("/healthz").status, fresh.get("/healthz").status} == {HTTPStatus.OK}
+            assert disk.names() == {own, alive, gone}
         agent.await_moved(gone)
     assert disk.names() == {own, alive}
 

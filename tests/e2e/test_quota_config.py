@@ -128,7 +128,7 @@ def test_the_last_good_quota_stays_in_force_when_a_malformed_one_gets_in(
         assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
 
         about_it = f"involvedObject.uid={stored['metadata']['uid']}"
-        [event] = cluster.await_collection("/api/v1/namespaces/kube-system/events", bool, fieldSelector=about_it)
+        [event] = cluster.await_events("kube-system", about_it)
         assert (event["type"], event["reason"]) == ("Warning", "MalformedQuota")
         assert event["message"].startswith("the quota document is malformed, the last good one stays in force: ")
         assert [path for path in PATHS if path not in event["message"]] == []

@@ -19,7 +19,7 @@ from certs.state import fingerprint
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.rest import Json
-from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, delete, staged, utc_now
+from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, staged, utc_now
 from tests.e2e.steady import shake
 from tests.processes import eventually
 from vcuda.x509 import Signed, make_authority, make_leaf, service_names
@@ -102,8 +102,8 @@ def expired_authority(stage: Stage) -> None:
 
 
 def both_secrets_deleted(stage: Stage) -> None:
-    delete(stage.cluster, CA_SECRET)
-    delete(stage.cluster, SERVING_SECRET)
+    stage.cluster.delete(CA_SECRET)
+    stage.cluster.delete(SERVING_SECRET)
 
 
 def recreated(stage: Stage) -> None:
@@ -116,8 +116,8 @@ ANOTHER_LEAF = make_leaf(ANOTHER, service_names(SERVICE, SYSTEM_NAMESPACE), date
 DAMAGES: dict[str, Damage] = {
     "expired leaf": expired_leaf,
     "expired CA": expired_authority,
-    "CA Secret deleted": lambda stage: delete(stage.cluster, CA_SECRET),
-    "serving Secret deleted": lambda stage: delete(stage.cluster, SERVING_SECRET),
+    "CA Secret deleted": lambda stage: stage.cluster.delete(CA_SECRET),
+    "serving Secret deleted": lambda stage: stage.cluster.delete(SERVING_SECRET),
     "both Secrets deleted": both_secrets_deleted,
     "CA Secret with garbage": lambda stage: patch_secret(stage, CA_SECRET, ca_crt=GARBAGE, ca_key=GARBAGE),
     "serving Secret with garbage": lambda stage: patch_secret(stage, SERVING_SECRET, tls_crt=GARBAGE, tls_key=GARBAGE),

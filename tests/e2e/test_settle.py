@@ -32,15 +32,6 @@ def gpu_node(create_node: Callable[..., str]) -> str:
     return create_node("gpu-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
 
 
-def create_bound(cluster: Cluster, pod: Json, node: str) -> None:
-    """Create the pod and bind it to the node, as a scheduler would; the cluster's own leaves it alone."""
-    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-    cluster.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
-    target = {"apiVersion": "v1", "kind": "Node", "name": node}
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-    cluster.rest.send("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", binding).ok()
-
-
 def await_usage(cluster: Cluster, namespace: str) -> None:
     """Return once the namespace's usage is published."""
     cluster.await_object(f"/api/v1/namespaces/{namespace}/configmaps", USAGE, lambda _: True)
@@ -91,7 +82,7 @@ def test_a_terminating_pod_counts_until_it_is_gone(
 
     The second pod is there because a count that holds it was made after the first one began to end.
     """
-    create_bound(cluster, card_pod("slow", team, cards=3), gpu_node)
+    cluster.bind(card_pod("slow", team, cards=3), gpu_node)
     await_committed(installation, team, M40=300)
     cluster.rest.send("DELETE", f"/api/v1/namespaces/{team}/pods/slow", {"gracePeriodSeconds": 600}).ok()
     [terminating] = cluster.pods(team)
@@ -161,7 +152,7 @@ def test_the_first_quota_of_a_namespace_counts_the_pods_that_run_there_already(
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
         for name in ("one", "two", "ended"):
-            create_bound(cluster, card_pod(name, namespace), gpu_node)
+            cluster.bind(card_pod(name, namespace), gpu_node)
         cluster.finish_pod(namespace, "ended")
         with installation.quota.limited(**{namespace: {"quota": {"M40": 3}}}):
             await_enforced(cluster, namespace)

@@ -166,8 +166,7 @@ def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their
             assert report["unpinned"] == ["waiting"]
             assert [pod["name"] for pod in report["models"][0]["pods"]] == ["bound"]
             assert controller.metric("vcuda_quota_unpinned_pods", namespace=namespace) == 1
-            path = f"/api/v1/namespaces/{namespace}/events"
-            [told] = cluster.await_collection(path, bool, fieldSelector="reason=NotCounted")
+            [told] = cluster.await_events(namespace, "reason=NotCounted")
             assert (told["involvedObject"]["name"], told["type"]) == ("waiting", "Warning")
 
 

@@ -18,7 +18,7 @@ from tests.e2e.installation import SYSTEM_NAMESPACE, QuotaConfigMap, ledger_path
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
-from tests.e2e.stage import CORE, SERVICE, SLICES, own_address
+from tests.e2e.stage import SERVICE, SLICES, own_address
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workloads
 from tests.integration.reviews import card_pod
@@ -80,9 +80,7 @@ def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster,
     cluster.create({**running, "spec": {**running["spec"], "nodeName": NODE}})
     cluster.create(card_pod("waits", namespace))
     with quota.limited(**{namespace: {"quota": {"M40": 1}}}):
-        cluster.await_collection(
-            f"/api/v1/namespaces/{namespace}/events", bool, fieldSelector="involvedObject.name=waits"
-        )
+        cluster.await_events(namespace, "involvedObject.name=waits")
         collection, _, name = ledger_path(namespace).rpartition("/")
         cluster.await_object(collection, name, lambda _: True)
     cluster.delete_namespace(namespace)
@@ -133,9 +131,7 @@ def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> No
     cluster.rest.send("DELETE", quota.path).ok()
     bad = QuotaConfigMap(cluster.rest, quota.namespace, quota.name, labels={})
     uid = bad.write("{team-a: 8}").ok()["metadata"]["uid"]
-    cluster.await_collection(
-        f"/api/v1/namespaces/{quota.namespace}/events", bool, fieldSelector=f"involvedObject.uid={uid}"
-    )
+    cluster.await_events(quota.namespace, f"involvedObject.uid={uid}")
     quota.limit_anew(**good)
 
 
@@ -150,7 +146,7 @@ def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
         with system.controller():  # which looks as soon as it leads
-            system.cluster.await_collection(f"{CORE}/events", bool, fieldSelector=f"reason={REASON}")
+            system.cluster.await_events(SYSTEM_NAMESPACE, f"reason={REASON}")
     system.cluster.rest.send("DELETE", f"{SLICES}/{SERVICE}").ok()
 
 
@@ -179,7 +175,7 @@ def a_pod_is_placed_on_a_card(cluster: Cluster, quota: QuotaConfigMap) -> None:
 def place(cluster: Cluster, namespace: str, name: str) -> Json:
     """A pod of one card, once it is bound."""
     cluster.create(card_pod(name, namespace))
-    return cluster.wait_pod(namespace, name, lambda found: bool(found["spec"].get("nodeName")))
+    return cluster.await_bound(namespace, name)
 
 
 def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfigMap) -> None:
@@ -190,7 +186,7 @@ def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfig
             cluster.run_pod(namespace, name)
         quota.limit(**{namespace: {"quota": {"M40": 1}}})
         cluster.wait_pod(namespace, "b-newer", lambda found: "deletionTimestamp" in found["metadata"])
-        assert "deletionTimestamp" not in cluster.rest.get(f"/api/v1/namespaces/{namespace}/pods/a-older")["metadata"]
+        assert "deletionTimestamp" not in cluster.pod(namespace, "a-older")["metadata"]
 
 
 def the_extenders_certificate_is_renewed(system: System) -> None:
