@@ -197,8 +197,7 @@ def started_again(installation: Installation) -> Iterator[Installation]:
 def registered(installation: Installation) -> AbstractContextManager[None]:
     """`with` this, the API server asks the installation's webhooks."""
     return installation.cluster.register_webhooks(
-        mutating=installation.mutating(),
-        validating=[*installation.validating(), installation.checking_quota()],
+        mutating=installation.mutating(), validating=[*installation.validating(), installation.checking_quota()]
     )
 
 

@@ -71,9 +71,7 @@ def start(cluster: Cluster, namespace: str, name: str) -> None:
 def await_events(cluster: Cluster, namespace: str, reason: str, *names: str) -> list[Json]:
     """The Events of this reason once each of these pods has one."""
     return cluster.await_events(
-        namespace,
-        f"reason={reason}",
-        lambda events: {event["involvedObject"]["name"] for event in events} >= {*names},
+        namespace, f"reason={reason}", lambda events: {event["involvedObject"]["name"] for event in events} >= {*names}
     )
 
 
@@ -186,10 +184,7 @@ class TestEnforced:
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
         """While another namespace, limited at the same time, has; so there was time enough."""
-        with (
-            limited_team(own, {"quota": {"M40": 3}}) as warned,
-            limited_team(own, {"quota": {"M40": 3}}) as enforced,
-        ):
+        with limited_team(own, {"quota": {"M40": 3}}) as warned, limited_team(own, {"quota": {"M40": 3}}) as enforced:
             for namespace in (warned, enforced):
                 team_of_three(cluster, own, namespace)
             lowered: Json = {"quota": {"M40": 1}}

@@ -38,11 +38,7 @@ APISERVER_DIES = (5, 18)
 ETCD_DIES = (11, 24)
 """At which ticks."""
 
-BY_PLAN = {
-    "replica": int(SECONDS / TICK),
-    "kube-apiserver": len(APISERVER_DIES),
-    "etcd": len(ETCD_DIES),
-}
+BY_PLAN = {"replica": int(SECONDS / TICK), "kube-apiserver": len(APISERVER_DIES), "etcd": len(ETCD_DIES)}
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5})
 """In cards, one namespace each."""

@@ -21,8 +21,8 @@ from tests.e2e.controller_process import (
     limited_team,
 )
 from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, installed, may, named_quota
-from tests.e2e.rest import Json
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
+from tests.e2e.workloads import check_nudged
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 from vcuda.requests.schemes import HAMI, VGPU_MANAGER
@@ -55,25 +55,6 @@ def controller(own: Installation, account: Cluster) -> Iterator[ControllerProces
 def refusals(controller: ControllerProcess) -> list[str]:
     """What it logged of requests that its rights did not cover."""
     return [line for line in controller.output().splitlines() if "system:serviceaccount" in line]
-
-
-def workloads(namespace: str) -> list[Json]:
-    """One of every kind that makes pods by itself, each for one pod of one card."""
-    labels = {"app": "train"}
-    template = {"metadata": {"labels": labels}, "spec": card_pod("", namespace)["spec"]}
-    selected = {"selector": {"matchLabels": labels}, "template": template}
-    job = {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}
-    specs: dict[tuple[str, str], Json] = {
-        ("apps/v1", "ReplicaSet"): selected,
-        ("v1", "ReplicationController"): {"selector": labels, "template": template},
-        ("apps/v1", "StatefulSet"): {**selected, "serviceName": "train"},
-        ("apps/v1", "DaemonSet"): selected,
-        ("batch/v1", "Job"): job,
-    }
-    return [
-        {"apiVersion": version, "kind": kind, "metadata": {"namespace": namespace, "name": kind.lower()}, "spec": spec}
-        for (version, kind), spec in specs.items()
-    ]
 
 
 def test_with_the_rights_of_the_manifest_a_namespace_is_led_through_its_whole_life(
@@ -113,41 +94,12 @@ def test_with_the_rights_of_the_manifest_the_pods_of_a_first_quota_are_counted(
 def test_with_the_rights_of_the_manifest_every_kind_of_workload_is_nudged(
     cluster: Cluster, control_plane: ControlPlane, own: Installation, create_node: Callable[..., str]
 ) -> None:
-    """Their own controllers are stopped once all were refused, so that none tries again by itself."""
-    manager = control_plane.controller_manager
-    assert manager is not None
     create_node("rbac-m40", {MODEL: "M40"})
     with limited_team(own, {"quota": {"M40": 5}}) as namespace:
         cluster.create(card_pod("holder", namespace, cards=5))
         await_committed(own, namespace, M40=500)
-        manifests = workloads(namespace)
-        for manifest in manifests:
-            cluster.create(manifest)
-        for kind in ("ReplicaSet", "ReplicationController"):
-            [path] = [cluster.path_of(each) for each in manifests if each["kind"] == kind]
-            cluster.await_object(path, kind.lower(), lambda found: "conditions" in found["status"])
-        cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", told_every_kind)
-        # The Event is written before the status, and without the status nobody can tell that a pod is missing.
-        [daemon_set] = [cluster.path_of(each) for each in manifests if each["kind"] == "DaemonSet"]
-        cluster.await_object(daemon_set, "daemonset", lambda found: found["status"]["desiredNumberScheduled"] > 0)
-        manager.stop()
-        try:
-            cluster.delete_pod(namespace, "holder")
-            for manifest in manifests:
-                cluster.await_object(cluster.path_of(manifest), manifest["metadata"]["name"], was_nudged)
-        finally:
-            manager.start()
-
-
-def told_every_kind(events: list[Json]) -> bool:
-    """Whether every kind of workload has an event that says that its pod was refused."""
-    told = {event["involvedObject"]["kind"] for event in events if event["reason"] == "FailedCreate"}
-    return told >= {"ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job"}
-
-
-def was_nudged(workload: Json) -> bool:
-    """Whether it was told to try again."""
-    return "quota.vcuda.io/retried-at" in workload["metadata"].get("annotations", {})
+        manager = control_plane.controller_manager
+        check_nudged(cluster, manager, namespace, lambda: cluster.delete_pod(namespace, "holder"))
 
 
 @pytest.mark.usefixtures("controller")

@@ -23,10 +23,7 @@ AHEAD = 50
 TRIES = 5
 """A settlement that happens to come in between mends the ledger without a word."""
 
-DAMAGES = [
-    pytest.param({"M40": Charge(400, 0, 400)}, id="too high"),
-    pytest.param({}, id="too low"),
-]
+DAMAGES = [pytest.param({"M40": Charge(400, 0, 400)}, id="too high"), pytest.param({}, id="too low")]
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +76,7 @@ def test_a_ledger_that_somebody_changes_is_counted_anew_at_once(
 
 @pytest.mark.parametrize("committed", DAMAGES)
 def test_a_ledger_that_no_event_mends_is_mended_by_the_full_pass_which_counts_it_and_says_so(
-    installation: Installation,
-    controller: ControllerProcess,
-    team: str,
-    elsewhere: str,
-    committed: dict[str, Charge],
+    installation: Installation, controller: ControllerProcess, team: str, elsewhere: str, committed: dict[str, Charge]
 ) -> None:
     """It claims to be newer than all pods that are known, so it stands when its event comes; then it is at rest."""
     cluster = installation.cluster

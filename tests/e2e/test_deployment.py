@@ -7,44 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, is_bound
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
-from tests.integration.reviews import card_pod
-
-LABELS = {"app": "train"}
-
-
-def deployment(namespace: str, replicas: int) -> Json:
-    """Replicas of one card each."""
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"namespace": namespace, "name": "train"},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": LABELS},
-            "template": {"metadata": {"labels": LABELS}, "spec": card_pod("", namespace)["spec"]},
-        },
-    }
+from tests.e2e.workloads import workload
 
 
 def await_bound(cluster: Cluster, namespace: str, count: int) -> list[Json]:
     """The pods of ``namespace`` once there are ``count`` and the scheduler has bound them all."""
-
-    def all_bound(pods: list[Json]) -> bool:
-        return len(pods) == count and all("nodeName" in pod["spec"] for pod in pods)
-
-    return cluster.await_collection(f"/api/v1/namespaces/{namespace}/pods", all_bound)
-
-
-def await_refusal(cluster: Cluster, namespace: str, message: str) -> None:
-    """Return once the ReplicaSet's owner can read, in its events, that a pod was refused with ``message``."""
-
-    def told(events: list[Json]) -> bool:
-        return any(event["reason"] == "FailedCreate" and event["message"] == message for event in events)
-
-    cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", told)
+    return cluster.await_pods(namespace, lambda pods: len(pods) == count and all(map(is_bound, pods)))
 
 
 @pytest.mark.usefixtures("scheduler", "controller_manager")
@@ -54,14 +25,13 @@ def test_as_many_replicas_run_as_the_quota_has_cards_and_the_rest_follow_when_it
     capacity = {"tencent.com/vcuda-core": "1600"}
     nodes = {create_node(f"gpu-{model}".lower(), {MODEL: model}, capacity): model for model in ("M40", "P100")}
     namespace = team({"quota": {"M40": 4, "P100": 3}})
-    cluster.apply(deployment(namespace, 10))
-    await_refusal(
-        cluster,
-        namespace,
+    cluster.apply(workload("Deployment", namespace, replicas=10))
+    message = (
         'Error creating: admission webhook "mutate.quota.vcuda.io" denied the request: exceeded GPU quota: '
         f"M40 in namespace {namespace}, requested: 1 card, used: 4 (4 pending), limited: 4, 1 more needed; "
-        f"P100 in namespace {namespace}, requested: 1 card, used: 3 (3 pending), limited: 3, 1 more needed",
+        f"P100 in namespace {namespace}, requested: 1 card, used: 3 (3 pending), limited: 3, 1 more needed"
     )
+    cluster.await_events(namespace, "reason=FailedCreate", lambda told: message in {each["message"] for each in told})
     models = [nodes[pod["spec"]["nodeName"]] for pod in await_bound(cluster, namespace, 7)]
     assert (models.count("M40"), models.count("P100")) == (4, 3)
     assert installation.charged(namespace) == {"M40": 400, "P100": 300}

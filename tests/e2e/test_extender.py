@@ -204,12 +204,7 @@ def ask(site: Site, verb: str, asked: Json) -> Json:
 def binding_of(stored: Json, node: str) -> Json:
     """What the scheduler asks with that wants a pod bound to a node (ExtenderBindingArgs)."""
     metadata = stored["metadata"]
-    return {
-        "PodName": metadata["name"],
-        "PodNamespace": metadata["namespace"],
-        "PodUID": metadata["uid"],
-        "Node": node,
-    }
+    return {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
 
 
 def test_a_pod_that_was_moved_is_not_bound_where_it_was_not_even_by_a_late_binding(
@@ -334,9 +329,7 @@ def test_with_whole_nodes_too_pods_are_placed(
         leader.await_log("serving extender")
         share = container({CORES: "60", MEMORY: "8"})
         create_all(
-            cluster,
-            namespace,
-            [pod(share, metadata={"name": f"p{number}"}, schedulerName=NAME) for number in range(4)],
+            cluster, namespace, [pod(share, metadata={"name": f"p{number}"}, schedulerName=NAME) for number in range(4)]
         )
         stored = cluster.await_pods(namespace, lambda found: len(found) == 4 and all(map(is_bound, found)), PATIENCE)
     check_cards(stored, gpu_nodes)

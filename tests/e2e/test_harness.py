@@ -23,6 +23,7 @@ from tests.e2e.control_plane import (
     running_control_plane,
 )
 from tests.e2e.rest import Json, warning_text
+from tests.e2e.workloads import workload
 
 
 def pod_spec(**fields: object) -> Json:
@@ -76,19 +77,7 @@ def test_a_created_node_is_ready_untainted_and_has_its_capacity(
 
 @pytest.mark.usefixtures("controller_manager")
 def test_a_deployment_gets_its_pods(cluster: Cluster, namespace: str) -> None:
-    labels = {"app": "web"}
-    cluster.apply(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"namespace": namespace, "name": "web"},
-            "spec": {
-                "replicas": 3,
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod_spec()},
-            },
-        }
-    )
+    cluster.apply(workload("Deployment", namespace, "web", replicas=3, pod=pod(namespace, "web")))
     path = f"/api/v1/namespaces/{namespace}/pods"
     cluster.await_collection(path, lambda pods: len(pods) == 3, labelSelector="app=web")
     created = [event for event in cluster.events(namespace) if event["reason"] == "SuccessfulCreate"]

@@ -133,10 +133,7 @@ def test_a_leader_whose_lease_is_taken_ends_at_once(
 def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor_correctness(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation
 ) -> None:
-    with (
-        controlling(installation, "--lease-seconds", "60") as leader,
-        limited_team(installation, ENTRY) as namespace,
-    ):
+    with controlling(installation, "--lease-seconds", "60") as leader, limited_team(installation, ENTRY) as namespace:
         for name in ("ends", "stays"):
             cluster.create(card_pod(name, namespace))
         await_committed(installation, namespace, M40=200)

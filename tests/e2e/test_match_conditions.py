@@ -21,6 +21,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.installation import make_certificates
 from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.e2e.rest import Json
+from tests.e2e.workloads import workload
 from tests.match_conditions import ASKING, ORDINARY, PLAIN, RUNTIME_CLASS
 from tests.rendered import BASE, rendered, webhooks
 
@@ -117,16 +118,7 @@ def test_ordinary_pods_cause_no_call_whoever_creates_them(cluster: Cluster, aske
 
 @pytest.mark.usefixtures("registered", "controller_manager")
 def test_the_pods_of_an_ordinary_deployment_cause_no_call(cluster: Cluster, asked: Recorder, watched: str) -> None:
-    labels = {"app": "web"}
-    template = {"metadata": {"labels": labels}, "spec": pod(PLAIN)["spec"]}
-    cluster.create(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"namespace": watched, "name": "web"},
-            "spec": {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template},
-        }
-    )
+    cluster.create(workload("Deployment", watched, "web", replicas=REPLICAS, pod=pod(PLAIN)))
     cluster.await_pods(watched, lambda found: len(found) == REPLICAS)
     assert calls(asked) == []
 

@@ -14,7 +14,7 @@ from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import candidate, controlling, limited_team
 from tests.e2e.installation import Installation, account_of, installed, named_quota
-from tests.e2e.rest import Json
+from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import ControllerProcess
 
@@ -78,19 +78,6 @@ def row_of(page: Page, namespace: str) -> Locator:
     return page.locator(f'#rows > tr[data-ns="{namespace}"]')
 
 
-def deployment(namespace: str, name: str, cards: int) -> Json:
-    """One that wants one pod of so many cards."""
-    labels = {"app": name}
-    template = {"metadata": {"labels": labels}, "spec": card_pod("", namespace, cards)["spec"]}
-    spec = {"selector": {"matchLabels": labels}, "replicas": 1, "template": template}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"namespace": namespace, "name": name},
-        "spec": spec,
-    }
-
-
 def test_a_pod_that_is_created_shows_live_and_so_does_its_end(cluster: Cluster, opened: Tab, team: str) -> None:
     page = opened.page
     expect(row_of(page, team)).to_contain_text("0 of 4")
@@ -132,7 +119,7 @@ def test_the_page_of_a_namespace_has_its_pods_with_charge_and_age(
 @pytest.mark.usefixtures("controller_manager")
 def test_a_refused_deployment_shows_with_the_reason(cluster: Cluster, opened: Tab, team: str) -> None:
     page = opened.page
-    cluster.create(deployment(team, "greedy", cards=5))
+    cluster.create(workload("Deployment", team, "greedy", pod=card_pod("", team, cards=5)))
     refusals = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").filter(has_text=team)
     expect(refusals).to_have_count(1, timeout=SOON)
     expect(refusals).to_contain_text("ReplicaSet greedy-")

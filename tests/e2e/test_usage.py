@@ -20,6 +20,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import await_committed, await_enforced, limited_team
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
+from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.integration.scripted import write_kubeconfig
 from tests.processes import ControllerProcess
@@ -148,10 +149,7 @@ def test_what_is_no_longer_limited_has_no_gauges_any_more(
 
 
 def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their_model_is_known(
-    cluster: Cluster,
-    installation: Installation,
-    controller: ControllerProcess,
-    create_node: Callable[..., str],
+    cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
     """One runs on a node, which tells its model; one waits, held to no model; nobody charged either."""
     node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
@@ -293,13 +291,8 @@ def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
 
 
 def test_explain_asks_about_the_pods_of_a_deployment_in_the_namespace_given(team: str, gpuquota: Plugin) -> None:
-    template = {"metadata": {"labels": {"app": "train"}}, "spec": card_pod("", team)["spec"]}
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "train"},
-        "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "train"}}, "template": template},
-    }
+    deployment = workload("Deployment", "elsewhere", replicas=3)
+    del deployment["metadata"]["namespace"]
     told = gpuquota("-n", team, "explain", "-f", "-", stdin=json.dumps(deployment))
     assert told.returncode == 0, told.stderr
     heading, row = (line.split() for line in told.stdout.splitlines())

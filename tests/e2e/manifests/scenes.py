@@ -20,7 +20,7 @@ from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.stage import SERVICE, SLICES, own_address
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
-from tests.e2e.test_controller_rbac import told_every_kind, was_nudged, workloads
+from tests.e2e.workloads import check_nudged
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
 from tests.processes import WebhookProcess
@@ -99,30 +99,10 @@ def stale_allocations_are_removed(cluster: Cluster) -> None:
 
 
 def every_kind_of_workload_is_nudged(cluster: Cluster, plane: ControlPlane, quota: QuotaConfigMap) -> None:
-    """Their own controllers are stopped once all were refused, so that none tries again by itself."""
-    assert plane.controller_manager is not None
+    """By a patch of each, once quota is free."""
     with limited(cluster, quota, {"quota": {"M40": 5}}) as namespace:
         cluster.create(card_pod("holder", namespace, cards=5))
-        manifests = workloads(namespace)
-        for manifest in manifests:
-            cluster.create(manifest)
-        for manifest in manifests[:2]:
-            path = cluster.path_of(manifest)
-            cluster.await_object(path, manifest["metadata"]["name"], lambda found: "conditions" in found["status"])
-        cluster.await_collection(f"/api/v1/namespaces/{namespace}/events", told_every_kind)
-        # A DaemonSet says how many pods it wants after the Event of a refusal; without that nobody could nudge it.
-        for manifest in (each for each in manifests if each["kind"] == "DaemonSet"):
-            name = manifest["metadata"]["name"]
-            cluster.await_object(
-                cluster.path_of(manifest), name, lambda found: found["status"]["desiredNumberScheduled"]
-            )
-        plane.controller_manager.stop()
-        try:
-            cluster.delete_pod(namespace, "holder")
-            for manifest in manifests:
-                cluster.await_object(cluster.path_of(manifest), manifest["metadata"]["name"], was_nudged)
-        finally:
-            plane.controller_manager.start()
+        check_nudged(cluster, plane.controller_manager, namespace, lambda: cluster.delete_pod(namespace, "holder"))
 
 
 def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> None:

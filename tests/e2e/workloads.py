@@ -1,0 +1,63 @@
+"""Workloads that make pods by themselves: created, refused all together, and made to try again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import Component
+from tests.e2e.rest import Json
+from tests.integration.reviews import card_pod
+
+RETRIED = "quota.vcuda.io/retried-at"
+API_VERSIONS = {"ReplicationController": "v1", "Job": "batch/v1"}
+KINDS = ("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
+"""Those that a refused pod is the pod of; the pods of a Deployment are its ReplicaSet's."""
+
+
+def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 1, pod: Json | None = None) -> Json:
+    """One that wants so many pods, of one card each unless told otherwise."""
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": (pod or card_pod("", namespace))["spec"]}
+    spec: Json = {"selector": {"matchLabels": labels}, "replicas": replicas, "template": template}
+    if kind == "ReplicationController":
+        spec["selector"] = labels
+    if kind == "StatefulSet":
+        spec["serviceName"] = name
+    if kind == "DaemonSet":
+        del spec["replicas"]
+    if kind == "Job":
+        spec = {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}
+    metadata = {"namespace": namespace, "name": name}
+    return {"apiVersion": API_VERSIONS.get(kind, "apps/v1"), "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def check_nudged(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
+    """Assert that one workload of every kind is refused in ``namespace``, and nudged once ``free`` has made room."""
+    assert manager is not None
+    created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
+    await_refused(cluster, namespace)
+    # Else they might try again by themselves.
+    with manager.away():
+        free()
+        for each in created:
+            cluster.await_object(cluster.path_of(each), each["metadata"]["name"], was_nudged)
+
+
+def await_refused(cluster: Cluster, namespace: str) -> None:
+    """Return once a workload of every kind in ``namespace`` shows that its pod was refused."""
+    cluster.await_events(namespace, "reason=FailedCreate", lambda events: kinds_told(events) >= {*KINDS})
+    for kind in ("ReplicaSet", "ReplicationController"):
+        path = cluster.path_of(workload(kind, namespace))
+        cluster.await_collection(path, lambda found: all("conditions" in each["status"] for each in found))
+    # A DaemonSet's Event is written before its status, and without that nobody can tell that a pod is missing.
+    path = cluster.path_of(workload("DaemonSet", namespace))
+    cluster.await_collection(path, lambda found: all(each["status"]["desiredNumberScheduled"] for each in found))
+
+
+def kinds_told(events: list[Json]) -> set[str]:
+    return {event["involvedObject"]["kind"] for event in events}
+
+
+def was_nudged(found: Json) -> bool:
+    return RETRIED in found["metadata"].get("annotations", {})
