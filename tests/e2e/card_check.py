@@ -37,7 +37,6 @@ def taken(pods: Iterable[Json], card_memory: int) -> Taken:
 
 
 def wanted(container: Json) -> tuple[int, int]:
-    """The cores and the blocks of memory that a container asks for."""
     limits = container.get("resources", {}).get("limits", {})
     return int(limits.get(CORES, 0)), int(limits.get(MEMORY, 0))
 

@@ -106,7 +106,6 @@ class Callers:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, number: int, stop: threading.Event) -> None:
-        """Be caller ``number`` until told to stop."""
         labels = {REPLICA: str(number % self.replicas)}
         for turn in itertools.count():
             namespaces = self._namespaces()
@@ -184,7 +183,6 @@ class Victim(Generic[P]):
         self._running.set_result(first or start())
 
     def current(self) -> P:
-        """The newest process, once it serves."""
         return self._running.result(PATIENCE)
 
     def serving(self) -> P | None:
@@ -194,19 +192,16 @@ class Victim(Generic[P]):
         return self.current()
 
     def kill(self) -> None:
-        """SIGKILL, and start another."""
         self.kills += 1
         self.current().kill()
         self._again()
 
     def mend(self) -> None:
-        """Start another where it has ended by itself, as a controller does that lost its lease."""
         if self._running.done() and self.current().process.poll() is not None:
             self.current().kill()
             self._again()
 
     def close(self) -> None:
-        """End the newest process for good."""
         self.current().kill()
 
     def _again(self) -> None:
@@ -215,7 +210,6 @@ class Victim(Generic[P]):
 
 @contextmanager
 def replicas(installation: Installation) -> Iterator[Sequence[Victim[WebhookProcess]]]:
-    """The installation's replicas as things to kill; a new one listens where the old one did."""
 
     def starter(first: WebhookProcess) -> Callable[[], WebhookProcess]:
         flags = (*installation.flags, "--bind", urlsplit(first.url).netloc)
@@ -239,7 +233,6 @@ class Controllers:
 
     @property
     def kills(self) -> int:
-        """How many leaders were killed."""
         return sum(candidate.kills for candidate in self._candidates)
 
     def kill_seasoned_leader(self) -> None:
@@ -251,17 +244,14 @@ class Controllers:
         self._leader = process
 
     def mend(self) -> None:
-        """Replace those that have ended by themselves."""
         for candidate in self._candidates:
             candidate.mend()
 
     def output(self) -> str:
-        """What those that run now have printed."""
         return "\n\n".join(candidate.current().output() for candidate in self._candidates)
 
 
 def leads(candidate: Victim[ControllerProcess]) -> bool:
-    """Whether it holds the lease, as far as it knows."""
     process = candidate.serving()
     return process is not None and bool(process.logs("leading"))
 
@@ -299,7 +289,6 @@ def held(pods: Sequence[Json]) -> Counter[str]:
 
 
 def model_of(pod: Json) -> str:
-    """The one model that the pod is held to."""
     required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     [model] = {
         value
@@ -323,7 +312,6 @@ class Observer:
         self.lost = 0
 
     def see(self, pods: Sequence[Json]) -> None:
-        """Take note of one state."""
         self.looks += 1
         for namespace, most in self.most.items():
             for model, cores in held([pod for pod in pods if pod["metadata"]["namespace"] == namespace]).items():

@@ -48,7 +48,6 @@ class Cluster:
         self._paths: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def close(self) -> None:
-        """Close the connections."""
         self.api.rest_client.close()
 
     # Users
@@ -98,7 +97,6 @@ class Cluster:
     # Any object
 
     def apply(self, *manifests: Json) -> None:
-        """`kubectl apply` of the manifests, in their order."""
         document = {"apiVersion": "v1", "kind": "List", "items": manifests}
         self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
 
@@ -140,7 +138,6 @@ class Cluster:
         return found
 
     def await_gone(self, path: str, name: str, timeout: float = TIMEOUT) -> None:
-        """Return once the collection at ``path`` has no object ``name``."""
         self.await_collection(path, lambda objects: not objects, timeout, fieldSelector=f"metadata.name={name}")
 
     def register_webhooks(
@@ -150,7 +147,6 @@ class Cluster:
         return registered(self.rest, mutating, validating, timeout)
 
     def events(self, namespace: str) -> list[Json]:
-        """The Events in ``namespace``."""
         items: list[Json] = self.rest.get(f"/api/v1/namespaces/{namespace}/events")["items"]
         return items
 
@@ -198,18 +194,15 @@ class Cluster:
         return self.rest.merge_patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
 
     def delete_node(self, name: str) -> None:
-        """Delete the node; pods bound to it stay."""
         self.rest.send("DELETE", f"/api/v1/nodes/{name}").ok()
 
     # Pods
 
     def pods(self, namespace: str) -> list[Json]:
-        """All pods in ``namespace``."""
         items: list[Json] = self.rest.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
         return items
 
     def pod(self, namespace: str, name: str = "train") -> Json:
-        """The pod as it is stored."""
         return self.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     def await_pods(
@@ -219,7 +212,6 @@ class Cluster:
         return self.await_collection(f"/api/v1/namespaces/{namespace}/pods", predicate, timeout)
 
     def await_bound(self, namespace: str, name: str = "train", timeout: float = TIMEOUT) -> Json:
-        """The pod once it has a node."""
         return self.wait_pod(namespace, name, is_bound, timeout)
 
     def bind(self, pod: Json, node: str) -> None:
@@ -263,7 +255,6 @@ SENTINEL_LABEL = "e2e.vcuda.io/sentinel"
 
 
 def is_bound(pod: Json) -> bool:
-    """Whether the pod has a node."""
     return bool(pod["spec"].get("nodeName"))
 
 
@@ -292,7 +283,6 @@ def registered(rest: Rest, mutating: Sequence[Json], validating: Sequence[Json],
 
 
 def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
-    """One configuration of ``kind``, and in it what shows whether it is in effect."""
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": kind,

@@ -18,7 +18,6 @@ COMPACT_REVISION = "compact_rev_key"
 
 
 def token_of(page: bytes) -> str:
-    """What asks for the page after this one."""
     token: str = json.loads(page)["metadata"]["continue"]
     return token
 
@@ -38,12 +37,10 @@ def expire(control_plane: ControlPlane, cluster: Cluster, path: str, query: Mapp
 
 
 def encoded(text: str) -> str:
-    """As etcd's JSON gateway wants keys and values."""
     return base64.b64encode(text.encode()).decode()
 
 
 def call_etcd(control_plane: ControlPlane, method: str, body: Json) -> None:
-    """One call of etcd's KV service, by its JSON gateway."""
     flags = control_plane.apiserver.command
     endpoint = next(flag.partition("=")[2] for flag in flags if flag.startswith("--etcd-servers="))
     url = f"{endpoint}/v3/kv/{method}"

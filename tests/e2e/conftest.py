@@ -24,7 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def assets() -> Path | None:
-    """The directory of the control plane's binaries."""
     value = os.environ.get("KUBEBUILDER_ASSETS")
     return Path(value).resolve() if value else None
 
@@ -73,7 +72,6 @@ def team(installation: Installation) -> Iterator[Callable[[Json], str]]:
 
 @pytest.fixture(scope="module")
 def controller(installation: Installation) -> Iterator[ControllerProcess]:
-    """The one controller, leading."""
     with controlling(installation) as running:
         yield running
 

@@ -77,7 +77,6 @@ class ControlPlane:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """Those there are, in the order of their start."""
         every = (self.etcd, self.apiserver, self.scheduler, self.controller_manager)
         return tuple(component for component in every if component is not None)
 
@@ -208,13 +207,11 @@ def client_of(name: str, layout: Layout, settings: Settings, port: int, *flags: 
 
 
 def component(name: str, layout: Layout, settings: Settings, arguments: list[str], ready: Probe) -> Component:
-    """The server ``name`` of the binaries, with its log beside its files."""
     command = (str(layout.assets / name), *arguments)
     return Component(name, command, layout.directory / f"{name}.log", ready, settings.startup_timeout)
 
 
 def minor_version(program: Path) -> int:
-    """The 36 of `Kubernetes v1.36.3`, as ``program`` answers to --version."""
     answer = subprocess.run((str(program), "--version"), capture_output=True, text=True, check=True, timeout=30).stdout
     match = re.search(r"v1\.(\d+)", answer)
     if match is None:
@@ -255,22 +252,18 @@ class Layout:
 
     @property
     def signing_key(self) -> Path:
-        """The key that signs ServiceAccount tokens."""
         return self.directory / "sa.key"
 
     @property
     def token_file(self) -> Path:
-        """kube-apiserver's static tokens."""
         return self.directory / "tokens.csv"
 
     @property
     def admin_kubeconfig(self) -> Path:
-        """The kubeconfig of the user in system:masters."""
         return self.directory / "admin.kubeconfig"
 
     @property
     def server(self) -> str:
-        """The API server's URL."""
         return f"https://127.0.0.1:{self.apiserver_port}"
 
     def certificate(self, pair: str) -> Path:
@@ -278,7 +271,6 @@ class Layout:
         return self.certs / f"{pair}.crt"
 
     def has(self, program: str) -> bool:
-        """Whether the binaries include ``program``."""
         return os.access(self.assets / program, os.X_OK)
 
 
@@ -306,7 +298,6 @@ class Component:
 
     @property
     def running(self) -> bool:
-        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -345,7 +336,6 @@ class Component:
             raise StartupError(f"{self.name}: {state}; the end of {self.log}:\n{self.log_tail()}")
 
     def start(self) -> None:
-        """Start the process and return once it serves."""
         self.launch()
         self.await_ready()
 
@@ -372,7 +362,6 @@ class Component:
             self.start()
 
     def log_tail(self) -> str:
-        """The last lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def _handle(self) -> subprocess.Popen[bytes]:

@@ -59,7 +59,6 @@ def drop_lease(cluster: Cluster) -> None:
 
 
 def lease_spec(cluster: Cluster) -> Json:
-    """Who leads, since when, and after how many changes."""
     spec: Json = cluster.rest.get(f"{LEASES}/{LEASE}")["spec"]
     return spec
 
@@ -92,7 +91,6 @@ def await_ledger(
 
 
 def ledger_in(objects: list[Json]) -> Ledger:
-    """The ledger in at most one ConfigMap; an empty one where there is none."""
     return next((read_ledger(found["data"]["ledger"]) for found in objects), Ledger())
 
 
@@ -104,7 +102,6 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
 
 
 def committed(ledger: Ledger) -> dict[str, int]:
-    """The cores by model that were counted from stored pods."""
     return {model: charge.cores for model, charge in ledger.committed.items()}
 
 
@@ -115,6 +112,5 @@ def pass_by(cluster: Cluster, namespace: str) -> None:
 
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
-    """Return once there is no ledger of ``namespace``."""
     collection, _, name = ledger_path(namespace).rpartition("/")
     cluster.await_gone(collection, name)

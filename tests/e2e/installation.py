@@ -93,11 +93,9 @@ class Installation:
         return read_ledger(answer.ok()["data"]["ledger"])
 
     def charged(self, namespace: str) -> dict[str, int]:
-        """The cores charged to each model in ``namespace``."""
         return {model: usage.used.cores for model, usage in self.ledger(namespace).usages().items()}
 
     def mutating(self) -> list[Json]:
-        """The webhooks that pick a model, one for each replica."""
         served = {"matchLabels": {SERVED_BY: self.label}}
         return [self._asks_about_pods(number, "mutate", "Ignore", served) for number in range(len(self.replicas))]
 
@@ -142,7 +140,6 @@ def asks_replica(number: int) -> Json:
 
 
 def ledger_path(namespace: str) -> str:
-    """Where the ledger of ``namespace`` is stored."""
     return f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
 
 
@@ -209,7 +206,6 @@ def make_certificates(directory: Path) -> None:
 
 
 def create_system_namespace(cluster: Cluster) -> None:
-    """The namespace of the ledgers, unless it is there."""
     manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}}
     answer = cluster.try_create(manifest)
     if answer.status != HTTPStatus.CONFLICT:
@@ -217,7 +213,6 @@ def create_system_namespace(cluster: Cluster) -> None:
 
 
 def await_ready(installation: Installation) -> None:
-    """Return once every replica says that it is ready."""
     for replica in installation.replicas:
         replica.await_ready()
 
@@ -251,12 +246,10 @@ class QuotaConfigMap:
 
     @property
     def collection(self) -> str:
-        """The path of the collection it belongs to."""
         return f"/api/v1/namespaces/{self.namespace}/configmaps"
 
     @property
     def path(self) -> str:
-        """Its own path."""
         return f"{self.collection}/{self.name}"
 
     def document(self) -> Json:

@@ -62,7 +62,6 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
 
 
 def reviewed(review: Json, *, allowed: bool = True, **fields: object) -> Json:
-    """The answer to an AdmissionReview, with these further fields of its response."""
     response = {"uid": review["request"]["uid"], "allowed": allowed, **fields}
     return {"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response}
 

@@ -31,7 +31,6 @@ class Losses:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def takes(self, method: str, path: str) -> bool:
-        """Whether the reply to this request is lost."""
         with self._lock:
             hit = bool(self.wanted) and method == self.wanted[0][0] and self.wanted[0][1] in path
             if hit:
@@ -143,5 +142,4 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def handler(target: str, upstream: urllib3.PoolManager, losses: Losses) -> type[Handler]:
-    """The handler for connections to the API server at ``target``."""
     return type("BoundHandler", (Handler,), {"target": target, "upstream": upstream, "losses": losses})

@@ -60,7 +60,6 @@ class Volume:
             self._coming.append((time.monotonic() + delay, secret.get("data") or {}))
 
     def _swap(self) -> None:
-        """Write the newest content that is due."""
         due = [data for moment, data in self._coming if moment <= time.monotonic()]
         if due:
             files = [

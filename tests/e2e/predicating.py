@@ -20,7 +20,6 @@ MARKS = ("predicate-time", "gpu-assigned", "predicate-gpu-idx-")
 
 
 def answer(_path: str, asked: Json) -> Json:
-    """Answer ExtenderArgs."""
     return decide(asked["Pod"], asked["Nodes"])
 
 
@@ -44,7 +43,6 @@ def predicating_scheduler(control_plane: ControlPlane, directory: Path) -> Itera
 
 
 def config_file(control_plane: ControlPlane, directory: Path, extender: str) -> Path:
-    """The scheduler's configuration: one profile, and the extender."""
     config: Json = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",

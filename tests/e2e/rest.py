@@ -48,7 +48,6 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The sentence of a `Status`; empty where the answer is an object."""
         return str(self.body.get("message", "")) if self.body.get("kind") == "Status" else ""
 
     def ok(self) -> Json:
@@ -84,7 +83,6 @@ class Rest:
         return Answer(response.status, json.loads(response.response.data or b"{}"), response.headers, warnings)
 
     def get(self, path: str, **query: str) -> Json:
-        """The object or list at ``path``; ApiException where the answer is no success."""
         return self.send("GET", path, **query).ok()
 
     def merge_patch(self, path: str, patch: Json) -> Json:
@@ -142,7 +140,6 @@ def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) ->
 
 
 def follow(objects: dict[str, Json], event: Json) -> None:
-    """Apply one watch event to the objects by uid."""
     uid = event["object"]["metadata"]["uid"]
     if event["type"] == "DELETED":
         objects.pop(uid, None)

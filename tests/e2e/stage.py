@@ -58,17 +58,14 @@ class Stage:
         return [str(SCRIPTS / "vcuda-certs"), name, *(own if name == "rotate" else own[:4]), *rest]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run `vcuda-certs`, whatever its exit status."""
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, timeout=240)
 
     def rotate(self, *arguments: str) -> str:
-        """Rotate, which has to succeed; what it said."""
         done = self.run("rotate", *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def addresses(self) -> list[str]:
-        """HOST:PORT of each replica."""
         return [urlsplit(replica.url).netloc for replica in self.replicas]
 
     def set_endpoints(self, *, ready: bool = True) -> None:
@@ -100,7 +97,6 @@ class Stage:
         eventually(lambda: not refusal(), refusal)
 
     def bundles(self) -> list[str]:
-        """The caBundles of the webhooks that call the Service, in base64."""
         found = [hook for path in PATHS.values() for hook in self.cluster.rest.get(path)["webhooks"]]
         return [hook["clientConfig"].get("caBundle", "") for hook in found if "service" in hook["clientConfig"]]
 
@@ -118,7 +114,6 @@ class Stage:
             await_effect(self.cluster.rest, guard, TIMEOUT, wanted=True)
 
     def unregister(self) -> None:
-        """Delete both configurations."""
         for path in PATHS.values():
             self.cluster.delete(path)
 
@@ -194,7 +189,6 @@ def replica(
 
 
 def service() -> Json:
-    """The Service of the manifests."""
     spec = {"selector": PODS, "ports": [{"name": "https", "port": 443, "targetPort": "https"}]}
     metadata = {"name": SERVICE, "namespace": SYSTEM_NAMESPACE}
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
@@ -206,7 +200,6 @@ def node() -> Json:
 
 
 def pod_of(number: int, address: str) -> Json:
-    """The pod of a replica, bound to the node; all have one IP address, and each a port of its own."""
     ports = [{"name": "https", "containerPort": int(address.rpartition(":")[2])}]
     spec = {"nodeName": NODE, "containers": [{"name": "webhook", "image": "vcuda-quota", "ports": ports}]}
     metadata = {"name": f"{SERVICE}-{number}", "namespace": SYSTEM_NAMESPACE, "labels": PODS}

@@ -31,7 +31,6 @@ class Allocated:
     scheduler: str = BY_HAND
 
     def create(self, cluster: Cluster, namespace: str) -> Json:
-        """Create it; return it as stored."""
         annotations, labels = marks(self.scheme, time.time(), node=self.node, phase=self.phase)
         metadata = {"namespace": namespace, "name": self.name, "annotations": {**self.own, **annotations}}
         spec = {"schedulerName": self.scheduler, **({"nodeName": self.bound} if self.bound else {})}
@@ -47,7 +46,6 @@ class Allocated:
 
 
 def is_allocated(found: Json, scheme: Scheme) -> bool:
-    """Whether a pod has any annotation or label of the scheme's allocations."""
     metadata = found["metadata"]
     return any(is_named(key, scheme.allocation_annotations) for key in metadata.get("annotations", {})) or any(
         is_named(key, scheme.allocation_labels) for key in metadata.get("labels", {})
@@ -55,7 +53,6 @@ def is_allocated(found: Json, scheme: Scheme) -> bool:
 
 
 def await_freed(cluster: Cluster, namespace: str, pod: Allocated) -> Json:
-    """The pod once nothing of its allocation is left."""
     return cluster.wait_pod(namespace, pod.name, lambda found: not is_allocated(found, pod.scheme))
 
 

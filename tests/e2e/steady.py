@@ -62,7 +62,6 @@ def creating(cluster: Cluster, namespace: str) -> Iterator[Creates]:
 
 
 def plain(number: int, namespace: str) -> Json:
-    """A pod that asks for no card."""
     containers = [{"name": "web", "image": "nginx"}]
     metadata = {"name": f"plain-{number}", "namespace": namespace}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}

@@ -45,7 +45,6 @@ FORGED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(cluster: Cluster, installation: Installation) -> Iterator[None]:
-    """Three GPU nodes with room for every test of this module, known to the webhook."""
     capacity = {resource: "100000" for limits in SHARES.values() for resource in limits}
     for name, labels in NODES.items():
         cluster.create_node(name, labels, capacity)
@@ -62,7 +61,6 @@ def kubectl_create(cluster: Cluster, *pods: Json, options: tuple[str, ...] = ())
 
 
 def with_spec(pod: Json, **fields: object) -> Json:
-    """The pod with these fields of its spec, named as in YAML."""
     return {**pod, "spec": {**pod["spec"], **fields}}
 
 

@@ -52,7 +52,6 @@ ALIVE = [
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[None]:
-    """The nodes that pods are bound to."""
     for name in (NODE, OTHER):
         cluster.create_node(name, capacity={"tencent.com/vcuda-core": "400"})
     yield
@@ -126,7 +125,6 @@ def test_a_pod_that_gpu_admission_would_refuse_for_ever_is_freed_and_scheduled_a
 
 
 def is_refused(pod: Json) -> bool:
-    """Whether the scheduler has written on the pod why it is not scheduled."""
     return any(REFUSAL in condition.get("message", "") for condition in pod["status"].get("conditions", []))
 
 
@@ -156,7 +154,6 @@ def test_stale_locks_go_from_nodes_and_others_stay(
 
 @pytest.fixture
 def kube(cluster: Cluster) -> Iterator[Kube]:
-    """Our client, with the admin's rights."""
     kube = Kube.connect(cluster.kubeconfig)
     yield kube
     kube.close()

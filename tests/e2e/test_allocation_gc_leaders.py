@@ -21,7 +21,6 @@ CALLERS = 8
 
 
 def stale_pods(cluster: Cluster, namespace: str, count: int) -> list[Allocated]:
-    """Create that many pods whose node does not exist."""
     pods = [Allocated(f"stale-{number}", SCHEMES[number % len(SCHEMES)], "no-such-node") for number in range(count)]
     with ThreadPoolExecutor(CALLERS) as callers:
         list(callers.map(lambda pod: pod.create(cluster, namespace), pods))
@@ -29,7 +28,6 @@ def stale_pods(cluster: Cluster, namespace: str, count: int) -> list[Allocated]:
 
 
 def freed(found: list[Json]) -> list[Json]:
-    """Those that carry nothing of any scheme's allocation."""
     return [pod for pod in found if not any(is_allocated(pod, scheme) for scheme in SCHEMES)]
 
 

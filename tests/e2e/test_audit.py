@@ -40,14 +40,12 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """The webhook on the quota ConfigMap that the manifest names."""
     with installed(cluster, tmp_path_factory.mktemp("audit"), quota=named_quota(cluster)) as installation:
         yield installation
 
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[str]:
-    """A node of M40."""
     cluster.create_node(NODE, {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
     yield NODE
     cluster.delete_node(NODE)
@@ -81,7 +79,6 @@ def going(cluster: Cluster, namespace: str) -> set[str]:
 
 
 def budget_of(namespace: str, app: str) -> Json:
-    """A PodDisruptionBudget that wants this one pod to stay."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -33,7 +33,6 @@ def running(cluster: Cluster, directory: Path, name: str) -> Iterator[Arranged]:
 
 
 def created(cluster: Cluster, namespace: str) -> Json:
-    """The pod that the benches create, as stored."""
     pod = gpu_pod()
     return cluster.create({**pod, "metadata": {**pod["metadata"], "namespace": namespace}})
 

@@ -107,7 +107,6 @@ def test_no_death_of_any_part_admits_more_than_the_quota_or_loses_any_of_it(
 
 
 def in_cores(quota: Mapping[str, float]) -> dict[str, int]:
-    """The quota in hundredths of a card."""
     return {model: round(cards * 100) for model, cards in quota.items()}
 
 
@@ -137,7 +136,6 @@ def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator
 
 
 def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """Every model of which more was seen in use than the quota allows."""
     for namespace, quota in teams.items():
         for model, cores in observer.most[namespace].items():
             if cores > quota.get(model, 0):
@@ -177,7 +175,6 @@ def await_settled(own: Installation, managers: Controllers, teams: dict[str, dic
 
 
 def released(own: Installation, namespace: str) -> bool:
-    """Delete the pods there are, and say whether nothing is charged to the namespace."""
     own.cluster.rest.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}).ok()
     ledger = own.ledger(namespace)
     return not ledger.pending and not ledger.committed

@@ -47,7 +47,6 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def controller(own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-    """The controller with that account."""
     with controlling(own, kubeconfig=account.kubeconfig) as running:
         yield running
 

@@ -35,24 +35,20 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def team(led_team: Callable[[Json], str]) -> str:
-    """A namespace that may use four M40."""
     return led_team({"quota": {"M40": 4}})
 
 
 @pytest.fixture
 def elsewhere(installation: Installation) -> Iterator[str]:
-    """A namespace without a quota."""
     with installation.free_team() as namespace:
         yield namespace
 
 
 def damage(cluster: Cluster, namespace: str, ledger: Ledger) -> None:
-    """Write another ledger over that of the namespace."""
     cluster.rest.merge_patch(ledger_path(namespace), {"data": {"ledger": write_ledger(ledger)}})
 
 
 def newest_version(cluster: Cluster) -> int:
-    """The version of all that is stored now."""
     return int(cluster.rest.get("/api/v1/namespaces", limit="1")["metadata"]["resourceVersion"])
 
 

@@ -14,7 +14,6 @@ from tests.e2e.workloads import workload
 
 
 def await_bound(cluster: Cluster, namespace: str, count: int) -> list[Json]:
-    """The pods of ``namespace`` once there are ``count`` and the scheduler has bound them all."""
     return cluster.await_pods(namespace, lambda pods: len(pods) == count and all(map(is_bound, pods)))
 
 

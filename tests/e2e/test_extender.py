@@ -60,7 +60,6 @@ def gpu_nodes(create_node: Callable[..., str]) -> list[str]:
 
 @pytest.fixture
 def extended(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
-    """A scheduler that asks the extender."""
     config = config_file(control_plane, site.url, site.ca, tmp_path)
     with scheduling(control_plane, f"--config={config}") as scheduler:
         yield scheduler
@@ -79,7 +78,6 @@ def mixed(number: int, rng: random.Random) -> Json:
 
 
 def create_all(cluster: Cluster, namespace: str, pods: list[Json]) -> None:
-    """Create the pods at once."""
 
     def create(manifest: Json) -> None:
         cluster.create({**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}})
@@ -116,7 +114,6 @@ def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
 
 
 def check_cards(stored: list[Json], nodes: list[str]) -> None:
-    """Assert that no card has more on it than it has."""
     assert over(taken(stored, CARD_MEMORY), nodes, CARDS, CARD_MEMORY) == []
 
 
@@ -193,7 +190,6 @@ def test_when_the_leader_is_killed_half_way_the_next_one_goes_on_and_no_card_is_
 
 
 def ask(site: Site, verb: str, asked: Json) -> Json:
-    """What the extender answers the scheduler."""
     context = ssl.create_default_context(cafile=str(site.ca))
     request = urllib.request.Request(f"{site.url}/scheduler/{verb}", json.dumps(asked).encode())  # noqa: S310  # https
     with urllib.request.urlopen(request, context=context, timeout=30) as answer:  # noqa: S310  # the same
@@ -241,7 +237,6 @@ def test_a_pod_that_was_moved_is_not_bound_where_it_was_not_even_by_a_late_bindi
 
 
 def as_sent(placed: Json, node: str) -> Json:
-    """The Binding that the extender sends for a pod that is placed on a node."""
     keys = ("name", "namespace", "uid", "resourceVersion")
     metadata = {key: placed["metadata"][key] for key in keys}
     target = {"apiVersion": "v1", "kind": "Node", "name": node}

@@ -35,7 +35,6 @@ def lead(cluster: Cluster) -> Iterator[Lead]:
 
 
 def led_to(cluster: Cluster) -> list[tuple[str, list[str]]]:
-    """The address type and the addresses of every slice of the Service."""
     selector = f"kubernetes.io/service-name={SERVICE}"
     slices = cluster.rest.get(SLICES, labelSelector=selector)["items"]
     return [(each["addressType"], endpoint["addresses"]) for each in slices for endpoint in each["endpoints"]]

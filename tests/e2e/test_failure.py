@@ -20,13 +20,11 @@ Team = Callable[[Json], str]
 
 
 def plain_pod(namespace: str) -> Json:
-    """A pod that asks for no vcuda."""
     return gpu_pod("web", namespace, {"cpu": "1"})
 
 
 @pytest.fixture
 def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """An installation to break."""
     with installed(cluster, tmp_path) as installation:
         yield installation
 
@@ -117,7 +115,6 @@ def test_a_damaged_ledger_is_not_guessed_and_its_owner_is_told_what_to_do(
 
 @pytest.fixture
 def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[LossyProxy]:
-    """A way to the API server that loses replies."""
     directory = tmp_path / "proxy"
     directory.mkdir()
     with lossy_proxy(cluster, directory) as running_proxy:

@@ -21,7 +21,6 @@ FIRST_MINOR_THAT_RETRIES = 31
 
 
 def generated(namespace: str) -> Json:
-    """A pod of one card whose name the API server makes up."""
     pod = card_pod("", namespace)
     del pod["metadata"]["name"]
     pod["metadata"] |= {"generateName": "train-", "labels": {LABEL: "true"}}
@@ -65,7 +64,6 @@ class Squatter:
     uids: list[str] = field(default_factory=list)
 
     def answer(self, _path: str, review: Json) -> Json:
-        """Take the name, and let the pod pass."""
         request = review["request"]
         self.uids.append(request["object"]["metadata"]["uid"])
         if len(self.uids) <= self.limit:

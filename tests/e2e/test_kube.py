@@ -44,7 +44,6 @@ class Item(msgspec.Struct):
 
 @pytest.fixture
 def kube(cluster: Cluster) -> Iterator[Kube]:
-    """The client under test, as admin."""
     with closing(Kube.connect(cluster.kubeconfig)) as kube:
         yield kube
 
@@ -56,12 +55,10 @@ def path(namespace: str) -> str:
 
 
 def read(body: bytes) -> Item:
-    """Decode a ConfigMap."""
     return msgspec.json.decode(body, type=Item)
 
 
 def manifest(value: str, **metadata: str) -> bytes:
-    """The ConfigMap ``ledger``."""
     return msgspec.json.encode({"metadata": {"name": "ledger", **metadata}, "data": {"value": value}})
 
 
@@ -161,7 +158,6 @@ def test_warnings_come_beside_the_answer(kube: Kube, path: str) -> None:
 
 
 def names(page: Page) -> list[str]:
-    """The names of a page's objects."""
     return [msgspec.json.decode(raw, type=Named).metadata.name for raw in page.items]
 
 

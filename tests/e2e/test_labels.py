@@ -15,7 +15,6 @@ SYSTEM = {"kube-system", "kube-public", "kube-node-lease", SYSTEM_NAMESPACE}
 
 
 def is_enforced(namespace: Json) -> bool:
-    """Whether the namespace has the label."""
     labels: Json = namespace["metadata"].get("labels", {})
     return labels.get(ENFORCED) == "true"
 

@@ -57,7 +57,6 @@ def pair(installation: Installation) -> Iterator[tuple[ControllerProcess, Contro
 
 
 def await_holder(cluster: Cluster, holder: str, timeout: float) -> Json:
-    """The Lease once ``holder`` has it."""
     return cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["holderIdentity"] == holder, timeout)
 
 

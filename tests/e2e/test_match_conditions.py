@@ -59,14 +59,12 @@ def hook(recorder: Recorder, name: str, label: str = LABEL) -> Json:
 
 @pytest.fixture(scope="module")
 def registered(cluster: Cluster, recorder: Recorder) -> Iterator[None]:
-    """Both webhooks of the base, in effect."""
     with cluster.register_webhooks(mutating=[hook(recorder, "mutate")], validating=[hook(recorder, "validate")]):
         yield
 
 
 @pytest.fixture
 def watched(cluster: Cluster) -> Iterator[str]:
-    """A namespace that is asked about."""
     name = cluster.create_namespace(labels={LABEL: "true"})
     yield name
     cluster.delete_namespace(name)
@@ -91,12 +89,10 @@ def runtime_class(cluster: Cluster) -> Iterator[None]:
 
 
 def in_namespace(manifest: Json, namespace: str, name: str = "train-0") -> Json:
-    """The pod, to be created there."""
     return {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace, "name": name}}
 
 
 def calls(recorder: Recorder) -> list[str]:
-    """The paths that were called since the last time."""
     return [path for path, _ in recorder.take()]
 
 

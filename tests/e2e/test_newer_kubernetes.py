@@ -41,12 +41,10 @@ def patch(cluster: Cluster, namespace: str, change: Json, subresource: str = "",
 
 
 def asked(installation: Installation) -> float:
-    """How many requests the webhook has answered so far."""
     return installation.replica.metric("vcuda_admissions_total")
 
 
 def cards(number: int, name: str, make: Callable[..., Json] = container) -> Json:
-    """A container that asks for whole cards."""
     return make({CARD: 100 * number}, name=name)
 
 
@@ -81,7 +79,6 @@ def test_sidecars_and_init_containers_are_charged_as_kubernetes_counts_them(
 
 
 def sized(namespace: str, cpu: str) -> Json:
-    """A pod of one card that is Guaranteed so much CPU."""
     return gpu_pod("train", namespace, {CARD: "100", "cpu": cpu, "memory": "1Gi"})
 
 

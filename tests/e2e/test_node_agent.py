@@ -58,7 +58,6 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def node(create_node: Callable[..., str]) -> str:
-    """The node that the agent is on."""
     return create_node("gpu-7")
 
 
@@ -73,7 +72,6 @@ class Pods:
         self.kubelet = disk.base / "pods"
 
     def start(self, name: str, **metadata: object) -> str:
-        """Create a pod on the node, with its directory; return its uid."""
         pod = card_pod(name, self.namespace)
         pod = {**pod, "metadata": {**pod["metadata"], **metadata}, "spec": {**pod["spec"], "nodeName": self.node}}
         made = str(self.cluster.create(pod)["metadata"]["uid"])
@@ -81,30 +79,25 @@ class Pods:
         return made
 
     def make(self, name: str) -> str:
-        """Make a directory that looks old."""
         os.utime(self.disk.make(name), (time.time() - 3600,) * 2)
         return name
 
     def delete(self, name: str) -> None:
-        """Delete a pod: it is gone on return."""
         self.cluster.delete_pod(self.namespace, name)
 
 
 @pytest.fixture
 def pods(cluster: Cluster, namespace: str, node: str, disk: Disk) -> Pods:
-    """The pods of the node: none yet."""
     return Pods(cluster, namespace, node, disk)
 
 
 @pytest.fixture
 def own(pods: Pods) -> str:
-    """The uid of the agent's own pod."""
     return pods.start("vcuda-node")
 
 
 @pytest.fixture
 def agent(cluster: Cluster, disk: Disk, node: str, own: str) -> Iterator[NodeProcess]:
-    """The agent, synced."""
     with sweeping(cluster, disk, node, "--pod-uid", own) as process:
         process.await_sweeps(1)
         yield process

@@ -106,7 +106,6 @@ def test_a_workload_deep_in_its_back_off_gets_its_pod_before_it_would_try_again(
 
 
 def is_own(pod: Json) -> bool:
-    """Whether a workload made it."""
     return str(pod["metadata"]["name"]).startswith("train")
 
 
@@ -151,5 +150,4 @@ def test_a_crowd_of_refused_deployments_does_not_stampede(
 
 
 def was_refused(owner: Json) -> bool:
-    """Whether the owner's condition says that its pod was refused."""
     return "exceeded GPU quota" in json.dumps(owner["status"].get("conditions", []))

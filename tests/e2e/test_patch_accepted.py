@@ -36,7 +36,6 @@ REFUSED_AS_SENT = {"escaped-keys"}
 
 
 def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
-    """Return the answer to the creation of the pod, which creates nothing."""
     named = {**pod, "metadata": {**pod["metadata"], "namespace": namespace}}
     return cluster.try_create(named, dryRun="All")
 

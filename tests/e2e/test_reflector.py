@@ -53,24 +53,20 @@ Seen = tuple[Item | None, Item | None]
 
 
 def item(raw: bytes) -> Item:
-    """Decode a ConfigMap."""
     return msgspec.json.decode(raw, type=Item)
 
 
 def values(items: Iterable[Item]) -> dict[str, str]:
-    """The values by name."""
     return {one.metadata.name: one.data["value"] for one in items}
 
 
 def manifest(name: str, value: str) -> bytes:
-    """A ConfigMap with one value."""
     metadata = {"name": name, "labels": {"test": "reflector"}}
     return msgspec.json.encode({"metadata": metadata, "data": {"value": value}})
 
 
 @pytest.fixture
 def kube(cluster: Cluster) -> Iterator[Kube]:
-    """The client under test, as admin."""
     with closing(Kube.connect(cluster.kubeconfig)) as kube:
         yield kube
 
@@ -174,14 +170,12 @@ def test_a_list_is_streamed_where_the_api_server_does_that_and_goes_on_as_the_wa
 
 
 def about(namespace: str, name: str) -> bytes:
-    """An Event about the namespace; it passes for a ConfigMap."""
     metadata = {"name": name, "labels": {"test": "reflector"}}
     involved = {"kind": "Namespace", "namespace": namespace, "name": namespace}
     return msgspec.json.encode({"metadata": metadata, "involvedObject": involved})
 
 
 def named(raw: bytes) -> Meta:
-    """Decode the metadata of an object of any kind."""
     return msgspec.json.decode(raw, type=Named).metadata
 
 
@@ -323,7 +317,6 @@ def test_without_the_right_to_list_it_waits_unsynced_and_says_why_until_it_is_gr
 
 
 def grant(cluster: Cluster, namespace: str) -> None:
-    """Let the user ``tenant`` read the ConfigMaps of ``namespace``."""
     group = "rbac.authorization.k8s.io"
     metadata = {"name": "reader", "namespace": namespace}
     rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}

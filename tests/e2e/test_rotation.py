@@ -58,7 +58,6 @@ def test_a_whole_rotation_with_secrets_up_to_90_s_late_and_not_one_create_fails(
 
 
 def served(stage: Stage) -> set[bytes]:
-    """The leaves (DER) that the replicas show."""
     bundle = base64.b64decode(stage.bundles()[0])
     return {shake(address, bundle, SERVER_NAME) for address in stage.addresses()}
 

@@ -59,7 +59,6 @@ def patch_secret(stage: Stage, path: str, **data: str | None) -> None:
 
 
 def pair(name: str, signed: Signed) -> dict[str, str]:
-    """The certificate and its key as a Secret holds them."""
     texts = {f"{name}_crt": signed.certificate_pem(), f"{name}_key": signed.key_pem()}
     return {key: base64.b64encode(text).decode() for key, text in texts.items()}
 
@@ -272,7 +271,6 @@ def assert_at_rest(stage: Stage) -> None:
 
 
 def authorities_in(stage: Stage) -> set[str]:
-    """The fingerprints of the CAs in all caBundles."""
     texts = [base64.b64decode(bundle) for bundle in stage.bundles()]
     return {fingerprint(one) for text in texts for one in read_certificates(text)[0]}
 

@@ -122,7 +122,6 @@ def events(cluster: Cluster) -> str:
 
 
 def world_readable_keys(directory: Path) -> list[Path]:
-    """The files with a private key that others than their owner may read."""
     files = [path for path in directory.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
     assert files
     return [path for path in files if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]

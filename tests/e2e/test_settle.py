@@ -22,18 +22,15 @@ M40 = {"quota": {"M40": 4}}
 
 @pytest.fixture
 def team(led_team: Callable[[Json], str]) -> str:
-    """A namespace that may use four M40."""
     return led_team(M40)
 
 
 @pytest.fixture
 def gpu_node(create_node: Callable[..., str]) -> str:
-    """A node with sixteen M40."""
     return create_node("gpu-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
 
 
 def await_usage(cluster: Cluster, namespace: str) -> None:
-    """Return once the namespace's usage is published."""
     cluster.await_object(f"/api/v1/namespaces/{namespace}/configmaps", USAGE, lambda _: True)
 
 
@@ -118,7 +115,6 @@ def refused_by_another_webhook(cluster: Cluster, namespace: str) -> None:
 
 
 def named_like_another(cluster: Cluster, namespace: str) -> None:
-    """Charge a pod whose name is taken: the API server learns that only when it stores it."""
     assert cluster.try_create(card_pod("stays", namespace)).status == HTTPStatus.CONFLICT
 
 

@@ -39,7 +39,6 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """The webhook on the quota ConfigMap that the manifest names."""
     with installed(cluster, tmp_path_factory.mktemp("ui"), quota=named_quota(cluster)) as installation:
         yield installation
 
@@ -53,7 +52,6 @@ def leader(own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def team(own: Installation, leader: ControllerProcess) -> Iterator[str]:
-    """A namespace with a quota of two models."""
     assert leader.process.poll() is None
     with limited_team(own, ENTRY) as namespace:
         yield namespace
@@ -69,12 +67,10 @@ def opened(browser: Browser, team: str, leader: ControllerProcess) -> Iterator[T
 
 
 def url_of(process: ControllerProcess) -> str:
-    """Where its page is."""
     return f"http://127.0.0.1:{process.await_log('serving the usage page')['port']}/"
 
 
 def row_of(page: Page, namespace: str) -> Locator:
-    """The namespace's row of the table."""
     return page.locator(f'#rows > tr[data-ns="{namespace}"]')
 
 

@@ -33,12 +33,10 @@ HALF_A_CARD = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 1}
 
 
 def on(model: str, pod: Json) -> Json:
-    """The pod, pinned as an earlier release has left it."""
     return {**pod, "spec": {**pod["spec"], "affinity": held_to(model)}}
 
 
 def counted_in_sample(namespace: str) -> list[Json]:
-    """Pods that come to what the sample has committed."""
     share = {"tencent.com/vcuda-core": 75, "tencent.com/vcuda-memory": 2}
     return [
         on("M40", card_pod("card", namespace)),
@@ -77,7 +75,6 @@ def upgraded(cluster: Cluster, namespace: str, earlier: str, tmp_path: Path) -> 
 
 
 def text_of_ledger(cluster: Cluster, namespace: str) -> str:
-    """The ledger as it is written."""
     return str(cluster.rest.get(ledger_path(namespace))["data"]["ledger"])
 
 

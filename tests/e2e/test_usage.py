@@ -32,7 +32,6 @@ ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 
 @pytest.fixture
 def team(led_team: Callable[[Json], str]) -> str:
-    """A namespace with a quota of two models."""
     return led_team(ENTRY)
 
 
@@ -40,19 +39,16 @@ FULL = "4 cards of 4 cards, 40960 of 40960 MiB"
 
 
 def published(config_map: Json) -> Json:
-    """The report in a namespace's ConfigMap."""
     report: Json = json.loads(config_map["data"]["usage.json"])
     return report
 
 
 def await_usage(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool]) -> Json:
-    """The published report of ``namespace`` once it is as wanted."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     return published(cluster.await_object(path, NAME, lambda found: wanted(published(found))))
 
 
 def used(report: Json) -> dict[str, float]:
-    """The cards in use, by model."""
     return {model["model"]: model["used"] for model in report["models"]}
 
 
@@ -263,7 +259,6 @@ def test_the_plugin_says_so_where_there_is_no_quota(gpuquota: Plugin) -> None:
 
 
 def manifests(*pods: Json) -> str:
-    """One file of several manifests."""
     return "\n---\n".join(json.dumps(pod) for pod in pods)
 
 

@@ -24,7 +24,6 @@ class Asked:
     name: str
 
     def review(self, user: str) -> Json:
-        """The SubjectAccessReview that asks whether ``user`` may."""
         resource, _, subresource = self.resource.partition("/")
         attributes = {"verb": self.verb, "group": self.group, "resource": resource, "subresource": subresource}
         where = {"namespace": self.namespace, "name": self.name}
@@ -85,12 +84,10 @@ class AuditLog:
 
 
 def was_allowed(event: Json) -> bool:
-    """Whether the authorizer let the request pass."""
     return bool(event["annotations"]["authorization.k8s.io/decision"] == "allow")
 
 
 def asked_in(event: Json) -> Asked:
-    """What an audit event tells of."""
     about = event["objectRef"]
     resource = "/".join(filter(None, [about["resource"], about.get("subresource")]))
     return Asked(event["verb"], about.get("apiGroup", ""), resource, about.get("namespace", ""), about.get("name", ""))
@@ -109,7 +106,6 @@ def permissions(objects: Sequence[Json], account: str) -> list[Permission]:
 
 
 def bindings(objects: Sequence[Json]) -> list[Json]:
-    """The objects that bind a role to an account."""
     return [each for each in objects if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
 
 
@@ -167,7 +163,6 @@ def without(cluster: Cluster, permission: Permission) -> Iterator[None]:
 
 
 def await_answer(cluster: Cluster, user: str, request: Asked, *, allowed: bool) -> None:
-    """Return once the API server's authorizer, which follows the roles by a watch, decides so."""
 
     def decided() -> bool:
         status: Json = cluster.rest.send("POST", REVIEWS, request.review(user)).ok()["status"]

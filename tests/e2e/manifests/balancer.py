@@ -27,7 +27,6 @@ class Balancer:
         threading.Thread(target=self._accept, name="balancer", daemon=True).start()
 
     def add(self, port: int) -> None:
-        """Let an endpoint have new connections."""
         with self._changed:
             self._endpoints.append(port)
 
@@ -42,14 +41,12 @@ class Balancer:
             return list(self._endpoints)
 
     def hang_up(self) -> None:
-        """End every connection."""
         with self._changed:
             still_open = tuple(self._open)
         for each in still_open:
             end(each)
 
     def close(self) -> None:
-        """End it and every connection."""
         end(self._listener)
         self.hang_up()
 
@@ -87,7 +84,6 @@ class Balancer:
 
 
 def end(connection: socket.socket) -> None:
-    """End a connection, that another thread may be reading from."""
     with contextlib.suppress(OSError):  # it has ended already
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
@@ -95,7 +91,6 @@ def end(connection: socket.socket) -> None:
 
 @contextlib.contextmanager
 def balancing() -> Iterator[Balancer]:
-    """A balancer without endpoints, closed at the end."""
     balancer = Balancer()
     try:
         yield balancer

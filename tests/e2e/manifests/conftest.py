@@ -35,7 +35,6 @@ def audit_log(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
 
 @pytest.fixture(scope="session")
 def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane that nobody else uses."""
     directory = tmp_path_factory.mktemp("manifests")
     policy = directory / "policy.json"
     policy.write_text(json.dumps(POLICY))
@@ -49,7 +48,6 @@ def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def admin(plane: ControlPlane) -> Iterator[Cluster]:
-    """Its API as admin."""
     with closing(Cluster(plane)) as cluster:
         for name in ("default", "kube-system"):
             cluster.await_object("/api/v1/namespaces", name, lambda _: True)

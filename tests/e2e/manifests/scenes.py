@@ -37,7 +37,6 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 
 
 def quota_of(cluster: Cluster, webhook: WebhookProcess) -> QuotaConfigMap:
-    """The quota that the manifests name, as the webhook reads it."""
     return QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", readers=[webhook])
 
 
@@ -116,7 +115,6 @@ def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> No
 
 
 def nodes_have_models(cluster: Cluster) -> None:
-    """A node with cards, for the whole life."""
     capacity = {"tencent.com/vcuda-core": "1600", "tencent.com/vcuda-memory": "1024"}
     cluster.create_node(NODE, {MODEL: "M40"}, capacity)
 
@@ -131,7 +129,6 @@ def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
 
 
 def endpoint_slice(address: str) -> Json:
-    """An EndpointSlice by hand that leads the webhook's Service to ADDRESS (IPv4:PORT)."""
     host, _, port = address.rpartition(":")
     labels = {SERVICE_NAME: SERVICE, MANAGED_BY: "e2e"}
     return {
@@ -153,7 +150,6 @@ def a_pod_is_placed_on_a_card(cluster: Cluster, quota: QuotaConfigMap) -> None:
 
 
 def place(cluster: Cluster, namespace: str, name: str) -> Json:
-    """A pod of one card, once it is bound."""
     cluster.create(card_pod(name, namespace))
     return cluster.await_bound(namespace, name)
 

@@ -54,11 +54,9 @@ class System:
 
     @cached_property
     def objects(self) -> list[Json]:
-        """The manifests."""
         return rendered(self.kustomization)
 
     def workload(self, kind: str, name: str) -> Json:
-        """One of them."""
         return one(self.objects, kind, name)
 
     def rotate(self, name: str = "vcuda-certs-first", **flags: str) -> subprocess.CompletedProcess[str]:
@@ -111,7 +109,6 @@ class System:
         return {**where, "--extender-cert-dir": certificates}
 
     def mount_extender_certificates(self) -> Path:
-        """Write the extender's certificates, as they are now, to where it reads them."""
         certificates = self.directory / "extender-certificates"
         mount_secret(self.cluster, self.workload("Deployment", "vcuda-controller"), certificates)
         return certificates
@@ -179,7 +176,6 @@ class System:
 
 
 def port_of(process: WebhookProcess) -> int:
-    """The port that a replica listens at."""
     return int(process.url.rpartition(":")[2])
 
 
@@ -221,7 +217,6 @@ def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
 
 
 def kubectl_k(cluster: Cluster, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the kubectl that renders, as admin of ``cluster``; whatever its exit status."""
     cache = cluster.control_plane.directory / "kubectl-k-cache"
     command = (kubectl(), f"--kubeconfig={cluster.kubeconfig}", f"--cache-dir={cache}", *map(str, arguments))
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
@@ -252,14 +247,12 @@ def command_of(workload: Json, changed: Mapping[str, str | Path], **fields: str)
 
 
 def expanded(argument: str, fields: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` as kubelet does."""
     for name, value in fields.items():
         argument = argument.replace(f"$({name})", value)
     return argument
 
 
 def account_of(cluster: Cluster, workload: Json) -> Path:
-    """A kubeconfig with a token of the workload's ServiceAccount."""
     name = pod_spec(workload)["serviceAccountName"]
     return cluster.kubeconfig_for_token(cluster.service_account_token(workload["metadata"]["namespace"], name))
 

@@ -31,7 +31,6 @@ def define_kinds_of_others(cluster: Cluster, objects: Sequence[Json]) -> None:
 
 
 def custom_resource(kind: str, group: str, version: str) -> Json:
-    """A definition that takes anything."""
     plural = f"{kind.lower()}s"
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     return {
@@ -48,7 +47,6 @@ def custom_resource(kind: str, group: str, version: str) -> Json:
 
 
 def established(kind: str) -> Callable[[list[Json]], bool]:
-    """Whether the API server serves the kind."""
 
     def holds(definitions: list[Json]) -> bool:
         [found] = [each for each in definitions if each["spec"]["names"]["kind"] == kind]
@@ -85,7 +83,6 @@ def test_an_upgrade_leaves_the_ca_bundles_and_changes_nothing_that_is_the_same(
 
 
 def write_bundles(cluster: Cluster, path: str) -> None:
-    """Set the caBundles as the rotation does."""
     hooks = cluster.rest.get(path)["webhooks"]
     patch = [
         {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": BUNDLE}

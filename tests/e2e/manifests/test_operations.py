@@ -29,7 +29,6 @@ NOTHING = "No resources found"
 
 
 def commands(heading: str) -> list[str]:
-    """The blocks of shell commands under a heading, in their order."""
     section = OPERATIONS.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 

@@ -53,7 +53,6 @@ def asked(plane: ControlPlane, system: System, audit_log: AuditLog) -> dict[str,
 
 
 def live(system: System, plane: ControlPlane) -> None:
-    """Run all parts, and have everything happen that they are for."""
     cluster = system.cluster
     scenes.nodes_have_models(cluster)
     scenes.a_certificate_that_nobody_renewed_is_told(system)
@@ -72,7 +71,6 @@ def live(system: System, plane: ControlPlane) -> None:
 
 
 def now() -> str:
-    """The time, as the rotation's flags have it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 

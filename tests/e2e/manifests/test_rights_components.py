@@ -46,14 +46,12 @@ def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def asked(plane: ControlPlane, system: System, audit_log: AuditLog) -> dict[str, set[Asked]]:
-    """What each account has asked for, by its full name."""
     require(plane, "kube-scheduler")
     live(system)
     return {user: audit_log.requests(user) for user in USERS.values()}
 
 
 def live(system: System) -> None:
-    """Have everything happen that the components are for."""
     cluster = system.cluster
     scenes.nodes_have_models(cluster)
     address = f"{own_address()}:{free_ports(1)[0]}"
@@ -81,7 +79,6 @@ def test_every_rule_of_the_manifests_is_judged_but_those_of_kubernetes_own_roles
 
 
 def accounts(objects: Sequence[Json]) -> list[str]:
-    """The names of the ServiceAccounts that the manifests make."""
     return [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]
 
 

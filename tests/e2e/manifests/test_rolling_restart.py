@@ -60,7 +60,6 @@ class Load:
             assert self._progress.wait_for(lambda: len(self._answers) >= goal, TIMEOUT)
 
     def stop(self) -> list[Answer]:
-        """End it; return every answer."""
         self._stopping.set()
         self._thread.join()
         return [each.result() for each in self._answers]
@@ -77,7 +76,6 @@ class Load:
 
 @contextmanager
 def limited(cluster: Cluster) -> Iterator[str]:
-    """A namespace with room for all of them, enforced."""
     quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota")
     namespace = cluster.create_namespace()
     quota.limit(**{namespace: {"quota": {"M40": 1000}}})
@@ -156,7 +154,6 @@ class Replica:
         assert status == 0, self.process.output()
 
     def kill(self) -> None:
-        """End what is left of it."""
         self._going.set()
         self._prober.join()
         self._leave()
@@ -208,7 +205,6 @@ class Rollout:
         self.current: list[Replica] = []
 
     def start(self) -> None:
-        """All replicas, ready."""
         self.current = [self._new() for _ in range(self._deployment["spec"]["replicas"])]
         for replica in self.current:
             assert replica.ready.wait(60)
@@ -233,7 +229,6 @@ class Rollout:
             each.join()
 
     def stop(self) -> None:
-        """End everything at once."""
         for replica in self._every:
             replica.kill()
 
@@ -259,7 +254,6 @@ class Ending:
             self._error = error
 
     def join(self) -> None:
-        """Return once it has ended."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -267,7 +261,6 @@ class Ending:
 
 @contextmanager
 def deployed(system: System) -> Iterator[Rollout]:
-    """The Deployment, all replicas ready."""
     rollout = Rollout(system)
     try:
         rollout.start()

@@ -31,14 +31,12 @@ OF_THE_API_SERVER = "apiserver_admission_webhook_rejection_count"
 
 @pytest.fixture(scope="module")
 def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """The manifests, applied; nothing runs."""
     with applied(admin, tmp_path_factory.mktemp("system")) as system:
         yield system
 
 
 @pytest.fixture(scope="module")
 def node(admin: Cluster) -> Iterator[str]:
-    """A node with cards."""
     admin.create_node(NODE, {MODEL: "M40", POOL: "public"}, {"tencent.com/vcuda-core": "1600"})
     yield NODE
     admin.delete_node(NODE)
@@ -46,7 +44,6 @@ def node(admin: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def webhook(system: System, node: str) -> Iterator[WebhookProcess]:
-    """One replica, asked by the API server."""
     assert node
     with system.serving(1) as [process]:
         yield process
@@ -54,7 +51,6 @@ def webhook(system: System, node: str) -> Iterator[WebhookProcess]:
 
 @pytest.fixture(scope="module")
 def controller(system: System, webhook: WebhookProcess) -> Iterator[ControllerProcess]:
-    """The controller, leading."""
     assert webhook.url
     with system.controller() as process:
         process.await_synced()
@@ -63,7 +59,6 @@ def controller(system: System, webhook: WebhookProcess) -> Iterator[ControllerPr
 
 @pytest.fixture(scope="module")
 def agent(system: System, node: str) -> Iterator[NodeProcess]:
-    """The node agent."""
     assert node
     with system.node_agent() as process:
         yield process
