@@ -252,6 +252,8 @@ RESOURCES = {
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
 }
 SENTINEL_LABEL = "e2e.vcuda.io/sentinel"
+NOBODY = "https://127.0.0.1:1/"
+"""Where nothing listens."""
 
 
 def is_bound(pod: Json) -> bool:
@@ -291,18 +293,26 @@ def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
     }
 
 
-def sentinel(name: str) -> Json:
-    """A webhook that refuses every ConfigMap labelled ``name``: nothing listens on port 1 of 127.0.0.1."""
+def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", /, **fields: object) -> Json:
+    """A webhook, as an item of a configuration, asked about new objects, which has to answer; by default nobody serves it.
+
+    ``ca``: the caBundle. ``fields`` stand over those here.
+    """
     return {
-        "name": "sentinel.e2e.vcuda.io",
-        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}],
-        "objectSelector": {"matchLabels": {SENTINEL_LABEL: name}},
-        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "name": name,
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": [resource]}],
+        "clientConfig": {"url": url, **({"caBundle": ca} if ca else {})},
         "failurePolicy": "Fail",
-        "sideEffects": "None",
+        "sideEffects": "NoneOnDryRun",
         "admissionReviewVersions": ["v1"],
-        "timeoutSeconds": 1,
+        **fields,
     }
+
+
+def sentinel(name: str) -> Json:
+    """A webhook that refuses every ConfigMap labelled ``name``."""
+    selected = {"objectSelector": {"matchLabels": {SENTINEL_LABEL: name}}, "sideEffects": "None", "timeoutSeconds": 1}
+    return webhook("sentinel.e2e.vcuda.io", NOBODY, "", "configmaps", **selected)
 
 
 def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None:

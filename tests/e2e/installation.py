@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.builders import MODEL, POOL
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, webhook
 from tests.e2e.rest import Answer, Json, Rest
 from tests.match_conditions import base_conditions
 from tests.processes import WebhookProcess, eventually, serving
@@ -106,30 +106,27 @@ class Installation:
 
     def checking_quota(self) -> Json:
         """The webhook that checks edits of the quota: of ConfigMaps with the label that asks for it."""
-        rule = {"resources": ["configmaps"], "operations": ["CREATE", "UPDATE", "DELETE"]}
-        hook = self._webhook("config.quota.vcuda.io", rule, f"{self.replica.url}/quota")
-        return {**hook, "failurePolicy": "Fail", "objectSelector": {"matchLabels": {**CONFIG, SERVED_BY: self.label}}}
+        rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}
+        return self._webhook(
+            "config.quota.vcuda.io",
+            f"{self.replica.url}/quota",
+            rules=[{**rule, "operations": ["CREATE", "UPDATE", "DELETE"]}],
+            objectSelector={"matchLabels": {**CONFIG, SERVED_BY: self.label}},
+        )
 
     def _asks_about_pods(self, number: int, path: str, failure_policy: str, namespaces: Json) -> Json:
-        name = f"{path}.quota.vcuda.io" if number == 0 else f"{path}-{number}.quota.vcuda.io"
-        rule = {"resources": ["pods"], "operations": ["CREATE"]}
-        return {
-            **self._webhook(name, rule, f"{self.replicas[number].url}/{path}"),
-            "failurePolicy": failure_policy,
-            "matchConditions": base_conditions(f"{path}.quota.vcuda.io"),
-            "namespaceSelector": namespaces,
-            "objectSelector": {"matchExpressions": [asks_replica(number)]},
-        }
+        return self._webhook(
+            f"{path}.quota.vcuda.io" if number == 0 else f"{path}-{number}.quota.vcuda.io",
+            f"{self.replicas[number].url}/{path}",
+            failurePolicy=failure_policy,
+            matchConditions=base_conditions(f"{path}.quota.vcuda.io"),
+            namespaceSelector=namespaces,
+            objectSelector={"matchExpressions": [asks_replica(number)]},
+        )
 
-    def _webhook(self, name: str, rule: Json, url: str) -> Json:
-        return {
-            "name": name,
-            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], **rule}],
-            "clientConfig": {"url": url, "caBundle": base64.b64encode(self.ca.read_bytes()).decode()},
-            "sideEffects": "NoneOnDryRun",
-            "admissionReviewVersions": ["v1"],
-            "timeoutSeconds": self.patience,
-        }
+    def _webhook(self, name: str, url: str, **fields: object) -> Json:
+        ca = base64.b64encode(self.ca.read_bytes()).decode()
+        return webhook(name, url, ca, timeoutSeconds=self.patience, **fields)
 
 
 def asks_replica(number: int) -> Json:

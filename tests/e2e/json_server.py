@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.e2e.cluster import webhook
 from tests.e2e.rest import Json
 
 Answer = Callable[[str, Json], Json]
@@ -76,13 +77,5 @@ def asks_about_pods(name: str, url: str, certificates: Path, label: str, **field
 
     ``certificates`` has the ca.crt that its caller trusts.
     """
-    return {
-        "name": name,
-        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-        "objectSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},
-        "clientConfig": {"url": url, "caBundle": ca_bundle(certificates)},
-        "failurePolicy": "Fail",
-        "sideEffects": "NoneOnDryRun",
-        "admissionReviewVersions": ["v1"],
-        **fields,
-    }
+    selected = {"objectSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]}}
+    return webhook(name, url, ca_bundle(certificates), **selected, **fields)

@@ -1,4 +1,4 @@
-"""A kube-scheduler of its own beside the control plane's, with the configuration from the manifests."""
+"""A kube-scheduler beside the control plane's: that of the manifests, or one that asks what gpu-admission was."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from pathlib import Path
 import yaml
 
 from tests.e2e.control_plane import Component, ControlPlane, Probe
+from tests.e2e.json_server import answering
 from tests.e2e.rest import Json
 from tests.processes import free_ports
 
 NAME = "vcuda-scheduler"
+PREDICATING = "predicating"
+"""The schedulerName of pods that an extender is asked about that refuses allocated ones for ever."""
+
+REFUSAL = "had been predicated!"
+MARKS = ("predicate-time", "gpu-assigned", "predicate-gpu-idx-")
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 
 
@@ -23,14 +29,19 @@ def config_file(control_plane: ControlPlane, url: str, ca: Path, directory: Path
     ``fields`` are further ones of the extender.
     """
     config: Json = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())
-    config["clientConnection"] = {"kubeconfig": str(control_plane.kubeconfig)}
-    config["leaderElection"] = {"leaderElect": False}
     [extender] = config["extenders"]
     extender["urlPrefix"] = f"{url}/scheduler"
     extender["tlsConfig"]["caFile"] = str(ca)
     extender |= fields
+    return written(control_plane, config, directory)
+
+
+def written(control_plane: ControlPlane, config: Json, directory: Path) -> Path:
+    """A file with the configuration, but for where the API server is."""
+    own = {"clientConnection": {"kubeconfig": str(control_plane.kubeconfig)}, "leaderElection": {"leaderElect": False}}
+    kind = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
     path = directory / "scheduler-config.json"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps({**kind, **config, **own}))
     return path
 
 
@@ -49,3 +60,25 @@ def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
         yield scheduler
     finally:
         scheduler.stop()
+
+
+def decide(pod: Json, nodes: Json) -> Json:
+    """The ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``).
+
+    No node for a pod with gpu-admission's annotations, else the first of its nodes.
+    """
+    if any(mark in key for key in pod["metadata"].get("annotations", {}) for mark in MARKS):
+        return {"Error": f"pod {pod['metadata']['name']} {REFUSAL}"}
+    return {"Nodes": {**nodes, "items": nodes["items"][:1]}, "FailedNodes": {}, "Error": ""}
+
+
+@contextmanager
+def predicating_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[None]:
+    """A scheduler for the pods that name it, beside the cluster's own; ``directory`` (fresh) gets its files."""
+    with answering(lambda _, asked: decide(asked["Pod"], asked["Nodes"])) as url:
+        profile = {
+            "profiles": [{"schedulerName": PREDICATING}],
+            "extenders": [{"urlPrefix": url, "filterVerb": "filter"}],
+        }
+        with scheduling(control_plane, f"--config={written(control_plane, profile, directory)}"):
+            yield

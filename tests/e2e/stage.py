@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, await_effect, sentinel
+from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, await_effect, sentinel, webhook
 from tests.e2e.conftest import require
 from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, QuotaConfigMap, create_system_namespace
 from tests.e2e.mounted import Volume
@@ -118,16 +118,12 @@ class Stage:
             self.cluster.delete(path)
 
     def _webhook(self, path: str) -> Json:
-        return {
-            "name": f"{path}.quota.vcuda.io",
-            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-            "clientConfig": {"service": {"name": SERVICE, "namespace": SYSTEM_NAMESPACE, "path": f"/{path}"}},
-            "namespaceSelector": {"matchLabels": {SERVED_BY: self.label}},
-            "failurePolicy": "Fail",
-            "sideEffects": "NoneOnDryRun",
-            "admissionReviewVersions": ["v1"],
-            "timeoutSeconds": 10,
-        }
+        return webhook(
+            f"{path}.quota.vcuda.io",
+            clientConfig={"service": {"name": SERVICE, "namespace": SYSTEM_NAMESPACE, "path": f"/{path}"}},
+            namespaceSelector={"matchLabels": {SERVED_BY: self.label}},
+            timeoutSeconds=10,
+        )
 
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:

@@ -18,8 +18,8 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.controller_process import controlling
 from tests.e2e.installation import Installation
-from tests.e2e.predicating import NAME, REFUSAL, predicating_scheduler
 from tests.e2e.rest import Json
+from tests.e2e.second_scheduler import PREDICATING, REFUSAL, predicating_scheduler
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.processes import ControllerProcess
 from vcuda.allocations.stale import Removal
@@ -112,7 +112,7 @@ def test_a_pod_that_gpu_admission_would_refuse_for_ever_is_freed_and_scheduled_a
     cluster: Cluster, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     """Its scheduler wrote the annotations and never bound it; from then on it answers "had been predicated!"."""
-    pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=NAME)
+    pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
     with predicating_scheduler(control_plane, tmp_path):
         pod.create(cluster, namespace)
         refused = cluster.wait_pod(namespace, "stranded", is_refused)

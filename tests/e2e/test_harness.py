@@ -12,7 +12,7 @@ import pytest
 from kubernetes.client import CoreV1Api
 from kubernetes.client.exceptions import ApiException
 
-from tests.e2e.cluster import Cluster, await_effect
+from tests.e2e.cluster import Cluster, await_effect, webhook
 from tests.e2e.control_plane import (
     ControlPlane,
     NoControlPlane,
@@ -41,16 +41,8 @@ def pod(namespace: str, name: str, **fields: object) -> Json:
 
 def refuse_pods(name: str, namespace: str) -> Json:
     """A webhook that nothing serves: what it selects is refused."""
-    return {
-        "name": f"{name}.e2e.example",
-        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-        "namespaceSelector": {"matchLabels": {"team": namespace}},
-        "clientConfig": {"url": "https://127.0.0.1:1/"},
-        "failurePolicy": "Fail",
-        "sideEffects": "None",
-        "admissionReviewVersions": ["v1"],
-        "timeoutSeconds": 1,
-    }
+    selector = {"matchLabels": {"team": namespace}}
+    return webhook(f"{name}.e2e.example", namespaceSelector=selector, sideEffects="None", timeoutSeconds=1)
 
 
 @pytest.mark.usefixtures("scheduler")

@@ -9,7 +9,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, webhook
 from tests.e2e.controller_process import PROMPTLY, await_committed, await_enforced, await_ledger, await_ledger_gone
 from tests.e2e.installation import Installation, ledger_path
 from tests.e2e.rest import Json
@@ -93,24 +93,12 @@ def test_a_terminating_pod_counts_until_it_is_gone(
     cluster.create(card_pod("next", team))
 
 
-def refuse_later(namespace: str) -> Json:
-    """A webhook beside ours that refuses every pod in ``namespace``: nobody serves it, and it must be asked."""
-    return {
-        "name": "later.example.com",
-        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-        "namespaceSelector": {"matchLabels": {"e2e.vcuda.io/refused-later": namespace}},
-        "clientConfig": {"url": "https://127.0.0.1:1/"},
-        "failurePolicy": "Fail",
-        "sideEffects": "None",
-        "admissionReviewVersions": ["v1"],
-    }
-
-
 def refused_by_another_webhook(cluster: Cluster, namespace: str) -> None:
     """Charge a pod that another validating webhook then refuses."""
     label = {"metadata": {"labels": {"e2e.vcuda.io/refused-later": namespace}}}
     cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", label)
-    with cluster.register_webhooks(validating=[refuse_later(namespace)]):
+    later = webhook("later.example.com", namespaceSelector={"matchLabels": {"e2e.vcuda.io/refused-later": namespace}})
+    with cluster.register_webhooks(validating=[later]):
         assert cluster.try_create(card_pod("never", namespace)).status == HTTPStatus.INTERNAL_SERVER_ERROR
 
 
