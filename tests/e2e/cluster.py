@@ -294,7 +294,7 @@ def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
 
 
 def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", /, **fields: object) -> Json:
-    """A webhook, as an item of a configuration, asked about new objects, which has to answer; by default nobody serves it.
+    """A webhook, as an item of a configuration, asked about new objects, which has to answer; by default nobody does.
 
     ``ca``: the caBundle. ``fields`` stand over those here.
     """

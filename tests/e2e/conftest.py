@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane, running_control_plane
 from tests.e2e.controller_process import controlling, limited_team
-from tests.e2e.installation import Installation, installed
+from tests.e2e.installation import Installation, account_of, installed, named_quota
 from tests.e2e.rest import Json
 from tests.processes import ControllerProcess
 
@@ -86,6 +86,20 @@ def led_team(installation: Installation, controller: ControllerProcess) -> Itera
             return teardown.enter_context(limited_team(installation, entry))
 
         yield create
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """The API as the controller's ServiceAccount, with what the manifest gives it."""
+    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
+        yield account
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """The webhook on the quota ConfigMap that the manifest names, whose edits are not checked."""
+    with installed(cluster, tmp_path_factory.mktemp("own"), quota=named_quota(cluster)) as installation:
+        yield installation
 
 
 @pytest.fixture

@@ -300,13 +300,12 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 
 
 @contextmanager
-def account_of(cluster: Cluster, manifest: str, name: str) -> Iterator[Cluster]:
+def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Iterator[Cluster]:
     """The API as the ServiceAccount of this name, with what the manifest gives it; taken away at the end."""
     path = str(MANIFESTS / manifest)
-    create_system_namespace(cluster)
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     cluster.kubectl("apply", "-f", path)
-    token = cluster.service_account_token(SYSTEM_NAMESPACE, name)
-    with closing(Cluster(cluster.control_plane, token)) as account:
+    with closing(Cluster(cluster.control_plane, cluster.service_account_token(namespace, name))) as account:
         yield account
     cluster.kubectl("delete", "-f", path)
 

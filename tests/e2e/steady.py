@@ -29,13 +29,18 @@ class Creates:
     """What became of the pods: how many were created, and what was said about each that was not."""
 
     created: int = 0
-    cards: int = 0
     failures: list[str] = field(default_factory=list)
 
 
 @contextmanager
-def creating(cluster: Cluster, namespace: str) -> Iterator[Creates]:
-    """`with` this, `PODS_PER_SECOND` pods are created in ``namespace``, each once, on a schedule that nothing stops."""
+def creating(
+    cluster: Cluster, namespace: str, make: Callable[[int, str], Json] | None = None, pace: float = PODS_PER_SECOND
+) -> Iterator[Creates]:
+    """`with` this, so many pods a second are created in ``namespace``, each once, on a schedule that nothing stops.
+
+    Four at a time at most: where the machine is too busy for the schedule, they do not pile up. ``make`` returns the
+    pod of a number.
+    """
     creates, stop, lock = Creates(), threading.Event(), threading.Lock()
     numbers = count()
     started = time.monotonic()
@@ -44,21 +49,22 @@ def creating(cluster: Cluster, namespace: str) -> Iterator[Creates]:
         while not stop.is_set():
             with lock:
                 number = next(numbers)
-            if stop.wait(max(0.0, started + number / PODS_PER_SECOND - time.monotonic())):
+            if stop.wait(max(0.0, started + number / pace - time.monotonic())):
                 return
-            with_card = number % CARDS_EVERY == 0
-            answer = cluster.try_create(
-                card_pod(f"card-{number}", namespace) if with_card else plain(number, namespace)
-            )
+            answer = cluster.try_create((make or some_with_cards)(number, namespace))
             with lock:
                 if answer.message:
-                    creates.failures.append(answer.message)
+                    creates.failures.append(f"{answer.status} {answer.message}")
                 else:
                     creates.created += 1
-                    creates.cards += with_card
 
     with threads([create] * 4, stop):
         yield creates
+
+
+def some_with_cards(number: int, namespace: str) -> Json:
+    """One in `CARDS_EVERY` asks for a card."""
+    return card_pod(f"card-{number}", namespace) if number % CARDS_EVERY == 0 else plain(number, namespace)
 
 
 def plain(number: int, namespace: str) -> Json:

@@ -16,7 +16,7 @@ from controller.violations import Finding, Kind
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import await_committed, controlling, limited_team
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, installed, named_quota
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
@@ -30,18 +30,11 @@ NODE = "audit-m40"
 
 
 @pytest.fixture(scope="module")
-def account(cluster: Cluster) -> Iterator[Cluster]:
-    """The API as the controller's ServiceAccount, with the right that the component adds."""
-    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
-        cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
-        yield account
-        cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
-
-
-@pytest.fixture(scope="module")
-def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with installed(cluster, tmp_path_factory.mktemp("audit"), quota=named_quota(cluster)) as installation:
-        yield installation
+def account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
+    """The controller's, with the right that the component adds."""
+    cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
+    yield account
+    cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
 
 
 @pytest.fixture(scope="module")

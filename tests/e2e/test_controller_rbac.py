@@ -20,7 +20,7 @@ from tests.e2e.controller_process import (
     controlling,
     limited_team,
 )
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, installed, may, named_quota
+from tests.e2e.installation import Installation
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event
 from tests.e2e.workloads import check_nudged
 from tests.integration.reviews import card_pod
@@ -29,20 +29,6 @@ from vcuda.requests.schemes import HAMI, VGPU_MANAGER
 
 USAGE = "gpu-quota-usage"
 ONE = {"quota": {"M40": 1}}
-
-
-@pytest.fixture(scope="module")
-def account(cluster: Cluster) -> Iterator[Cluster]:
-    """The API as the controller's ServiceAccount, with what the manifest gives it."""
-    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
-        yield account
-
-
-@pytest.fixture(scope="module")
-def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """The webhook on the quota ConfigMap that the manifest names, whose edits are not checked."""
-    with installed(cluster, tmp_path_factory.mktemp("rbac"), quota=named_quota(cluster)) as installation:
-        yield installation
 
 
 @pytest.fixture(scope="module")
@@ -130,53 +116,3 @@ def test_with_the_rights_of_the_manifest_a_malformed_quota_is_reported(
     again = {**event, "apiVersion": "v1", "kind": "Event", "metadata": metadata}
     assert account.create(again)["reason"] == "MalformedQuota"
     own.quota.limit_anew(**good)
-
-
-@pytest.mark.parametrize(
-    ("verb", "resource", "namespace", "allowed"),
-    [
-        ("update", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
-        ("delete", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
-        ("get", "secrets", SYSTEM_NAMESPACE, False),
-        ("update", "leases.coordination.k8s.io/vcuda-controller", SYSTEM_NAMESPACE, True),
-        ("update", "leases.coordination.k8s.io/another", SYSTEM_NAMESPACE, False),
-        ("create", "leases.coordination.k8s.io", "default", False),
-        ("list", "endpointslices.discovery.k8s.io", SYSTEM_NAMESPACE, True),
-        ("list", "endpointslices.discovery.k8s.io", "default", False),
-        ("create", "endpointslices.discovery.k8s.io", SYSTEM_NAMESPACE, False),
-        ("patch", "endpointslices.discovery.k8s.io", SYSTEM_NAMESPACE, False),
-        ("delete", "endpointslices.discovery.k8s.io", SYSTEM_NAMESPACE, False),
-        ("get", "services/vcuda-webhook", SYSTEM_NAMESPACE, True),
-        ("get", "services/another", SYSTEM_NAMESPACE, False),
-        ("watch", "configmaps/gpuquota", "kube-system", True),
-        ("watch", "configmaps", "kube-system", False),
-        ("update", "configmaps/gpuquota", "kube-system", False),
-        ("patch", "configmaps/gpu-quota-usage", "default", True),
-        ("delete", "configmaps/gpu-quota-usage", "default", True),
-        ("get", "configmaps/another", "default", False),
-        ("patch", "configmaps/another", "default", False),
-        ("delete", "configmaps/another", "default", False),
-        ("list", "configmaps", "default", False),
-        ("patch", "namespaces", "default", True),
-        ("delete", "namespaces", "default", False),
-        ("create", "pods", "default", False),
-        ("patch", "pods", "default", True),
-        ("update", "pods", "default", False),
-        ("delete", "pods", "default", False),
-        ("patch", "replicasets.apps", "default", True),
-        ("delete", "replicasets.apps", "default", False),
-        ("patch", "deployments.apps", "default", False),
-        ("get", "nodes", "default", True),
-        ("patch", "nodes", "default", True),
-        ("update", "nodes", "default", False),
-        ("delete", "nodes", "default", False),
-        ("create", "events", "default", True),
-        ("create", "events", "kube-system", True),
-        ("watch", "events", "default", True),
-        ("patch", "events", "default", False),
-    ],
-)
-def test_the_manifest_gives_what_is_needed_and_no_more(
-    account: Cluster, verb: str, resource: str, namespace: str, allowed: bool
-) -> None:
-    assert may(account, verb, resource, namespace) is allowed

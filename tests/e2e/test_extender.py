@@ -22,7 +22,7 @@ from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken, wan
 from tests.e2e.cluster import Cluster, is_bound
 from tests.e2e.control_plane import Component, ControlPlane
 from tests.e2e.controller_process import candidate, controlling, drop_lease
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, may
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, may
 from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import COMPONENT, NAME, config_file, scheduling
 from tests.e2e.stage import SLICES
@@ -255,24 +255,23 @@ def print_figures(stored: list[Json], leader: ControllerProcess) -> None:
 
 
 @pytest.fixture
-def account(cluster: Cluster) -> Iterator[Cluster]:
-    """The API as the controller's ServiceAccount, with what the manifests give it where it is an extender too."""
-    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as controller:
-        cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
-        yield controller
-        cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
+def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
+    """The controller's, with what the component adds where it is an extender too."""
+    cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
+    yield account
+    cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
 
 
 @pytest.mark.usefixtures("extended")
 def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publishes(
-    cluster: Cluster, installation: Installation, site: Site, account: Cluster, create_node: Callable[..., str]
+    cluster: Cluster, installation: Installation, site: Site, extender_account: Cluster, create_node: Callable[..., str]
 ) -> None:
     """The webhook, with its own rights or the admin's, then knows which cards are free."""
     node = create_node("rights-0", {MODEL: "M40", POOL: "public"}, {CORES: "200", MEMORY: "128"})
     quota = ("--quota-configmap", "kube-system/gpuquota", "--extender-advertise", "10.1.2.3:10443")
     with (
         installation.free_team() as namespace,
-        controlling(installation, *site.flags, *quota, kubeconfig=account.kubeconfig) as leader,
+        controlling(installation, *site.flags, *quota, kubeconfig=extender_account.kubeconfig) as leader,
     ):
         leader.await_log("serving extender")
         leader.await_log("the Service leads here")
@@ -288,12 +287,12 @@ def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publis
         assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == 1
         assert [line for line in leader.output().splitlines() if "system:serviceaccount" in line] == []
         for verb in ("get", "patch", "delete"):
-            assert not may(account, verb, "endpointslices.discovery.k8s.io/another", SYSTEM_NAMESPACE)
-        assert not may(account, "create", "endpointslices.discovery.k8s.io", "default")
+            assert not may(extender_account, verb, "endpointslices.discovery.k8s.io/another", SYSTEM_NAMESPACE)
+        assert not may(extender_account, "create", "endpointslices.discovery.k8s.io", "default")
         before = cluster.rest.get(f"{published}/gpu-cards")
         again = cluster.rest.merge_patch(f"{published}/gpu-cards", {"data": before["data"]})
         assert again["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"], "written though the same"
-    with controlling(installation, *quota[:2], kubeconfig=account.kubeconfig):
+    with controlling(installation, *quota[:2], kubeconfig=extender_account.kubeconfig):
         cluster.await_gone(published, "gpu-cards")
 
 

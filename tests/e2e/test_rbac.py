@@ -8,7 +8,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, account_of, installed, may, named_quota
+from tests.e2e.installation import Installation, account_of, installed, named_quota
 from tests.integration.reviews import card_pod
 
 
@@ -55,32 +55,3 @@ def test_with_the_rights_of_the_manifest_no_list_and_no_watch_fails(own: Install
         for kind in ("lists", "watches", "failures")
     }
     assert incidents == {"lists": 1, "watches": 1, "failures": 0}
-
-
-@pytest.mark.parametrize(
-    ("verb", "resource", "namespace", "allowed"),
-    [
-        ("get", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
-        ("create", "configmaps", SYSTEM_NAMESPACE, True),
-        ("update", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, True),
-        ("delete", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, False),
-        ("list", "configmaps", SYSTEM_NAMESPACE, False),
-        ("watch", "configmaps/gpu-cards", SYSTEM_NAMESPACE, True),
-        ("get", "secrets", SYSTEM_NAMESPACE, False),
-        ("watch", "configmaps/gpuquota", "kube-system", True),
-        ("watch", "configmaps", "kube-system", False),
-        ("update", "configmaps/gpuquota", "kube-system", False),
-        ("create", "events", "kube-system", True),
-        ("create", "events", "default", False),
-        ("list", "pods", "default", True),
-        ("create", "pods", "default", False),
-        ("patch", "pods", "default", False),
-        ("get", "configmaps", "default", False),
-        ("watch", "nodes", "default", True),
-        ("patch", "nodes", "default", False),
-    ],
-)
-def test_the_manifest_gives_what_is_needed_and_no_more(
-    account: Cluster, verb: str, resource: str, namespace: str, allowed: bool
-) -> None:
-    assert may(account, verb, resource, namespace) is allowed

@@ -13,7 +13,7 @@ from tests.browser import Tab, browsing, tab
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import candidate, controlling, limited_team
-from tests.e2e.installation import Installation, account_of, installed, named_quota
+from tests.e2e.installation import Installation
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import ControllerProcess
@@ -28,19 +28,6 @@ SOON = 20000
 def browser() -> Iterator[Browser]:
     with browsing() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def account(cluster: Cluster) -> Iterator[Cluster]:
-    """The API as the controller's ServiceAccount, with what the manifest gives it."""
-    with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
-        yield account
-
-
-@pytest.fixture(scope="module")
-def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with installed(cluster, tmp_path_factory.mktemp("ui"), quota=named_quota(cluster)) as installation:
-        yield installation
 
 
 @pytest.fixture(scope="module")
