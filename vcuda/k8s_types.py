@@ -1,4 +1,6 @@
-"""Typed views of Kubernetes objects: only the fields that are read, decoded from raw bytes by msgspec.
+"""The Kubernetes API's types: views of objects, quantities, and the AdmissionReview of its webhooks.
+
+Views have only the fields that are read, and are decoded from raw bytes by msgspec.
 
 A view is never written back: what it leaves out would be lost. Changes go out as patches.
 Field names are Kubernetes' own in snake case. ``None`` stands for absent and for null alike, as in Go's API types.
@@ -38,15 +40,14 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a
 
 
 def can_be_name(text: str) -> bool:
-    """Return whether a node, pod or namespace can have this name: a DNS subdomain of RFC 1123, as all of theirs are.
-
-    Nothing else may be asked for: a slash, however it is quoted, leads to another resource of the API.
-    """
+    """Return whether a node, pod or namespace can have this name: a DNS subdomain of RFC 1123, as all of theirs are."""
+    # Whatever is asked for by name passes here: a slash, however it is quoted, leads to another resource of the API.
     return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
+# gc=False: a decoded object is a tree, and Python's collector would look for cycles in each of its parts.
 class K8sStruct(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A part of an object; unknown fields are skipped while decoding. A tree has no cycles, so none is looked for."""
+    """A part of an object; unknown fields are skipped while decoding."""
 
 
 class OwnerReference(K8sStruct, frozen=True, gc=False):
@@ -71,6 +72,22 @@ class ObjectMeta(K8sStruct, frozen=True, gc=False):
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None
     owner_references: tuple[OwnerReference, ...] | None = None
+
+
+class K8sObject(K8sStruct, frozen=True, gc=False):
+    """Something with metadata."""
+
+    metadata: ObjectMeta = ObjectMeta()
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """The annotations, empty where there are none."""
+        return self.metadata.annotations or {}
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels, empty where there are none."""
+        return self.metadata.labels or {}
 
 
 class Resources(K8sStruct, frozen=True, gc=False):
@@ -145,22 +162,11 @@ class PodStatus(K8sStruct, frozen=True, gc=False):
     phase: str = ""
 
 
-class Pod(K8sStruct, frozen=True, gc=False):
+class Pod(K8sObject, frozen=True, gc=False):
     """A pod, or a pod template (which has neither uid nor status)."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        """The annotations, empty where there are none."""
-        return self.metadata.annotations or {}
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The labels, empty where there are none."""
-        return self.metadata.labels or {}
 
     def all_containers(self) -> Iterator[tuple[str, Container]]:
         """Yield every container with its field path, init containers first, as they start."""
@@ -179,21 +185,10 @@ class NodeStatus(K8sStruct, frozen=True, gc=False):
     allocatable: Mapping[str, Quantity] | None = None
 
 
-class Node(K8sStruct, frozen=True, gc=False):
+class Node(K8sObject, frozen=True, gc=False):
     """A node's name, labels, annotations and capacity."""
 
-    metadata: ObjectMeta = ObjectMeta()
     status: NodeStatus | None = None
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The labels, empty where there are none."""
-        return self.metadata.labels or {}
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        """The annotations, empty where there are none."""
-        return self.metadata.annotations or {}
 
     @property
     def capacity(self) -> Mapping[str, Quantity]:
@@ -201,13 +196,14 @@ class Node(K8sStruct, frozen=True, gc=False):
         return (self.status and self.status.capacity) or {}
 
 
-class ConfigMap(K8sStruct, frozen=True, gc=False):
+class ConfigMap(K8sObject, frozen=True, gc=False):
     """A ConfigMap with text data."""
 
-    metadata: ObjectMeta = ObjectMeta()
     data: Mapping[str, str] | None = None
 
 
+# apimachinery's grammar (pkg/api/resource/quantity.go). Python's numbers also take NaN, 1_000 and other alphabets'
+# digits; and without a bound on their length, one quantity would cost as much as thousands.
 _NUMBER = r"[+-]?(?=\.?[0-9])[0-9]{0,30}(\.[0-9]{0,30})?"
 _GRAMMAR = re.compile(rf"{_NUMBER}([eE][+-]?[0-9]{{1,2}}|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
 
@@ -216,15 +212,7 @@ LONGEST = 40
 
 
 def parse_quantity(quantity: str | float) -> Decimal:
-    """Return a quantity as an exact number.
-
-    The grammar is apimachinery's (``pkg/api/resource/quantity.go``); it is held here too, because Python's numbers also
-    take ``NaN``, ``1_000`` and other alphabets' digits.
-
-    Raises:
-        ValueError: it is no quantity.
-
-    """
+    """Return a quantity as an exact number; raise ValueError for what is no quantity."""
     text = str(quantity)
     if isinstance(quantity, bool) or not _GRAMMAR.fullmatch(text):
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
@@ -233,13 +221,12 @@ def parse_quantity(quantity: str | float) -> Decimal:
     return number
 
 
+# Cached: pods of one owner ask for the same amounts, and this is on the path of every pod.
 @functools.lru_cache(maxsize=4096, typed=True)
 def parse_whole(quantity: str | float) -> int:
     """Return a quantity that counts something: a whole number from 0 up to 2^53.
 
-    Raises:
-        ValueError: it is no quantity, negative, fractional or absurdly large; the message says which.
-
+    Raises ValueError where it is no quantity, negative, fractional or absurdly large; the message says which.
     """
     number = parse_quantity(quantity)
     if number < 0:
@@ -251,6 +238,8 @@ def parse_whole(quantity: str | float) -> int:
     return int(number)
 
 
+# AdmissionReview v1: k8s.io/api `admission/v1`, and
+# https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
@@ -297,12 +286,7 @@ _DECODER = msgspec.json.Decoder(AdmissionReview)
 
 
 def read_review(body: bytes) -> AdmissionRequest:
-    """Return the request in a review.
-
-    Raises:
-        BadReview: the body is no AdmissionReview v1 with a request.
-
-    """
+    """Return the request in a review; raise BadReview where the body is no AdmissionReview v1 with a request."""
     try:
         review = _DECODER.decode(body)
     except UNDECODABLE as error:
@@ -354,6 +338,7 @@ def write_review(uid: str, answer: AdmissionResponse) -> bytes:
         response["patch"] = base64.b64encode(msgspec.json.encode(answer.patch)).decode()
     if answer.warnings:
         response["warnings"] = answer.warnings
+    # These go into the API server's audit log, where an administrator finds why a pod got its model.
     if answer.reason:
         response["auditAnnotations"] = {"model": answer.model, "reason": answer.reason}
     if not answer.allowed:
@@ -362,8 +347,8 @@ def write_review(uid: str, answer: AdmissionResponse) -> bytes:
 
 
 def _status(answer: AdmissionResponse) -> dict[str, object]:
-    """Return the metav1.Status that reaches the client; client-go waits by itself for retryAfterSeconds."""
     details: dict[str, object] = {}
+    # The API server makes a Retry-After header of it, and client-go then waits so long and sends the request again.
     if answer.retry_after is not None:
         details["retryAfterSeconds"] = answer.retry_after
     if answer.faults:

@@ -51,6 +51,7 @@ DEFAULT = "*"
 
 _MIB = 1024 * 1024
 _MAX_SHOWN = 63
+# Kubernetes' own rules for the name of a namespace (a DNS label, RFC 1123) and for the value of a label.
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _CARDS_AS_TEXT = re.compile(r"\s*0*([0-9]{1,6}(?:\.[0-9]{1,2})?)\s*", re.ASCII)
@@ -73,19 +74,18 @@ def is_namespace_name(name: object) -> bool:
 
 
 def read_namespace_name(name: str) -> str:
-    """Return ``name`` if it is ``*`` or can be a namespace's.
-
-    The entry of any other would silently never apply.
-    """
+    """Return ``name`` if it is ``*`` or can be a namespace's."""
+    # The entry of any other would never apply, and nobody would notice.
     if name != DEFAULT and not is_namespace_name(name):
         raise WrongValueError(f"{NO_NAMESPACE}, or `*` for every namespace without its own entry")
     return name
 
 
 def read_label_value(name: object) -> str:
-    """Return the name of a model or pool if it can be the value of a node's label, which it is; empty it cannot be."""
+    """Return the name of a model or pool, which is the value of a node's label."""
     if not isinstance(name, str):
         raise WrongValueError(f"{shown(name)} is no text; write a name, in quotes")
+    # Kubernetes allows an empty label value; a node with an empty model has none.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
             f"{shown(name)} can never be a node label's value; write at most 63 letters, digits, `-`, `_` and `.`, "
@@ -107,6 +107,7 @@ def read_cores(value: object) -> int:
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:
         raise WrongValueError(f"{shown(value)} is no possible number of cards; write one from 0 to {MAX_CARDS}")
+    # Not rounded: whoever writes 2.555 cards would get more or less than that.
     try:
         hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
     except Inexact:
@@ -116,7 +117,7 @@ def read_cores(value: object) -> int:
 
 
 def _no_cards(value: object) -> str:
-    """Return what to write instead of this, which is no number."""
+    # Text is never taken for a number: in YAML "010" or 1:30 are numbers to some readers and text to others.
     if isinstance(value, str):
         number = _CARDS_AS_TEXT.fullmatch(value)
         if number:
@@ -138,23 +139,20 @@ def read_memory(value: object) -> int:
             "0 leaves no memory; leave `memory` out for no limit, or write 0 cards to block the model"
         )
     if amount < _MIB:
-        raise WrongValueError(f"{shown(value)} is less than 1 MiB; {_with_unit(value)}")
+        # Such an amount is a slip: 160 is meant as 160Gi.
+        bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
+        hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
+        raise WrongValueError(f"{shown(value)} is less than 1 MiB; {hint}")
     return int(amount // _MIB)
 
 
 def _bytes(value: object) -> Decimal | None:
-    """Return the bytes, None for what is no quantity."""
     if isinstance(value, Decimal):
         return value if value.is_finite() else None
     try:
         return k8s_types.parse_quantity(value) if isinstance(value, str) else None
     except ValueError:
         return None
-
-
-def _with_unit(value: object) -> str:
-    bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
-    return f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
 
 
 def shown(value: object) -> str:
@@ -201,15 +199,15 @@ class _LimitEntry(_StrictModel):
 
 
 def _read_limit(value: object, read_long_form: ValidatorFunctionWrapHandler) -> _LimitEntry:
-    """Take a bare number of cards for the long form with nothing else in it."""
+    # A bare number of cards stands for the long form with nothing else in it, as in gpu-admission.
     if not isinstance(value, dict):
         return _LimitEntry.model_construct(cards=read_cores(value))
     limit: _LimitEntry = read_long_form(value)
     return limit
 
 
-class _Repeated:
-    """Stands in for a pool that is listed a second time, so that the fault is found at its position."""
+_REPEATED = object()
+"""Stands in for a pool that is listed a second time, so that pydantic tells its position."""
 
 
 def _read_pools(value: object) -> tuple[object, ...]:
@@ -218,24 +216,15 @@ def _read_pools(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
         example = f"[{value}]" if isinstance(value, str) else "[public]"
         raise WrongValueError(f"{shown(value)} is no list; write one such as {printable(example)}")
-    seen: set[object] = set()
-    marked: list[object] = []
-    for item in value:
-        repeated = isinstance(item, str) and item in seen
-        marked.append(_Repeated() if repeated else item)
-        if isinstance(item, str):
-            seen.add(item)
-    return tuple(marked)
+    # Only texts are compared: other items are faults of their own, and some cannot be hashed.
+    first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
+    return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
 
 
 def _read_pool(value: object) -> str:
-    if isinstance(value, _Repeated):
+    if value is _REPEATED:
         raise WrongValueError("is listed twice; leave it out here")
     return read_label_value(value)
-
-
-def _nothing_for_null(value: object) -> object:
-    return {} if value is None else value
 
 
 _Model = Annotated[str, AfterValidator(read_label_value)]
@@ -245,7 +234,7 @@ _Limits = dict[_Model, Annotated[_LimitEntry, WrapValidator(_read_limit)]]
 class _NamespaceEntry(_StrictModel):
     """What is written for one namespace."""
 
-    quota: Annotated[_Limits, BeforeValidator(_nothing_for_null)] = {}
+    quota: Annotated[_Limits, BeforeValidator(lambda value: {} if value is None else value)] = {}
     pool: Annotated[tuple[Annotated[str, PlainValidator(_read_pool)], ...], BeforeValidator(_read_pools)] = ()
     mode: Annotated[Mode, PlainValidator(read_mode)] = Mode.ENFORCE
 
@@ -253,11 +242,6 @@ class _NamespaceEntry(_StrictModel):
 _DOCUMENT: TypeAdapter[dict[str, _NamespaceEntry]] = TypeAdapter(
     dict[Annotated[str, AfterValidator(read_namespace_name)], _NamespaceEntry], config=ConfigDict(strict=True)
 )
-
-
-def _namespace_quota(entry: _NamespaceEntry) -> NamespaceQuota:
-    limits = {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}
-    return NamespaceQuota(limits, entry.pool, entry.mode)
 
 
 _KEY = "[key]"
@@ -270,7 +254,7 @@ def _found(details: ErrorDetails) -> PlacedFault:
 
 
 def _sentence(details: ErrorDetails) -> str:
-    """Return the fault in our words; of pydantic's own faults only these can occur."""
+    # pydantic's types of faults are data, its messages are not for people; with these validators only these occur.
     place = details["loc"]
     match details["type"]:
         case "value_error":
@@ -299,6 +283,7 @@ def _unknown_key(place: Place) -> str:
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[Fault, ...]:
+    # The reader and pydantic each tell theirs in their own order; whoever mends a document goes from top to bottom.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
     return tuple(Fault(_path(fault.place), fault.message) for fault in ordered)
@@ -315,7 +300,7 @@ _SIMPLE_KEY = re.compile(r"[-_*A-Za-z0-9]+")
 
 
 def _path(place: Place) -> str:
-    """Return ``team-a.quota.V100.cards``; in brackets list positions and keys that would not be clear between dots."""
+    # As in `team-a.quota.V100.cards`; in brackets list positions, and keys that would not be clear between dots.
     path = ""
     for step in place:
         if isinstance(step, str) and _SIMPLE_KEY.fullmatch(step):
@@ -342,6 +327,11 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
         faults += tuple(_found(details) for details in error.errors(include_url=False))
     if faults:
         raise QuotaFault(_in_document_order(tree, faults))
-    namespaces = {name: _namespace_quota(entry) for name, entry in entries.items()}
+    namespaces = {
+        name: NamespaceQuota(
+            {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}, entry.pool, entry.mode
+        )
+        for name, entry in entries.items()
+    }
     default = namespaces.pop(DEFAULT, None)
     return Quota(namespaces, default, system)

@@ -1,18 +1,24 @@
-"""The quota: which GPU models, and how much of each, a namespace may use.
+"""The quota: which GPU models, and how much of each, a namespace may use; what pods take of it, and whether it fits.
 
-These are the values that decisions are made from; ``vcuda.quota.document`` reads them from what people write.
+These are the values that decisions are made from; ``vcuda.quota.document`` reads a quota from what people write.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
+CORES_PER_CARD = 100
+
+OVER_QUOTA = "exceeded GPU quota"
+"""How every refusal for want of quota begins."""
+
+# A refused pod of these could keep the cluster from coming up, so the `*` entry never applies to them.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
+# A webhook that had to admit its own pods could never start again after all of them have gone.
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", "vcuda-quota-node"})
 """Namespaces about whose pods the API server asks nobody, as manifests/base/registration.yaml has it."""
 
@@ -62,24 +68,15 @@ class Quota(msgspec.Struct, frozen=True):
     version: str = ""
 
     def for_namespace(self, name: str) -> NamespaceQuota | None:
-        """Return the quota of namespace ``name``, None where it is not limited.
-
-        Its own entry always applies, to a system namespace too; but where the API server asks nobody about its pods,
-        as about those of kube-system, they are only counted.
-        """
+        """Return the quota of namespace ``name``, None where it is not limited."""
         own = self.namespaces.get(name)
+        # An own entry applies to a system namespace too; pods that the API server asks nobody about are only counted.
         if own is not None:
             return own
         return None if name in self.system else self.default
 
 
 EMPTY = Quota()
-
-
-CORES_PER_CARD = 100
-
-OVER_QUOTA = "exceeded GPU quota"
-"""How every refusal for want of quota begins. Kubernetes keeps of it only this text, in conditions and Events."""
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -113,17 +110,16 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """Return the memory in MiB, with a card's memory worth the limit's memory divided by its cards, rounded up."""
         if not limit.memory or not limit.cores:
             return self.memory
+        # Rounded up, so that many small shares cannot come to more than the limit's memory.
         return self.memory + -(-self.card_memory * limit.memory // limit.cores)
 
     def __str__(self) -> str:
-        parts = [cards(self.cores)]
-        if self.memory:
-            parts.append(mebibytes(self.memory))
-        return ", ".join(parts)
+        return f"{cards(self.cores)}, {mebibytes(self.memory)}" if self.memory else cards(self.cores)
 
 
 def total(charges: Iterable[Charge]) -> Charge:
-    """Return the sum. Adding them one to the next would make a Charge for each: this is on the path of every pod."""
+    """Return the sum of all charges."""
+    # Not sum(): it would make a Charge for each, and this is on the path of every pod, over up to 512 pending ones.
     cores = memory = card_memory = 0
     for charge in charges:
         cores += charge.cores
@@ -141,10 +137,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
     """Return whether ``asked`` on top of ``used`` stays within the limit, in cores and, where limited, in memory."""
-    total = used + asked
-    if total.cores > limit.cores:
+    after = used + asked
+    if after.cores > limit.cores:
         return False
-    return limit.memory is None or total.memory_under(limit) <= limit.memory
+    return limit.memory is None or after.memory_under(limit) <= limit.memory
 
 
 class Shortage(msgspec.Struct, frozen=True, gc=False):
@@ -160,48 +156,32 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         """Whether the refusal is about cores: they are short, and it is not the memory alone that can never fit."""
         short = (self.usage.used + self.asked).cores > self.limit.cores
         memory = self.limit.memory
+        # Who asks for more memory than the limit waits in vain for cores: memory is what has to change.
         hopeless = memory is not None and self.asked.memory_under(self.limit) > memory
         return short and (self.asked.cores > self.limit.cores or not hopeless)
-
-    @property
-    def can_never_fit(self) -> bool:
-        """Whether the request is over the limit even with nothing else running."""
-        return not fits(self.limit, Charge(), self.asked)
 
     def sentence(self, namespace: str) -> str:
         """Return the refusal that people see in kubectl and in their ReplicaSet's events."""
         where = f"{self.model} in namespace {namespace}"
+        usage, limit = self.usage, self.limit
         if self.in_cores:
-            return self._sentence(where, cards, self._cores())
-        return self._sentence(f"memory of {where}", mebibytes, self._memory())
+            amounts = (self.asked.cores, usage.used.cores, usage.pending.cores, limit.cores)
+            return self._sentence(where, cards, amounts)
+        used, pending = usage.used.memory_under(limit), usage.pending.memory_under(limit)
+        # The difference of the sums, not the request's own memory: that is rounded up once more.
+        asked = (usage.used + self.asked).memory_under(limit) - used
+        return self._sentence(f"memory of {where}", mebibytes, (asked, used, pending, limit.memory or 0))
 
-    def _sentence(self, what: str, render: Callable[[int], str], figures: _Amounts) -> str:
+    def _sentence(self, what: str, render: Callable[[int], str], amounts: tuple[int, int, int, int]) -> str:
+        asked, used, pending, limit = amounts
+
         def bare(amount: int) -> str:
             return render(amount).partition(" ")[0]
 
-        asked, used, pending, limit = figures
-        missing = "can never fit" if self.can_never_fit else f"{bare(used + asked - limit)} more needed"
+        can_never_fit = not fits(self.limit, Charge(), self.asked)
+        missing = "can never fit" if can_never_fit else f"{bare(used + asked - limit)} more needed"
         taken = f"used: {bare(used)} ({bare(pending)} pending)"
         return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(limit)}, {missing}"
-
-    def _cores(self) -> _Amounts:
-        usage = self.usage
-        return _Amounts(self.asked.cores, usage.used.cores, usage.pending.cores, self.limit.cores)
-
-    def _memory(self) -> _Amounts:
-        usage, limit = self.usage, self.limit
-        used = usage.used.memory_under(limit)
-        total = (usage.used + self.asked).memory_under(limit)
-        return _Amounts(total - used, used, usage.pending.memory_under(limit), limit.memory or 0)
-
-
-class _Amounts(NamedTuple):
-    """The four amounts of a refusal, all in one unit."""
-
-    asked: int
-    used: int
-    pending: int
-    limit: int
 
 
 def exceeded(namespace: str, *shortages: Shortage) -> str:

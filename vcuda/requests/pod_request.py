@@ -13,7 +13,7 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.requests.schemes import SCHEME_OF_RESOURCE, Scheme
 
 MALFORMED = "malformed GPU request"
-"""How every refusal of a malformed request begins. Kubernetes keeps of it only this text, in Events."""
+"""How every refusal of a malformed request begins."""
 
 SIDECAR = "Always"
 NONE = (0, "0")
@@ -48,7 +48,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
 
 def asks_for_vcuda(pod: Pod) -> bool:
-    """Return whether any container asks by any scheme, for more than 0: the fast way to tell everybody else's pods."""
+    """Return whether any container asks by any scheme, for more than 0."""
+    # Every pod of the cluster passes here, and most ask for no GPU: nothing is made for them, not even a field path.
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
@@ -65,6 +66,7 @@ def _asks(resources: Mapping[str, Quantity]) -> bool:
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
     """Return a container's limits, with requests for what the limits leave out, as gpu-manager and HAMi read them."""
+    # For stored pods both are equal (Kubernetes wants that of extended resources); a template may have one alone.
     resources = container.resources
     if resources is None:
         return {}
@@ -91,15 +93,13 @@ def read_request(pod: Pod) -> PodRequest:
 
 
 def _charges(asked: Sequence[ContainerCharge | None], scheme: Scheme) -> list[Charge]:
-    """Return what each container asks for by one scheme: the scheduler sets only like resources against each other."""
+    # By one scheme, since the scheduler sets only like resources against each other.
     return [request.charge if request and request.scheme is scheme else Charge() for request in asked]
 
 
 def _effective_charge(containers: Sequence[tuple[str, Container]], charges: Sequence[Charge]) -> Charge:
-    """Set containers and sidecars against the largest init container, which runs beside the sidecars before it.
-
-    This is how the scheduler counts a pod (KEP-753, k8s.io/component-helpers ``resource.PodRequests``).
-    """
+    # As the scheduler counts a pod (KEP-753, k8s.io/component-helpers `resource.PodRequests`): containers and sidecars
+    # against the largest init container, which runs beside the sidecars that were started before it.
     together = largest = Charge()
     for (path, container), charge in zip(containers, charges, strict=True):
         if not path.startswith("spec.initContainers"):
@@ -113,7 +113,6 @@ def _effective_charge(containers: Sequence[tuple[str, Container]], charges: Sequ
 
 
 def _read_container(path: str, container: Container) -> ContainerCharge | None:
-    """Return what a container asks for, or None where it asks for no vcuda."""
     resources = resources_of(container)
     if SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
         return None
@@ -140,7 +139,7 @@ def _read_container(path: str, container: Container) -> ContainerCharge | None:
 
 
 def _amounts(base: str, resources: Mapping[str, Quantity]) -> tuple[dict[str, int], list[Fault]]:
-    """Return the vcuda resources that are not zero; what is no whole number is a fault, and stands there as 0."""
+    # What is no whole number is a fault and stands there as 0, so that the rest of the container is checked too.
     amounts: dict[str, int] = {}
     faults: list[Fault] = []
     for name, quantity in resources.items():
@@ -158,56 +157,40 @@ def _amounts(base: str, resources: Mapping[str, Quantity]) -> tuple[dict[str, in
 
 
 def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    """Read a scheme that asks for cores of the pod's own: under 100 a share of a card, multiples of 100 whole cards."""
+    # gpu-manager's way: under 100 cores are a share of one card, multiples of 100 whole cards with all their memory.
     cores = asked.get(scheme.cores, 0)
     memory = asked.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if not cores:
         faults.append(_fault(base, scheme.memory, f"memory without cores; add {scheme.cores}"))
     elif cores < CORES_PER_CARD and not memory:
-        faults.append(
-            _fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {_unit(scheme)}")
-        )
+        faults.append(_share_without_memory(base, scheme))
     elif cores > CORES_PER_CARD and cores % CORES_PER_CARD:
         lower = cores - cores % CORES_PER_CARD
-        faults.append(
-            _fault(
-                base,
-                scheme.cores,
-                f"{cores} is more than one card but not whole cards; write {lower} or {lower + CORES_PER_CARD}",
-            )
-        )
+        near = f"write {lower} or {lower + CORES_PER_CARD}"
+        faults.append(_fault(base, scheme.cores, f"{cores} is more than one card but not whole cards; {near}"))
     if cores < CORES_PER_CARD:
         return Charge(cores, memory), cores, faults
     return Charge(cores, 0, card_memory=cores), cores, faults
 
 
 def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    """Read a scheme that asks for a number of vGPUs and for the share each has of its card.
-
-    Without a number one is meant: the vendors' own webhooks add it (HAMi ``MutateAdmission``). Without cores, or with
-    0, a vGPU may use all of its card, and counts as a whole one. Without memory it gets all of the card's; so it does
-    with 100 cores, which ask for the card alone (HAMi ``Coresreq=100``), whatever memory they come with.
-    """
+    # A number of vGPUs, and the share that each has of its card. Without a number one is meant: the vendors' own
+    # webhooks add it (HAMi `MutateAdmission`). Without cores, or with 0, a vGPU may use all of its card, and counts as a
+    # whole one. Without memory it gets all of the card's; so it does with 100 cores, which ask for the card alone (HAMi
+    # `Coresreq=100`), whatever memory they come with.
     count = asked.get(scheme.count or "", 1)
     cores = asked.get(scheme.cores, 0)
     percentage = asked.get(scheme.memory_percentage or "", 0)
     memory = asked.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if cores > CORES_PER_CARD:
-        faults.append(
-            _fault(
-                base,
-                scheme.cores,
-                f"{cores} is more than one card; write at most 100, the share of each vGPU",
-            )
-        )
+        most = f"{cores} is more than one card; write at most 100, the share of each vGPU"
+        faults.append(_fault(base, scheme.cores, most))
     if percentage > CORES_PER_CARD:
         faults.append(_fault(base, str(scheme.memory_percentage), f"{percentage} is over 100 percent"))
     if 0 < cores < CORES_PER_CARD and not memory and not percentage:
-        faults.append(
-            _fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {_unit(scheme)}")
-        )
+        faults.append(_share_without_memory(base, scheme))
     if cores >= CORES_PER_CARD:
         memory, percentage = 0, CORES_PER_CARD
     card_memory = 0 if memory else percentage or CORES_PER_CARD
@@ -216,7 +199,8 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
 
 
 def _privileged(path: str, container: Container, scheme: Scheme, asked: Mapping[str, int]) -> Iterator[Fault | str]:
-    """Yield a fault for a container that would see every card of its node; a warning where only cards are counted."""
+    # The device plugins mount single cards, but a privileged container has all devices of its node in any case. Where
+    # the count alone is asked for, that may be NVIDIA's own plugin, whose users run privileged: they are only warned.
     if not container.security_context or not container.security_context.privileged:
         return
     field = f"{path}.securityContext.privileged"
@@ -227,7 +211,7 @@ def _privileged(path: str, container: Container, scheme: Scheme, asked: Mapping[
 
 
 def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fault]:
-    """Check the annotation that lets a pod use more of its card than it asks for (gpu-manager, vcuda-core-limit)."""
+    # The annotation lets a pod use more of its card than it asks for (gpu-manager, vcuda-core-limit).
     if not pod.annotations:
         return
     for scheme in _in_order(request.scheme for request in requests):
@@ -236,18 +220,15 @@ def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fa
             continue
         lowest = max(request.cores_per_card for request in requests if request.scheme is scheme)
         if not (_PERCENT.fullmatch(text) and lowest <= int(text) <= CORES_PER_CARD):
-            path = f"metadata.annotations[{scheme.core_limit}]"
-            yield Fault(path, f"{text!r} is not allowed; {_core_limit_advice(lowest)}")
+            advice = f"write a whole number from the requested cores to 100: {lowest} to 100"
+            if lowest > CORES_PER_CARD:
+                advice = "leave it out: whole cards have no limit below them"
+            yield Fault(f"metadata.annotations[{scheme.core_limit}]", f"{text!r} is not allowed; {advice}")
 
 
-def _core_limit_advice(lowest: int) -> str:
-    if lowest > CORES_PER_CARD:
-        return "leave it out: whole cards have no limit below them"
-    return f"write a whole number from the requested cores to 100: {lowest} to 100"
-
-
-def _unit(scheme: Scheme) -> str:
-    return "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
+def _share_without_memory(base: str, scheme: Scheme) -> Fault:
+    unit = "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
+    return _fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {unit}")
 
 
 def _fault(base: str, resource: str, message: str) -> Fault:

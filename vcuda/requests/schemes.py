@@ -69,7 +69,7 @@ GPU_MANAGER = Scheme(
     name="gpu-manager",
     cores="tencent.com/vcuda-core",
     memory="tencent.com/vcuda-memory",
-    memory_unit=256,
+    memory_unit=256,  # gpu-manager counts memory in blocks; all others in MiB
     core_limit="tencent.com/vcuda-core-limit",
     allocation_annotations=_gpu_admission_annotations("tencent.com"),
     predicate_node="tencent.com/predicate-node",
@@ -95,7 +95,7 @@ NVIDIA_VCUDA = Scheme(
 HAMI = Scheme(
     name="hami",
     count="nvidia.com/gpu",
-    counts_plain_cards=True,
+    counts_plain_cards=True,  # HAMi's own name for a vGPU is that of NVIDIA's device plugin for a card
     cores="nvidia.com/gpucores",
     memory="nvidia.com/gpumem",
     memory_percentage="nvidia.com/gpumem-percentage",
@@ -135,6 +135,7 @@ VGPU_MANAGER = Scheme(
     phase=Phase("nvidia.com/assigned-phase", done="succeed", allocating="allocating"),
 )
 
+# The order decides to which of two schemes an annotation belongs that both write, where a pod asks by neither.
 SCHEMES = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 SCHEME_OF_RESOURCE = {resource: scheme for scheme in SCHEMES for resource in scheme.resources}
