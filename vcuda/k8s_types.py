@@ -168,6 +168,11 @@ class Pod(K8sObject, frozen=True, gc=False):
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its containers have ended for good. A terminating pod has not: its containers may run for long."""
+        return self.status is not None and self.status.phase in ("Succeeded", "Failed")
+
     def all_containers(self) -> Iterator[tuple[str, Container]]:
         """Yield every container with its field path, init containers first, as they start."""
         for field, containers in (

@@ -16,13 +16,14 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
+from jsonpointer import escape
 
 from tests import strategies
 from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, review, term, vcuda_pod, view
 from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
 from vcuda.k8s_types import AdmissionResponse
-from vcuda.placement.affinity import MODEL_ANNOTATION, Hints, NodeLabels, escape, patch_for, unpinned_patch
+from vcuda.placement.affinity import MODEL_ANNOTATION, Hints, NodeLabels, patch_for, unpinned_patch
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.requests.pod_request import read_request

@@ -103,9 +103,10 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         cores, memory = list(self.used_cores), list(self.used_memory)
         free_cores, free_memory = self.free_cores, self.free_memory
         for share in shares:
-            if not 0 <= share.card < len(cores):
+            if not 0 <= share.card < len(cores):  # an annotation may name a card that has since been taken out
                 continue
             card = share.card
+            # More may be used of a card than there is, so what it adds to the sums is taken out and worked out anew.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -168,28 +169,26 @@ class CardRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
-    """Return what the pod wants; None where it wants no card by number; or why no node can serve it.
-
-    As in gpu-admission, a share without memory gets no card (``IsGPURequiredContainer``): gpu-manager starts no such
-    container. Nor does it start an init container with vcuda: it looks for the card of one among the containers
-    (``Allocate`` in ``pkg/services/allocator/nvidia``), so that is a reason here.
-    """
+    """Return what the pod wants; None where it wants no card by number; or why no node can serve it."""
     schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
+    # gpu-manager looks for the card of an init container among the containers (`Allocate` in
+    # pkg/services/allocator/nvidia), finds none, and never starts it.
     if any(_asks(pod.spec.init_containers, scheme) for scheme in INDEXED):
         return Unplaceable("init containers cannot get vcuda cards")
     if not schemes:
         return None
     if len(schemes) > 1:
         return Unplaceable(f"asks for both {schemes[0].cores} and {schemes[1].cores}")
-    demands = tuple(_demands(pod.spec.containers or (), schemes[0]))
-    if any(demand.cores > CORES_PER_CARD and demand.cores % CORES_PER_CARD for demand in demands):
+    containers = tuple(_container_requests(pod.spec.containers or (), schemes[0]))
+    if any(each.cores > CORES_PER_CARD and each.cores % CORES_PER_CARD for each in containers):
         return Unplaceable("cores over 100 must be whole cards, 100 each")
-    return CardRequest(schemes[0], demands) if demands else None
+    return CardRequest(schemes[0], containers) if containers else None
 
 
-def _demands(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
+def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
+        # A share without memory gets no card in gpu-admission (`IsGPURequiredContainer`); gpu-manager starts none such.
         if cores >= CORES_PER_CARD or (cores and memory):
             yield ContainerRequest(number, cores, memory * scheme.memory_unit)
 
@@ -217,27 +216,18 @@ class PodCards(msgspec.Struct, frozen=True):
 
 
 class CardAnnotations(msgspec.Struct, frozen=True):
-    """The names of the annotations, under the scheme's own domain."""
+    """The names of a scheme's annotations; ``index`` is what the number of a container is appended to."""
 
     time: str
     node: str
     index: str
     assigned: str
 
-    @classmethod
-    def of(cls, scheme: Scheme) -> CardAnnotations:
-        """Return the names; ``index`` is what the number of a container is appended to."""
-        domain = scheme.cores.partition("/")[0]
-        names = ("predicate-time", "predicate-node", "predicate-gpu-idx-", "gpu-assigned")
-        return cls(*(f"{domain}/{name}" for name in names))
 
-
-CARD_ANNOTATIONS = {scheme.name: CardAnnotations.of(scheme) for scheme in INDEXED}
+CARD_ANNOTATIONS = {scheme.name: CardAnnotations(*scheme.allocation_annotations) for scheme in INDEXED}
 """The annotations of each scheme by its name."""
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
-_RECORD_PREFIXES = tuple(
-    name for record in CARD_ANNOTATIONS.values() for name in (record.time, record.node, record.index, record.assigned)
-)
+_WRITTEN = tuple(name for scheme in INDEXED for name in scheme.allocation_annotations)
 
 
 def read_pod_cards(pod: Pod) -> PodCards | None:
@@ -245,26 +235,24 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
 
     A bound pod has them on its node; one that is not bound on the node that was chosen for it.
     """
-    if pod.status is not None and pod.status.phase in ("Succeeded", "Failed"):
-        return None
     annotations = pod.annotations
-    for scheme in INDEXED if annotations else ():
-        record = CARD_ANNOTATIONS[scheme.name]
-        node = pod.spec.node_name or annotations.get(record.node, "")
-        shares = tuple(_shares(pod, scheme, record, annotations)) if node else ()
+    if pod.has_ended or not annotations:
+        return None
+    for scheme in INDEXED:
+        keys = CARD_ANNOTATIONS[scheme.name]
+        node = pod.spec.node_name or annotations.get(keys.node, "")
+        shares = tuple(_shares(pod, scheme, keys)) if node else ()
         if shares:
             return PodCards(node, shares)
     return None
 
 
 def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share, ...]], time: int) -> dict[str, str]:
-    """Return what is written on a pod that gets these shares, by container, of a node; ``time`` is Unix nanoseconds.
-
-    gpu-manager serves the pods of its node in the order of their times.
-    """
-    record = CARD_ANNOTATIONS[scheme.name]
-    indexes = {f"{record.index}{number}": ",".join(str(share.card) for share in got) for number, got in shares.items()}
-    return {record.time: str(time), record.node: node, record.assigned: "false", **indexes}
+    """Return what is written on a pod that gets these shares, by container, of a node; ``time`` is Unix nanoseconds."""
+    keys = CARD_ANNOTATIONS[scheme.name]
+    indexes = {f"{keys.index}{number}": ",".join(str(share.card) for share in got) for number, got in shares.items()}
+    # gpu-manager serves the pods of its node in the order of these times.
+    return {keys.time: str(time), keys.node: node, keys.assigned: "false", **indexes}
 
 
 def patch_of(written: Mapping[str, str], present: Iterable[str], uid: str, version: str) -> bytes:
@@ -273,19 +261,19 @@ def patch_of(written: Mapping[str, str], present: Iterable[str], uid: str, versi
     ``present`` are the annotations there are. The API server answers 409 where the pod is no longer the one of
     ``uid``, or no longer the one of resourceVersion ``version``.
     """
-    old = {key: None for key in present if key.startswith(_RECORD_PREFIXES)}
+    old = {key: None for key in present if key.startswith(_WRITTEN)}
     metadata = {"uid": uid, "resourceVersion": version, "annotations": {**old, **written}}
     return msgspec.json.encode({"metadata": metadata})
 
 
-def _shares(pod: Pod, scheme: Scheme, record: CardAnnotations, annotations: Mapping[str, str]) -> Iterator[Share]:
-    """Yield the shares; no more cards a container than it asks for, as the owner of a pod can write what he likes."""
+def _shares(pod: Pod, scheme: Scheme, keys: CardAnnotations) -> Iterator[Share]:
     for number, container in enumerate(pod.spec.containers or ()):
-        text = annotations.get(f"{record.index}{number}")
+        text = pod.annotations.get(f"{keys.index}{number}")
         cores = amount_of(container, scheme.cores)
         if not text or not cores:
             continue
         memory = amount_of(container, scheme.memory) * scheme.memory_unit
+        # No more cards than the container asks for: the owner of a pod can write on it what he likes.
         count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
         for part in text.split(",", count)[:count]:
             if _NUMBER.fullmatch(part.strip()):

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from jsonpointer import escape
 
 from vcuda.allocations.stored_pods import Allocation, StoredPod
 from vcuda.k8s_types import Node
-from vcuda.placement.affinity import escape
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 ABSURD = 86_400.0

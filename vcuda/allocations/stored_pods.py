@@ -1,4 +1,4 @@
-"""The allocation that schedulers and device plugins have written on a pod."""
+"""Stored pods as the ledger counts them, with the allocation that schedulers and device plugins wrote on them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,7 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes, read_pin
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import asks_for_vcuda, read_request
-from vcuda.requests.schemes import SCHEMES, Scheme, is_named
-
-
-def _split(names: Iterable[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the names that are whole keys, and those that are the beginning of keys."""
-    every = frozenset(names)
-    prefixes = tuple(name for name in every if name.endswith("-"))
-    return every.difference(prefixes), prefixes
-
-
-_ANNOTATIONS, _PREFIXES = _split(name for scheme in SCHEMES for name in scheme.allocation_annotations)
-_LABELS, _ = _split(name for scheme in SCHEMES for name in scheme.allocation_labels)
+from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
 
 class Keys(msgspec.Struct, frozen=True, gc=False):
@@ -57,25 +46,21 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...]) -> Allocation | None:
-    """Return the allocation on a pod that asks by these schemes; None where there is none.
-
-    A pod may carry what no scheme that it asks by has written: its manifest was copied from another.
-    """
-    annotations = {sys.intern(key): value for key, value in pod.annotations.items() if _is_allocation(key)}
-    labels = {sys.intern(key): value for key, value in pod.labels.items() if key in _LABELS}
+    """Return the allocation on a pod that asks by these schemes; None where there is none."""
+    # Interned: a hundred thousand pods hold the same few keys.
+    annotations = {
+        sys.intern(key): value for key, value in pod.annotations.items() if ALLOCATION_ANNOTATIONS.fullmatch(key)
+    }
+    labels = {sys.intern(key): value for key, value in pod.labels.items() if ALLOCATION_LABELS.fullmatch(key)}
     if not annotations and not labels:
         return None
+    # A pod may carry what no scheme that it asks by has written: its manifest was copied from another.
     order = dict.fromkeys((*asked, *SCHEMES))
     found = {name for name, _ in _claims(annotations, labels, order)}
     return Allocation(annotations, labels, tuple(scheme for scheme in order if scheme.name in found))
 
 
-def _is_allocation(key: str) -> bool:
-    return key in _ANNOTATIONS or key.startswith(_PREFIXES)
-
-
 def _claims(annotations: Iterable[str], labels: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[tuple[str, Keys]]:
-    """Give each key to the first scheme that has it; yield the name of each that got some, with what it got."""
     left, left_labels = tuple(annotations), tuple(labels)
     for scheme in schemes:
         keys = Keys(
@@ -86,9 +71,6 @@ def _claims(annotations: Iterable[str], labels: Iterable[str], schemes: Iterable
             yield scheme.name, keys
         left = tuple(key for key in left if key not in keys.annotations)
         left_labels = tuple(key for key in left_labels if key not in keys.labels)
-
-
-FINISHED = ("Succeeded", "Failed")
 
 
 class StoredPod(msgspec.Struct, frozen=True):
@@ -124,6 +106,7 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
     """Return what is kept of a pod, or None where it asks for no vcuda."""
     if not asks_for_vcuda(pod):
         return None
+    # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more.
     metadata = pod.metadata
     request = read_request(pod)
     return StoredPod(
@@ -132,7 +115,7 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
         name=metadata.name,
         model=read_pin(pod, labels).model,
         node=pod.spec.node_name,
-        live=pod.status is None or pod.status.phase not in FINISHED,
+        live=not pod.has_ended,
         charge=request.charge,
         created=metadata.creation_timestamp or "",
         allocation=read_allocation(pod, request.schemes),

@@ -1,4 +1,4 @@
-"""Which nodes a pod's nodeSelector, nodeName and required node affinity allow: the algebra of node selectors.
+"""Which nodes a pod's nodeSelector, nodeName and required node affinity allow, and the JSON Patch that narrows that.
 
 The rules are Kubernetes' (k8s.io/component-helpers ``scheduling/corev1/nodeaffinity``, apimachinery
 ``labels.Requirement``): terms are ORed, requirements ANDed, a term without any requirement matches no node,
@@ -13,12 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from jsonpointer import escape
 
 from vcuda.errors import Fault
 from vcuda.k8s_types import NodeSelector, NodeSelectorTerm, Operation, Pod, PodSpec, Requirement
-from vcuda.requests.schemes import SCHEMES, Scheme, is_named
+from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, Scheme
 
 NAME_FIELD = "metadata.name"
+# At most 19 digits of them all, so that a label of a thousand digits costs no more than another.
 _INTEGER = re.compile(r"([+-]?)0*([0-9]{1,19})", re.ASCII)
 
 Labels = Mapping[str, str]
@@ -71,7 +73,7 @@ def terms_of(spec: PodSpec) -> tuple[Term, ...]:
     return tuple(
         Term(everywhere.labels + (term.match_expressions or ()), everywhere.fields + (term.match_fields or ()))
         for term in required
-        if not matches_nothing(term)
+        if not _matches_nothing(term)
     )
 
 
@@ -101,17 +103,18 @@ def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
     return None if selector is None else selector.node_selector_terms or ()
 
 
-def matches_nothing(term: NodeSelectorTerm) -> bool:
-    """Return whether the term is empty; Kubernetes lets such a term match no node, so nothing may be added to it."""
+def _matches_nothing(term: NodeSelectorTerm) -> bool:
+    # Kubernetes lets an empty term match no node, so nothing may be added to it: it would then match some.
     return not term.match_expressions and not term.match_fields
 
 
 def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
     """Return every value that a label of the pod's node may have, or None where its node selection leaves it open.
 
-    It takes time in proportion to the size of the spec and no more: whoever may change a pod that is held back by a
-    scheduling gate may add requirements without end (KEP-3838), and what it is held to still has to be read.
+    It takes time in proportion to the size of the spec and no more.
     """
+    # Not by `terms_of` and `Term`, which cost more: whoever may change a pod that a scheduling gate holds back may add
+    # requirements without end (KEP-3838), past MOST_VALUES, and what it is held to still has to be read.
     selected = (spec.node_selector or {}).get(key)
     everywhere = [] if selected is None else [Requirement(key, "In", (selected,))]
     required = required_terms(spec)
@@ -119,7 +122,7 @@ def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
         return _listed(everywhere)
     allowed: set[str] = set()
     for term in required:
-        if matches_nothing(term):
+        if _matches_nothing(term):
             continue
         values = _listed(everywhere + [each for each in term.match_expressions or () if each.key == key])
         if values is None:
@@ -140,7 +143,7 @@ def _listed(requirements: Sequence[Requirement]) -> frozenset[str] | None:
 
 
 def _decisive(requirements: Iterable[Requirement]) -> Collection[Requirement]:
-    """Return the strictest requirement of each operator but ``In`` and ``NotIn`` with values: the others follow."""
+    # The strictest of each operator, as the others follow from it; `In` and `NotIn` with values are dealt with already.
     strictest: dict[str, Requirement] = {}
     for requirement in requirements:
         if requirement.operator in ("In", "NotIn") and requirement.values:
@@ -152,7 +155,7 @@ def _decisive(requirements: Iterable[Requirement]) -> Collection[Requirement]:
 
 
 def _strictness(requirement: Requirement) -> float:
-    """Return a number that is larger the fewer values meet a requirement, among those of one operator."""
+    # The larger, the fewer values meet the requirement, among those of one operator.
     values = requirement.values or ()
     if requirement.operator not in ("Gt", "Lt"):
         return len(values)  # none meets Exists or DoesNotExist with values
@@ -192,7 +195,7 @@ def _compares(operator: str, value: str | None, values: tuple[str, ...]) -> bool
 
 
 def _integer(text: str | None) -> int | None:
-    """Return what Go's ParseInt makes of a label value: a 64-bit integer, or None."""
+    # As Go's ParseInt, by which the scheduler compares: a 64-bit integer, or nothing.
     found = _INTEGER.fullmatch(text) if text is not None else None
     if found is None:
         return None
@@ -208,16 +211,13 @@ def _by_key(requirements: tuple[Requirement, ...]) -> Iterable[tuple[str, list[R
 
 
 def _satisfiable(requirements: list[Requirement], given: Iterable[str] | None) -> bool:
-    """Return whether one value, or absence, meets all requirements on one key."""
     candidates: Iterable[str | None] = _witnesses(requirements) if given is None else given
     return any(all(holds(r, candidate) for r in requirements) for candidate in candidates)
 
 
 def _witnesses(requirements: list[Requirement]) -> Iterator[str | None]:
-    """Yield values such that if any value at all meets the requirements, one of these does.
-
-    An integer is written with leading zeros as often as there are excluded values: as text these differ.
-    """
+    # If any value at all meets the requirements, one of these does. An integer is written with leading zeros as often
+    # as there are excluded values: as text these differ.
     yield None
     mentioned = {value for r in requirements for value in r.values or ()}
     yield from mentioned
@@ -233,9 +233,6 @@ MODEL_ANNOTATION = "quota.vcuda.io/model"
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
-_ALLOCATION_ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
-_ALLOCATION_LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
-
 
 class Hints(msgspec.Struct, frozen=True):
     """What is set for the whole system: the node labels, and the scheduler that places vcuda pods (none: as asked)."""
@@ -244,6 +241,7 @@ class Hints(msgspec.Struct, frozen=True):
     scheduler: str | None = None
 
 
+# Minimal: nothing is replaced that already says the same, and what a person wrote stays as it is.
 def patch_for(pod: Pod, model: str, pools: tuple[str, ...], schemes: Iterable[Scheme], hints: Hints) -> list[Operation]:
     """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it."""
     required = [Requirement(hints.labels.model, "In", (model,))]
@@ -254,45 +252,33 @@ def patch_for(pod: Pod, model: str, pools: tuple[str, ...], schemes: Iterable[Sc
 
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
-    """Return the operations that let a pod's scheduler place it where it gets no model, and is let pass all the same.
-
-    Without them it would take a card that its scheduler knows nothing of, and gives to others.
-    """
-    return _schedule(pod, [], hints)
+    """Return the operations that let a pod's scheduler place it where it gets no model, and passes all the same."""
+    # Without them it would take a card that its scheduler knows nothing of, and gives to others.
+    return [*_schedule(pod, [], hints)]
 
 
-def escape(key: str) -> str:
-    """Return a key as one segment of a JSON Pointer (RFC 6901)."""
-    return key.replace("~", "~0").replace("/", "~1")
-
-
-def _schedule(pod: Pod, required: list[Requirement], hints: Hints) -> list[Operation]:
-    return [
-        *_require(pod.spec, required, _name_requirements(pod.spec)),
-        *_unset_node_name(pod.spec),
-        *_set_scheduler(pod.spec, hints.scheduler),
-        *_clean(pod),
-    ]
-
-
-def _clean(pod: Pod) -> list[Operation]:
-    """Return the removal of every allocation annotation and label of every scheme.
-
-    A manifest copied from a live pod carries them, or a forged one, and gpu-admission then refuses the pod for ever.
-    """
-    return [
-        *_remove("/metadata/annotations", pod.annotations, _ALLOCATION_ANNOTATIONS),
-        *_remove("/metadata/labels", pod.metadata.labels or {}, _ALLOCATION_LABELS),
-    ]
+def _schedule(pod: Pod, required: list[Requirement], hints: Hints) -> Iterator[Operation]:
+    spec = pod.spec
+    # A preset nodeName passes the scheduler by. It becomes a requirement, so that it runs and still picks that node.
+    fields = [Requirement(NAME_FIELD, "In", (spec.node_name,))] if spec.node_name else []
+    yield from _require(spec, required, fields)
+    if spec.node_name:
+        yield {"op": "remove", "path": "/spec/nodeName"}
+    # Who names a scheduler wants that one; Kubernetes writes its own where none is named.
+    if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
+        yield _add("/spec/schedulerName", hints.scheduler)
+    # A manifest copied from a live pod carries these, or a forged one, and gpu-admission then refuses it for ever.
+    yield from _remove("/metadata/annotations", pod.annotations, ALLOCATION_ANNOTATIONS)
+    yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 
 
 def _add(path: str, value: Any) -> Operation:
     return {"op": "add", "path": path, "value": value}
 
 
-def _remove(parent: str, present: Mapping[str, str], names: tuple[str, ...]) -> Iterator[Operation]:
+def _remove(parent: str, present: Iterable[str], keys: re.Pattern[str]) -> Iterator[Operation]:
     for key in present:
-        if is_named(key, names):
+        if keys.fullmatch(key):
             yield {"op": "remove", "path": f"{parent}/{escape(key)}"}
 
 
@@ -305,29 +291,15 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
         yield _add(f"/metadata/annotations/{escape(key)}", value)
 
 
-def _set_scheduler(spec: PodSpec, scheduler: str | None) -> Iterator[Operation]:
-    if scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != scheduler:
-        yield _add("/spec/schedulerName", scheduler)
-
-
-def _unset_node_name(spec: PodSpec) -> Iterator[Operation]:
-    if spec.node_name:
-        yield {"op": "remove", "path": "/spec/nodeName"}
-
-
-def _name_requirements(spec: PodSpec) -> list[Requirement]:
-    """Return a preset nodeName as a requirement, so that the scheduler runs and still picks that node."""
-    return [Requirement(NAME_FIELD, "In", (spec.node_name,))] if spec.node_name else []
-
-
 def _require(spec: PodSpec, labels: list[Requirement], fields: list[Requirement]) -> Iterator[Operation]:
-    """Add the requirements to every term; where there is no term yet, make one, with whatever holds it."""
+    # To every term, since they are ORed; where there is none yet it is made, with whatever holds it.
     terms = required_terms(spec)
     if terms is not None:
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"
         for index, term in enumerate(terms):
-            if not matches_nothing(term):
-                yield from _require_in_term(f"{base}/{index}", term, labels, fields)
+            if not _matches_nothing(term):
+                yield from _append(f"{base}/{index}/matchExpressions", term.match_expressions, labels)
+                yield from _append(f"{base}/{index}/matchFields", term.match_fields, fields)
         return
     parts = {"matchExpressions": labels, "matchFields": fields}
     term_value = {part: [_plain(requirement) for requirement in lines] for part, lines in parts.items() if lines}
@@ -335,19 +307,11 @@ def _require(spec: PodSpec, labels: list[Requirement], fields: list[Requirement]
         return
     required = {"nodeSelectorTerms": [term_value]}
     if spec.affinity is None:
-        value = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-        yield _add("/spec/affinity", value)
+        yield _add("/spec/affinity", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}})
     elif spec.affinity.node_affinity is None:
         yield _add("/spec/affinity/nodeAffinity", {"requiredDuringSchedulingIgnoredDuringExecution": required})
     else:
         yield _add("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution", required)
-
-
-def _require_in_term(
-    path: str, term: NodeSelectorTerm, labels: list[Requirement], fields: list[Requirement]
-) -> Iterator[Operation]:
-    yield from _append(f"{path}/matchExpressions", term.match_expressions, labels)
-    yield from _append(f"{path}/matchFields", term.match_fields, fields)
 
 
 def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[Requirement]) -> Iterator[Operation]:
@@ -360,7 +324,7 @@ def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[Req
 
 
 def _implied(wanted: Requirement, present: tuple[Requirement, ...]) -> bool:
-    """Return whether one of the requirements already holds the key to the wanted values or fewer."""
+    # A second call on the patched pod has to patch nothing: the API server may call again (reinvocationPolicy).
     allowed = set(wanted.values or ())
     return any(
         r.key == wanted.key and r.operator == "In" and r.values and allowed.issuperset(r.values) for r in present

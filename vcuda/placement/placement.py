@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -105,11 +106,11 @@ def choose(
     Best is: a node for it exists now, then a card of it has room for each container and most of its cards are free,
     where that is published, then most free cores under the limit, then first in the quota document.
     """
-    order = _ranked(candidates, quota, asked, usage)
-    fitting = [model for model in order if fits(quota.limits[model], _used(usage, model), asked)]
+    ranking = _Ranking(candidates, quota, asked, usage)
+    fitting = [model for model in ranking.order() if fits(quota.limits[model], ranking.usage_of(model).used, asked)]
     if fitting:
-        return Choice(fitting[0], _reason(candidates, quota, asked, usage, fitting))
-    return tuple(Shortage(model, asked, usage.get(model, Usage()), quota.limits[model]) for model in candidates.models)
+        return Choice(fitting[0], ranking.reason(fitting))
+    return tuple(Shortage(model, asked, ranking.usage_of(model), quota.limits[model]) for model in candidates.models)
 
 
 def choose_regardless(
@@ -119,48 +120,52 @@ def choose_regardless(
     choice = choose(candidates, quota, asked, usage)
     if isinstance(choice, Choice):
         return choice
-    return Choice(
-        _ranked(candidates, quota, asked, usage)[0], "over quota on every model, and this quota does not enforce"
-    )
+    best = _Ranking(candidates, quota, asked, usage).order()[0]
+    return Choice(best, "over quota on every model, and this quota does not enforce")
 
 
-def _ranked(candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]) -> list[str]:
-    def rank(model: str) -> tuple[bool, bool, int, int]:
-        left = quota.limits[model].cores - _used(usage, model).cores
-        absent, no_fitting_card = model not in candidates.present, model in candidates.no_fitting_card
-        return absent, no_fitting_card, -_free(candidates, asked, usage, model), -left
+class _Ranking(NamedTuple):
+    """The candidates set against each other for one request."""
 
-    return sorted(candidates.models, key=rank)
+    candidates: Candidates
+    quota: NamespaceQuota
+    asked: Charge
+    usage: Mapping[str, Usage]
 
+    def usage_of(self, model: str) -> Usage:
+        return self.usage.get(model, Usage())
 
-def _free(candidates: Candidates, asked: Charge, usage: Mapping[str, Usage], model: str) -> int:
-    """Return the free cores that the pod could choose from, less those of pods that were admitted a moment ago."""
-    if not candidates.free:
-        return 0
-    return candidates.free.get(model, FreeCards()).room_for(asked) - usage.get(model, Usage()).pending.cores
+    def order(self) -> list[str]:
+        return sorted(self.candidates.models, key=self._rank)
 
+    def _rank(self, model: str) -> tuple[bool, bool, int, int]:
+        absent, unfit = model not in self.candidates.present, model in self.candidates.no_fitting_card
+        return absent, unfit, -self._free_on_cards(model), -self._free_under_limit(model)
 
-def _used(usage: Mapping[str, Usage], model: str) -> Charge:
-    return usage.get(model, Usage()).used
+    def _free_under_limit(self, model: str) -> int:
+        return self.quota.limits[model].cores - self.usage_of(model).used.cores
 
+    def _free_on_cards(self, model: str) -> int:
+        if not self.candidates.free:
+            return 0
+        # Less what was admitted a moment ago: those pods have no cards yet, and a burst would all go to one model.
+        return self.candidates.free.get(model, FreeCards()).room_for(self.asked) - self.usage_of(model).pending.cores
 
-def _reason(
-    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage], fitting: list[str]
-) -> str:
-    """Say why the first of the models with room is taken."""
-    best = fitting[0]
-    free = f"{cards(quota.limits[best].cores - _used(usage, best).cores)} of {cards(quota.limits[best].cores)} free"
-    if len(candidates.models) == 1:
-        return f"the only model it may use, {free}"
-    if len(fitting) == 1:
-        return f"the only model with room, {free}"
-    if best in candidates.present and not candidates.present.issuperset(fitting):
-        return f"a node of it can take the pod now, {free}"
-    if best not in candidates.no_fitting_card and candidates.no_fitting_card.intersection(fitting):
-        return f"a card of it has room now, {free}"
-    if _free(candidates, asked, usage, best) > _free(candidates, asked, usage, fitting[1]):
-        return f"most cards are free, {free}"
-    return f"most room, {free}"
+    def reason(self, fitting: list[str]) -> str:
+        """Say why the first of the models with room is taken."""
+        best, candidates = fitting[0], self.candidates
+        free = f"{cards(self._free_under_limit(best))} of {cards(self.quota.limits[best].cores)} free"
+        if len(candidates.models) == 1:
+            return f"the only model it may use, {free}"
+        if len(fitting) == 1:
+            return f"the only model with room, {free}"
+        if best in candidates.present and not candidates.present.issuperset(fitting):
+            return f"a node of it can take the pod now, {free}"
+        if best not in candidates.no_fitting_card and candidates.no_fitting_card.intersection(fitting):
+            return f"a card of it has room now, {free}"
+        if self._free_on_cards(best) > self._free_on_cards(fitting[1]):
+            return f"most cards are free, {free}"
+        return f"most room, {free}"
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
@@ -181,16 +186,14 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_pin(pod: Pod, labels: NodeLabels) -> Pin:
-    """Return what nodeSelector and required node affinity hold the pod to.
-
-    Nobody can edit this part of a stored pod; only, while a scheduling gate holds it back, add to it: that can hold it
-    to less, never to something else.
-    """
+    """Return what nodeSelector and required node affinity hold the pod to."""
+    # Not by its annotation, which its owner can edit. Nobody can edit this part of a stored pod; only, while a
+    # scheduling gate holds it back, add to it (KEP-3838): that can hold it to less, never to something else.
     return Pin(limited_values(pod.spec, labels.model), limited_values(pod.spec, labels.pool))
 
 
 def _unwanted(pod: Pod, schemes: tuple[Scheme, ...], model: str) -> str | None:
-    """Return the annotation that excludes the model: not among the wanted substrings, or among the unwanted."""
+    # As HAMi and vgpu-manager read their type annotations: substrings, separated by commas, in any case.
     for scheme in schemes:
         wanted = _substrings(pod, scheme.wanted_models)
         if wanted and not any(text in model.casefold() for text in wanted):
@@ -201,7 +204,6 @@ def _unwanted(pod: Pod, schemes: tuple[Scheme, ...], model: str) -> str | None:
 
 
 def _substrings(pod: Pod, annotation: str | None) -> list[str]:
-    """Return the comma-separated, case-insensitive substrings of a type annotation (HAMi, vgpu-manager)."""
     text = pod.annotations.get(annotation) if annotation else None
     if not text:
         return []
@@ -209,7 +211,7 @@ def _substrings(pod: Pod, annotation: str | None) -> list[str]:
 
 
 def _unreachable(terms: tuple[Term, ...], model: str, pools: tuple[str, ...], nodes: Nodes) -> str | None:
-    """Return why no node of this model, in these pools, could ever take the pod; None where one could."""
+    # Whether a node could ever take the pod, not whether one can now: nodes come and go, and autoscalers add some.
     keys = nodes.keys
     given = {keys.model: (model,), **({keys.pool: pools} if pools else {})}
     if any(_reaches(term, given, nodes) for term in terms):
@@ -220,30 +222,28 @@ def _unreachable(terms: tuple[Term, ...], model: str, pools: tuple[str, ...], no
 
 
 def _reaches(term: Term, given: Mapping[str, tuple[str, ...]], nodes: Nodes) -> bool:
-    """Return whether a node could match the term and the given labels; nodes named and known are looked at."""
     if not term.labels and not term.fields:
         return True
     if not term.could_match(given):
         return False
+    # Where all nodes that it names are known, their labels decide; one that is not known may have any.
     names = term.names()
     if names is None or not names <= nodes.labels.keys():
         return True
-    return any(_takes(term, given, name, nodes.labels[name]) for name in names)
-
-
-def _takes(term: Term, given: Mapping[str, tuple[str, ...]], name: str, node: Labels) -> bool:
-    return term.matches(name, node) and all(node.get(key) in values for key, values in given.items())
+    return any(
+        term.matches(name, node) and all(node.get(key) in values for key, values in given.items())
+        for name, node in ((name, nodes.labels[name]) for name in names)
+    )
 
 
 def _present(terms: tuple[Term, ...], models: tuple[str, ...], pools: tuple[str, ...], nodes: Nodes) -> Iterator[str]:
-    """Yield the models of which a node exists that the pod may use now."""
     for model in models:
         for name in nodes.by_model.get(model, ()):
             node = nodes.labels[name]
             in_pools = not pools or node.get(nodes.keys.pool) in pools
             if in_pools and any(term.matches(name, node) for term in terms):
                 yield model
-                break
+                break  # one is enough, and a large cluster has thousands
 
 
 CARDS_CONFIG_MAP = "gpu-cards"

@@ -176,9 +176,9 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
 
 def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
     # A number of vGPUs, and the share that each has of its card. Without a number one is meant: the vendors' own
-    # webhooks add it (HAMi `MutateAdmission`). Without cores, or with 0, a vGPU may use all of its card, and counts as a
-    # whole one. Without memory it gets all of the card's; so it does with 100 cores, which ask for the card alone (HAMi
-    # `Coresreq=100`), whatever memory they come with.
+    # webhooks add it (HAMi `MutateAdmission`). Without cores, or with 0, a vGPU may use all of its card, and counts as
+    # a whole one. Without memory it gets all of the card's; so it does with 100 cores, which ask for the card alone
+    # (HAMi `Coresreq=100`), whatever memory they come with.
     count = asked.get(scheme.count or "", 1)
     cores = asked.get(scheme.cores, 0)
     percentage = asked.get(scheme.memory_percentage or "", 0)

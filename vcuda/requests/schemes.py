@@ -6,6 +6,9 @@ Project-HAMi/HAMi (``pkg/util/types.go``, ``pkg/device/nvidia``), coldzerofear/v
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import msgspec
 
 NANOSECONDS, SECONDS = 1_000_000_000, 1
@@ -140,6 +143,15 @@ SCHEMES = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 SCHEME_OF_RESOURCE = {resource: scheme for scheme in SCHEMES for resource in scheme.resources}
 """Which scheme a container's resource name belongs to."""
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(name) + (".*" if name.endswith("-") else "") for name in names), re.DOTALL)
+
+
+ALLOCATION_ANNOTATIONS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_annotations)
+ALLOCATION_LABELS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_labels)
+"""Match a whole key that the scheduler or device plugin of any scheme writes."""
 
 
 def is_named(key: str, names: tuple[str, ...]) -> bool:
