@@ -7,7 +7,15 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controller.ui.snapshot import Certificate, Finding, ModelCards, PodRow, Refusal, Removal, Source
+from controller.ui.model import PodRow
+from controller.ui.snapshot import (
+    Certificate,
+    ModelCards,
+    PodFinding,
+    RefusedWorkload,
+    RemovedAllocation,
+    Source,
+)
 from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
@@ -40,10 +48,10 @@ class Sample:
     uses: dict[str, NamespaceUse] = field(default_factory=dict)
     pods: dict[str, Sequence[PodRow]] = field(default_factory=dict)
     cluster: Sequence[ModelCards] = ()
-    refusals: Sequence[Refusal] | None = ()
-    removals: Sequence[Removal] | None = None
+    refusals: Sequence[RefusedWorkload] | None = ()
+    removals: Sequence[RemovedAllocation] | None = None
     certificates: Sequence[Certificate] | None = None
-    findings: Sequence[Finding] | None = None
+    findings: Sequence[PodFinding] | None = None
 
     def report(self, *uses: NamespaceUse) -> None:
         """Let these namespaces have these reports; a new mapping, as the controller's is."""
@@ -97,7 +105,7 @@ def company() -> Sample:
         PodRow("sweep-zz81p", "T4", 25, 4096, "", ago(seconds=8)),
     )
     sample.refusals = (
-        Refusal(
+        RefusedWorkload(
             "asr-batch",
             "Job",
             "transcode-0304",
@@ -106,7 +114,7 @@ def company() -> Sample:
             ago(seconds=50),
             3,
         ),
-        Refusal(
+        RefusedWorkload(
             "speech-research",
             "ReplicaSet",
             "whisper-eval-6d9f8b7c4",
@@ -115,7 +123,7 @@ def company() -> Sample:
             ago(minutes=11),
             9,
         ),
-        Refusal(
+        RefusedWorkload(
             "fraud",
             "ReplicaSet",
             "scorer-58c4d9",
@@ -125,14 +133,14 @@ def company() -> Sample:
         ),
     )
     sample.removals = (
-        Removal(
+        RemovedAllocation(
             "ci",
             "unit-tests-8f2",
             "Pod",
             "removed the allocation of gpu-manager: node gpu-t4-02 does not exist (tencent.com/predicate-node)",
             ago(minutes=7),
         ),
-        Removal(
+        RemovedAllocation(
             "",
             "gpu-m40-1",
             "Node",

@@ -19,21 +19,10 @@ import flask
 import msgspec
 from werkzeug.exceptions import HTTPException
 
-from controller.ui.feed import Feed, TooMany
+from controller.ui import model, snapshot
+from controller.ui.feed import Feed, TooManyListeners
 from controller.ui.page import Views
-from controller.ui.snapshot import (
-    MOST_LISTED,
-    PARTS,
-    POD_SORTS,
-    Order,
-    Picture,
-    ordered,
-    ordered_pods,
-    read_order,
-    render_part,
-    sorts_of,
-    with_pods,
-)
+from controller.ui.snapshot import Picture
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -47,10 +36,10 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-MOST_ROWS = 500
+MAX_ROWS = 500
 """Rows of one page; a search finds the others."""
 
-SMALLEST_ZIPPED = 1024
+MIN_ZIPPED_BYTES = 1024
 """Bytes from which on an answer is compressed."""
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml")
@@ -91,36 +80,36 @@ def create_app(standing: Callable[[], Standing], views: Views) -> flask.Flask:
 
 def _overview(feed: Feed, views: Views) -> flask.Response:
     picture = feed.picture()
-    order = read_order(flask.request.args, sorts_of(picture.columns))
-    rows = ordered((line.row for line in picture.lines.values()), order)
+    order = model.read_table_query(flask.request.args, model.sorts_of(picture.columns))
+    rows = model.ordered((line.row for line in picture.lines.values()), order)
     return _page(
         views.render(
             "overview.html",
             picture=picture,
             parts=_parts(picture, views),
             order=order,
-            rows=[picture.lines[row.namespace].html for row in rows[:MOST_ROWS]],
+            rows=[picture.lines[row.namespace].html for row in rows[:MAX_ROWS]],
             found=len(rows),
-            most=MOST_ROWS,
+            most=MAX_ROWS,
             root="",
         )
     )
 
 
 def _parts(picture: Picture, views: Views) -> dict[str, str]:
-    return {part: render_part(part, picture, views, root="") for part in PARTS}
+    return {part: snapshot.render_part(part, picture, views, root="") for part in snapshot.PARTS}
 
 
 def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
     picture = feed.picture()
     use = picture.uses.get(name)
-    pods = with_pods(feed.source, name)
+    pods = snapshot.with_pods(feed.source, name)
     if use is None and not pods:
         flask.abort(HTTPStatus.NOT_FOUND, f"No namespace {name} has a GPU quota, or pods that hold GPUs.")
-    order = read_order(flask.request.args, POD_SORTS)
+    order = model.read_table_query(flask.request.args, model.POD_SORTS)
     if "sort" not in flask.request.args:
-        order = Order(order.search, "cards", descending=True)
-    found = ordered_pods(pods, order)
+        order = model.TableQuery(order.search, "cards", descending=True)
+    found = model.ordered_pods(pods, order)
     return _page(
         views.render(
             "namespace.html",
@@ -128,13 +117,13 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
             name=name,
             use=use,
             line=picture.lines.get(name),
-            free={model.model: model.free for model in picture.cluster},
+            free={each.model: each.free for each in picture.cluster},
             order=order,
-            pods=found[:MOST_ROWS],
+            pods=found[:MAX_ROWS],
             found=len(found),
             all_pods=len(pods),
             refusals_known=picture.refusals is not None,
-            refused_here=[each for each in picture.refusals or () if each.namespace == name][:MOST_LISTED],
+            refused_here=[each for each in picture.refusals or () if each.namespace == name][: snapshot.MAX_LISTED],
             root="../",
         )
     )
@@ -147,7 +136,7 @@ def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # eve
     since = flask.request.headers.get("Last-Event-ID") or flask.request.args.get("since", "")
     try:
         listener = feed.listen(since, flask.request.args.get("namespace", ""))
-    except TooMany:
+    except TooManyListeners:
         return _text("as many browsers listen as may be", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "30"})
     return flask.Response(listener, headers=headers)
 
@@ -204,7 +193,7 @@ def _finish(response: flask.Response) -> flask.Response:
 
 def _zip(response: flask.Response) -> None:
     body = response.get_data()
-    if len(body) < SMALLEST_ZIPPED:
+    if len(body) < MIN_ZIPPED_BYTES:
         return
     response.set_data(gzip.compress(body, compresslevel=5, mtime=0))
     response.headers["Content-Encoding"] = "gzip"

@@ -10,22 +10,22 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from controller.stale_gc import REASON
-from controller.ui.snapshot import Refusal, Removal
+from controller.ui.snapshot import RefusedWorkload, RemovedAllocation
 from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
 from vcuda.quota.model import OVER_QUOTA
 from vcuda.requests.pod_request import MALFORMED
 
-MOST_EVENTS = 500
+MAX_EVENTS = 500
 """Events of a kind that are remembered: the newest. Each is a few hundred bytes."""
 
-LONGEST_MESSAGE = 1024
-"""Characters of a message that are kept: as many as the API server lets an Event have."""
+MAX_MESSAGE_LENGTH = 1024
+"""Characters of a message that are kept: as many as the API server lets an StoredEvent have."""
 
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
@@ -35,8 +35,8 @@ _OURS = re.compile(
 """What kube-apiserver says of a refusal (``pkg/admission/plugin/webhook/errors``); else how our own sentences begin."""
 
 
-class Involved(K8sStruct, frozen=True, gc=False):
-    """The object that an Event is about."""
+class EventObject(K8sStruct, frozen=True, gc=False):
+    """The object that an StoredEvent is about."""
 
     kind: str = ""
     namespace: str = ""
@@ -50,11 +50,11 @@ class Series(K8sStruct, frozen=True, gc=False):
     last_observed_time: str | None = None
 
 
-class Event(K8sStruct, frozen=True, gc=False):
+class StoredEvent(K8sStruct, frozen=True, gc=False):
     """An Event as far as it is read; of its times each kind of writer sets others."""
 
     metadata: ObjectMeta = ObjectMeta()
-    involved_object: Involved = Involved()
+    involved_object: EventObject = EventObject()
     message: str | None = None
     count: int | None = None
     last_timestamp: str | None = None
@@ -73,32 +73,32 @@ class Event(K8sStruct, frozen=True, gc=False):
         return max(self.series.count if self.series else 0, self.count or 1)
 
 
-_EVENT = msgspec.json.Decoder(Event)
+_EVENT = msgspec.json.Decoder(StoredEvent)
 
 
-def read_refusal(event: Event) -> Refusal | None:
+def read_refusal(event: StoredEvent) -> RefusedWorkload | None:
     """Return the refusal that an Event tells of, or None where it tells of none of ours."""
     found = _OURS.search(event.message or "")
     if not found:
         return None
     involved = event.involved_object
-    message = (found["reason"] or found["known"])[:LONGEST_MESSAGE]
-    return Refusal(event.metadata.namespace, involved.kind, involved.name, message, event.at, event.times)
+    message = (found["reason"] or found["known"])[:MAX_MESSAGE_LENGTH]
+    return RefusedWorkload(event.metadata.namespace, involved.kind, involved.name, message, event.at, event.times)
 
 
-def read_removal(event: Event) -> Removal:
+def read_removal(event: StoredEvent) -> RemovedAllocation:
     """Return the removal that an Event of `controller.stale_gc` tells of."""
     involved = event.involved_object
-    message = (event.message or "")[:LONGEST_MESSAGE]
-    return Removal(involved.namespace, involved.name, involved.kind, message, event.at)
+    message = (event.message or "")[:MAX_MESSAGE_LENGTH]
+    return RemovedAllocation(involved.namespace, involved.name, involved.kind, message, event.at)
 
 
-def merged(refusals: Iterable[Refusal]) -> Sequence[Refusal]:
+def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
     """Return one refusal for each workload, with its newest reason and the sum of all; the newest first.
 
-    A workload has more than one Event, since the figures in the message change from one refusal to the next.
+    A workload has more than one StoredEvent, since the figures in the message change from one refusal to the next.
     """
-    latest: dict[tuple[str, str, str], Refusal] = {}
+    latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
         seen = latest.setdefault(key, each)
@@ -107,21 +107,13 @@ def merged(refusals: Iterable[Refusal]) -> Sequence[Refusal]:
     return tuple(latest.values())
 
 
-class Dated(Protocol):
-    """Something that happened at a time, RFC 3339."""
-
-    @property
-    def at(self) -> str:
-        """When."""
-
-
-T = TypeVar("T", bound=Dated)
+T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Newest(Generic[T]):
     """The newest ``most`` of what Events tell, by the uid of each Event."""
 
-    def __init__(self, most: int = MOST_EVENTS) -> None:
+    def __init__(self, most: int = MAX_EVENTS) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._by_uid: dict[str, T] = {}
@@ -139,16 +131,13 @@ class Newest(Generic[T]):
             return sorted(self._by_uid.values(), key=lambda told: told.at, reverse=True)
 
 
-class EventWatch(Generic[T]):
-    """Follows the Events of one reason, in all namespaces, and remembers the newest of those that ``read`` knows.
+class EventInformer(Generic[T]):
+    """Follows the Events of one reason, in all namespaces, and remembers the newest of those that ``read`` knows."""
 
-    The reflector's own view stays empty, since nothing bounds it: whatever is decoded goes to a `Newest`, and is not
-    kept besides. What a LIST brings again is the same Event, by its uid.
-    """
-
-    def __init__(self, kube: Kube, reason: str, read: Callable[[Event], T | None]) -> None:
-        self._read = read
+    def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent], T | None]) -> None:
+        self._read: Callable[[StoredEvent], T | None] = read
         self._newest: Newest[T] = Newest()
+        # The reflector's own store stays empty, since nothing bounds it. What a LIST brings again is known by its uid.
         self.reflector: Reflector[None] = Reflector(
             kube, "/api/v1/events", self._decode, params={"fieldSelector": f"reason={reason}"}
         )
@@ -164,11 +153,11 @@ class EventWatch(Generic[T]):
             self._newest.add(event.metadata.uid, told)
 
 
-def refusal_watch(kube: Kube) -> EventWatch[Refusal]:
+def refusal_informer(kube: Kube) -> EventInformer[RefusedWorkload]:
     """Follow the refusals of pods."""
-    return EventWatch(kube, "FailedCreate", read_refusal)
+    return EventInformer(kube, "FailedCreate", read_refusal)
 
 
-def removal_watch(kube: Kube) -> EventWatch[Removal]:
+def removal_informer(kube: Kube) -> EventInformer[RemovedAllocation]:
     """Follow the removals of stale allocations, those of leaders before this one too."""
-    return EventWatch(kube, REASON, read_removal)
+    return EventInformer(kube, REASON, read_removal)

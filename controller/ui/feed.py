@@ -16,23 +16,24 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import structlog
 
+from controller.ui.model import PodRow
 from controller.ui.page import Views
-from controller.ui.snapshot import Change, Picture, PodRow, Source, change_of, has_other_rows, same, take
+from controller.ui.snapshot import Change, Picture, Source, change_of, has_other_rows, same, take
 
-SPACING = 1.0
+MIN_INTERVAL_SECONDS = 1.0
 """Seconds between two pictures, at least."""
 
-HEARTBEAT = 10.0
+HEARTBEAT_SECONDS = 10.0
 """Seconds after which a listener that there is no news for hears that the connection stands."""
 
-MOST_LISTENERS = 64
+MAX_LISTENERS = 64
 """Each holds a thread of the server for as long as it stays."""
 
-KEPT = 60
+MAX_KEPT_CHANGES = 60
 """Changes that a listener may be late by."""
 
 
-class TooMany(Exception):
+class TooManyListeners(Exception):
     """There are as many listeners as may be."""
 
 
@@ -44,15 +45,15 @@ class Feed:
         source: Source,
         views: Views,
         *,
-        spacing: float = SPACING,
-        heartbeat: float = HEARTBEAT,
-        most: int = MOST_LISTENERS,
+        min_interval: float = MIN_INTERVAL_SECONDS,
+        heartbeat: float = HEARTBEAT_SECONDS,
+        most: int = MAX_LISTENERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = source
         self.heartbeat = heartbeat
         self._views = views
-        self._spacing = spacing
+        self._min_interval = min_interval
         self._most = most
         self._clock = clock
         self._epoch = secrets.token_hex(4)
@@ -62,7 +63,7 @@ class Feed:
         self._taken = 0.0
         self._pods: dict[str, Sequence[PodRow]] = {}
         self._changed = threading.Condition()
-        self._messages: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        self._messages: deque[tuple[int, bytes]] = deque(maxlen=MAX_KEPT_CHANGES)
         self._looked_at: Counter[str] = Counter()
         self._closed = False
         self._log = structlog.get_logger()
@@ -78,20 +79,20 @@ class Feed:
             self._changed.notify_all()
 
     def picture(self) -> Picture:
-        """Return a picture that is at most ``spacing`` seconds old."""
+        """Return a picture that is at most ``min_interval`` seconds old."""
         with self._taking:
-            if self._picture is None or self._clock() >= self._taken + self._spacing:
+            if self._picture is None or self._clock() >= self._taken + self._min_interval:
                 self._picture = self._take(self._picture)
             return self._picture
 
     def listen(self, since: str, namespace: str) -> Listener:
         """Return the stream of what changes after the version ``since``, for one who looks at ``namespace``.
 
-        Raises TooMany.
+        Raises TooManyListeners.
         """
         with self._changed:
             if self._looked_at.total() >= self._most:
-                raise TooMany
+                raise TooManyListeners
             self._looked_at[namespace] += 1
             self._changed.notify_all()
         return Listener(self, since, namespace)
@@ -137,7 +138,7 @@ class Feed:
                 self.picture()
             except Exception:  # noqa: BLE001  # a fault of the page must not end with the leader; logged, and tried again
                 self._log.exception("no picture")
-            time.sleep(self._spacing)
+            time.sleep(self._min_interval)
 
     def _take(self, before: Picture | None) -> Picture:
         """Take a picture, and tell what is different in it; where nothing is, the one before stands."""

@@ -13,11 +13,11 @@ from controller.certificates import Shown
 from controller.httpd import Server
 from controller.manager import Leader
 from controller.ui.app import Standing, create_app
-from controller.ui.events import merged, refusal_watch, removal_watch
-from controller.ui.feed import MOST_LISTENERS, Feed
-from controller.ui.model import CapacityWatch, rounded
+from controller.ui.events import merge_by_workload, refusal_informer, removal_informer
+from controller.ui.feed import MAX_LISTENERS, Feed
+from controller.ui.model import CapacityInformer, PodRow, rounded
 from controller.ui.page import Views
-from controller.ui.snapshot import Certificate, Finding, ModelCards, PodRow, Refusal, Source
+from controller.ui.snapshot import Certificate, ModelCards, PodFinding, RefusedWorkload, Source
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import NamespaceUse
@@ -74,7 +74,7 @@ def serve(address: tuple[str, int], application: WSGIApplication) -> Server:
     Raises OSError where the address cannot be had.
     """
     # Listeners stay, and each holds a thread: half as many again are left for those who only look.
-    server = Server(address, application, threads=MOST_LISTENERS + MOST_LISTENERS // 2)
+    server = Server(address, application, threads=MAX_LISTENERS + MAX_LISTENERS // 2)
     server.start()
     return server
 
@@ -115,9 +115,9 @@ class LeaderSource:
     ) -> None:
         self._leader = leader
         self._fragmented = fragmented
-        self._refusals = refusal_watch(kube)
-        self._removals = removal_watch(kube)
-        self._capacity = CapacityWatch(kube, labels)
+        self._refusals = refusal_informer(kube)
+        self._removals = removal_informer(kube)
+        self._capacity = CapacityInformer(kube, labels)
 
     def start(self) -> None:
         """Start watching."""
@@ -156,18 +156,18 @@ class LeaderSource:
         fragmented = self._fragmented()
         return [msgspec.structs.replace(model, fragmented=fragmented.get(model.model)) for model in models]
 
-    def _found(self) -> Sequence[Finding]:
+    def _found(self) -> Sequence[PodFinding]:
         found = [(known.finding, known.at) for known in self._leader.auditor.findings()]
-        return [Finding(finding.pod.namespace, finding.pod.name, finding.message, at) for finding, at in found]
+        return [PodFinding(finding.pod.namespace, finding.pod.name, finding.message, at) for finding, at in found]
 
     def _certificates(self) -> Sequence[Certificate] | None:
         watch = self._leader.certificates
         shown = watch.shown() if watch else None
         return None if shown is None else [certificate_row(one) for one in shown]
 
-    def _refused(self) -> Sequence[Refusal] | None:
+    def _refused(self) -> Sequence[RefusedWorkload] | None:
         refusals = self._refusals.newest()
-        return None if refusals is None else merged(refusals)
+        return None if refusals is None else merge_by_workload(refusals)
 
 
 def fragmented(figures: FreeCardsByPool) -> Mapping[str, float]:

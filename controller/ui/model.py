@@ -1,10 +1,11 @@
-"""The figures of the page: how full something is, in which words, and in which of the heat's steps."""
+"""What the page's tables show: rows, how full they are, their order, the words for figures, and the cluster's cards."""
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -15,23 +16,18 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.schemes import HAMI, SCHEMES
 
+_SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
 FULL = 10
-"""The step of what is used up: one step for each tenth, 0 for what is not used at all."""
+"""The step of what is used up."""
 
 OVER = 11
 """The step of what is over its limit: the limit was lowered, or only warns."""
 
-_SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
-
-class Amount(msgspec.Struct, frozen=True):
-    """So many of a limit, pending included, in cards; memory in MiB, None where it is not limited."""
-
-    used: float
-    limit: float
-    pending: float = 0.0
-    memory_used: int | None = None
-    memory_limit: int | None = None
+class ModelRow(ModelUse, frozen=True):
+    """What a namespace uses of a model, or of all, without the pods; and how full that is."""
 
     @property
     def fullness(self) -> float:
@@ -41,8 +37,11 @@ class Amount(msgspec.Struct, frozen=True):
 
     @property
     def step(self) -> int:
-        """The step of the heat: 0 unused, 1 to 9 by tenths, FULL, OVER."""
-        return step(self.fullness)
+        """The step on the scale of colours: 0 unused, 1 to 9 by tenths of the limit, `FULL`, `OVER`."""
+        if self.fullness > 1:
+            return OVER
+        # The least use shows too; and floats make 6.99 of seven tenths.
+        return max(int(self.fullness * FULL + 1e-9), 1) if self.fullness > 0 else 0
 
     @property
     def blocked(self) -> bool:
@@ -50,37 +49,50 @@ class Amount(msgspec.Struct, frozen=True):
         return not self.limit and not self.used
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One namespace in the table: an amount for each model that it may use, or uses, and for all of them."""
+def _share(used: float, limit: float) -> float:
+    if limit:
+        return used / limit
+    return 2.0 if used else 0.0  # any use of what is blocked is over the limit
+
+
+class NamespaceRow(msgspec.Struct, frozen=True):
+    """One namespace in the table: each model that it may use, or uses, and the sum of them all."""
 
     namespace: str
     mode: str
-    total: Amount
-    amounts: dict[str, Amount]
+    total: ModelRow
+    amounts: dict[str, ModelRow]
     unpinned: int = 0
 
 
-def step(fullness: float) -> int:
-    """Return the step of the heat for a share of a limit."""
-    if fullness > 1:
-        return OVER
-    return max(int(fullness * FULL + 1e-9), 1) if fullness > 0 else 0
-
-
-def row_of(use: NamespaceUse) -> Row:
+def row_of(use: NamespaceUse) -> NamespaceRow:
     """Return a namespace's row."""
-    amounts = {model.model: amount_of(model) for model in use.models}
-    total = Amount(
-        used=rounded(amount.used for amount in amounts.values()),
-        limit=rounded(amount.limit for amount in amounts.values()),
-        pending=rounded(amount.pending for amount in amounts.values()),
-    )
-    return Row(use.namespace, use.mode, total, amounts, len(use.unpinned))
+    # Without its pods a row stays the same while they come and go at the same use, and is not rendered again.
+    rows = {
+        use.model: ModelRow(
+            use.model, use.limit, use.used, use.pending, use.available, use.memory_limit, use.memory_used
+        )
+        for use in use.models
+    }
+    limit = rounded(row.limit for row in rows.values())
+    used = rounded(row.used for row in rows.values())
+    total = ModelRow("", limit, used, rounded(row.pending for row in rows.values()), max(limit - used, 0.0))
+    return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned))
 
 
-def amount_of(model: ModelUse) -> Amount:
-    """Return what a namespace has of one model."""
-    return Amount(model.used, model.limit, model.pending, model.memory_used, model.memory_limit)
+class PodRow(msgspec.Struct, frozen=True):
+    """A pod that holds cards.
+
+    ``cores`` are hundredths of a card, ``memory`` is in MiB. ``model`` is None where it is held to none and runs on
+    none that is known; ``node`` is empty until it is bound; ``created`` is RFC 3339.
+    """
+
+    name: str
+    model: str | None
+    cores: int
+    memory: int
+    node: str
+    created: str
 
 
 def rounded(cards: Iterable[float]) -> float:
@@ -123,16 +135,93 @@ def span(seconds: float) -> str:
     return "0 s"
 
 
-def _share(used: float, limit: float | None) -> float:
-    if limit:
-        return used / limit
-    return 2.0 if used else 0.0
+NAME = "name"
+TOTAL = "total"
+MODEL = "model."
+"""What the sort by a model begins with, so that no model's name means something else."""
+
+MAX_SEARCH_LENGTH = 100
+"""Characters of a search that count."""
+
+
+class TableQuery(msgspec.Struct, frozen=True):
+    """What is searched for, and what the rows are sorted by."""
+
+    search: str = ""
+    sort: str = NAME
+    descending: bool = False
+
+    def toggled(self, sort: str) -> TableQuery:
+        """Return the order that a click on a column's header asks for: fullest first, names from a to z, or turned."""
+        turned = not self.descending if sort == self.sort else sort != NAME
+        return TableQuery(self.search, sort, turned)
+
+    def query(self) -> str:
+        """Return the query of an address that asks for this order; empty for the default."""
+        fields = {"q": self.search, "sort": self.sort, "order": "desc" if self.descending else ""}
+        defaults = {"q": "", "sort": NAME, "order": ""}
+        return urlencode({key: value for key, value in fields.items() if value != defaults[key]})
+
+    def aria(self, sort: str) -> str:
+        """Return the value of a column header's ``aria-sort``."""
+        if sort != self.sort:
+            return "none"
+        return "descending" if self.descending else "ascending"
+
+
+def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQuery:
+    """Return the order of an address; what it asks for and does not exist counts as not asked for."""
+    sort = query.get("sort", NAME)
+    if sort not in sorts:
+        return TableQuery(query.get("q", "").strip()[:MAX_SEARCH_LENGTH])
+    return TableQuery(query.get("q", "").strip()[:MAX_SEARCH_LENGTH], sort, query.get("order") == "desc")
+
+
+def sorts_of(models: Iterable[str]) -> list[str]:
+    """Return what the rows of namespaces can be sorted by."""
+    return [NAME, TOTAL, *(MODEL + model for model in models)]
+
+
+def matches(search: str, name: str) -> bool:
+    """Return whether a name holds every word of a search, whatever their case."""
+    return all(word in name.casefold() for word in search.casefold().split())
+
+
+def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRow]:
+    """Return the rows that are searched for, sorted. Those without the model that is sorted by always come last."""
+    found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
+    if order.sort == NAME:
+        return found[::-1] if order.descending else found
+    having = [(amount, row) for row in found if (amount := _amount(row, order.sort))]
+    having.sort(key=lambda pair: (pair[0].fullness, pair[0].used), reverse=order.descending)
+    return [row for _, row in having] + [row for row in found if not _amount(row, order.sort)]
+
+
+def _amount(row: NamespaceRow, sort: str) -> ModelRow | None:
+    return row.total if sort == TOTAL else row.amounts.get(sort.removeprefix(MODEL))
+
+
+POD_SORTS: Mapping[str, Callable[[PodRow], str | int]] = {
+    NAME: lambda pod: pod.name,
+    "model": lambda pod: pod.model or "",
+    "cards": lambda pod: pod.cores,
+    "memory": lambda pod: pod.memory,
+    "node": lambda pod: pod.node,
+    "created": lambda pod: pod.created,
+}
+"""What a namespace's pods can be sorted by."""
+
+
+def ordered_pods(pods: Iterable[PodRow], order: TableQuery) -> Sequence[PodRow]:
+    """Return the pods that are searched for, sorted."""
+    found = sorted((pod for pod in pods if matches(order.search, pod.name)), key=lambda pod: pod.name)
+    return sorted(found, key=POD_SORTS[order.sort], reverse=order.descending)
 
 
 HAMI_DEVICES = "hami.io/node-nvidia-register"
 """Annotation in which HAMi's device plugin lists a node's cards (HAMi ``docs/develop/protocol.md``)."""
 
-MOST_DEVICES = 1024
+MAX_DEVICES = 1024
 """Cards that one node may claim; more is a mistake."""
 
 
@@ -189,7 +278,7 @@ def _whole(quantity: Quantity | None) -> int | None:
         count = parse_whole(quantity)
     except ValueError:
         return None
-    return count if count <= MOST_DEVICES * CORES_PER_CARD else None
+    return count if count <= MAX_DEVICES * CORES_PER_CARD else None
 
 
 def _listed(devices: str) -> int | None:
@@ -202,7 +291,7 @@ def _listed(devices: str) -> int | None:
         return None
 
 
-class CapacityWatch:
+class CapacityInformer:
     """Follows the nodes for the cards that they offer."""
 
     def __init__(self, kube: Kube, labels: NodeLabels) -> None:

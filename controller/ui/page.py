@@ -43,7 +43,7 @@ class Views:
         """Return a page, or a part of one."""
         return self._templates.get_template(template).render(values)
 
-    def row(self, row: figures.Row, columns: tuple[str, ...]) -> str:
+    def row(self, row: figures.NamespaceRow, columns: tuple[str, ...]) -> str:
         """Return one namespace's row of the table."""
         return self._row.render(row=row, columns=columns)
 

@@ -6,30 +6,14 @@ is called by one thread at a time, at most once a second, and only while somebod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
 import msgspec
 
-from controller.ui.model import Amount, Row, rounded, row_of
+from controller.ui.model import NamespaceRow, PodRow, rounded, row_of
 from controller.ui.page import Views
 from vcuda.ledger.ledger import NamespaceUse
-
-
-class PodRow(msgspec.Struct, frozen=True):
-    """A pod that holds cards.
-
-    ``cores`` are hundredths of a card, ``memory`` is in MiB. ``model`` is None where it is held to none and runs on
-    none that is known; ``node`` is empty until it is bound; ``created`` is RFC 3339.
-    """
-
-    name: str
-    model: str | None
-    cores: int
-    memory: int
-    node: str
-    created: str
 
 
 class ModelCards(msgspec.Struct, frozen=True):
@@ -52,7 +36,7 @@ class ModelCards(msgspec.Struct, frozen=True):
         return None if self.cards is None else max(self.cards - self.used, 0.0)
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class RefusedWorkload(msgspec.Struct, frozen=True):
     """A workload whose pods were refused: the newest reason, when (RFC 3339), and how often so far."""
 
     namespace: str
@@ -63,7 +47,7 @@ class Refusal(msgspec.Struct, frozen=True):
     count: int = 1
 
 
-class Removal(msgspec.Struct, frozen=True):
+class RemovedAllocation(msgspec.Struct, frozen=True):
     """Something stale that was removed from an object (``what`` is its kind), why it was stale, and when (RFC 3339)."""
 
     namespace: str
@@ -81,7 +65,7 @@ class Certificate(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class PodFinding(msgspec.Struct, frozen=True):
     """A pod that runs although the quota does not allow it, what is wrong, and since when (RFC 3339)."""
 
     namespace: str
@@ -106,99 +90,16 @@ class Source:
     uses: Callable[[], Mapping[str, NamespaceUse]]
     pods: Callable[[str], Sequence[PodRow]]
     cluster: Callable[[], Sequence[ModelCards]]
-    refusals: Callable[[], Sequence[Refusal] | None] = _nothing_known
-    removals: Callable[[], Sequence[Removal] | None] = _nothing_known
+    refusals: Callable[[], Sequence[RefusedWorkload] | None] = _nothing_known
+    removals: Callable[[], Sequence[RemovedAllocation] | None] = _nothing_known
     certificates: Callable[[], Sequence[Certificate] | None] = _nothing_known
-    findings: Callable[[], Sequence[Finding] | None] = _nothing_known
-
-
-NAME = "name"
-TOTAL = "total"
-MODEL = "model."
-"""What the sort by a model begins with, so that no model's name means something else."""
-
-LONGEST_SEARCH = 100
-"""Characters of a search that count."""
-
-
-class Order(msgspec.Struct, frozen=True):
-    """What is searched for, and what the rows are sorted by."""
-
-    search: str = ""
-    sort: str = NAME
-    descending: bool = False
-
-    def toggled(self, sort: str) -> Order:
-        """Return the order that a click on a column's header asks for: fullest first, names from a to z, or turned."""
-        turned = not self.descending if sort == self.sort else sort != NAME
-        return Order(self.search, sort, turned)
-
-    def query(self) -> str:
-        """Return the query of an address that asks for this order; empty for the default."""
-        fields = {"q": self.search, "sort": self.sort, "order": "desc" if self.descending else ""}
-        defaults = {"q": "", "sort": NAME, "order": ""}
-        return urlencode({key: value for key, value in fields.items() if value != defaults[key]})
-
-    def aria(self, sort: str) -> str:
-        """Return the value of a column header's ``aria-sort``."""
-        if sort != self.sort:
-            return "none"
-        return "descending" if self.descending else "ascending"
-
-
-def read_order(query: Mapping[str, str], sorts: Iterable[str]) -> Order:
-    """Return the order of an address; what it asks for and does not exist counts as not asked for."""
-    sort = query.get("sort", NAME)
-    if sort not in sorts:
-        return Order(query.get("q", "").strip()[:LONGEST_SEARCH])
-    return Order(query.get("q", "").strip()[:LONGEST_SEARCH], sort, query.get("order") == "desc")
-
-
-def sorts_of(models: Iterable[str]) -> list[str]:
-    """Return what the rows of namespaces can be sorted by."""
-    return [NAME, TOTAL, *(MODEL + model for model in models)]
-
-
-def matches(search: str, name: str) -> bool:
-    """Return whether a name holds every word of a search, whatever their case."""
-    return all(word in name.casefold() for word in search.casefold().split())
-
-
-def ordered(rows: Iterable[Row], order: Order) -> list[Row]:
-    """Return the rows that are searched for, sorted. Those without the model that is sorted by always come last."""
-    found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
-    if order.sort == NAME:
-        return found[::-1] if order.descending else found
-    having = [(amount, row) for row in found if (amount := _amount(row, order.sort))]
-    having.sort(key=lambda pair: (pair[0].fullness, pair[0].used), reverse=order.descending)
-    return [row for _, row in having] + [row for row in found if not _amount(row, order.sort)]
-
-
-def _amount(row: Row, sort: str) -> Amount | None:
-    return row.total if sort == TOTAL else row.amounts.get(sort.removeprefix(MODEL))
-
-
-POD_SORTS: Mapping[str, Callable[[PodRow], str | int]] = {
-    NAME: lambda pod: pod.name,
-    "model": lambda pod: pod.model or "",
-    "cards": lambda pod: pod.cores,
-    "memory": lambda pod: pod.memory,
-    "node": lambda pod: pod.node,
-    "created": lambda pod: pod.created,
-}
-"""What a namespace's pods can be sorted by."""
-
-
-def ordered_pods(pods: Iterable[PodRow], order: Order) -> Sequence[PodRow]:
-    """Return the pods that are searched for, sorted."""
-    found = sorted((pod for pod in pods if matches(order.search, pod.name)), key=lambda pod: pod.name)
-    return sorted(found, key=POD_SORTS[order.sort], reverse=order.descending)
+    findings: Callable[[], Sequence[PodFinding] | None] = _nothing_known
 
 
 PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
 """The parts of the overview that are replaced whole, each with a template of its own."""
 
-MOST_LISTED = 50
+MAX_LISTED = 50
 """Entries of a list on the page: the newest."""
 
 
@@ -206,7 +107,7 @@ MOST_LISTED = 50
 class Line:
     """A namespace's row, and as HTML."""
 
-    row: Row
+    row: NamespaceRow
     html: str
 
 
@@ -219,10 +120,10 @@ class Picture:
     columns: tuple[str, ...]
     lines: Mapping[str, Line]
     cluster: Sequence[ModelCards]
-    refusals: Sequence[Refusal] | None
-    removals: Sequence[Removal] | None
+    refusals: Sequence[RefusedWorkload] | None
+    removals: Sequence[RemovedAllocation] | None
     certificates: Sequence[Certificate] | None
-    findings: Sequence[Finding] | None
+    findings: Sequence[PodFinding] | None
 
     @property
     def by_model(self) -> Mapping[str, ModelCards]:
@@ -312,7 +213,7 @@ def change_of(before: Picture, after: Picture, views: Views) -> Change:
 
 def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
     """Return one part as HTML; ``root`` is the way from the page's address to the overview's."""
-    return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MOST_LISTED, root=root)
+    return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MAX_LISTED, root=root)
 
 
 def _other_parts(before: Picture, after: Picture) -> list[str]:

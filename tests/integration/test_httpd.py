@@ -358,7 +358,7 @@ def test_a_page_can_only_be_read_and_a_body_is_not(running: Serve, method: str) 
 def test_a_listener_hears_of_a_change_and_leaves_its_place_when_it_hangs_up(running: Serve) -> None:
     sample = Sample()
     sample.report(namespace_use("team-a", model_use("M40", 8)))
-    shown = Shown(running, sample, spacing=0.05, heartbeat=0.1, most=1)
+    shown = Shown(running, sample, min_interval=0.05, heartbeat=0.1, most=1)
     server, version = shown.server, shown.feed.picture().version
     with connected(server) as listener, listener.makefile("rb") as stream:
         listener.sendall(f"GET /updates?since={version} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -375,7 +375,7 @@ def test_a_listener_hears_of_a_change_and_leaves_its_place_when_it_hangs_up(runn
 def test_listeners_that_read_nothing_hold_up_neither_pages_nor_pictures(running: Serve) -> None:
     """A slow browser costs its own thread and place, until what is sent to it has not been taken for too long."""
     sample = company()
-    shown = Shown(running, sample, spacing=0, heartbeat=0.01)
+    shown = Shown(running, sample, min_interval=0, heartbeat=0.01)
     with ExitStack() as lazy:
         for _ in range(4):
             connection = lazy.enter_context(connected(shown.server))

@@ -14,8 +14,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import serve
+from controller.ui.model import PodRow
 from controller.ui.page import Views
-from controller.ui.snapshot import PodRow, Refusal
+from controller.ui.snapshot import RefusedWorkload
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, browsing, tab
 from tests.usage_samples import Sample, ago, company, crowd, model_use, namespace_use
 
@@ -31,7 +32,7 @@ class Served:
 
     def lead(self) -> None:
         """Lead from now on, as a leader that nobody has seen before."""
-        self.feed = Feed(self.sample.source(), self.views, spacing=0.05)
+        self.feed = Feed(self.sample.source(), self.views, min_interval=0.05)
         self.feed.start()
 
     def stand_by(self) -> None:
@@ -218,7 +219,10 @@ def test_a_row_that_a_search_hides_stays_hidden_as_it_changes(opened: Tab, leade
 def test_a_refusal_shows_with_its_reason(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     reason = "exceeded GPU quota: T4 in namespace ci, requested: 8 cards, used: 0.6 (0 pending), limited: 4"
-    leader.sample.refusals = (Refusal("ci", "Job", "huge", reason, ago(seconds=1)), *(leader.sample.refusals or ()))
+    leader.sample.refusals = (
+        RefusedWorkload("ci", "Job", "huge", reason, ago(seconds=1)),
+        *(leader.sample.refusals or ()),
+    )
     first = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").first
     expect(first).to_contain_text("Job huge")
     expect(first).to_contain_text(reason)
@@ -367,7 +371,7 @@ def test_hostile_names_are_text(browser: Browser, served: Callable[[Sample], Ser
         page = opened.open(leader.url)
         assert names(page) == [hostile]
         sample.report(namespace_use(hostile, model_use(hostile, 8, 2)))
-        sample.refusals = (Refusal(hostile, hostile, hostile, hostile, ago(seconds=1)),)
+        sample.refusals = (RefusedWorkload(hostile, hostile, hostile, hostile, ago(seconds=1)),)
         expect(page.locator("#rows > tr > td").last).to_contain_text("2 of 8")
         expect(page.get_by_role("region", name="Recent refusals").get_by_role("listitem")).to_contain_text(hostile)
         assert page.locator("main img").count() == 0

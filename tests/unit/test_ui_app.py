@@ -12,10 +12,11 @@ from http import HTTPStatus
 import pytest
 from flask.testing import FlaskClient
 
-from controller.ui.app import HEADERS, MOST_ROWS, Standing, create_app
+from controller.ui.app import HEADERS, MAX_ROWS, Standing, create_app
 from controller.ui.feed import Feed
+from controller.ui.model import PodRow
 from controller.ui.page import Views
-from controller.ui.snapshot import Certificate, Finding, ModelCards, PodRow, Refusal, Removal
+from controller.ui.snapshot import Certificate, ModelCards, PodFinding, RefusedWorkload, RemovedAllocation
 from tests.usage_samples import NOW, Sample, ago, company, crowd, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)
@@ -80,10 +81,10 @@ def hostile() -> Sample:
     sample = Sample(cluster=(ModelCards(HOSTILE, 9, 3, 8, 1),))
     sample.report(use)
     sample.pods[HOSTILE] = (PodRow(HOSTILE, HOSTILE, 100, 1, HOSTILE, HOSTILE),)
-    sample.refusals = (Refusal(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2),)
-    sample.removals = (Removal(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
+    sample.refusals = (RefusedWorkload(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2),)
+    sample.removals = (RemovedAllocation(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     sample.certificates = (Certificate(HOSTILE, HOSTILE, HOSTILE),)
-    sample.findings = (Finding(HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
+    sample.findings = (PodFinding(HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     return sample
 
 
@@ -162,11 +163,11 @@ def test_hostile_names_are_text_on_a_namespace_s_page() -> None:
 def test_a_hostile_change_is_text_too() -> None:
     """What a listener gets is put into the page as it is."""
     sample = hostile()
-    feed = Feed(sample.source(), VIEWS, spacing=0)
+    feed = Feed(sample.source(), VIEWS, min_interval=0)
     stream = iter(feed.listen(feed.picture().version, ""))
     next(stream)
     sample.report(namespace_use(HOSTILE, model_use(HOSTILE, 8, 4)))
-    sample.refusals = (*(sample.refusals or ()), Refusal("b", HOSTILE, "c", HOSTILE, ago(seconds=1)))
+    sample.refusals = (*(sample.refusals or ()), RefusedWorkload("b", HOSTILE, "c", HOSTILE, ago(seconds=1)))
     feed.picture()
     change = json.loads(next(stream).decode().splitlines()[2].removeprefix("data: "))
     for html in (*change["rows"].values(), *change["parts"].values()):
@@ -310,10 +311,10 @@ def test_a_style_that_is_known_is_not_sent_again() -> None:
 
 
 def test_a_crowd_is_cut_to_a_page_and_says_so() -> None:
-    client = client_of(crowd(MOST_ROWS + 20, models=1))
+    client = client_of(crowd(MAX_ROWS + 20, models=1))
     html = html_of(client, "/")
-    assert html.count('role="row" data-ns=') == MOST_ROWS
-    assert f"{MOST_ROWS} of {MOST_ROWS + 20} namespaces" in html
+    assert html.count('role="row" data-ns=') == MAX_ROWS
+    assert f"{MAX_ROWS} of {MAX_ROWS + 20} namespaces" in html
     assert 'data-complete="no"' in html
     assert html_of(client, "/?q=0519").count('role="row" data-ns=') == 1
 
@@ -321,7 +322,7 @@ def test_a_crowd_is_cut_to_a_page_and_says_so() -> None:
 def test_five_hundred_namespaces_of_eight_models_are_a_page_of_a_sane_size() -> None:
     """The time is printed, and asserted nowhere: it is the machine's."""
     sample = crowd()
-    feed = Feed(sample.source(), VIEWS, spacing=0)
+    feed = Feed(sample.source(), VIEWS, min_interval=0)
     client = create_app(lambda: Standing(feed, ""), VIEWS).test_client()
     times = []
     for query in ("/", "/?sort=model.MODEL-3&order=desc"):

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.ui.events import LONGEST_MESSAGE, Event, Newest, merged, read_refusal, read_removal
-from controller.ui.snapshot import Refusal, Removal
+from controller.ui.events import MAX_MESSAGE_LENGTH, Newest, StoredEvent, merge_by_workload, read_refusal, read_removal
+from controller.ui.snapshot import RefusedWorkload, RemovedAllocation
 
 QUOTA = (
     "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8, 1 more needed"
@@ -16,7 +16,7 @@ QUOTA = (
 DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the request: '
 
 
-def event(message: str | None, **fields: Any) -> Event:
+def event(message: str | None, **fields: Any) -> StoredEvent:
     """An Event of a ReplicaSet, as the API server has it."""
     stored = {
         "metadata": {
@@ -29,7 +29,7 @@ def event(message: str | None, **fields: Any) -> Event:
         "message": message,
         **fields,
     }
-    return msgspec.json.decode(msgspec.json.encode(stored), type=Event)
+    return msgspec.json.decode(msgspec.json.encode(stored), type=StoredEvent)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def event(message: str | None, **fields: Any) -> Event:
 )
 def test_a_refusal_of_ours_is_known_by_the_webhook_or_by_its_words(message: str, reason: str) -> None:
     refusal = read_refusal(event(message))
-    assert refusal == Refusal("team-a", "ReplicaSet", "train-6d9", reason, "2026-01-01T00:00:00Z", 1)
+    assert refusal == RefusedWorkload("team-a", "ReplicaSet", "train-6d9", reason, "2026-01-01T00:00:00Z", 1)
 
 
 @pytest.mark.parametrize(
@@ -85,34 +85,34 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 def test_a_long_message_is_cut() -> None:
     refusal = read_refusal(event(DENIED + "x" * 5000))
     assert refusal is not None
-    assert len(refusal.message) == LONGEST_MESSAGE
+    assert len(refusal.message) == MAX_MESSAGE_LENGTH
 
 
 def test_a_removal_names_its_object() -> None:
     removed = event("removed the allocation of hami: old", involvedObject={"kind": "Node", "name": "gpu-1"})
-    assert read_removal(removed) == Removal(
+    assert read_removal(removed) == RemovedAllocation(
         "", "gpu-1", "Node", "removed the allocation of hami: old", "2026-01-01T00:00:00Z"
     )
 
 
-def refusal(name: str, at: int, message: str = "no", count: int = 1) -> Refusal:
-    return Refusal("team-a", "ReplicaSet", name, message, f"2026-01-01T00:00:{at:02}Z", count)
+def refusal(name: str, at: int, message: str = "no", count: int = 1) -> RefusedWorkload:
+    return RefusedWorkload("team-a", "ReplicaSet", name, message, f"2026-01-01T00:00:{at:02}Z", count)
 
 
 def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() -> None:
     events = [refusal("a", 9, "newest", 2), refusal("b", 8), refusal("a", 7, "older", 5)]
-    assert merged(events) == (refusal("a", 9, "newest", 7), refusal("b", 8))
+    assert merge_by_workload(events) == (refusal("a", 9, "newest", 7), refusal("b", 8))
 
 
 def test_only_the_newest_are_remembered() -> None:
-    newest: Newest[Refusal] = Newest(2)
+    newest: Newest[RefusedWorkload] = Newest(2)
     for at in (5, 9, 7):
         newest.add(f"e{at}", refusal("a", at))
     assert [each.at[-3:-1] for each in newest.all()] == ["09", "07"]
 
 
 def test_an_event_that_happens_again_takes_its_own_place() -> None:
-    newest: Newest[Refusal] = Newest(2)
+    newest: Newest[RefusedWorkload] = Newest(2)
     for at in (1, 2, 3):
         newest.add("same", refusal("a", at))
     newest.add("other", refusal("b", 2))

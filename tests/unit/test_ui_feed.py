@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from controller.ui.feed import KEPT, Feed, Listener, TooMany
+from controller.ui.feed import MAX_KEPT_CHANGES, Feed, Listener, TooManyListeners
+from controller.ui.model import PodRow
 from controller.ui.page import Views
-from controller.ui.snapshot import ModelCards, PodRow, Refusal
+from controller.ui.snapshot import ModelCards, RefusedWorkload
 from tests.usage_samples import NOW, Sample, ago, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)
-REFUSAL = Refusal("team-b", "Job", "train", "exceeded GPU quota: M40", ago(seconds=1))
+REFUSAL = RefusedWorkload("team-b", "Job", "train", "exceeded GPU quota: M40", ago(seconds=1))
 
 
 class Clock:
@@ -31,6 +32,18 @@ class Clock:
     def pass_by(self, seconds: float = 1.0) -> None:
         """Let them pass."""
         self.now += seconds
+
+
+class Asked(dict[str, Sequence[PodRow]]):
+    """No pods, and which namespaces they were asked of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        self.names.append(name)
+        return default
 
 
 @pytest.fixture
@@ -170,11 +183,14 @@ def test_pods_that_move_touch_the_namespace_of_those_who_look_at_it(feed: Feed, 
     assert (change["touched"], change["rows"]) == (["team-a"], {})
 
 
-def test_pods_of_namespaces_that_nobody_looks_at_are_not_asked_for(feed: Feed, sample: Sample, clock: Clock) -> None:
-    listen(feed, feed.picture().version)
-    sample.pods["team-a"] = (PodRow("p", "M40", 100, 0, "gpu-1", ago(hours=1)),)
-    clock.pass_by()
-    assert not feed._pods
+def test_only_pods_of_namespaces_that_somebody_looks_at_are_asked_for(feed: Feed, sample: Sample, clock: Clock) -> None:
+    asked = sample.pods = Asked()
+    version = feed.picture().version
+    for namespace in ("", "team-b"):
+        listen(feed, version, namespace)
+        clock.pass_by()
+        feed.picture()
+    assert asked.names == ["team-b"]
 
 
 def test_a_listener_that_is_late_hears_everything_it_missed_at_once(feed: Feed, sample: Sample, clock: Clock) -> None:
@@ -192,7 +208,7 @@ def test_a_listener_that_is_late_hears_everything_it_missed_at_once(feed: Feed, 
 
 def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
-    for number in range(KEPT + 1):
+    for number in range(MAX_KEPT_CHANGES + 1):
         use_cards(sample, 1 + number % 2)
         clock.pass_by()
         feed.picture()
@@ -222,12 +238,12 @@ def test_there_are_never_more_listeners_than_may_be(make_feed: Callable[..., Fee
     version = feed.picture().version
     first, _ = listen(feed, version)
     listen(feed, version)
-    with pytest.raises(TooMany):
+    with pytest.raises(TooManyListeners):
         feed.listen(version, "")
     first.close()
     first.close()
     again, _ = listen(feed, version)
-    with pytest.raises(TooMany):
+    with pytest.raises(TooManyListeners):
         feed.listen(version, "")
     again.close()
 
@@ -248,7 +264,9 @@ def test_closing_ends_every_stream(feed: Feed) -> None:
 def test_a_message_is_one_line_whatever_is_in_it(feed: Feed, sample: Sample, clock: Clock) -> None:
     """A line break in it would end the event, and let somebody write the next one."""
     _, stream = listen(feed, feed.picture().version)
-    sample.refusals = (Refusal("team-a", "Job", "x", "a\n\nevent: reset\ndata: forged\r\n\r\n", ago(seconds=1)),)
+    sample.refusals = (
+        RefusedWorkload("team-a", "Job", "x", "a\n\nevent: reset\ndata: forged\r\n\r\n", ago(seconds=1)),
+    )
     clock.pass_by()
     feed.picture()
     text = next(stream)

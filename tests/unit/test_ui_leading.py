@@ -8,7 +8,8 @@ import pytest
 
 from controller.certificates import Shown
 from controller.ui.leading import UsagePage, certificate_row, cluster_cards, fragmented, pod_rows, standby_reason
-from controller.ui.snapshot import Certificate, ModelCards, PodRow
+from controller.ui.model import PodRow
+from controller.ui.snapshot import Certificate, ModelCards
 from tests.builders import MODEL, nodes
 from tests.usage_samples import Sample, model_use, namespace_use
 from vcuda.allocations.stored_pods import StoredPod

@@ -1,0 +1,263 @@
+"""What the page's tables show: how full, in which order, in which words; and how many cards nodes have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.ui import model
+from controller.ui.model import (
+    HAMI_DEVICES,
+    MAX_SEARCH_LENGTH,
+    OVER,
+    POD_SORTS,
+    ModelNode,
+    ModelRow,
+    NamespaceRow,
+    PodRow,
+    TableQuery,
+    read_table_query,
+    row_of,
+)
+from tests.builders import MODEL
+from tests.usage_samples import model_use, namespace_use
+
+
+def row(used: float, limit: float, memory: tuple[int, int] | None = None) -> ModelRow:
+    return row_of(namespace_use("a", model_use("M40", limit, used, memory=memory))).amounts["M40"]
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "expected"),
+    [
+        pytest.param(0, 8, 0, id="unused"),
+        pytest.param(0.01, 8, 1, id="a hundredth of a card shows"),
+        pytest.param(0.79, 8, 1, id="under a tenth"),
+        pytest.param(0.8, 8, 1, id="a tenth"),
+        pytest.param(5.6, 8, 7, id="seven tenths, which floats make 6.99"),
+        pytest.param(0.3, 1, 3, id="three tenths, which floats make 3.0"),
+        pytest.param(0.01, 0.05, 2, id="two tenths, which floats make 1.99"),
+        pytest.param(7.99, 8, 9, id="nearly full"),
+        pytest.param(8, 8, 10, id="full"),
+        pytest.param(8.01, 8, OVER, id="over the limit"),
+        pytest.param(1, 0, OVER, id="some of what is blocked"),
+        pytest.param(0, 0, 0, id="nothing of what is blocked"),
+    ],
+)
+def test_the_step_of_the_heat(used: float, limit: float, expected: int) -> None:
+    assert row(used, limit).step == expected
+
+
+@pytest.mark.parametrize(("used", "memory", "expected"), [(1, 900, 9), (8, 100, 10), (1, 1001, OVER)])
+def test_the_fuller_of_cores_and_memory_counts(used: float, memory: int, expected: int) -> None:
+    assert row(used, 8, (memory, 1000)).step == expected
+
+
+def test_steps_never_fall_as_more_is_used() -> None:
+    steps = [row(hundredths / 100, 1).step for hundredths in range(110)]
+    assert steps == sorted(steps)
+    assert set(steps) == set(range(12))
+
+
+def test_only_what_is_unused_and_has_no_limit_is_blocked() -> None:
+    assert [row(*amount).blocked for amount in ((0, 0), (1, 0), (0, 1))] == [True, False, False]
+
+
+def test_a_row_sums_its_models_exactly() -> None:
+    found = row_of(namespace_use("a", model_use("M40", 1.1, 0.1, 0.05), model_use("P100", 2.2, 0.2), unpinned=("x",)))
+    assert (found.total.used, found.total.limit, found.total.pending, found.unpinned) == (0.3, 3.3, 0.05, 1)
+    assert list(found.amounts) == ["M40", "P100"]
+
+
+def test_a_sum_is_exact_to_hundredths_of_a_card() -> None:
+    assert model.rounded([0.1] * 3) == 0.3
+
+
+@pytest.mark.parametrize(("cards", "text"), [(8, "8"), (2.5, "2.5"), (0.05, "0.05"), (100, "100"), (0, "0")])
+def test_cards_are_written_without_spare_digits(cards: float, text: str) -> None:
+    assert model.number(cards) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 card"), (0.5, "0.5 cards"), (2, "2 cards")])
+def test_a_noun_goes_by_its_number(count: float, text: str) -> None:
+    assert model.plural(count, "card", "cards") == text
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "text"), [(0, "0 MiB"), (1023, "1023 MiB"), (1024, "1 GiB"), (1536, "1.5 GiB"), (81920, "80 GiB")]
+)
+def test_memory_is_in_the_unit_that_people_would_use(mebibytes: int, text: str) -> None:
+    assert model.memory(mebibytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0 s"), (0, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (3600, "1 h"), (90000, "1 d")],
+)
+def test_a_span_is_in_its_largest_unit(seconds: float, text: str) -> None:
+    assert model.span(seconds) == text
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-03-04", "2026-03-04T12:00:00", "2026-13-04T12:00:00Z"])
+def test_what_is_no_time_is_none(text: str) -> None:
+    """One without a zone is none either: the API server writes none of these."""
+    assert model.moment(text) is None
+
+
+@pytest.mark.parametrize("text", ["2026-03-04T12:00:00Z", "2026-03-04T12:00:00.000001Z", "2026-03-04T13:00:00+01:00"])
+def test_the_times_of_the_api_server_are_read(text: str) -> None:
+    at = model.moment(text)
+    assert at is not None
+    assert at.utctimetuple()[:5] == (2026, 3, 4, 12, 0)
+
+
+SORTS = model.sorts_of(["M40", "total"])
+
+ROWS: list[NamespaceRow] = [
+    row_of(namespace_use("delta", model_use("M40", 10, 1))),
+    row_of(namespace_use("alpha", model_use("M40", 4, 2), model_use("P100", 100, 1))),
+    row_of(namespace_use("charlie", model_use("P100", 1, 1))),
+    row_of(namespace_use("bravo", model_use("M40", 8, 4))),
+]
+
+
+def names(order: TableQuery) -> list[str]:
+    return [row.namespace for row in model.ordered(ROWS, order)]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (TableQuery(), ["alpha", "bravo", "charlie", "delta"]),
+        (TableQuery(descending=True), ["delta", "charlie", "bravo", "alpha"]),
+        (TableQuery(sort="model.M40", descending=True), ["bravo", "alpha", "delta", "charlie"]),
+        (TableQuery(sort="model.M40"), ["delta", "alpha", "bravo", "charlie"]),
+        (TableQuery(sort="total", descending=True), ["charlie", "bravo", "delta", "alpha"]),
+        (TableQuery(search="A  L", sort="total"), ["alpha", "delta", "charlie"]),
+        (TableQuery(search="nobody"), []),
+    ],
+    ids=["names", "names turned", "fullest first", "emptiest first", "all models", "search", "none"],
+)
+def test_rows(order: TableQuery, expected: list[str]) -> None:
+    """Of two that are as full, the one that uses more counts as more; those without the model come last either way."""
+    assert names(order) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, TableQuery()),
+        ({"sort": "model.M40", "order": "desc"}, TableQuery("", "model.M40", descending=True)),
+        ({"sort": "total"}, TableQuery("", "total")),
+        ({"sort": "model.total"}, TableQuery("", "model.total")),
+        ({"sort": "model.GONE", "order": "desc", "q": "a"}, TableQuery("a")),
+        ({"sort": "M40"}, TableQuery()),
+        ({"order": "sideways"}, TableQuery()),
+        ({"q": "  team a "}, TableQuery("team a")),
+        ({"q": "x" * 1000}, TableQuery("x" * MAX_SEARCH_LENGTH)),
+    ],
+)
+def test_what_an_address_asks_for_and_does_not_exist_counts_as_not_asked_for(
+    query: dict[str, str], expected: TableQuery
+) -> None:
+    assert read_table_query(query, SORTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("now", "click", "then"),
+    [
+        (TableQuery("a"), "name", TableQuery("a", "name", descending=True)),
+        (TableQuery("a"), "total", TableQuery("a", "total", descending=True)),
+        (TableQuery("a", "total", descending=True), "total", TableQuery("a", "total")),
+        (TableQuery("a", "total", descending=True), "name", TableQuery("a")),
+    ],
+)
+def test_a_header_turns_its_own_order_and_begins_with_the_fullest(
+    now: TableQuery, click: str, then: TableQuery
+) -> None:
+    assert now.toggled(click) == then
+
+
+def test_an_order_survives_its_address() -> None:
+    order = TableQuery("a&b=<c>", "model.M40", descending=True)
+    assert order.query() == "q=a%26b%3D%3Cc%3E&sort=model.M40&order=desc"
+    assert TableQuery().query() == ""
+
+
+def test_aria_sort_stands_on_one_header_alone() -> None:
+    order = TableQuery(sort="total", descending=True)
+    assert [order.aria(sort) for sort in ("name", "total")] == ["none", "descending"]
+    assert TableQuery().aria("name") == "ascending"
+
+
+@pytest.mark.parametrize(
+    ("search", "name", "found"),
+    [("", "a", True), ("TEAM", "team-a", True), ("a team", "team-a", True), ("b team", "team-a", False)],
+)
+def test_a_search_is_for_every_word_whatever_its_case(search: str, name: str, found: bool) -> None:
+    assert model.matches(search, name) is found
+
+
+PODS = [
+    PodRow("b", "M40", 100, 5, "", "2026-01-02T00:00:00Z"),
+    PodRow("a", None, 100, 7, "n2", "2026-01-01T00:00:00Z"),
+    PodRow("c", "A100", 50, 6, "n1", "2026-01-03T00:00:00Z"),
+]
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [("name", "abc"), ("model", "acb"), ("cards", "cab"), ("memory", "bca"), ("node", "bca"), ("created", "abc")],
+)
+def test_pods(sort: str, expected: str) -> None:
+    assert "".join(pod.name for pod in model.ordered_pods(PODS, TableQuery(sort=sort))) == expected
+
+
+def test_every_column_of_the_pods_can_be_sorted_by() -> None:
+    assert list(POD_SORTS) == ["name", "model", "cards", "memory", "node", "created"]
+    assert [pod.name for pod in model.ordered_pods(PODS, TableQuery("c"))] == ["c"]
+
+
+TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V100,0,true:"
+
+
+@pytest.mark.parametrize(
+    ("offered", "devices", "cards"),
+    [
+        pytest.param({"tencent.com/vcuda-core": "800"}, None, 8, id="gpu-manager"),
+        pytest.param({"nvidia.com/vcuda-core": 250}, None, 2.5, id="its fork, a card half broken"),
+        pytest.param({"nvidia.com/vgpu-cores": "400", "nvidia.com/vgpu-number": "40"}, None, 4, id="vgpu-manager"),
+        pytest.param({"nvidia.com/gpu": "4"}, None, 4, id="NVIDIA's own plugin"),
+        pytest.param({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2, id="HAMi: parts of cards, so its list counts"),
+        pytest.param({"nvidia.com/gpu": "20"}, '[{"id":"GPU-1"},{"id":"GPU-2"}]', 2, id="HAMi, JSON"),
+        pytest.param({"nvidia.com/gpu": "20"}, "[not JSON", None, id="HAMi, unreadable"),
+        pytest.param({"nvidia.com/vgpu-number": "40"}, None, None, id="vGPUs alone do not tell"),
+        pytest.param({"cpu": "64"}, None, None, id="none"),
+        pytest.param({"tencent.com/vcuda-core": "many"}, None, None, id="no number"),
+        pytest.param({"tencent.com/vcuda-core": "99999999"}, None, None, id="more than a node can have"),
+        pytest.param({"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}, None, 1, id="one of two plugins is off"),
+    ],
+)
+def test_cards_of_a_node(offered: dict[str, Any], devices: str | None, cards: float | None) -> None:
+    assert model.cards_of(offered, devices) == cards
+
+
+def node(labels: dict[str, str], **rest: Any) -> bytes:
+    return msgspec.json.encode({"metadata": {"name": "n", "labels": labels, **rest.pop("metadata", {})}, **rest})
+
+
+def test_a_node_is_read_by_its_label_and_what_it_can_give_out() -> None:
+    status = {"allocatable": {"tencent.com/vcuda-core": "400"}, "capacity": {"tencent.com/vcuda-core": "800"}}
+    assert model.read_node(node({MODEL: "M40"}, status=status), MODEL) == ModelNode("M40", 4)
+    assert model.read_node(node({MODEL: "M40"}), MODEL) == ModelNode("M40", None)
+    assert model.read_node(node({}, status=status), MODEL) is None
+    hami = {"annotations": {HAMI_DEVICES: TWO_DEVICES}}
+    assert model.read_node(node({MODEL: "V100"}, metadata=hami), MODEL) == ModelNode("V100", 2)
+
+
+def test_a_model_of_which_one_node_does_not_tell_is_not_known() -> None:
+    """A sum without it would be a wrong number."""
+    nodes = [ModelNode("M40", 8), ModelNode("M40", 4), ModelNode("P100", 2), ModelNode("P100", None)]
+    assert model.total_cards(nodes) == {"M40": 12, "P100": None}
