@@ -34,6 +34,7 @@ def configure_batched(level: str) -> None:
     """Set up structlog for a server: its threads hand their lines over, and do not wait until they are written."""
     lines = BatchedLines(sys.stdout.buffer)
     atexit.register(lines.flush)
+    # gunicorn forks its workers after this.
     os.register_at_fork(after_in_child=lines.start_anew)
     configure(level, lambda *_: lines)
 
@@ -41,9 +42,11 @@ def configure_batched(level: str) -> None:
 class BatchedLines:
     """A logger for structlog that writes what has come together, every `INTERVAL`, in a thread of its own.
 
-    A write releases the interpreter, and a thread that has just answered a request would wait to get it back. A warning
-    or an error is written at once, after all that came before it. What a killed process had not written is lost.
+    A warning or an error is written at once, after all that came before it. What a killed process had not written is
+    lost.
     """
+
+    # A write releases the interpreter lock, and whoever has just answered a request would wait to get it back.
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -77,7 +80,8 @@ class BatchedLines:
                 self._stream.flush()
 
     def start_anew(self) -> None:
-        """Begin again in a forked child: it has no threads, and the lines that wait are its parent's to write."""
+        """Begin again in a forked child."""
+        # It has no threads, its lock may be held by one that is gone, and the lines that wait are its parent's to write.
         self._lines.clear()
         self._writing = threading.Lock()
         self._thread = None
@@ -95,7 +99,7 @@ class BatchedLines:
 
 
 def _render(_logger: object, method: str, event: structlog.typing.EventDict) -> bytes:
-    """Turn an event into a line; one step, because every admission passes through it."""
+    # One step instead of structlog's usual chain of processors, because every admission passes through it.
     if "exc_info" in event:
         event = structlog.processors.format_exc_info(None, method, event)
     stamp = datetime.datetime.now(datetime.UTC).isoformat()

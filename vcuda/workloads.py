@@ -90,12 +90,12 @@ def _listed(where: str, document: object) -> Iterator[tuple[str, Manifest]]:
 
 
 def _makes_pods(manifest: Manifest) -> bool:
-    """Return whether an object is a pod, or makes some: that of a kind not known here has a pod template somewhere."""
+    # An object of a kind that is not known here makes pods if a pod template is anywhere in it: operators' kinds do.
     return manifest["kind"] in _KINDS or _holds_template(manifest.get("spec"))
 
 
 def _holds_template(spec: object) -> bool:
-    """Return whether a pod template is anywhere in it; each value is looked at once, however often an alias has it."""
+    # Each value is looked at once, however often an alias has it: YAML's aliases can nest without end.
     waiting, seen = [spec], set()
     while waiting:
         value = waiting.pop()
@@ -103,17 +103,14 @@ def _holds_template(spec: object) -> bool:
             continue
         seen.add(id(value))
         if isinstance(value, dict):
-            if _is_template(value.get("template")):
+            template = value.get("template")
+            template_spec = template.get("spec") if isinstance(template, dict) else None
+            if isinstance(template_spec, dict) and "containers" in template_spec:
                 return True
             waiting.extend(value.values())
         elif isinstance(value, list):
             waiting.extend(value)
     return False
-
-
-def _is_template(value: object) -> bool:
-    spec = value.get("spec") if isinstance(value, dict) else None
-    return isinstance(spec, dict) and "containers" in spec
 
 
 def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
@@ -142,18 +139,18 @@ def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
 
 
 def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
-    """Return how many pods there are at once. A DaemonSet's depend on the nodes: one is looked at."""
     counts = [spec[field] for field in _KINDS[kind] if spec.get(field) is not None]
     for count in counts:
         if type(count) is not int or not 0 <= count <= MOST_PODS:
             raise BadInput(f"{where}: {count!r} is no number of pods from 0 to {MOST_PODS}")
+    # A Job without parallelism runs one pod at a time, whatever its completions.
     if kind in ("Job", "CronJob") and spec.get("parallelism") is None:
         return 1
+    # The rest have one where nothing is said; a DaemonSet's number depends on the nodes, so one pod stands for it.
     return min(counts, default=1)
 
 
 def _checked(where: str, pod: Manifest) -> Manifest:
-    """Return the pod as it is in JSON, proven to have a pod's shape."""
     if not pod.get("spec"):
         raise BadInput(f"{where}: malformed: it has no pod spec")
     convert(where, pod, Pod)
@@ -169,7 +166,7 @@ def convert(where: str, manifest: Manifest, view: type[T]) -> T:
 
 
 def _plain(where: str, manifest: Manifest) -> Manifest:
-    """Return a manifest as it is in JSON, without its null fields: in Kubernetes they count as absent."""
+    # As JSON, which is what reaches the API server; null fields count as absent there.
     try:
         plain: Manifest = _without_nulls(msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str)))
     except NOT_JSON as error:

@@ -1,11 +1,7 @@
 """Which allocations on pods are stale: written by a scheduler, and never to be used, or used no more.
 
-gpu-admission refuses a pod that carries one for ever (``had been predicated!``), and counts it on its node.
-
-What is alive is never touched. A pod that is bound to the node it was allocated on keeps its annotations until it has
-ended: gpu-manager reads them while its containers start (``Allocate``, ``PreStartContainer``), HAMi and vgpu-manager
-too, and every scheduler counts them from then on. Nor is a bound pod touched where they do not name a node, or where
-the device plugin has written that the cards are the pod's: only the plugin of the pod's own node writes that.
+gpu-admission refuses a pod that carries one for ever (``had been predicated!``), and counts it on its node. What is
+alive is never touched. The locks by which HAMi's scheduler and device plugin take turns on a node are judged here too.
 """
 
 from __future__ import annotations
@@ -67,10 +63,9 @@ class Case:
         return told is not None and value is not None and self.allocation.get(told.key) == value
 
     def allocated(self) -> float:
-        """Return when it was allocated, in Unix seconds; infinity where nothing tells.
-
-        The newest believable time counts. Without one it is the pod's creation, which no allocation can come before.
-        """
+        """Return when it was allocated, in Unix seconds: the newest believable time; infinity where nothing tells."""
+        # No allocation comes before the pod's creation. Whoever owns the pod can write any time, so one far in the
+        # future does not keep an allocation for ever.
         created = parse_rfc3339(self.pod.created)
         times = [] if created is None else [created]
         for key in self.scheme.predicate_times:
@@ -98,7 +93,7 @@ def _since_node_gone(case: Case) -> float | None:
 
 
 def _since_bound_elsewhere(case: Case) -> float | None:
-    """Bound pods get their time too: kubelet and the device plugin may be at work on what the scheduler wrote last."""
+    # Not at once: kubelet and the device plugin may be at work on what the scheduler wrote last.
     elsewhere = case.pod.live and case.pod.node and case.node and case.node != case.pod.node
     return case.allocated() + case.timeout if elsewhere and not case.is_in("done") else None
 
@@ -111,12 +106,20 @@ def _since_bind_hung(case: Case) -> float | None:
     return _since_unbound(case) if case.is_in("allocating") else None
 
 
+# No rule takes anything from a live pod that is bound to the node it was allocated on: gpu-manager reads its annotations
+# while its containers start (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager too, and every scheduler counts
+# them from then on. Nor from a bound pod where they do not name a node, or where the device plugin has written that the
+# cards are the pod's: only the plugin of the pod's own node writes that.
 RULES = (
     Rule("finished", _since_end, lambda _: "the pod has ended"),
     Rule("node-gone", _since_node_gone, lambda case: f"its node {case.node} does not exist"),
     Rule("other-node", _since_bound_elsewhere, lambda case: f"made for {case.node}, bound to {case.pod.node}"),
-    Rule("allocating", _since_bind_hung, lambda case: f"its binding began at {_at(case)} and never came about"),
-    Rule("unbound", _since_unbound, lambda case: f"made at {_at(case)}, and the pod was never bound"),
+    Rule(
+        "allocating",
+        _since_bind_hung,
+        lambda case: f"its binding began at {rfc3339(case.allocated())} and never came about",
+    ),
+    Rule("unbound", _since_unbound, lambda case: f"made at {rfc3339(case.allocated())}, and the pod was never bound"),
 )
 """One table for every scheme: its row in `vcuda.requests` says what each rule reads. The first that holds counts."""
 
@@ -146,7 +149,6 @@ def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float) -> Iterat
 
 
 def _judge(case: Case) -> Iterator[Removal]:
-    """Yield the removal by the first rule that holds."""
     for rule in RULES:
         since = rule.since(case)
         if since is not None and since <= case.now:
@@ -157,6 +159,7 @@ def _judge(case: Case) -> Iterator[Removal]:
 
 def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
     """Return the JSON Patch that takes all this from an object, if it is still of this version."""
+    # A merge patch would do without the test, and could take what a scheduler has written a moment ago.
     operations = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version}]
     for removal in removals:
         for parent, keys in (("annotations", removal.annotations), ("labels", removal.labels)):
@@ -183,10 +186,6 @@ def rfc3339(at: float) -> str:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _at(case: Case) -> str:
-    return rfc3339(case.allocated())
-
-
 HolderExists = Callable[[str, str], bool]
 """Whether there is a pod of this namespace and name."""
 
@@ -210,6 +209,7 @@ class Lock(msgspec.Struct, frozen=True):
 
 def read_locks(node: Node) -> Iterator[Lock]:
     """Yield every scheme's lock on a node."""
+    # HAMi writes "time,namespace,pod" (pkg/util/nodelock); before 2.4 it was the time alone.
     for scheme in SCHEMES:
         value = node.annotations.get(scheme.node_lock) if scheme.node_lock else None
         if value is not None:
