@@ -9,7 +9,7 @@
     * NotFound          404
     * Conflict          409: another writer was first, or the name is taken
     * Gone              410: the resourceVersion or continue token is too old
-  * Unreachable         the API server did not answer, or answered that it cannot (5xx, 429)
+  * Unavailable         the API server did not answer, or answered that it cannot (5xx, 429)
     * HeldByBudget      429 to an eviction: a PodDisruptionBudget does not allow it now
     * WatchLost         a watch told of a fault, or of something that cannot be read
   * UnsupportedVersion  the API server is of a Kubernetes that is too old for this release
@@ -41,6 +41,8 @@ class VcudaError(Exception):
     """The root of all errors below; catch it to catch them all."""
 
 
+# What people wrote and what went wrong on the way are told apart: the first ends a command with what to write instead,
+# the second is tried again.
 class BadInput(VcudaError):
     """Something a person wrote cannot be read; the message says where and what to write instead."""
 
@@ -102,6 +104,8 @@ class Gone(ApiError):
     """410: the resourceVersion or continue token is older than what etcd keeps."""
 
 
+# 429 is here and not an ApiError: it says nothing of the request, and a write that timed out inside the API server may
+# still land.
 class Unavailable(VcudaError):
     """No usable answer: refused, reset, timed out, 429 or 5xx. Whether a write landed is not known."""
 

@@ -81,7 +81,7 @@ class BatchedLines:
 
     def start_anew(self) -> None:
         """Begin again in a forked child."""
-        # It has no threads, its lock may be held by one that is gone, and the lines that wait are its parent's to write.
+        # It has no threads, one that is gone may hold the lock, and the lines that wait are its parent's to write.
         self._lines.clear()
         self._writing = threading.Lock()
         self._thread = None

@@ -74,6 +74,10 @@ class Case:
                 times.append(at)
         return max(times, default=math.inf)
 
+    def made_at(self) -> str:
+        """Return when it was allocated, for people."""
+        return rfc3339(self.allocated())
+
 
 class Rule(NamedTuple):
     """``since`` says from when on an allocation is stale by it, in Unix seconds; None where it does not apply."""
@@ -106,20 +110,16 @@ def _since_bind_hung(case: Case) -> float | None:
     return _since_unbound(case) if case.is_in("allocating") else None
 
 
-# No rule takes anything from a live pod that is bound to the node it was allocated on: gpu-manager reads its annotations
-# while its containers start (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager too, and every scheduler counts
-# them from then on. Nor from a bound pod where they do not name a node, or where the device plugin has written that the
-# cards are the pod's: only the plugin of the pod's own node writes that.
+# No rule takes anything from a live pod that is bound to the node it was allocated on: gpu-manager reads its
+# annotations while its containers start (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager too, and every
+# scheduler counts them from then on. Nor from a bound pod where they do not name a node, or where the device plugin has
+# written that the cards are the pod's: only the plugin of the pod's own node writes that.
 RULES = (
     Rule("finished", _since_end, lambda _: "the pod has ended"),
     Rule("node-gone", _since_node_gone, lambda case: f"its node {case.node} does not exist"),
     Rule("other-node", _since_bound_elsewhere, lambda case: f"made for {case.node}, bound to {case.pod.node}"),
-    Rule(
-        "allocating",
-        _since_bind_hung,
-        lambda case: f"its binding began at {rfc3339(case.allocated())} and never came about",
-    ),
-    Rule("unbound", _since_unbound, lambda case: f"made at {rfc3339(case.allocated())}, and the pod was never bound"),
+    Rule("allocating", _since_bind_hung, lambda case: f"its binding began at {case.made_at()} and never came about"),
+    Rule("unbound", _since_unbound, lambda case: f"made at {case.made_at()}, and the pod was never bound"),
 )
 """One table for every scheme: its row in `vcuda.requests` says what each rule reads. The first that holds counts."""
 
@@ -209,7 +209,7 @@ class Lock(msgspec.Struct, frozen=True):
 
 def read_locks(node: Node) -> Iterator[Lock]:
     """Yield every scheme's lock on a node."""
-    # HAMi writes "time,namespace,pod" (pkg/util/nodelock); before 2.4 it was the time alone.
+    # HAMi writes "time,namespace,pod" (pkg/util/nodelock), its older releases the time alone.
     for scheme in SCHEMES:
         value = node.annotations.get(scheme.node_lock) if scheme.node_lock else None
         if value is not None:
