@@ -15,6 +15,7 @@ from tests.e2e.controller_process import controlling, limited_team
 from tests.e2e.installation import Installation, account_of, installed, named_quota
 from tests.e2e.rest import Json
 from tests.processes import ControllerProcess
+from vcuda.kube import Kube
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,6 +51,19 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = cluster.create_namespace()
     yield name
     cluster.delete_namespace(name)
+
+
+@pytest.fixture
+def kube(cluster: Cluster) -> Iterator[Kube]:
+    """Our client, with the admin's rights."""
+    with closing(Kube.connect(cluster.kubeconfig)) as kube:
+        yield kube
+
+
+@pytest.fixture
+def path(namespace: str) -> str:
+    """The ConfigMaps of a fresh namespace."""
+    return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
 @pytest.fixture(scope="session")

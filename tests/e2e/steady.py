@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -41,11 +42,11 @@ def creating(
     Four at a time at most: where the machine is too busy for the schedule, they do not pile up. ``make`` returns the
     pod of a number.
     """
-    creates, stop, lock = Creates(), threading.Event(), threading.Lock()
+    creates, lock = Creates(), threading.Lock()
     numbers = count()
     started = time.monotonic()
 
-    def create() -> None:
+    def create(stop: threading.Event) -> None:
         while not stop.is_set():
             with lock:
                 number = next(numbers)
@@ -58,7 +59,7 @@ def creating(
                 else:
                     creates.created += 1
 
-    with threads([create] * 4, stop):
+    with in_threads([create] * 4):
         yield creates
 
 
@@ -87,9 +88,9 @@ def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str
 
     The API server keeps its connections; here each one is new, and trusts what is stored now.
     """
-    handshakes, stop = Handshakes(), threading.Event()
+    handshakes = Handshakes()
 
-    def connect() -> None:
+    def connect(stop: threading.Event) -> None:
         while not stop.wait(0.05):
             bundles = {hook["clientConfig"].get("caBundle", "") for hook in ours(cluster.rest.get(path), name)}
             for bundle in bundles:
@@ -100,7 +101,7 @@ def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str
                     except (OSError, ValueError) as error:
                         handshakes.failures.append(f"{address}: {error}")
 
-    with threads([connect], stop):
+    with in_threads([connect]):
         yield handshakes
 
 
@@ -122,24 +123,14 @@ def shake(address: str, bundle: bytes, name: str) -> bytes:
 
 
 @contextmanager
-def threads(targets: Sequence[Callable[[], None]], stop: threading.Event) -> Iterator[None]:
-    """`with` this, the targets run, each in a thread; what one of them raises is raised at the end."""
-    errors: list[BaseException] = []
-
-    def guarded(target: Callable[[], None]) -> None:
+def in_threads(works: Sequence[Callable[[threading.Event], None]]) -> Iterator[None]:
+    """`with` this, each works in a thread of its own until told to stop; what one raises is raised at the end."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(works)) as threads:
+        running = [threads.submit(work, stop) for work in works]
         try:
-            target()
-        except BaseException as error:  # noqa: BLE001  # raised again below, where the test sees it
-            errors.append(error)
-
-    running = [threading.Thread(target=guarded, args=(target,)) for target in targets]
-    for thread in running:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in running:
-            thread.join()
-    if errors:
-        raise errors[0]
+            yield
+        finally:
+            stop.set()
+        for each in running:
+            each.result()

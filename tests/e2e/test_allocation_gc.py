@@ -152,13 +152,6 @@ def test_stale_locks_go_from_nodes_and_others_stay(
 # In this process, against the API server
 
 
-@pytest.fixture
-def kube(cluster: Cluster) -> Iterator[Kube]:
-    kube = Kube.connect(cluster.kubeconfig)
-    yield kube
-    kube.close()
-
-
 @pytest.mark.usefixtures("nodes")
 def test_the_annotations_of_live_pods_are_byte_identical_after_a_thousand_passes(
     cluster: Cluster, kube: Kube, namespace: str

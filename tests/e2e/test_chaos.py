@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.e2e.chaos import REASONS, STORED, Callers, Controllers, Observer, Vic
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
 from tests.e2e.installation import Installation, await_ready, registered, running
+from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
 from tests.processes import WebhookProcess
 
@@ -90,7 +90,7 @@ def test_no_death_of_any_part_admits_more_than_the_quota_or_loses_any_of_it(
         observers = (Observer(list(teams)), Observer(list(teams)))
 
         with observed(own_cluster, observers):
-            with in_threads(callers.call, range(CALLERS)):
+            with in_threads([partial(callers.call, number) for number in range(CALLERS)]):
                 killed = havoc(own_cluster.control_plane, victims, managers)
             await_settled(own, managers, teams)
             filled = {namespace: fill(own_cluster, namespace, quota) for namespace, quota in teams.items()}
@@ -111,26 +111,12 @@ def in_cores(quota: Mapping[str, float]) -> dict[str, int]:
 
 
 @contextmanager
-def in_threads(work: Callable[[int, threading.Event], None], numbers: Sequence[int]) -> Iterator[None]:
-    """`with` this, one thread for each number does the work; what one of them raises is raised at the end."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(numbers)) as threads:
-        running_threads = [threads.submit(work, number, stop) for number in numbers]
-        try:
-            yield
-        finally:
-            stop.set()
-        for thread in running_threads:
-            thread.result()
-
-
-@contextmanager
 def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator[None]:
     """`with` this, the first observer LISTs and the second one watches, on connections of their own."""
-    looks = (observers[0].list, observers[1].follow)
+    listing, watching = observers
     with (
         closing(Cluster(cluster.control_plane)) as admin,
-        in_threads(lambda number, stop: looks[number](admin.rest, stop), range(len(looks))),
+        in_threads([partial(listing.list, admin.rest), partial(watching.follow, admin.rest)]),
     ):
         yield
 

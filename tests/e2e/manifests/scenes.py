@@ -94,6 +94,7 @@ def stale_allocations_are_removed(cluster: Cluster) -> None:
     await_removal_event(cluster, namespace, pod.name)
     cluster.rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": {"annotations": {LOCK: LONG_AGO}}})
     cluster.await_object("/api/v1/nodes", NODE, lambda found: LOCK not in found["metadata"].get("annotations", {}))
+    await_removal_event(cluster, "default", NODE)
     cluster.delete_namespace(namespace)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -176,15 +177,16 @@ class Rollout:
         strategy = self._deployment["spec"]["strategy"]["rollingUpdate"]
         assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)
         old, self.current = self.current, []
-        going = []
-        for replica in old:
-            new = self._new()
-            assert new.ready.wait(60)
-            time.sleep(self._deployment["spec"]["minReadySeconds"])
-            self.current.append(new)
-            going.append(Ending(replica))
-        for each in going:
-            each.join()
+        with ThreadPoolExecutor(len(old)) as threads:
+            going = []
+            for replica in old:
+                new = self._new()
+                assert new.ready.wait(60)
+                time.sleep(self._deployment["spec"]["minReadySeconds"])
+                self.current.append(new)
+                going.append(threads.submit(replica.go))
+            for each in going:
+                each.result()
 
     def stop(self) -> None:
         for replica in self._every:
@@ -194,27 +196,6 @@ class Rollout:
         replica = Replica(self._system, self._deployment)
         self._every.append(replica)
         return replica
-
-
-class Ending:
-    """A replica that goes, in a thread of its own; ``join`` raises what went wrong."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="going")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._replica.go()
-        except BaseException as error:  # noqa: BLE001  # raised again by `join`
-            self._error = error
-
-    def join(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
 
 
 @contextmanager
