@@ -23,15 +23,15 @@ from vcuda.kube import Event, InvolvedObject, Kube, post_event, segment
 from vcuda.kube.objects import service_addresses
 from vcuda.tls import served_leaf
 
-INTERVAL = 300.0
-"""Seconds between two looks."""
+INTERVAL_SECONDS = 300.0
+"""Between two looks."""
 
-AT_ONCE = 8
+MAX_DIALS_AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ServedCertificate(msgspec.Struct, frozen=True):
     """What one endpoint (HOST:PORT) shows: a leaf by its fingerprint and its times, or ``fault`` says why none."""
 
     address: str
@@ -41,6 +41,12 @@ class Shown(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
+class ServiceHead(msgspec.Struct, frozen=True):
+    """Of the Service its metadata alone."""
+
+    metadata: ObjectMeta
+
+
 class CertificateWatch(Collector):
     """Looks at the endpoints of ``service`` in ``namespace`` until it is stopped; also a collector of its metric."""
 
@@ -48,11 +54,11 @@ class CertificateWatch(Collector):
         self._kube = kube
         self._namespace = namespace
         self._service = service
-        self._shown: Sequence[Shown] | None = None
+        self._shown: Sequence[ServedCertificate] | None = None
         self._fault = ""
         self._log = structlog.get_logger().bind(service=f"{namespace}/{service}")
 
-    def shown(self) -> Sequence[Shown] | None:
+    def shown(self) -> Sequence[ServedCertificate] | None:
         """Return what each ready endpoint showed at the last look; None before there was one."""
         return self._shown
 
@@ -69,10 +75,10 @@ class CertificateWatch(Collector):
         return [family]
 
     def run(self, stop: threading.Event) -> None:
-        """Look at once, and then every `INTERVAL`, until ``stop`` is set."""
+        """Look at once, and then every five minutes, until ``stop`` is set."""
         while True:
             self._look_safely()
-            if stop.wait(INTERVAL):
+            if stop.wait(INTERVAL_SECONDS):
                 return
 
     def look(self, now: datetime.datetime) -> None:
@@ -82,14 +88,14 @@ class CertificateWatch(Collector):
         """
         endpoints = service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
             self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))
         for late in {one.fingerprint: one for one in self._shown if is_late(one, now)}.values():
             self._tell(late, now)
 
     def _look_safely(self) -> None:
-        """Look; a look that fails is logged once, and the next one is made as ever."""
+        # A fault that lasts is logged once, not every five minutes: the metric's absence goes on telling of it.
         try:
             self.look(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"
@@ -99,38 +105,38 @@ class CertificateWatch(Collector):
             self._log.warning("the webhook's certificate was not looked at", reason=fault)
         self._fault = fault
 
-    def _tell(self, late: Shown, now: datetime.datetime) -> None:
-        """Write the Event: one a day and leaf, whoever leads."""
+    def _tell(self, late: ServedCertificate, now: datetime.datetime) -> None:
         message = message_for(late, now, self._namespace)
         self._log.warning("the webhook's certificate was not renewed", endpoint=late.address, end=str(late.end))
         path = f"/api/v1/namespaces/{segment(self._namespace)}/services/{segment(self._service)}"
-        service = msgspec.json.decode(self._kube.get(path), type=_Named)
+        service = msgspec.json.decode(self._kube.get(path), type=ServiceHead)
         subject = InvolvedObject("v1", "Service", self._service, self._namespace, service.metadata.uid)
+        # Of one name a day and leaf, so that it is one Event whoever leads.
         name = f"certificate-{late.fingerprint[:8]}-{now:%Y%m%d}"
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
 
-def dial(address: str, server_name: str) -> Shown:
+def dial(address: str, server_name: str) -> ServedCertificate:
     """Return what HOST:PORT shows a client that asks for ``server_name``; nothing is sent to it."""
     try:
         leaf = served_leaf(address, server_name)
     except Unavailable as error:
-        return Shown(address, fault=str(error))
-    return Shown(address, leaf.fingerprint(SHA256()).hex(), leaf.not_valid_before_utc, leaf.not_valid_after_utc)
+        return ServedCertificate(address, fault=str(error))
+    return ServedCertificate(
+        address, leaf.fingerprint(SHA256()).hex(), leaf.not_valid_before_utc, leaf.not_valid_after_utc
+    )
 
 
-def is_late(one: Shown, now: datetime.datetime) -> bool:
-    """Whether a leaf should have been renewed: under a third of its life is left, and a daily rotation had its chance.
-
-    That is a thirtieth of the life, and at most a day and a half.
-    """
+def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
+    """Return whether a leaf should have been renewed: under a third of its life is left, and there was time for it."""
     if one.start is None or one.end is None:
         return False
     life = one.end - one.start
+    # That time is a thirtieth of the life, three runs of a daily rotation at 90 days, and at most a day and a half.
     return one.end - now < life / 3 - min(life / 30, datetime.timedelta(hours=36))
 
 
-def message_for(late: Shown, now: datetime.datetime, namespace: str) -> str:
+def message_for(late: ServedCertificate, now: datetime.datetime, namespace: str) -> str:
     """Return what the Event says."""
     ended = late.end is not None and late.end <= now
     state = "has expired, and calls of the webhook fail" if ended else "has less than a third of its life left"
@@ -139,7 +145,3 @@ def message_for(late: Shown, now: datetime.datetime, namespace: str) -> str:
         f" and no rotation has renewed it; see `vcuda-certs status`, and run: kubectl -n {namespace} create job"
         " --from=cronjob/vcuda-certs vcuda-certs-now"
     )
-
-
-class _Named(msgspec.Struct, frozen=True):
-    metadata: ObjectMeta

@@ -16,16 +16,16 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.auditor import Auditing
-from controller.elector import Elector, Terms
+from controller.elector import Elector, LeaseTiming
 from controller.extender.publish import SERVICE
 from controller.extender.service import Listening
 from controller.httpd import serve_status
 from controller.manager import Leader
 from controller.node.cli import node
-from controller.settler import Times
-from controller.stale_gc import Garbage
+from controller.settler import SettleTiming
+from controller.stale_gc import GcOptions
 from controller.ui.leading import UsagePage, showing
+from controller.violations import ViolationOptions
 from vcuda import __version__, cli
 from vcuda.cli import option
 from vcuda.errors import BadInput
@@ -59,19 +59,19 @@ main.add_command(node)
 @option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="How long others wait for a lost leader.")
 @option(
     "--storable-seconds",
-    default=int(Times().storable),
+    default=int(SettleTiming().pending_ttl),
     type=click.IntRange(1, 3600),
     help="How long after its admission a pod may still be stored; more than the API server's --request-timeout.",
 )
 @option(
     "--full-pass-seconds",
-    default=int(Times().full_pass),
+    default=int(SettleTiming().full_resync),
     type=click.IntRange(1),
     help="How often every ledger is compared with the pods; at least twice --storable-seconds.",
 )
 @option(
     "--allocation-timeout",
-    default=int(Garbage().timeout),
+    default=int(GcOptions().timeout),
     type=click.IntRange(1, 86400),
     help="Seconds from an allocation by a vendor's scheduler, or its lock on a node, to its being stale.",
 )
@@ -87,7 +87,7 @@ main.add_command(node)
 )
 @option(
     "--audit-period",
-    default=int(Auditing().period),
+    default=int(ViolationOptions().period),
     type=click.IntRange(1, 86400),
     help="Seconds for which a pod has to be beyond its quota before it is evicted, and after which it is tried again.",
 )
@@ -193,16 +193,16 @@ def run(
         labels,
         registry,
         on_fault=_end,
-        times=timing,
-        garbage=Garbage(timeout=allocation_timeout, dry_run=dry_run),
-        auditing=Auditing(period=audit_period, enforce=enforce_audit),
+        timing=timing,
+        gc=GcOptions(timeout=allocation_timeout, dry_run=dry_run),
+        violations=ViolationOptions(period=audit_period, evict=enforce_audit),
         listening=listening,
         webhook_service=webhook_service,
     )
-    terms = Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
     # Two candidates of one name would each take the other's Lease for its own: hence the random part.
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-    elector = Elector(kube, (system_namespace, "vcuda-controller"), own_name, terms=terms, wait=stop.wait)
+    lease = (system_namespace, "vcuda-controller")
+    elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
     leading = _serve_page(ui_address, kube, labels, elector, leader)
     sys.exit(_lead(elector, leader, status_address, registry, leading))
 
@@ -269,12 +269,12 @@ def _listening(address: Address | None, certificate: Path | None, advertised: Ad
     return Listening.on(address, certificate, advertised)
 
 
-def _settle_timing(storable: int, full_pass: int) -> Times:
-    # The settler forgets at a full pass since when each charge has been pending: one twice as long forgets none early.
+def _settle_timing(storable: int, full_pass: int) -> SettleTiming:
+    # The settler forgets with time since when each charge has been pending: none before it is known to be overdue.
     if full_pass < 2 * storable:
         message = f"{full_pass} is less than twice --storable-seconds, {storable}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
-    return Times(storable=storable, full_pass=full_pass)
+    return SettleTiming(pending_ttl=storable, full_resync=full_pass)
 
 
 def _end() -> None:

@@ -21,12 +21,20 @@ from vcuda.k8s_types import UNDECODABLE, K8sStruct, ObjectMeta
 from vcuda.kube import Kube, segment
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """Seconds. A leader that could not renew for ``renew_within`` stops before others may take over at ``duration``."""
+class LeaseTiming(msgspec.Struct, frozen=True):
+    """Seconds, by client-go's names.
 
-    duration: int = 30
-    renew_within: float = 20.0
-    retry: float = 2.0
+    A leader that could not renew for ``renew_deadline`` stops, before others may take over after ``lease_duration``.
+    """
+
+    lease_duration: int = 30
+    renew_deadline: float = 20.0
+    retry_period: float = 2.0
+
+    @classmethod
+    def of(cls, lease_seconds: int) -> LeaseTiming:
+        """Return the timing of a lease of so many seconds: two thirds to renew it, ten tries within that at most."""
+        return cls(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
 
 
 class LeaseSpec(K8sStruct, frozen=True, gc=False):
@@ -48,8 +56,8 @@ class Lease(K8sStruct, frozen=True, gc=False):
 
 _LEASE = msgspec.json.Decoder(Lease)
 
-FAILED = (VcudaError, *UNDECODABLE)
-"""What a call can end by: no usable answer is no answer."""
+CALL_FAILURES = (VcudaError, *UNDECODABLE)
+"""What a call can end by: an answer that cannot be decoded is as good as none."""
 
 
 class Elector:
@@ -61,14 +69,14 @@ class Elector:
         lease: tuple[str, str],
         identity: str,
         *,
-        terms: Terms,
+        timing: LeaseTiming,
         wait: Callable[[float], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
         self._namespace, self._name = lease
         self._identity = identity
-        self._terms = terms
+        self._timing = timing
         self._wait = wait
         self._clock = clock
         self._log = structlog.get_logger().bind(lease=f"{self._namespace}/{self._name}", identity=identity)
@@ -84,14 +92,14 @@ class Elector:
     def acquire(self) -> bool:
         """Block until the lease is ours; False if told to stop before."""
         while not self._attempt():
-            if self._wait(self._terms.retry):
+            if self._wait(self._timing.retry_period):
                 return False
         self._log.info("leading")
         return True
 
     def hold(self) -> bool:
         """Renew until told to stop, which is True, or until the lease is lost, which is False."""
-        while not self._wait(self._terms.retry):
+        while not self._wait(self._timing.retry_period):
             if self._in_time() and self._attempt():
                 continue
             if not self._in_time() or self._taken():
@@ -102,18 +110,18 @@ class Elector:
     def release(self) -> None:
         """Give the lease up, so that another need not wait for its end."""
         try:
-            lease = self._read()  # the last renewal may have landed unheard
+            lease = self._read()  # anew: the last renewal may have landed though its answer was lost
             if lease is None or lease.spec.holder_identity != self._identity:
                 return
             transitions = lease.spec.lease_transitions
             self._put(lease, LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=transitions))
-        except FAILED as error:
+        except CALL_FAILURES as error:
             self._log.warning("lease not released; others wait for its end", error=str(error))
         else:
             self._log.info("lease released")
 
     def _attempt(self) -> bool:
-        """Take or renew the lease once; every failure is a failed attempt, never an exception."""
+        """Take or renew the lease once. What fails is logged, and counts as an attempt that did not succeed."""
         started = self._clock()
         try:
             lease = self._read()
@@ -123,7 +131,7 @@ class Elector:
                 return False
             else:
                 self._remember(self._put(lease, self._next(lease)))
-        except FAILED as error:
+        except CALL_FAILURES as error:
             self._log.debug("attempt failed", error=str(error))
             return False
         self._renewed_at = started
@@ -142,21 +150,22 @@ class Elector:
         holder = lease.spec.holder_identity
         if not holder or holder == self._identity:
             return False
-        return self._clock() < self._observed_at + (lease.spec.lease_duration_seconds or self._terms.duration)
+        return self._clock() < self._observed_at + (lease.spec.lease_duration_seconds or self._timing.lease_duration)
 
     def _in_time(self) -> bool:
-        """Whether the last success is recent: counted from before it was asked for, as others count from after."""
-        return self._clock() - self._renewed_at <= self._terms.renew_within
+        # Counted from before the renewal was asked for, while others count from after they have seen it.
+        return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _taken(self) -> bool:
         return self._observed is not None and self._observed.spec.holder_identity not in ("", None, self._identity)
 
     def _remember(self, lease: Lease) -> None:
+        # On our own clock: the times in the Lease are by that of its holder, which may be wrong.
         self._observed, self._observed_at = lease, self._clock()
 
     def _fresh(self, transitions: int) -> LeaseSpec:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return LeaseSpec(self._identity, self._terms.duration, now, now, transitions)
+        return LeaseSpec(self._identity, self._timing.lease_duration, now, now, transitions)
 
     def _next(self, lease: Lease) -> LeaseSpec:
         spec = self._fresh(lease.spec.lease_transitions or 0)
@@ -182,8 +191,8 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        """Seconds; an attempt is two calls: one that begins within ``renew_within`` ends well before ``duration``."""
-        return self._terms.renew_within / 8
+        # An attempt is two calls: one that begins within the renew deadline ends well before the lease does.
+        return self._timing.renew_deadline / 8
 
     @property
     def _collection(self) -> str:

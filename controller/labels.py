@@ -1,4 +1,7 @@
-"""Labels the namespaces whose pods /validate has to see, and unlabels the rest."""
+"""Labels the namespaces whose pods /validate has to see, and unlabels the rest.
+
+The webhook's configuration selects namespaces by this label, so the API server asks nobody about pods elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from controller.workqueue import WorkQueue
-from vcuda.errors import NotFound, VcudaError
+from controller.workqueue import Reconciler
+from vcuda.errors import NotFound
 from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
 ENFORCED = "true"
-RETRY = 2.0
+RETRY_SECONDS = 2.0
 
 
 class Namespace(K8sStruct, frozen=True, gc=False):
@@ -30,7 +33,9 @@ class NamespaceLabels:
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_arrival: Callable[[str], None]) -> None:
-        self.due = WorkQueue(0.0)
+        self.reconciler = Reconciler(
+            "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS
+        )
         self.reflector = Reflector(
             kube, "/api/v1/namespaces", msgspec.json.Decoder(Namespace).decode, on_event=self._on_event
         )
@@ -42,32 +47,26 @@ class NamespaceLabels:
     def add_all(self) -> None:
         """Look at every namespace again: the quota document has changed."""
         for namespace in self.reflector.snapshot().values():
-            self.due.add(namespace.metadata.name)
+            self.reconciler.queue.add(namespace.metadata.name)
 
-    def run(self) -> None:
-        """Set and remove labels until `due` is closed."""
-        while (name := self.due.next()) is not None:
-            try:
-                self._hold(name)
-            except NotFound:
-                self._log.debug("namespace is gone", namespace=name)
-            except VcudaError as error:
-                self._log.warning("namespace not labelled", namespace=name, error=str(error))
-                self.due.add(name, RETRY)
-
-    def _hold(self, name: str) -> None:
+    def _reconcile(self, name: str) -> None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))
         if quota is None or namespace is None:
             return
         wanted = ENFORCED if quota.for_namespace(name) else None
         if (namespace.metadata.labels or {}).get(ENFORCED_LABEL) == wanted:
             return
+        # In a merge patch (RFC 7396) null removes the key.
         body = msgspec.json.encode({"metadata": {"labels": {ENFORCED_LABEL: wanted}}})
-        self._kube.patch(f"/api/v1/namespaces/{segment(name)}", body, MERGE_PATCH)
+        try:
+            self._kube.patch(f"/api/v1/namespaces/{segment(name)}", body, MERGE_PATCH)
+        except NotFound:
+            self._log.debug("namespace is gone", namespace=name)
+            return
         self._log.info("namespace labelled" if wanted else "namespace unlabelled", namespace=name)
 
     def _on_event(self, old: Namespace | None, new: Namespace | None) -> None:
         if new and not (old and old.metadata.labels == new.metadata.labels):
-            self.due.add(new.metadata.name)
+            self.reconciler.queue.add(new.metadata.name)
         if new and not old:
             self._on_arrival(new.metadata.name)

@@ -22,7 +22,7 @@ class SettleMetrics:
             "Pending charges counted as stored, or released.",
             registry=registry,
         )
-        self.mended = Counter(
+        self.drift = Counter(
             "vcuda_settle_mended",
             "Ledgers at rest that differed from the pods, found by the full pass.",
             registry=registry,
@@ -53,7 +53,7 @@ class GarbageMetrics:
         self._removed.labels(scheme, rule).inc()
 
 
-class AuditMetrics:
+class EvictionMetrics:
     """What became of the evictions of pods beyond their quota."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -65,7 +65,7 @@ class AuditMetrics:
         )
 
 
-class AuditCollector(Collector):
+class ViolationsCollector(Collector):
     """The pods that their quota would not let in, counted by namespace and finding (a pair of them each)."""
 
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 import msgspec
 import structlog
 
-from controller.workqueue import WorkQueue
-from vcuda.errors import ApiError, NotFound, VcudaError
+from controller.workqueue import Reconciler
+from vcuda.errors import ApiError, NotFound
 from vcuda.k8s_types import ConfigMap
-from vcuda.kube import MERGE_PATCH, Kube, Reflector, segment
+from vcuda.kube import Kube, Reflector, segment, upsert
 from vcuda.ledger.ledger import NamespaceUse
 
 NAME = "gpu-quota-usage"
 KEY = "usage.json"
 LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
 
-SPACING = 1.0
-"""Seconds between two writes of one namespace's report, at least."""
+MIN_INTERVAL_SECONDS = 1.0
+"""Between two writes of one namespace's report, at least."""
 
-RETRY = 5.0
-"""Seconds after which a report that could not be written is tried again."""
+RETRY_SECONDS = 5.0
+"""After which a report that could not be written is tried again, at first."""
 
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The cause of a 403 where the namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
@@ -45,7 +45,13 @@ class Publisher:
     """
 
     def __init__(self, kube: Kube) -> None:
-        self.due = WorkQueue(SPACING)
+        self.reconciler = Reconciler(
+            "publish",
+            self._reconcile,
+            failure="usage not published",
+            retry_seconds=RETRY_SECONDS,
+            min_interval=MIN_INTERVAL_SECONDS,
+        )
         self.published = Reflector(
             kube,
             "/api/v1/configmaps",
@@ -64,7 +70,7 @@ class Publisher:
             changed = namespace not in self._reports or self._reports[namespace] != use
             self._reports[namespace] = use
         if changed:
-            self.due.add(namespace)
+            self.reconciler.queue.add(namespace)
 
     def reports(self) -> Mapping[str, NamespaceUse]:
         """Return the newest report of every limited namespace."""
@@ -75,19 +81,10 @@ class Publisher:
         """Return the namespaces in which a report is published."""
         return {key.namespace for key in self.published.snapshot()}
 
-    def run(self) -> None:
-        """Write what changed until `due` is closed."""
-        while (namespace := self.due.next()) is not None:
-            try:
-                self._publish(namespace)
-            except VcudaError as error:
-                self._log.warning("usage not published", namespace=namespace, error=str(error))
-                self.due.add(namespace, RETRY)
-
-    def _publish(self, namespace: str) -> None:
+    def _reconcile(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
-                return  # the first look at it is still to come
+                return  # the watch has brought an earlier leader's report before ours was made
             use = self._reports[namespace]
         published = self.published.get((namespace, NAME))
         if use is None:
@@ -97,34 +94,29 @@ class Publisher:
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         if published and published.text == text:
             return
+        metadata = {"name": NAME, "namespace": namespace, "labels": LABELS}
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
         try:
-            self._write(namespace, {KEY: text})
+            upsert(self._kube, _collection(namespace), config_map)
         except ApiError as error:
             if not is_without_home(error):
                 raise
             self._log.debug("no usage published: the namespace is gone or going", namespace=namespace)
 
-    def _write(self, namespace: str, data: dict[str, str]) -> None:
-        """Change the ConfigMap, or create it where there is none."""
-        collection = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
-        body = msgspec.json.encode({"metadata": {"labels": LABELS}, "data": data})
-        try:
-            self._kube.patch(f"{collection}/{NAME}", body, MERGE_PATCH)
-        except NotFound:
-            metadata = {"name": NAME, "namespace": namespace, "labels": LABELS}
-            created = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-            self._kube.post(collection, msgspec.json.encode(created))
-
     def _withdraw(self, namespace: str) -> None:
         try:
-            self._kube.delete(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}")
+            self._kube.delete(f"{_collection(namespace)}/{NAME}")
         except NotFound:
             return
         self._log.info("usage withdrawn: the namespace is no longer limited", namespace=namespace)
 
     def _add(self, published: Published | None) -> None:
         if published:
-            self.due.add(published.namespace)
+            self.reconciler.queue.add(published.namespace)
+
+
+def _collection(namespace: str) -> str:
+    return f"/api/v1/namespaces/{segment(namespace)}/configmaps"
 
 
 def is_without_home(error: ApiError) -> bool:
@@ -136,8 +128,8 @@ def is_without_home(error: ApiError) -> bool:
 
 
 def _read_published(raw: bytes) -> Published | None:
-    """Return a report that is published; None for a ConfigMap of that name that is somebody else's."""
     config_map = _CONFIG_MAP.decode(raw)
+    # Without our labels it is somebody else's: not to be deleted where the namespace is not limited.
     if not LABELS.items() <= (config_map.metadata.labels or {}).items():
         return None
     return Published(config_map.metadata.namespace, (config_map.data or {}).get(KEY, ""))

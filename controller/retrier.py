@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 import structlog
 
-from controller.workqueue import WorkQueue
-from vcuda.errors import NotFound, VcudaError
+from controller.workqueue import Reconciler
+from vcuda.errors import NotFound
 from vcuda.k8s_types import K8sStruct, ObjectMeta, Pod, can_be_name
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, segment
 from vcuda.ledger.ledger import ModelUse, NamespaceUse
@@ -24,8 +24,31 @@ from vcuda.placement.placement import Nodes, find_candidates
 from vcuda.quota.model import CORES_PER_CARD, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 
+RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
+
+MIN_INTERVAL_SECONDS = 1.0
+"""Between two looks at one namespace's refused workloads, at least."""
+
+RETRY_SECONDS = 5.0
+"""After which a namespace with free quota and refused workloads is looked at again, and one whose look failed."""
+
+CREATION_TIMEOUT_SECONDS = 8.0
+"""How long a workload that may try again has to create its pods, before it is told so once more."""
+
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """Conditions after which a Job creates no more pods."""
+
+_COLLECTIONS = {
+    "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
+    "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+}
+# These two keep a refusal as condition ReplicaFailure until a pod could be created; the others only write an Event,
+# which the API server forgets after an hour (--event-ttl).
+_WITH_CONDITION = ("ReplicaSet", "ReplicationController")
+_WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
 
 class Condition(K8sStruct, frozen=True, gc=False):
@@ -78,7 +101,7 @@ class Owner(K8sStruct, frozen=True, gc=False):
         return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
 
     def _wanted_by_job(self, parallelism: int) -> int:
-        """Return how many pods a Job wants to have at once, as Kubernetes' job controller counts (``manageJob``)."""
+        # As Kubernetes' job controller counts (manageJob in pkg/controller/job).
         ended = any(each.type in JOB_ENDED and each.status == "True" for each in self.status.conditions or ())
         if self.spec.suspend or ended:
             return 0
@@ -103,44 +126,44 @@ class RefusedOwner(msgspec.Struct, frozen=True):
     owner: Owner
 
 
-class Room(msgspec.Struct, frozen=True):
+class FreeQuota(msgspec.Struct, frozen=True):
     """What is free of one model: cores in hundredths of a card, memory in MiB, None where that is not limited."""
 
     cores: int
     memory: int | None = None
 
+    @classmethod
+    def of(cls, use: ModelUse) -> FreeQuota:
+        """Return what a report says to be free."""
+        memory = None if use.memory_limit is None else max(use.memory_limit - (use.memory_used or 0), 0)
+        return cls(round(use.available * CORES_PER_CARD), memory)
+
     def takes(self, charge: Charge, limit: Limit) -> bool:
-        """Return whether a charge fits, as far as can be told; one that asks for no cores is nobody's business."""
+        """Return whether a charge fits, as far as can be told; one without cores never does: no quota refuses it."""
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
         return 0 < charge.cores <= self.cores and memory_fits
 
-    def without(self, charge: Charge, limit: Limit) -> Room:
+    def without(self, charge: Charge, limit: Limit) -> FreeQuota:
         """Return what a charge leaves."""
         memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
-        return Room(self.cores - charge.cores, memory)
+        return FreeQuota(self.cores - charge.cores, memory)
 
-    def exceeds(self, other: Room) -> bool:
+    def exceeds(self, other: FreeQuota) -> bool:
         """Return whether there is more of anything than in another."""
-        return self.cores > other.cores or (other.memory is not None and self._memory > other._memory)
-
-    @property
-    def _memory(self) -> float:
-        return math.inf if self.memory is None else self.memory
+        ours = math.inf if self.memory is None else self.memory
+        return self.cores > other.cores or (other.memory is not None and ours > other.memory)
 
 
 def _least_memory(charge: Charge, limit: Limit) -> int:
-    """Return a charge's memory in MiB, a card's share rounded down.
-
-    What is free was rounded already, and the other way: rounded up here too, an owner whose pod fits exactly would
-    not be woken. One that is woken in vain asks once more, no harm done.
-    """
+    # In MiB, a card's share rounded down. What is free was rounded already, and the other way: rounded up here too, an
+    # owner whose pod fits exactly would not be told. One that is told in vain asks once more, which harms nobody.
     if not limit.memory or not limit.cores:
         return charge.memory
     return charge.memory + charge.card_memory * limit.memory // limit.cores
 
 
-def worth_a_try(
-    refused: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, Room], nodes: Nodes
+def select_retries(
+    refused: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, FreeQuota], nodes: Nodes
 ) -> list[RefusedOwner]:
     """Return the owners that may try again, oldest refusal first, and no more than fit into what is ``free`` by model.
 
@@ -151,7 +174,7 @@ def worth_a_try(
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes)]
 
 
-def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, Room], nodes: Nodes) -> bool:
+def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes) -> bool:
     """Take what its missing pods would, as far as it goes, from what is left; return whether one fits at all."""
     if oversized(owner.spec.template.spec):
         return False  # its pods would be refused for that, and to look at it could take minutes
@@ -159,161 +182,123 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, Room], nodes: Nod
     models = find_candidates(owner.spec.template, request.schemes, quota, nodes).models
     took = False
     for _ in range(owner.missing):
-        model = _roomiest(models, quota, left, request.charge)
-        if model is None:
+        fitting = [
+            model for model in models if model in left and left[model].takes(request.charge, quota.limits[model])
+        ]
+        if not fitting:
             break
+        model = max(fitting, key=lambda model: left[model].cores)
         left[model] = left[model].without(request.charge, quota.limits[model])
         took = True
     return took
 
 
-def _roomiest(models: Iterable[str], quota: NamespaceQuota, left: Mapping[str, Room], charge: Charge) -> str | None:
-    fitting = [model for model in models if model in left and left[model].takes(charge, quota.limits[model])]
-    return max(fitting, key=lambda model: left[model].cores, default=None)
+class InvolvedOwner(K8sStruct, frozen=True, gc=False):
+    """What an Event is about."""
 
-
-RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
-
-SPACING = 1.0
-"""Seconds between two looks at one namespace's refused workloads, at least."""
-
-AGAIN = 5.0
-"""Seconds after which a namespace with free quota and refused workloads is looked at again."""
-
-PATIENCE = 8.0
-"""Seconds that a workload is given to create its pods before it is nudged once more."""
-
-NOTHING = Room(0, 0)
-
-_COLLECTIONS = {
-    "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",
-    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
-    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
-    "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
-    "Job": "/apis/batch/v1/namespaces/{}/jobs",
-}
-
-
-_WITH_CONDITION = ("ReplicaSet", "ReplicationController")
-_WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
-
-
-class _Involved(K8sStruct, frozen=True, gc=False):
     kind: str = ""
     name: str = ""
 
 
-class _Event(K8sStruct, frozen=True, gc=False):
-    involved_object: _Involved = _Involved()
+class FailedCreate(K8sStruct, frozen=True, gc=False):
+    """An Event of reason FailedCreate."""
+
+    involved_object: InvolvedOwner = InvolvedOwner()
     message: str | None = None
     first_timestamp: str | None = None
 
 
-_EVENT = msgspec.json.Decoder(_Event)
+_EVENT = msgspec.json.Decoder(FailedCreate)
 _OWNER = msgspec.json.Decoder(Owner)
 
 
-class Nudger:
-    """Watches the reports for quota that becomes free, and nudges the owners that it is enough for."""
+def find_refused(kube: Kube, namespace: str) -> list[RefusedOwner]:
+    """Return the owners that still miss pods and were refused for quota, by their conditions and by Events."""
+    found = [*_refused_by_condition(kube, namespace), *_refused_by_event(kube, namespace)]
+    return [refused for refused in found if refused.owner.missing]
+
+
+def _refused_by_condition(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
+    for kind in _WITH_CONDITION:
+        collection = _COLLECTIONS[kind].format(segment(namespace))
+        for page in kube.list_pages(collection):
+            for raw in page.items:
+                owner = _OWNER.decode(raw)
+                since = owner.refused_since()
+                if since is not None:
+                    yield RefusedOwner(f"{collection}/{segment(owner.metadata.name)}", since, owner)
+
+
+def _refused_by_event(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
+    """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered."""
+    first: dict[str, str] = {}
+    events = f"/api/v1/namespaces/{segment(namespace)}/events"
+    for page in kube.list_pages(events, {"fieldSelector": "reason=FailedCreate"}):
+        for raw in page.items:
+            event = _EVENT.decode(raw)
+            kind, name = event.involved_object.kind, event.involved_object.name
+            # Whoever may write Events in the namespace may have one name anything, another namespace's path too.
+            if kind in _WITH_EVENT and can_be_name(name) and OVER_QUOTA in (event.message or ""):
+                path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
+                since = event.first_timestamp or ""
+                first[path] = min(since, first.get(path, since))
+    for path, since in first.items():
+        try:
+            yield RefusedOwner(path, since, _OWNER.decode(kube.get(path)))
+        except NotFound:
+            continue  # Events outlive their object
+
+
+class Retrier:
+    """Watches the reports for quota that becomes free, and tells the owners that it is enough for to try again."""
 
     def __init__(
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.due = WorkQueue(SPACING, clock)
+        self.reconciler = Reconciler(
+            "nudge",
+            self._reconcile,
+            failure="refused workloads not looked at",
+            retry_seconds=RETRY_SECONDS,
+            min_interval=MIN_INTERVAL_SECONDS,
+            clock=clock,
+        )
         self._kube = kube
         self._quota = quota
         self._nodes = nodes
         self._clock = clock
-        self._free: dict[str, dict[str, Room]] = {}
-        self._nudged: dict[str, float] = {}
+        self._free: dict[str, dict[str, FreeQuota]] = {}
+        self._told: dict[str, float] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Take note of what is free; more than before makes the namespace's refused owners due."""
-        free = {model.model: _room(model) for model in use.models} if use else {}
+        free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
         before = self._free.get(namespace, {})
         self._free[namespace] = free
-        if any(room.exceeds(before.get(model, NOTHING)) for model, room in free.items()):
-            self.due.add(namespace)
+        if any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items()):
+            self.reconciler.queue.add(namespace)
 
-    def run(self) -> None:
-        """Nudge until `due` is closed."""
-        while (namespace := self.due.next()) is not None:
-            try:
-                self._nudge(namespace)
-            except VcudaError as error:
-                self._log.warning("refused workloads not looked at", namespace=namespace, error=str(error))
-                self.due.add(namespace, AGAIN)
-
-    def _nudge(self, namespace: str) -> None:
+    def _reconcile(self, namespace: str) -> float | None:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
         free = self._free.get(namespace, {})
-        if limits is None or not any(room.cores for room in free.values()):
-            return
-        chosen = worth_a_try(self._refused(namespace), limits, free, self._nodes.current())
+        if limits is None or not any(each.cores for each in free.values()):
+            return None
+        chosen = select_retries(find_refused(self._kube, namespace), limits, free, self._nodes.current())
         for refused in chosen:
-            if self._nudged.get(refused.path, -PATIENCE) + PATIENCE <= self._clock():
-                self._touch(refused)
-        if chosen:
-            self.due.add(namespace, AGAIN)
+            if self._told.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
+                self._tell(refused)
+        return RETRY_SECONDS if chosen else None
 
-    def _touch(self, refused: RefusedOwner) -> None:
+    def _tell(self, refused: RefusedOwner) -> None:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         body = msgspec.json.encode({"metadata": {"annotations": {RETRY_ANNOTATION: now}}})
-        self._nudged = {path: at for path, at in self._nudged.items() if at + PATIENCE > self._clock()}
-        self._nudged[refused.path] = self._clock()
+        recent = self._clock() - CREATION_TIMEOUT_SECONDS
+        # Before the patch: one whose answer is lost may have landed, and counts as told.
+        self._told = {path: at for path, at in self._told.items() if at > recent} | {refused.path: self._clock()}
         try:
             self._kube.patch(refused.path, body, MERGE_PATCH)
         except NotFound:
             return
         self._log.info("nudged", owner=refused.path, refused_since=refused.since)
-
-    def _refused(self, namespace: str) -> list[RefusedOwner]:
-        """Return the owners that still miss pods and were refused for quota, by their conditions and by Events."""
-        found = [*self._by_condition(namespace), *self._by_event(namespace)]
-        return [refused for refused in found if refused.owner.missing]
-
-    def _by_condition(self, namespace: str) -> Iterator[RefusedOwner]:
-        for kind in _WITH_CONDITION:
-            collection = _COLLECTIONS[kind].format(segment(namespace))
-            for page in self._kube.list_pages(collection):
-                for raw in page.items:
-                    owner = _OWNER.decode(raw)
-                    since = owner.refused_since()
-                    if since is not None:
-                        yield RefusedOwner(f"{collection}/{segment(owner.metadata.name)}", since, owner)
-
-    def _by_event(self, namespace: str) -> Iterator[RefusedOwner]:
-        """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered.
-
-        Whoever may write Events in the namespace may have one name anything.
-        """
-        first: dict[str, str] = {}
-        events = f"/api/v1/namespaces/{segment(namespace)}/events"
-        for page in self._kube.list_pages(events, {"fieldSelector": "reason=FailedCreate"}):
-            for raw in page.items:
-                event = _EVENT.decode(raw)
-                kind, name = event.involved_object.kind, event.involved_object.name
-                if kind in _WITH_EVENT and can_be_name(name) and OVER_QUOTA in (event.message or ""):
-                    path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
-                    since = event.first_timestamp or ""
-                    first[path] = min(since, first.get(path, since))
-        for path, since in first.items():
-            owner = self._read(path)
-            if owner:
-                yield RefusedOwner(path, since, owner)
-
-    def _read(self, path: str) -> Owner | None:
-        try:
-            return _OWNER.decode(self._kube.get(path))
-        except NotFound:
-            return None
-
-
-def _room(model: ModelUse) -> Room:
-    """Return what a report says to be free of a model."""
-    memory = None
-    if model.memory_limit is not None:
-        memory = max(model.memory_limit - (model.memory_used or 0), 0)
-    return Room(round(model.available * CORES_PER_CARD), memory)

@@ -1,4 +1,8 @@
-"""A queue of names that fall due: each stands in it once, at its earliest time, and is served at most so often."""
+"""The work queue and the loop that every part of the leader runs on: one key at a time, and again when it is due.
+
+The idea is that of client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: events only say which key
+to look at, so many of them cost one look, and a look that was missed is made up for by the next.
+"""
 
 from __future__ import annotations
 
@@ -11,46 +15,55 @@ from collections.abc import Callable
 
 import structlog
 
+from vcuda.errors import VcudaError
+from vcuda.k8s_types import UNDECODABLE
+from vcuda.kube import Backoff
+
+MAX_RETRY_SECONDS = 20.0
+"""To this the delay between two tries of one key grows, where it does not begin above."""
+
 
 class WorkQueue:
-    """Names with the time when each is due, in seconds of the monotonic clock.
+    """Keys with the time when each is due, in seconds of the monotonic clock; each stands in it once.
 
-    ``spacing`` is the least time between two turns of one name: events in between share the later one.
+    ``min_interval`` is the least time between two turns of one key: events in between share the later one.
     """
 
-    def __init__(self, spacing: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._spacing = spacing
+    def __init__(self, min_interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._min_interval = min_interval
         self._clock = clock
-        self._due: dict[str, float] = {}
-        self._order: list[tuple[float, int, str]] = []
+        self._due_at: dict[str, float] = {}
+        # A key that is added for an earlier time has its later entry left in the heap: taking it out would cost a scan.
+        self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
-        self._served: dict[str, float] = {}
+        self._last_turn: dict[str, float] = {}
         self._changed = threading.Condition()
         self._closed = False
 
-    def add(self, name: str, delay: float = 0.0) -> None:
-        """Let a name be due after ``delay`` seconds, or sooner if it is already."""
+    def add(self, key: str, delay: float = 0.0) -> None:
+        """Let a key be due after ``delay`` seconds, or sooner if it is already."""
         now = self._clock()
         with self._changed:
-            at = max(now + delay, self._served.get(name, -math.inf) + self._spacing)
-            if at < self._due.get(name, math.inf):
-                self._due[name] = at
-                heapq.heappush(self._order, (at, next(self._number), name))
+            at = max(now + delay, self._last_turn.get(key, -math.inf) + self._min_interval)
+            if at < self._due_at.get(key, math.inf):
+                self._due_at[key] = at
+                heapq.heappush(self._heap, (at, next(self._number), key))
                 self._changed.notify()
 
-    def retry(self, name: str, delay: float) -> None:
-        """Let a name be due after ``delay`` seconds, and not before, whose last turn came to nothing.
+    def retry(self, key: str, delay: float) -> None:
+        """Let a key be due after ``delay`` seconds, and not before, as its last turn came to nothing.
 
-        That turn does not count for the spacing.
+        That turn does not count for the interval.
         """
         with self._changed:
-            self._served[name] = self._clock() + delay - self._spacing
-        self.add(name, delay)
+            self._last_turn[key] = self._clock() + delay - self._min_interval
+        self.add(key, delay)
 
-    def holds(self, name: str) -> bool:
-        """Return whether a name waits for its turn, or had one within the last two spacings."""
+    def is_active(self, key: str) -> bool:
+        """Return whether a key waits for its turn, or had one within the last two intervals."""
         with self._changed:
-            return name in self._due or self._clock() < self._served.get(name, -math.inf) + 2 * self._spacing
+            recent = self._clock() < self._last_turn.get(key, -math.inf) + 2 * self._min_interval
+            return key in self._due_at or recent
 
     def close(self) -> None:
         """End every `next` from now on."""
@@ -59,32 +72,97 @@ class WorkQueue:
             self._changed.notify_all()
 
     def next(self) -> str | None:
-        """Block until a name is due, and return it; None when closed."""
+        """Block until a key is due, and return it; None when closed."""
         with self._changed:
             while not self._closed:
-                name = self._first()
+                key = self._earliest()
                 now = self._clock()
-                if name is not None and self._due[name] <= now:
-                    del self._due[name]
-                    heapq.heappop(self._order)
-                    if self._spacing:
-                        self._served[name] = now
-                    return name
-                self._changed.wait(None if name is None else self._due[name] - now)
+                if key is not None and self._due_at[key] <= now:
+                    del self._due_at[key]
+                    heapq.heappop(self._heap)
+                    if self._min_interval:  # without one nobody asks when the last turn was
+                        self._last_turn[key] = now
+                    return key
+                self._changed.wait(None if key is None else self._due_at[key] - now)
             return None
 
-    def _first(self) -> str | None:
-        """Return the name that is due first, at the top of the heap, or None; times that a sooner one replaced go."""
-        while self._order:
-            at, _, name = self._order[0]
-            if self._due.get(name) == at:
-                return name
-            heapq.heappop(self._order)
+    def _earliest(self) -> str | None:
+        while self._heap:
+            at, _, key = self._heap[0]
+            if self._due_at.get(key) == at:
+                return key
+            heapq.heappop(self._heap)
         return None
 
 
+class Reconciler:
+    """Serves the keys of its queue, one after the other, until it is stopped.
+
+    ``reconcile`` looks at one key, and returns in how many seconds to look again, or None: when something adds it. It
+    may be called at any time, as often as one likes. Where the API server refuses it or does not answer, or an object
+    cannot be decoded, that key alone is tried again, first within ``retry_seconds``, later less and less often; the
+    warning ``failure`` has the key by ``key_name``. Any other error is a fault of ours: it ends `run`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reconcile: Callable[[str], float | None],
+        *,
+        failure: str,
+        retry_seconds: float,
+        min_interval: float = 0.0,
+        key_name: str = "namespace",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.queue = WorkQueue(min_interval, clock)
+        self._reconcile = reconcile
+        self._failure = failure
+        self._key_name = key_name
+        self._retry_seconds = retry_seconds
+        self._clock = clock
+        self._backoffs: dict[str, Backoff] = {}
+        self._last_turn_ended: float | None = None
+        self._log = structlog.get_logger()
+
+    def run(self) -> None:
+        """Serve whatever is due until stopped."""
+        self._last_turn_ended = self._clock()
+        while (key := self.queue.next()) is not None:
+            self.turn(key)
+
+    def turn(self, key: str) -> None:
+        """Look at one key now."""
+        try:
+            again = self._reconcile(key)
+        except (VcudaError, *UNDECODABLE) as error:
+            again = self._backoff(key).next()
+            self._log.warning(self._failure, **{self._key_name: key}, error=str(error))
+        else:
+            self._backoffs.pop(key, None)
+        if again is not None:
+            self.queue.add(key, again)
+        self._last_turn_ended = self._clock()
+
+    def stop(self) -> None:
+        """Begin no turn any more; one that has begun comes to its end."""
+        self.queue.close()
+
+    def is_stuck(self, seconds: float) -> bool:
+        """Return whether it runs, and has not ended a turn for so long; a turn that failed has ended too.
+
+        It says something only of a loop that always has a turn within that time.
+        """
+        return self._last_turn_ended is not None and self._clock() - self._last_turn_ended > seconds
+
+    def _backoff(self, key: str) -> Backoff:
+        longest = max(self._retry_seconds, MAX_RETRY_SECONDS)
+        return self._backoffs.setdefault(key, Backoff(self._retry_seconds, longest))
+
+
 def spawn(name: str, loop: Callable[[], None], on_fault: Callable[[], None]) -> threading.Thread:
-    """Run a loop; ``on_fault`` is called when it ends by a fault of its own, as nobody would see that."""
+    """Run a loop in a thread; ``on_fault`` is called when it ends by a fault of its own, as nobody would see that."""
 
     def guarded() -> None:
         try:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
-from controller.stale_gc import AllocationGc, Removing, Sweep
+from controller.stale_gc import EVERYTHING, PatchRemover, Remove, StaleAllocationGc
 from tests.allocated import NODE, allocated_pod
 from tests.api_double import ApiDouble, Delivery, Effect
 from tests.builders import LABELS
@@ -30,37 +30,38 @@ END = "end"
 class Cleaner:
     """The loop beside one API server double, on clocks that stand still; it looks when the test says so."""
 
-    def __init__(self, api: ApiDouble, sweep: Sweep | None = None) -> None:
+    def __init__(self, api: ApiDouble, remove: Remove | None = None) -> None:
         self.api = api
         self.now = START
         self.registry = CollectorRegistry()
         nodes = NodeInformer(api.kube, LABELS)
         pods = PodInformer(api.kube, LABELS, lambda _: None)
-        self.gc = AllocationGc(
+        self.gc = StaleAllocationGc(
             api.kube,
             pods,
             nodes,
-            sweep or Removing(api.kube, GarbageMetrics(self.registry)),
+            remove or PatchRemover(api.kube, GarbageMetrics(self.registry)).remove,
             TIMEOUT,
             wall=lambda: self.now,
             clock=lambda: self.now,
         )
+        assert self.gc.reconciler.queue.next() == EVERYTHING, "the first turn, at which nothing is known yet"
         self._reflectors = (nodes.reflector, pods.reflector)
 
     def watch(self) -> None:
         """See everything as it is stored now."""
         for reflector in self._reflectors:
-            reflector._relist()
+            reflector.relist()
 
     def serve(self) -> list[dict[str, Any]]:
         """Serve what is due by now; return what was logged."""
         served = [END]
         with structlog.testing.capture_logs() as logs:
             while served:
-                self.gc.due.add(END)
-                served = list(iter(lambda: str(self.gc.due.next()), END))
+                self.gc.reconciler.queue.add(END)
+                served = list(iter(lambda: str(self.gc.reconciler.queue.next()), END))
                 for name in served:
-                    self.gc._turn(name)
+                    self.gc.reconciler.turn(name)
         return [{**line} for line in logs]
 
     def removed(self, rule: str) -> float:

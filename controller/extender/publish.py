@@ -17,7 +17,7 @@ from controller.extender.strategy import NodeCards
 from vcuda.allocations.cards import Cards
 from vcuda.errors import NotFound, VcudaError
 from vcuda.k8s_types import UNDECODABLE
-from vcuda.kube import MERGE_PATCH, Kube, segment
+from vcuda.kube import MERGE_PATCH, Kube, segment, upsert
 from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
 from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, FreeCardsByPool, Nodes, write_free_cards
 
@@ -66,15 +66,9 @@ class CardsPublisher:
         text, now = write_free_cards(self._figures()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
-        collection = _collection(self._namespace)
-        data = {CARDS_KEY: text}
-        # A patch first: it need not know what is there, and the ConfigMap is there but for the first time.
-        try:
-            self._kube.patch(f"{collection}/{CARDS_CONFIG_MAP}", msgspec.json.encode({"data": data}), MERGE_PATCH)
-        except NotFound:
-            metadata = {"name": CARDS_CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
-            made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-            self._kube.post(collection, msgspec.json.encode(made))
+        metadata = {"name": CARDS_CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {CARDS_KEY: text}}
+        upsert(self._kube, _collection(self._namespace), config_map)
         self._written, self._repeat_at = text, now + REPEAT_SECONDS
 
 

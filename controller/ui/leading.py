@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from controller.certificates import Shown
+from controller.certificates import ServedCertificate
 from controller.httpd import Server
 from controller.manager import Leader
 from controller.ui.app import Standing, create_app
@@ -157,8 +157,8 @@ class LeaderSource:
         return [msgspec.structs.replace(model, fragmented=fragmented.get(model.model)) for model in models]
 
     def _found(self) -> Sequence[PodFinding]:
-        found = [(known.finding, known.at) for known in self._leader.auditor.findings()]
-        return [PodFinding(finding.pod.namespace, finding.pod.name, finding.message, at) for finding, at in found]
+        found = [(each.violation, each.at) for each in self._leader.violations.ongoing()]
+        return [PodFinding(one.pod.namespace, one.pod.name, one.message, at) for one, at in found]
 
     def _certificates(self) -> Sequence[Certificate] | None:
         watch = self._leader.certificates
@@ -175,7 +175,7 @@ def fragmented(figures: FreeCardsByPool) -> Mapping[str, float]:
     return {model: free.fragmented_cores / CORES_PER_CARD for model, free in free_by_model(figures, ()).items()}
 
 
-def certificate_row(shown: Shown) -> Certificate:
+def certificate_row(shown: ServedCertificate) -> Certificate:
     """Return what an endpoint of the webhook shows."""
     end = f"{shown.end:%Y-%m-%dT%H:%M:%SZ}" if shown.end else ""
     return Certificate(f"webhook at {shown.address}", end, shown.fault)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
-from controller.stale_gc import AllocationGc, Found, Removing
+from controller.stale_gc import PatchRemover, StaleAllocationGc, StaleObject
 from tests.allocated import rfc3339
 from tests.builders import LABELS
 from tests.e2e.cluster import Cluster
@@ -24,7 +24,7 @@ from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event,
 from tests.processes import ControllerProcess
 from vcuda.allocations.stale import Removal
 from vcuda.errors import Conflict
-from vcuda.kube import InvolvedObject, Key, Kube, NodeInformer
+from vcuda.kube import InvolvedObject, Kube, NodeInformer
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER
 
 TIMEOUT = 5
@@ -160,18 +160,19 @@ def test_the_annotations_of_live_pods_are_byte_identical_after_a_thousand_passes
     before = [pod.create(cluster, namespace) for pod in ALIVE]
     nodes = NodeInformer(kube, LABELS)
     pods = PodInformer(kube, LABELS, lambda _: None)
-    gc = AllocationGc(kube, pods, nodes, Removing(kube, GarbageMetrics(CollectorRegistry())), timeout=0.0)
+    remover = PatchRemover(kube, GarbageMetrics(CollectorRegistry()))
+    gc = StaleAllocationGc(kube, pods, nodes, remover.remove, timeout=0.0)
     watches = (nodes.reflector, pods.reflector)
     for watch in watches:
         watch.start()
     try:
         assert all(watch.synced.wait(20) for watch in watches)
-        keys = [Key(namespace, pod.name) for pod in ALIVE]
+        keys = [f"{namespace}/{pod.name}" for pod in ALIVE]
         for number in range(PASSES):
             gc.look_at_all()
             for key in keys:
-                gc.look(f"{key.namespace}/{key.name}")
-            assert gc._pods._free(keys[number % len(keys)]) is None
+                gc.reconcile(key)
+            assert gc.remove_stale(keys[number % len(keys)]) is None
     finally:
         for watch in watches:
             watch.stop()
@@ -190,6 +191,6 @@ def test_the_api_server_lets_no_removal_in_for_another_version_than_the_one_judg
     subject = InvolvedObject("v1", "Pod", "changed", namespace, judged["uid"], judged["resourceVersion"])
     removal = Removal("nvidia-vcuda", "unbound", "for the test", ("nvidia.com/predicate-time",))
     with pytest.raises(Conflict):
-        Removing(kube, GarbageMetrics(CollectorRegistry())).remove(Found(subject, path, (removal,)))
+        PatchRemover(kube, GarbageMetrics(CollectorRegistry())).remove(StaleObject(subject, path, (removal,)))
     assert cluster.rest.get(path) == changed
     assert cluster.events(namespace) == []

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.evictions import Evictor, Outcome
-from controller.metrics import AuditMetrics
-from controller.violations import Finding, Kind
+from controller.metrics import EvictionMetrics
+from controller.violations import EvictionOutcome, Evictor, Violation, ViolationKind
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.controller_process import await_committed, controlling, limited_team
@@ -189,14 +188,16 @@ def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namesp
     """The API server refuses one whose name is another pod's by now."""
     kube = Kube.connect(cluster.kubeconfig)
     nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
-    metrics = AuditMetrics(CollectorRegistry())
+    metrics = EvictionMetrics(CollectorRegistry())
     evictor = Evictor(kube, LedgerStore(kube, SYSTEM_NAMESPACE, nodes.current), quota, nodes, metrics)
     created = cluster.create(card_pod("train", namespace))
     stored = read_stored(msgspec.convert(created, Pod), LABELS)
     assert stored
-    judged = Finding(Kind.OVER_QUOTA, msgspec.structs.replace(stored, uid="another"), "for the test", evictable=True)
+    judged = Violation(
+        ViolationKind.OVER_QUOTA, msgspec.structs.replace(stored, uid="another"), "for the test", evictable=True
+    )
     with closing(kube):
-        assert evictor._evict(judged) == Outcome.GONE
+        assert evictor.evict(judged) == EvictionOutcome.GONE
         assert [pod["metadata"]["uid"] for pod in cluster.pods(namespace)] == [stored.uid]
-        assert evictor._evict(msgspec.structs.replace(judged, pod=stored)) == Outcome.EVICTED
+        assert evictor.evict(msgspec.structs.replace(judged, pod=stored)) == EvictionOutcome.EVICTED
     assert going(cluster, namespace) or not cluster.pods(namespace)

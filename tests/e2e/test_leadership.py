@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.manager import Leader
-from controller.settler import Times
+from controller.settler import SettleTiming
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.controller_process import (
@@ -207,7 +207,7 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
         NodeLabels(),
         CollectorRegistry(),
         on_fault=lambda: faults.append("a loop ended"),
-        times=Times(storable=1.0),
+        timing=SettleTiming(pending_ttl=1.0),
     )
     leader.start()
     try:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from certs.cluster import dial, dial_all
-from controller.certificates import REASON, CertificateWatch, Shown, is_late
+from controller.certificates import REASON, CertificateWatch, ServedCertificate, is_late
 from controller.certificates import dial as dial_for_the_controller
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
 from tests.integration.tls_echo import Echo, echoing
@@ -155,7 +155,7 @@ def test_a_leaf_that_no_rotation_has_renewed_is_told_once_a_day_on_the_service(
 
 def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
     api, stop = ApiDouble(), threading.Event()
-    monkeypatch.setattr("controller.certificates.INTERVAL", 0.0)
+    monkeypatch.setattr("controller.certificates.INTERVAL_SECONDS", 0.0)
     watch = CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
     looks: list[Delivery] = [
         *[lost_request] * 2,
@@ -190,8 +190,8 @@ def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(mon
     ],
 )
 def test_a_leaf_is_late_when_a_daily_rotation_had_its_chance(left: timedelta, late: bool) -> None:
-    assert is_late(Shown("x", "f", NOW + left - 90 * DAY, NOW + left), NOW) is late
+    assert is_late(ServedCertificate("x", "f", NOW + left - 90 * DAY, NOW + left), NOW) is late
 
 
 def test_an_endpoint_that_shows_nothing_is_not_late() -> None:
-    assert not is_late(Shown("x", fault="refused"), NOW)
+    assert not is_late(ServedCertificate("x", fault="refused"), NOW)

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from controller.elector import Elector, Terms
+from controller.elector import Elector, LeaseTiming
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
 from vcuda.errors import Unavailable
 
 COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases"
 LEASE = f"{COLLECTION}/vcuda-controller"
-TERMS = Terms(duration=30, renew_within=20.0, retry=2.0)
+TIMING = LeaseTiming(lease_duration=30, renew_deadline=20.0, retry_period=2.0)
 
 
 class Candidate:
     """An elector on a clock that passes by waiting only. ``meanwhile`` is called in every wait, and may stop it."""
 
-    def __init__(self, api: ApiDouble, identity: str = "us", terms: Terms = TERMS) -> None:
+    def __init__(self, api: ApiDouble, identity: str = "us", timing: LeaseTiming = TIMING) -> None:
         self.now = 1000.0
         self.meanwhile: Callable[[], bool] = lambda: False
         place = ("vcuda-quota", "vcuda-controller")
-        self.elector = Elector(api.kube, place, identity, terms=terms, wait=self._wait, clock=lambda: self.now)
+        self.elector = Elector(api.kube, place, identity, timing=timing, wait=self._wait, clock=lambda: self.now)
 
     def stops_after(self, seconds: float) -> None:
         """Have it told to stop after its last attempt within so many seconds from now."""
@@ -212,8 +212,8 @@ def test_an_api_server_that_is_away_for_10_seconds_costs_nothing(api: ApiDouble,
 def test_without_a_success_it_stops_before_another_may_take_over(
     api: ApiDouble, lease_seconds: int, network: Callable[[Candidate], Delivery]
 ) -> None:
-    terms = Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
-    leader = Candidate(api, terms=terms)
+    timing = LeaseTiming(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
+    leader = Candidate(api, timing=timing)
     assert leader.acquires_within(0)
     renewed = leader.now
     fails, begun = network(leader), []
@@ -224,8 +224,8 @@ def test_without_a_success_it_stops_before_another_may_take_over(
 
     api.deliver = noted
     assert not leader.holds_for(10_000)
-    assert terms.renew_within < leader.now - renewed < terms.duration
-    assert begun[-1] <= terms.renew_within, "what begins later could be answered too late"
+    assert timing.renew_deadline < leader.now - renewed < timing.lease_duration
+    assert begun[-1] <= timing.renew_deadline, "what begins later could be answered too late"
 
 
 def half_answered(candidate: Candidate) -> Delivery:
@@ -248,7 +248,7 @@ def test_attempts_that_fail_at_the_last_moment_do_not_make_it_stay(
     renewed = leader.now
     api.deliver = half_answered(leader)
     assert not leader.holds_for(10_000)
-    assert leader.now - renewed < TERMS.duration
+    assert leader.now - renewed < TIMING.lease_duration
 
 
 def test_it_counts_from_before_it_asked(api: ApiDouble) -> None:
@@ -266,14 +266,14 @@ def test_it_counts_from_before_it_asked(api: ApiDouble) -> None:
     assert us.acquires_within(0)
     api.deliver = lost_request
     assert not us.holds_for(10_000)
-    assert us.now - written <= TERMS.renew_within + TERMS.retry
+    assert us.now - written <= TIMING.renew_deadline + TIMING.retry_period
 
 
 def test_another_holder_ends_it_at_once(api: ApiDouble, leader: Candidate) -> None:
     held_by(api, "them")
     before = leader.now
     assert not leader.holds_for(100)
-    assert leader.now == before + TERMS.retry
+    assert leader.now == before + TIMING.retry_period
     assert spec_of(api)["holderIdentity"] == "them"
 
 
@@ -303,7 +303,7 @@ def test_once_released_another_takes_it_at_once(api: ApiDouble, leader: Candidat
 
 def test_it_is_released_though_the_last_renewal_was_not_heard(api: ApiDouble, leader: Candidate) -> None:
     api.deliver = Script(lost_reply)
-    assert leader.holds_for(TERMS.retry)
+    assert leader.holds_for(TIMING.retry_period)
     leader.elector.release()
     assert Candidate(api, "them").acquires_within(0)
 

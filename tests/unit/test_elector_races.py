@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.elector import Elector, Terms
+from controller.elector import Elector, LeaseTiming
 from tests.api_double import ApiDouble, Effect
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, VcudaError
@@ -129,12 +129,12 @@ def _ignoring_refusal(effect: Effect) -> None:
 class Election:
     """Two candidates for one Lease; ``leaders`` are those that believe they lead."""
 
-    def __init__(self, terms: Terms, horizon: float) -> None:
+    def __init__(self, timing: LeaseTiming, horizon: float) -> None:
         self.world = World()
         self.leaders: list[str] = []
         self.led_at_the_end: list[str] = []
         self._api = ApiDouble()
-        self._terms = terms
+        self._timing = timing
         self._horizon = horizon
 
     def hold(self, lives: Iterable[Life]) -> None:
@@ -146,9 +146,9 @@ class Election:
 
     def _live(self, number: int, life: Life) -> None:
         """Candidate after candidate, as the system starts a process anew that has ended."""
-        self.world.sleep(life.start * self._terms.duration)
+        self.world.sleep(life.start * self._timing.lease_duration)
         api = _Through(self._api, Network(self.world, life.phases))
-        stops = [life.stops * self._terms.duration] if life.stops is not None else []
+        stops = [life.stops * self._timing.lease_duration] if life.stops is not None else []
         for run, until in enumerate([*stops, self._horizon, self._horizon]):
             while self.world.now < until:
                 self._candidate(f"candidate-{number}-{run}-{self.world.now}", api, until)
@@ -160,7 +160,7 @@ class Election:
             return self.world.now >= until
 
         elector = Elector(
-            api.kube, ("system", "lease"), identity, terms=self._terms, wait=wait, clock=lambda: self.world.now
+            api.kube, ("system", "lease"), identity, timing=self._timing, wait=wait, clock=lambda: self.world.now
         )
         if not elector.acquire():
             return
@@ -194,18 +194,13 @@ LIVES = st.builds(
 )
 
 
-def terms_of(lease_seconds: int) -> Terms:
-    """As the command line makes them."""
-    return Terms(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
-
-
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 @settings(max_examples=60, deadline=None)
 @given(lives=st.tuples(LIVES, LIVES))
 @example(lives=(Life((Phase("ok", 8), Phase("refused", 8), Phase("write lost", 8)), 0, None), Life((), 0.01, None)))
 @example(lives=(Life((Phase("ok", 1), Phase("last moment", 1), Phase("refused", 9)), 0, None), Life((), 0.1, None)))
 def test_never_two_leaders_and_in_the_end_one(lease_seconds: int, lives: tuple[Life, Life]) -> None:
-    election = Election(terms_of(lease_seconds), horizon=lease_seconds * 30.0)
+    election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 30.0)
     election.hold(lives)
     assert len(election.led_at_the_end) == 1
 
@@ -216,6 +211,6 @@ def test_never_two_leaders_and_in_the_end_one(lease_seconds: int, lives: tuple[L
 def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
     """Its calls are refused at once for a while, and then answered by nobody until each times out."""
     cut_off = (Phase("ok", 6), Phase("refused", calls), Phase(last, 20))
-    election = Election(terms_of(lease_seconds), horizon=lease_seconds * 6.0)
+    election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 6.0)
     election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))
     assert len(election.led_at_the_end) == 1

@@ -54,7 +54,7 @@ def store(kube: Kube, namespace: str) -> LedgerStore:
             f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",
             id="a namespace's ledger",
         ),
-        pytest.param(lambda kube: FreeCardsInformer(kube, NAME).reflector._relist(), IN_IT, id="the published cards"),
+        pytest.param(lambda kube: FreeCardsInformer(kube, NAME).reflector.relist(), IN_IT, id="the published cards"),
         pytest.param(
             lambda kube: QuotaInformer(kube, QuotaPlace(NAME), frozenset()).stored_version(), IN_IT, id="the quota"
         ),

@@ -38,7 +38,7 @@ def test_a_leader_is_in_trouble_when_the_removal_of_stale_allocations_is_stuck(
 ) -> None:
     leader.start()
     assert leader.trouble() is None
-    monkeypatch.setattr(leader.garbage, "stuck", lambda: True)
+    monkeypatch.setattr(leader.garbage, "is_stuck", lambda: True)
     assert leader.trouble() == "the removal of stale allocations is stuck"
 
 

@@ -34,20 +34,20 @@ def test_what_followers_are_told(api: ApiDouble, changed: dict[str, Any] | None,
     changes: list[tuple[bool, bool]] = []
     watch.follow(lambda old, new: changes.append((old is not None, new is not None)))
     api.store(PATH, PLAIN)
-    watch.reflector._relist()
+    watch.reflector.relist()
     assert changes == [(False, True)]
     if changed is None:
         api.remove(PATH)
     else:
         api.store(PATH, changed)
-    watch.reflector._relist()
+    watch.reflector.relist()
     assert changes[1:] == ([(True, changed is not None)] if told else [])
 
 
 def test_a_nodes_lock_is_kept_and_no_other_annotation(api: ApiDouble) -> None:
     watch = NodeInformer(api.kube, LABELS)
     api.store(PATH, with_metadata(annotations={"a/b": "c", **LOCK}))
-    watch.reflector._relist()
+    watch.reflector.relist()
     node = watch.reflector.get(("", "gpu-1"))
     assert node
     assert node.annotations == LOCK

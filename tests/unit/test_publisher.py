@@ -24,7 +24,7 @@ FORBIDDEN = ApiError(403, 'User "nobody" cannot create resource "configmaps" in 
 @pytest.fixture
 def publisher(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     """Return one that waits for nothing."""
-    for seconds in ("SPACING", "RETRY"):
+    for seconds in ("MIN_INTERVAL_SECONDS", "RETRY_SECONDS"):
         monkeypatch.setattr(f"controller.publisher.{seconds}", 0.0)
     return Publisher(api.kube)
 
@@ -44,14 +44,14 @@ def publish_beside_others(api: ApiDouble, publisher: Publisher, refusal: VcudaEr
             publisher.report("last", NamespaceUse("last", "enforce", ()))
         answer = effect()
         if "last" in published_in(api):
-            publisher.due.close()
+            publisher.reconciler.stop()
         return answer
 
     api.deliver = deliver
     for namespace in ("team-a", "team-b"):
         publisher.report(namespace, NamespaceUse(namespace, "enforce", ()))
     with structlog.testing.capture_logs() as logs:
-        publisher.run()
+        publisher.reconciler.run()
     return [line["event"] for line in logs if line["log_level"] == "warning"]
 
 
@@ -79,7 +79,7 @@ def test_a_write_whose_answer_is_lost_is_made_again(api: ApiDouble, publisher: P
     with structlog.testing.capture_logs() as logs:
         publisher.report("team-a", NamespaceUse("team-a", "enforce", ()))
         close_with_a_patch(api, publisher)
-        publisher.run()
+        publisher.reconciler.run()
     assert [line["event"] for line in logs] == ["usage not published"]
     assert published_in(api) == ["team-a"]
 
@@ -91,7 +91,7 @@ def close_with_a_patch(api: ApiDouble, publisher: Publisher) -> None:
     def deliver(method: str, timeout: float, effect: Effect) -> bytes:
         answer = before(method, timeout, effect)
         if method == "PATCH":
-            publisher.due.close()
+            publisher.reconciler.stop()
         return answer
 
     api.deliver = deliver

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controller.certificates import Shown
+from controller.certificates import ServedCertificate
 from controller.ui.leading import UsagePage, certificate_row, cluster_cards, fragmented, pod_rows, standby_reason
 from controller.ui.model import PodRow
 from controller.ui.snapshot import Certificate, ModelCards
@@ -84,16 +84,16 @@ def test_nobody_may_lead() -> None:
     ("shown", "row"),
     [
         pytest.param(
-            Shown("10.0.0.1:8443", "ab12", end=datetime(2026, 5, 29, 12, tzinfo=UTC)),
+            ServedCertificate("10.0.0.1:8443", "ab12", end=datetime(2026, 5, 29, 12, tzinfo=UTC)),
             Certificate("webhook at 10.0.0.1:8443", "2026-05-29T12:00:00Z"),
             id="one that was read",
         ),
         pytest.param(
-            Shown("10.0.0.2:8443", fault="timed out"),
+            ServedCertificate("10.0.0.2:8443", fault="timed out"),
             Certificate("webhook at 10.0.0.2:8443", "", "timed out"),
             id="one that could not be",
         ),
     ],
 )
-def test_a_certificate_is_shown_by_the_endpoint_that_shows_it(shown: Shown, row: Certificate) -> None:
+def test_a_certificate_is_shown_by_the_endpoint_that_shows_it(shown: ServedCertificate, row: Certificate) -> None:
     assert certificate_row(shown) == row

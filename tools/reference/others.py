@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from controller import plugin
-from controller.auditor import MESSAGE
 from controller.extender.strategy import UNSEEN, assign, least_free
 from controller.metrics import GarbageMetrics
 from controller.publisher import KEY, NAME
-from controller.stale_gc import Found, Removing
+from controller.stale_gc import PatchRemover, StaleObject
+from controller.violations import NOT_COUNTED_MESSAGE
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
@@ -47,7 +47,9 @@ def chapters() -> tuple[Chapter, ...]:
             tuple(_unplaced()),
         ),
         Chapter("The Event MalformedQuota", "On the quota ConfigMap.", tuple(_malformed())),
-        Chapter("The Event NotCounted", "On the pod.", (Told(MESSAGE.format("team-a"), "Create the pod anew."),)),
+        Chapter(
+            "The Event NotCounted", "On the pod.", (Told(NOT_COUNTED_MESSAGE.format("team-a"), "Create the pod anew."),)
+        ),
         Chapter(
             "The Event StaleAllocationRemoved",
             stale,
@@ -116,12 +118,12 @@ def _malformed() -> Iterator[Told]:
         with structlog.testing.capture_logs():
             for text in (*known, "team-a: {quota: {M40: -8}}"):
                 _store_quota(api, place, {place.key: text})
-                watch.reflector._relist()
+                watch.reflector.relist()
         yield Told(_event(api), todo)
     api, place = ApiDouble(), QuotaPlace()
     with structlog.testing.capture_logs():
         _store_quota(api, place, {"quota": "{}"})
-        QuotaInformer(api.kube, place, frozenset()).reflector._relist()
+        QuotaInformer(api.kube, place, frozenset()).reflector.relist()
     yield Told(_event(api), "Put the document under that key.")
 
 
@@ -146,7 +148,7 @@ def _removed() -> Iterator[tuple[str, str]]:
         api.store(path, {"metadata": {"name": "train-0", "namespace": "team-a", "annotations": keys}})
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", version.resource_version)
         with structlog.testing.capture_logs():
-            Removing(api.kube, GarbageMetrics(CollectorRegistry())).remove(Found(subject, path, (removal,)))
+            PatchRemover(api.kube, GarbageMetrics(CollectorRegistry())).remove(StaleObject(subject, path, (removal,)))
         yield removal.rule, _event(api)
 
 

@@ -6,9 +6,8 @@ import ast
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from controller.evictions import Outcome
 from controller.node.names import EXPECTED, WHY
-from controller.violations import Kind
+from controller.violations import EvictionOutcome, ViolationKind
 from tools.reference.markdown import code, table
 from tools.reference.others import removal_rules
 from tools.reference.sources import calls, imports_of
@@ -35,15 +34,15 @@ OUTCOMES = {
     "quota-deleted": "`/quota`: the ConfigMap goes",
 }
 FINDINGS = {
-    Kind.UNPINNED: "held to no model and on no node that has one, so no quota counts it",
-    Kind.NOT_ALLOWED: "on a model that is not the namespace's",
-    Kind.OVER_QUOTA: "does not fit beside the older pods that do",
+    ViolationKind.UNPINNED: "held to no model and on no node that has one, so no quota counts it",
+    ViolationKind.NOT_ALLOWED: "on a model that is not the namespace's",
+    ViolationKind.OVER_QUOTA: "does not fit beside the older pods that do",
 }
 EVICTIONS = {
-    Outcome.EVICTED: "the pod terminates",
-    Outcome.BUDGET: "a PodDisruptionBudget does not allow it now; it is tried again",
-    Outcome.GONE: "the pod has gone meanwhile",
-    Outcome.FAILED: "refused, or no answer; the log says why, and it is tried again",
+    EvictionOutcome.EVICTED: "the pod terminates",
+    EvictionOutcome.BUDGET: "a PodDisruptionBudget does not allow it now; it is tried again",
+    EvictionOutcome.GONE: "the pod has gone meanwhile",
+    EvictionOutcome.FAILED: "refused, or no answer; the log says why, and it is tried again",
 }
 INCIDENTS = {
     "lists": "complete lists",
@@ -82,9 +81,11 @@ def section() -> str:
         [
             _table("outcome", "vcuda_admissions_total, and the webhook's log", OUTCOMES),
             _table("scheme", "vcuda_admissions_total and vcuda_gc_annotations_total", schemes),
-            _table("finding", "vcuda_audit_pods", {kind: FINDINGS[kind] for kind in Kind}),
+            _table("finding", "vcuda_audit_pods", {kind: FINDINGS[kind] for kind in ViolationKind}),
             _table(
-                "outcome of an eviction", "vcuda_audit_evictions_total", {each: EVICTIONS[each] for each in Outcome}
+                "outcome of an eviction",
+                "vcuda_audit_evictions_total",
+                {each: EVICTIONS[each] for each in EvictionOutcome},
             ),
             _table("kind", "vcuda_watch_incidents_total", INCIDENTS),
             _table("rule", "vcuda_gc_annotations_total", removal_rules()),

@@ -98,6 +98,8 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
             logs = node.func.attr in _LOGS and "log" in ast.unparse(node.func.value)
             if logs or node.func.attr in _NEVER_SHOWN:
                 yield from (part for argument in node.args for part in ast.walk(argument))
+        if isinstance(node, ast.keyword) and node.arg == "failure":  # a Reconciler's log line
+            yield node.value
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:

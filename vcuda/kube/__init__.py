@@ -4,7 +4,7 @@ The official ``kubernetes`` client brings configuration, authentication and tran
 they cost seventy times the decoding, and they drop the fields that they do not know.
 """
 
-from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params, Stream, segment
+from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params, Stream, segment, upsert
 from vcuda.kube.connection import VersionCheck, end_process
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
@@ -41,4 +41,5 @@ __all__ = [
     "ledger_name",
     "post_event",
     "segment",
+    "upsert",
 ]

@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -293,6 +293,19 @@ class Kube:
             except BadInput as error:
                 raise Unavailable(f"the API server's credentials cannot be read: {error}") from error
         return self._credentials()
+
+
+def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
+    """Change an object of a collection to have these fields, or create it where there is none; return it as stored.
+
+    What else the object has stays as it is. Raises Conflict where another creates it at the same time.
+    """
+    body = msgspec.json.encode(manifest)
+    try:
+        return kube.patch(f"{collection}/{segment(manifest['metadata']['name'])}", body, MERGE_PATCH)
+    except NotFound:
+        # A patch creates nothing, unless it is a server-side apply, which would take the fields from other managers.
+        return kube.post(collection, body)
 
 
 def refusal(what: str, status: int, body: bytes) -> VcudaError:

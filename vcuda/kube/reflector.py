@@ -183,7 +183,7 @@ class Reflector(Generic[T]):
             if self._list_due and self._list_and_watch():
                 return
             if self._list_due:
-                self._relist()
+                self.relist()
             if not self._stopping.is_set():
                 with self._watches.open({"resourceVersion": self._store.version}, self._duration()) as events:
                     self._follow(events)
@@ -212,7 +212,7 @@ class Reflector(Generic[T]):
             self._follow(events)
         return True
 
-    def _relist(self) -> None:
+    def relist(self) -> None:
         """List without resourceVersion: the API server answers as new as etcd is, from its cache where it can."""
         pages = self._kube.list_pages(self._path, self._params, self._page_size)
         listing = from_pages(until(self._stopping, pages), self._reader)

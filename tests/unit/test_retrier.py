@@ -1,4 +1,4 @@
-"""Which refused workloads may try again: the oldest first, and no more than fit into what is free."""
+"""Who was refused for quota, and which of them may try again: the oldest first, and no more than fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.retrier import Owner, RefusedOwner, Room, worth_a_try
+from controller.retrier import FreeQuota, Owner, RefusedOwner, find_refused, select_retries
+from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, container, held_to
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import OVER_QUOTA, Limit, NamespaceQuota
@@ -32,15 +33,15 @@ def read(manifest: Mapping[str, Any]) -> Owner:
     return msgspec.json.decode(msgspec.json.encode(manifest), type=Owner)
 
 
-def rooms(free: Mapping[str, int | Room]) -> dict[str, Room]:
+def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
     """Return what is free; a number is cores, where memory is not limited."""
-    return {model: Room(room) if isinstance(room, int) else room for model, room in free.items()}
+    return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 
-def chosen(free: Mapping[str, int | Room], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
+def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
     """Return which of the owners, refused in this order, may try again."""
     refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
-    return [int(each.path) for each in worth_a_try(reversed(refused), quota, rooms(free), NODES)]
+    return [int(each.path) for each in select_retries(reversed(refused), quota, rooms(free), NODES)]
 
 
 # How many pods are missing
@@ -162,13 +163,13 @@ def test_an_owner_whose_pods_would_be_refused_for_their_size_is_not_looked_at() 
 def test_refusals_of_one_moment_are_told_apart_by_place() -> None:
     """Else which of them tries would change from look to look."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
-    assert [each.path for each in worth_a_try(same, QUOTA, rooms({"M40": 200}), NODES)] == ["a", "b"]
+    assert [each.path for each in select_retries(same, QUOTA, rooms({"M40": 200}), NODES)] == ["a", "b"]
 
 
 def test_what_is_free_is_left_as_it_was() -> None:
-    free = {"M40": Room(300)}
-    assert worth_a_try([RefusedOwner("a", "", owner())], QUOTA, free, NODES)
-    assert free == {"M40": Room(300)}
+    free = {"M40": FreeQuota(300)}
+    assert select_retries([RefusedOwner("a", "", owner())], QUOTA, free, NODES)
+    assert free == {"M40": FreeQuota(300)}
 
 
 SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
@@ -179,41 +180,83 @@ SEVEN = NamespaceQuota({"M40": Limit(700, memory=100)})
 @pytest.mark.parametrize(
     ("quota", "room", "owners", "tries"),
     [
-        pytest.param({"M40": Limit(800, 8000)}, Room(800, 1300), [owner(SHARE)] * 3, [0, 1], id="no more than fit"),
-        pytest.param({"M40": Limit(800, 8000)}, Room(800, 599), [owner(SHARE), owner()], [], id="none fits"),
         pytest.param(
-            {"M40": Limit(800, 8000)}, Room(800, 1000), [owner(SHARE), owner()], [0], id="whole cards by their share"
+            {"M40": Limit(800, 8000)}, FreeQuota(800, 1300), [owner(SHARE)] * 3, [0, 1], id="no more than fit"
+        ),
+        pytest.param({"M40": Limit(800, 8000)}, FreeQuota(800, 599), [owner(SHARE), owner()], [], id="none fits"),
+        pytest.param(
+            {"M40": Limit(800, 8000)},
+            FreeQuota(800, 1000),
+            [owner(SHARE), owner()],
+            [0],
+            id="whole cards by their share",
         ),
         pytest.param(
-            {"M40": Limit(800, 8000)}, Room(800, 1000), [owner(TWO), owner()], [1], id="a smaller one takes the rest"
+            {"M40": Limit(800, 8000)},
+            FreeQuota(800, 1000),
+            [owner(TWO), owner()],
+            [1],
+            id="a smaller one takes the rest",
         ),
-        pytest.param({"M40": Limit(800)}, Room(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"),
-        pytest.param({"M40": Limit(800, 0)}, Room(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
+        pytest.param(
+            {"M40": Limit(800)}, FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"
+        ),
+        pytest.param({"M40": Limit(800, 0)}, FreeQuota(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
     ],
 )
 def test_no_more_than_fit_in_memory(
-    quota: Mapping[str, Limit], room: Room, owners: list[Owner], tries: list[int]
+    quota: Mapping[str, Limit], room: FreeQuota, owners: list[Owner], tries: list[int]
 ) -> None:
     assert chosen({"M40": room}, *owners, quota=NamespaceQuota(quota)) == tries
 
 
 def test_a_last_card_that_fits_is_not_held_back_by_rounding() -> None:
     """Six of seven cards use 85.7 MiB of 100, told as 86; the seventh takes 14.3 and fits."""
-    assert chosen({"M40": Room(100, 14)}, owner(), quota=SEVEN) == [0]
+    assert chosen({"M40": FreeQuota(100, 14)}, owner(), quota=SEVEN) == [0]
 
 
 @pytest.mark.parametrize(
     ("room", "other", "more"),
     [
-        (Room(2, 5), Room(1, 5), True),
-        (Room(1, 6), Room(1, 5), True),
-        (Room(1, 6), Room(2, 5), True),
-        (Room(1, 5), Room(1, 5), False),
-        (Room(1, 4), Room(1, 5), False),
-        (Room(1), Room(1, 5), True),
-        (Room(1, 5), Room(1), False),
-        (Room(1), Room(1), False),
+        (FreeQuota(2, 5), FreeQuota(1, 5), True),
+        (FreeQuota(1, 6), FreeQuota(1, 5), True),
+        (FreeQuota(1, 6), FreeQuota(2, 5), True),
+        (FreeQuota(1, 5), FreeQuota(1, 5), False),
+        (FreeQuota(1, 4), FreeQuota(1, 5), False),
+        (FreeQuota(1), FreeQuota(1, 5), True),
+        (FreeQuota(1, 5), FreeQuota(1), False),
+        (FreeQuota(1), FreeQuota(1), False),
     ],
 )
-def test_more_room(room: Room, other: Room, more: bool) -> None:
+def test_more_room(room: FreeQuota, other: FreeQuota, more: bool) -> None:
     assert room.exceeds(other) is more
+
+
+# Who is taken for an owner that was refused
+
+JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        pytest.param("train", ["/apis/batch/v1/namespaces/team-a/jobs/train"], id="its own"),
+        pytest.param("gone", [], id="one that is gone"),
+        pytest.param("../../team-b/jobs/train", [], id="a way to another namespace"),
+        pytest.param("..", [], id="a way up"),
+        pytest.param("", [], id="none"),
+    ],
+)
+def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
+    """Tenants write Events too, and the leader asks with rights of its own."""
+    for namespace in ("team-a", "team-b"):
+        api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
+    event = {
+        "involvedObject": {"kind": "Job", "name": name},
+        "message": f"{OVER_QUOTA}: M40",
+        "metadata": {"name": "e"},
+    }
+    api.store("/api/v1/namespaces/team-a/events/e", event)
+    assert [each.path for each in find_refused(api.kube, "team-a")] == found
+    asked = ["GET"] if name in ("train", "gone") else []
+    assert api.calls == ["LIST", "LIST", "LIST", *asked]

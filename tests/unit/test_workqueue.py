@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from controller.workqueue import WorkQueue
 from tests.waiting import PATIENT
 
-SPACING = 10.0
-END = "end"
+INTERVAL = 10.0
+ENDS = itertools.count()
 
 
 class Clock:
@@ -37,15 +37,14 @@ def clock() -> Clock:
 
 @pytest.fixture
 def queue(clock: Clock) -> WorkQueue:
-    return WorkQueue(SPACING, clock)
+    return WorkQueue(INTERVAL, clock)
 
 
 def due_now(queue: WorkQueue) -> list[str]:
     """Take everything that is due by now, in order: a name that is due last of all tells where that ends."""
-    queue.add(END)
-    names = list(iter(lambda: str(queue.next()), END))
-    queue._served.pop(END)
-    return names
+    end = f"end-{next(ENDS)}"  # another each time, as no interval may keep it waiting
+    queue.add(end)
+    return list(iter(lambda: str(queue.next()), end))
 
 
 def test_a_name_is_due_at_once_and_has_one_turn(queue: WorkQueue) -> None:
@@ -111,7 +110,7 @@ def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before
     clock.now += 0.1
     assert due_now(queue) == ["a"]
     queue.add("a")
-    clock.now += SPACING - 0.1
+    clock.now += INTERVAL - 0.1
     assert due_now(queue) == []
     clock.now += 0.1
     assert due_now(queue) == ["a"]
@@ -122,7 +121,7 @@ def test_an_event_after_a_turn_has_one_of_its_own(queue: WorkQueue, clock: Clock
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("a")
-    clock.now += SPACING
+    clock.now += INTERVAL
     assert due_now(queue) == ["a"]
 
 
@@ -137,21 +136,21 @@ def test_a_delay_counts_from_the_event_and_the_spacing_from_the_turn(queue: Work
 
 
 def test_it_holds_a_name_that_waits_or_was_served_lately(queue: WorkQueue, clock: Clock) -> None:
-    assert not queue.holds("a")
+    assert not queue.is_active("a")
     queue.add("a", 100.0)
-    assert queue.holds("a")
+    assert queue.is_active("a")
     clock.now += 100
     assert due_now(queue) == ["a"]
-    clock.now += 2 * SPACING - 1
-    assert queue.holds("a")
+    clock.now += 2 * INTERVAL - 1
+    assert queue.is_active("a")
     clock.now += 1
-    assert not queue.holds("a")
+    assert not queue.is_active("a")
 
 
 @given(events=st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 30), st.floats(0, 20)), max_size=30))
 def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[str, float, float]]) -> None:
     clock = Clock()
-    queue = WorkQueue(SPACING, clock)
+    queue = WorkQueue(INTERVAL, clock)
     turns: dict[str, list[float]] = {"a": [], "b": [], "c": []}
     wanted: dict[str, float] = {}
 
@@ -166,12 +165,12 @@ def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[
         serve()
         clock.now += pause
         serve()
-        assert all(at + SPACING > clock.now for at in wanted.values()), "late by more than the spacing"
+        assert all(at + INTERVAL > clock.now for at in wanted.values()), "late by more than the spacing"
     clock.now += 60
     serve()
     assert not wanted
     for times in turns.values():
-        assert all(later >= earlier + SPACING for earlier, later in itertools.pairwise(times))
+        assert all(later >= earlier + INTERVAL for earlier, later in itertools.pairwise(times))
 
 
 # Threads
@@ -182,9 +181,9 @@ def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Futu
     while clock.looked.acquire(blocking=False):
         continue
     turn = executor.submit(queue.next)
+    # It has looked, and holds the queue's lock until it sleeps: whatever else is done to the queue comes after that.
     assert clock.looked.acquire(timeout=PATIENT)
-    with queue._changed:  # it sleeps: it has let the lock go
-        return turn
+    return turn
 
 
 @pytest.mark.parametrize("before", [None, 3600.0], ids=["nothing waits", "something waits, for long"])

@@ -1,0 +1,273 @@
+"""Settling: drift is told and mended, replicas that write first lose nothing, and nothing is released without proof."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.metrics import SettleMetrics
+from controller.settler import MAX_ATTEMPTS, Settler
+from tests.api_double import ApiDouble, Effect, delivered
+from tests.builders import LABELS, Manifest, stored_pod
+from tests.replicas import Replica
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.ledger.ledger import Ledger, Pending
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Charge
+
+FOUR_M40 = json.dumps({"team-a": {"quota": {"M40": 4}}})
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+POD = "/api/v1/namespaces/team-a/pods/train-0"
+CARD = {"tencent.com/vcuda-core": 100}
+HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
+COUNTED, FAR = "102", "1000000"
+"""Versions: after the quota's, before the list of the pods; and one that the list is older than."""
+
+
+class Settling:
+    """A settler of namespace team-a, which by ``document`` may use four M40, and has this ledger and these pods.
+
+    It has listed everything, and nothing is due; it settles when the test says so.
+    """
+
+    def __init__(
+        self, api: ApiDouble, replica: Replica, ledger: Ledger, *pods: Manifest, document: str = FOUR_M40
+    ) -> None:
+        metadata = {"name": "gpuquota", "namespace": "kube-system"}
+        api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
+        replica.store.write("team-a", ledger, None)
+        for pod in pods:
+            home = {**pod["metadata"], "namespace": "team-a"}
+            api.store(f"/api/v1/namespaces/team-a/pods/{home['name']}", {**pod, "metadata": home})
+        self._registry = CollectorRegistry()
+        self._ahead = 0.0
+        quota, nodes = QuotaInformer(api.kube, QuotaPlace(), frozenset()), NodeInformer(api.kube, LABELS)
+        self.settler = Settler(
+            api.kube,
+            replica.store,
+            quota,
+            nodes,
+            metrics=SettleMetrics(self._registry),
+            on_report=lambda *_: self.settler.reconciler.stop(),
+            clock=lambda: time.monotonic() + self._ahead,
+        )
+        for reflector in (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector):
+            reflector.relist()
+        self._forget_due()
+        self.later(10)
+        api.forget_calls()
+
+    def counted(self, metric: str) -> float | None:
+        """How often one of its metrics has counted."""
+        return self._registry.get_sample_value(f"vcuda_settle_{metric}")
+
+    def later(self, seconds: float) -> None:
+        """Let so much time have passed."""
+        self._ahead += seconds
+
+    def run(self) -> None:
+        """Settle what is due until one namespace is done; it ends with that for good."""
+        self.settler.reconciler.run()
+
+    def settle(self) -> None:
+        """Settle the namespace once, whatever is due."""
+        self.settler.settle("team-a")
+
+    def full_resync(self) -> list[Any]:
+        """Run one full resync, which settles nothing yet; return what was warned of."""
+        with structlog.testing.capture_logs() as logs:
+            self.settler.full_resync()
+        return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
+
+    def _forget_due(self) -> None:
+        """Let nothing be due: a name that is due last of all tells where that ends."""
+        self.settler.queue.add("end")
+        for _ in iter(self.settler.queue.next, "end"):
+            pass
+
+
+# The full resync
+
+
+@pytest.mark.parametrize(
+    "committed",
+    [
+        pytest.param({"M40": TWO}, id="too high"),
+        pytest.param({}, id="too low"),
+        pytest.param({"P100": ONE}, id="another model"),
+    ],
+)
+def test_a_ledger_at_rest_that_differs_from_the_pods_is_told_counted_and_mended(
+    api: ApiDouble, replica: Replica, committed: dict[str, Charge]
+) -> None:
+    settling = Settling(api, replica, Ledger(committed, COUNTED), stored_pod(CARD))
+    assert settling.full_resync() == [("ledger differs from the pods; mending", "team-a")]
+    assert settling.counted("mended_total") == 1
+    settling.run()
+    assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
+
+
+def test_a_ledger_that_agrees_with_the_pods_is_not_written(api: ApiDouble, replica: Replica) -> None:
+    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
+    assert settling.full_resync() == []
+    settling.run()
+    assert (settling.counted("mended_total"), api.calls) == (0, [])
+
+
+def test_a_ledger_that_is_about_to_be_settled_is_not_counted(api: ApiDouble, replica: Replica) -> None:
+    """What an event has brought is no difference that events should have mended."""
+    settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
+    settling.settler.queue.add("team-a")
+    assert settling.full_resync() == []
+    assert settling.counted("mended_total") == 0
+
+
+def test_a_ledger_counted_at_a_newer_version_is_right_for_all_that_is_known(api: ApiDouble, replica: Replica) -> None:
+    """Not even etcd knows better here."""
+    settling = Settling(api, replica, Ledger({"M40": TWO}, FAR), stored_pod(CARD))
+    assert settling.full_resync() == []
+    settling.run()
+    assert (settling.counted("mended_total"), api.calls) == (0, ["LIST"])
+
+
+def test_where_the_watch_is_behind_the_count_etcd_is_asked(api: ApiDouble, replica: Replica) -> None:
+    """As after a webhook's own count, while nothing happens that would bring the watch forward."""
+    settling = Settling(api, replica, Ledger({"M40": TWO}, "104"), stored_pod(CARD))
+    api.store("/api/v1/namespaces/team-b/pods/other", {"metadata": {"name": "other"}})
+    settling.settler.queue.add("team-a")
+    settling.run()
+    assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
+
+
+# Beside replicas that write first
+
+GONE = Ledger({"M40": Charge(100, 0, 100)})
+"""A ledger that counts a pod of which nothing is stored any more."""
+
+
+@pytest.fixture
+def settling(api: ApiDouble, replica: Replica) -> Settling:
+    """Return a settler whose ledger is out of date, and which has one turn, unless that comes to nothing."""
+    settling = Settling(api, replica, GONE)
+    settling.settler.queue.add("team-a")
+    return settling
+
+
+def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
+    """Let the replica charge a pod just before each of the next writes; return their uids."""
+    uids = [f"uid-{number}" for number in range(times)]
+    left = iter(uids)
+
+    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
+        uid = next(left, None) if method == "PUT" else None
+        if uid:
+            api.deliver = delivered
+            replica.charge(uid, charge=HALF)
+            api.forget_calls()
+            api.deliver = deliver
+        return effect()
+
+    api.deliver = deliver
+    return uids
+
+
+@pytest.mark.parametrize("times", range(MAX_ATTEMPTS))
+def test_a_settlement_that_is_overtaken_is_tried_again_at_once(
+    api: ApiDouble, replica: Replica, other: Replica, settling: Settling, times: int
+) -> None:
+    """What the replicas charged meanwhile stays charged; what is gone is released all the same."""
+    uids = overtake(api, other, times)
+    settling.run()
+    assert settling.counted("seconds_count") == 1
+    ledger = replica.store.read("team-a").ledger
+    assert (ledger.committed, list(ledger.pending)) == ({}, uids)
+
+
+def test_a_settlement_that_is_overtaken_too_often_lets_others_have_their_turn(
+    api: ApiDouble, replica: Replica, other: Replica, settling: Settling
+) -> None:
+    """The namespace is due again, and the next turn mends it."""
+    uids = overtake(api, other, MAX_ATTEMPTS)
+    settling.run()
+    assert settling.counted("seconds_count") == 2
+    ledger = replica.store.read("team-a").ledger
+    assert (ledger.committed, list(ledger.pending)) == ({}, uids)
+
+
+def test_a_settlement_without_a_conflict_writes_once_and_reads_nothing(api: ApiDouble, settling: Settling) -> None:
+    settling.run()
+    assert api.calls == ["PUT"]
+
+
+def test_after_a_conflict_the_ledger_is_read_once_and_written_again(
+    api: ApiDouble, other: Replica, settling: Settling
+) -> None:
+    overtake(api, other, 1)
+    settling.run()
+    assert api.calls == ["GET", "PUT"]
+
+
+# What has to be proven before a charge is released, a ledger dropped or a count believed
+
+NOBODY = "{}"
+MALFORMED = "team-a: {quota: {M40: four}}"
+PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
+
+
+def overdue(api: ApiDouble, replica: Replica) -> Settling:
+    """Return a settler that has first seen the pending charge long ago."""
+    settling = Settling(api, replica, PENDING)
+    settling.settle()
+    settling.later(500)
+    return settling
+
+
+def test_an_overdue_charge_whose_pod_is_not_stored_is_released(api: ApiDouble, replica: Replica) -> None:
+    overdue(api, replica).settle()
+    assert replica.uids() == []
+
+
+def test_an_overdue_charge_is_kept_where_etcd_has_the_pod_that_the_watch_has_not_brought(
+    api: ApiDouble, replica: Replica
+) -> None:
+    settling = overdue(api, replica)
+    api.store(POD, {"metadata": {"name": "train-0", "uid": "uid-1"}})
+    settling.settle()
+    assert replica.uids() == ["uid-1"]
+
+
+def test_a_ledger_that_limits_nobody_stays_while_a_pod_may_still_be_on_its_way(
+    api: ApiDouble, replica: Replica
+) -> None:
+    Settling(api, replica, PENDING, document=NOBODY).settle()
+    assert replica.uids() == ["uid-1"]
+    assert "DELETE" not in api.calls
+
+
+def test_beside_a_document_that_was_malformed_before_the_leader_began_charges_are_settled_all_the_same(
+    api: ApiDouble, replica: Replica
+) -> None:
+    """The replicas may have the last good one still, and charge by it."""
+    ledger = Ledger({"M40": Charge(400, 0, 400)}, COUNTED, {"uid-1": Pending("M40", ONE)})
+    Settling(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).settle()
+    settled = replica.store.read("team-a").ledger
+    assert (settled.committed, settled.pending) == ({"M40": ONE}, {})
+
+
+def test_beside_a_malformed_document_no_ledger_is_made_and_none_dropped(api: ApiDouble, replica: Replica) -> None:
+    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD), document=MALFORMED)
+    settling.settle()
+    assert (replica.store.read("team-a").ledger.committed, api.calls) == ({"M40": ONE}, ["GET"])
+
+
+def test_a_count_is_no_newer_than_the_list_that_it_was_made_from(api: ApiDouble) -> None:
+    """Else what is stored at the next version would count as seen."""
+    api.store(POD, stored_pod(CARD))
+    [page] = api.list_pages("/api/v1/namespaces/team-a/pods")
+    view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).look("team-a")
+    assert (view.resource_version, view.committed) == (page.resource_version, {"M40": ONE})
