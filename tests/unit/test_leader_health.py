@@ -82,7 +82,7 @@ def test_a_stop_waits_for_the_removal_that_is_on_its_way(api: ApiDouble, leader:
     assert patched.wait(PATIENT)
     stopping = threading.Thread(target=leader.stop)
     stopping.start()
-    assert leader._stopping.wait(PATIENT)
+    leader.nodes.reflector.join(PATIENT)  # it is stopped after the loops are
     goes_on.set()
     stopping.join(PATIENT)
     assert marks_in(api) == {}
