@@ -15,7 +15,7 @@ NANOSECONDS, SECONDS = 1_000_000_000, 1
 """Units of an annotation's Unix time, as so many in a second."""
 
 
-class Phase(msgspec.Struct, frozen=True):
+class AllocationPhase(msgspec.Struct, frozen=True):
     """How far an allocation has come, as the annotation or label ``key`` tells.
 
     ``done`` is what the device plugin writes once the cards are the pod's, ``allocating`` what stands there while the
@@ -53,7 +53,7 @@ class Scheme(msgspec.Struct, frozen=True):
     predicate_node: str | None = None
     predicate_times: tuple[str, ...] = ()
     time_unit: int = SECONDS
-    phase: Phase | None = None
+    phase: AllocationPhase | None = None
     node_lock: str | None = None
 
     @property
@@ -78,7 +78,7 @@ GPU_MANAGER = Scheme(
     predicate_node="tencent.com/predicate-node",
     predicate_times=("tencent.com/predicate-time",),
     time_unit=NANOSECONDS,
-    phase=Phase("tencent.com/gpu-assigned", done="true"),
+    phase=AllocationPhase("tencent.com/gpu-assigned", done="true"),
 )
 
 NVIDIA_VCUDA = Scheme(
@@ -92,7 +92,7 @@ NVIDIA_VCUDA = Scheme(
     predicate_node="nvidia.com/predicate-node",
     predicate_times=("nvidia.com/predicate-time",),
     time_unit=NANOSECONDS,
-    phase=Phase("nvidia.com/gpu-assigned", done="true"),
+    phase=AllocationPhase("nvidia.com/gpu-assigned", done="true"),
 )
 
 HAMI = Scheme(
@@ -114,7 +114,7 @@ HAMI = Scheme(
     ),
     predicate_node="hami.io/vgpu-node",
     predicate_times=("hami.io/vgpu-time", "hami.io/bind-time"),
-    phase=Phase("hami.io/bind-phase", done="success", allocating="allocating"),
+    phase=AllocationPhase("hami.io/bind-phase", done="success", allocating="allocating"),
     node_lock="hami.io/mutex.lock",
 )
 
@@ -135,7 +135,7 @@ VGPU_MANAGER = Scheme(
     predicate_node="nvidia.com/predicate-node",
     predicate_times=("nvidia.com/predicate-time",),
     time_unit=NANOSECONDS,
-    phase=Phase("nvidia.com/assigned-phase", done="succeed", allocating="allocating"),
+    phase=AllocationPhase("nvidia.com/assigned-phase", done="succeed", allocating="allocating"),
 )
 
 # The order decides to which of two schemes an annotation belongs that both write, where a pod asks by neither.
