@@ -1,14 +1,28 @@
-"""The cards of a node: what its capacity offers, and what shares take of them."""
+"""The cards of a node, what pods want of them, and how what a pod was given stands on it."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.allocations.cards import Cards, Share, Unplaceable, read_cards
+from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
+from vcuda.allocations.cards import (
+    CardRequest,
+    Cards,
+    ContainerRequest,
+    PodCards,
+    Share,
+    Unplaceable,
+    annotations_for,
+    patch_of,
+    read_card_request,
+    read_cards,
+    read_pod_cards,
+)
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
@@ -100,3 +114,146 @@ def test_shares_are_free_one_beside_the_other_or_not() -> None:
     assert not cards.have([Share(0, 10, 0), Share(0, 100, 0)])
     assert not cards.have([Share(1, 10, 0)])
     assert cards.have([Share(0, 100, 0)])
+
+
+SHARE = {CORES: 30, MEMORY: 4}
+
+
+def test_containers_want_one_after_the_other_and_others_keep_their_number() -> None:
+    manifest = pod(container(SHARE), container(), container({CORES: "200", MEMORY: "1"}))
+    assert read_card_request(view(manifest)) == CardRequest(
+        GPU_MANAGER, (ContainerRequest(0, 30, 1024), ContainerRequest(2, 200, 256))
+    )
+
+
+def test_the_nvidia_scheme_asks_in_mebibytes() -> None:
+    request = read_card_request(view(vcuda_pod({"nvidia.com/vcuda-core": 10, "nvidia.com/vcuda-memory": 500})))
+    assert request == CardRequest(NVIDIA_VCUDA, (ContainerRequest(0, 10, 500),))
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        pytest.param(pod(container()), id="no resources"),
+        pytest.param(vcuda_pod({"nvidia.com/gpu": 1}), id="another vendor's"),
+        pytest.param(vcuda_pod({CORES: 0, MEMORY: 0}), id="none"),
+        pytest.param(vcuda_pod({MEMORY: 4}), id="memory alone"),
+        pytest.param(vcuda_pod({CORES: 50}), id="a share without memory, which gpu-manager starts on no card"),
+    ],
+)
+def test_a_pod_that_needs_no_card_by_number_may_go_anywhere(manifest: Manifest) -> None:
+    assert read_card_request(view(manifest)) is None
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        pytest.param(
+            pod(container(SHARE), init=[container(SHARE)]),
+            "init containers cannot get vcuda cards",
+            id="init container",
+        ),
+        pytest.param(
+            pod(container(), init=[sidecar(SHARE)]), "init containers cannot get vcuda cards", id="sidecar alone"
+        ),
+        pytest.param(
+            pod(container(SHARE), container({"nvidia.com/vcuda-core": 100})),
+            f"asks for both {CORES} and nvidia.com/vcuda-core",
+            id="two schemes",
+        ),
+        pytest.param(vcuda_pod({CORES: 150}), "cores over 100 must be whole cards, 100 each", id="a card and a half"),
+    ],
+)
+def test_what_no_node_can_serve_is_a_reason_that_lasts(manifest: Manifest, reason: str) -> None:
+    assert read_card_request(view(manifest)) == Unplaceable(reason, final=True)
+
+
+T = "tencent.com"
+TWO_CARDS = {f"{T}/vcuda-core": 200}
+WRITTEN = {f"{T}/predicate-node": "n1", f"{T}/predicate-gpu-idx-0": "3", f"{T}/predicate-gpu-idx-2": "0,5"}
+
+
+def cards_by(annotations: dict[str, str], phase: str = "Pending", **spec: Any) -> PodCards | None:
+    manifest = pod(container(SHARE), container(), container(TWO_CARDS), annotations=annotations, **spec)
+    return read_pod_cards(view({**manifest, "status": {"phase": phase}}))
+
+
+GIVEN = (Share(3, 30, 1024), Share(0, 100, 0), Share(5, 100, 0))
+
+
+def test_what_is_written_is_what_gpu_manager_reads() -> None:
+    written = annotations_for(GPU_MANAGER, "n1", {0: (Share(3, 30, 1024),), 2: (Share(0, 100, 0), Share(5, 100, 0))}, 7)
+    assert written == {**WRITTEN, f"{T}/predicate-time": "7", f"{T}/gpu-assigned": "false"}
+    assert cards_by(written) == PodCards("n1", GIVEN)
+
+
+def test_the_nvidia_scheme_has_its_own_names() -> None:
+    written = annotations_for(NVIDIA_VCUDA, "n1", {0: (Share(1, 10, 500),)}, 7)
+    assert {key.partition("/")[0] for key in written} == {"nvidia.com"}
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_has_ended_holds_nothing(phase: str) -> None:
+    assert cards_by(WRITTEN, phase, nodeName="n1") is None
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
+def test_a_bound_pod_holds_cards_of_its_node_whichever_was_chosen(phase: str) -> None:
+    assert cards_by(WRITTEN, phase, nodeName="n2") == PodCards("n2", GIVEN)
+
+
+def test_a_pod_that_is_not_bound_holds_those_of_the_node_that_was_chosen() -> None:
+    assert cards_by(WRITTEN) == PodCards("n1", GIVEN)
+    assert cards_by({f"{T}/predicate-gpu-idx-0": "3"}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "cards"),
+    [
+        ("1,2", [1, 2]),
+        ("1, 2", [1, 2]),
+        ("-1,2", [2]),
+        ("x,2", [2]),
+        ("2,\u0663", [2]),
+        ("9" * 5000, []),
+        ("", []),
+        ("1,2,3,4,5,6,7", [1, 2]),
+    ],
+)
+def test_what_is_no_number_of_a_card_is_passed_over(text: str, cards: list[int]) -> None:
+    """gpu-admission ends by a fault of its own at a negative number."""
+    found = cards_by({f"{T}/predicate-gpu-idx-2": text}, nodeName="n1")
+    assert [share.card for share in found.shares] == cards if found else cards == []
+
+
+@pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, 1024)])
+def test_no_more_cards_are_read_than_the_container_asks_for_and_no_fewer(cores: int, count: int) -> None:
+    """The owner of a running pod can write all the cards of its node on it, which then nobody else would get."""
+    limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
+    text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}
+    found = read_pod_cards(view(pod(container(limits), annotations=text, nodeName="n1")))
+    assert found is not None
+    assert [share.card for share in found.shares] == list(range(count))
+
+
+def test_an_annotation_for_a_container_that_asks_for_nothing_hides_no_other() -> None:
+    forged = {"tencent.com/predicate-gpu-idx-0": "1", "nvidia.com/predicate-gpu-idx-0": "2"}
+    limits = {"nvidia.com/vcuda-core": 100}
+    found = read_pod_cards(view(pod(container(limits), annotations=forged, nodeName="n1")))
+    assert found == PodCards("n1", (Share(2, 100, 0),))
+
+
+def test_the_patch_is_guarded_and_takes_away_what_an_earlier_placement_left() -> None:
+    present = {f"{T}/predicate-gpu-idx-1": "9", "nvidia.com/predicate-node": "n0", "mine": "kept"}
+    patch = json.loads(patch_of({f"{T}/predicate-node": "n1"}, present, "uid-1", "42"))
+    assert patch == {
+        "metadata": {
+            "uid": "uid-1",
+            "resourceVersion": "42",
+            "annotations": {
+                f"{T}/predicate-gpu-idx-1": None,
+                "nvidia.com/predicate-node": None,
+                f"{T}/predicate-node": "n1",
+            },
+        }
+    }

@@ -1,20 +1,40 @@
-"""The decision on one charge against one version of a namespace's ledger."""
+"""The ledger of a namespace: the decision on one charge, settling, its text, and its report."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import uuid
+from pathlib import Path
 
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import LABELS, MODEL, nodes
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import (
     MOST_PENDING,
+    MOST_PODS,
     Admitted,
     Ledger,
+    ModelUse,
+    NamespaceUse,
+    ObservedPods,
     Pending,
+    PodUse,
     Refused,
     TooManyPending,
     admit,
     charges_by_model,
+    is_older,
+    read_ledger,
+    report,
+    settle,
+    write_ledger,
 )
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
 CARD = Pending("M40", Charge(100, 0, 100))
@@ -191,3 +211,318 @@ def test_charges_are_summed_by_model() -> None:
     stored = [("M40", Charge(100, 0, 100)), ("A100", Charge(20, 300)), ("M40", Charge(50, 256))]
     assert charges_by_model(stored) == {"M40": Charge(150, 256, 100), "A100": Charge(20, 300)}
     assert charges_by_model([]) == {}
+
+
+ONE, TWO = ({"M40": Charge(100 * count, 0, 100 * count)} for count in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("ledger", "view", "absent", "settled"),
+    [
+        pytest.param(
+            Ledger({}, "5", {"a": CARD}),
+            ObservedPods("7", ONE, {"a"}),
+            (),
+            Ledger(ONE, "7"),
+            id="a pod that was stored",
+        ),
+        pytest.param(
+            Ledger({}, "5", {"a": CARD}), ObservedPods("7", {}, {"a"}), (), Ledger({}, "7"), id="stored, and gone since"
+        ),
+        pytest.param(
+            Ledger(ONE, "5", {"a": CARD}),
+            ObservedPods("7", {}, ()),
+            (),
+            Ledger({}, "7", {"a": CARD}),
+            id="not yet seen",
+        ),
+        pytest.param(
+            Ledger(ONE, "5"),
+            ObservedPods("6", {"A100": Charge(9)}, ()),
+            (),
+            Ledger({"A100": Charge(9)}, "6"),
+            id="renamed",
+        ),
+        pytest.param(
+            Ledger(ONE, "5", {"a": CARD, "b": CARD}),
+            ObservedPods("7", TWO, {"a"}),
+            (),
+            Ledger(TWO, "7", {"b": CARD}),
+            id="one of two",
+        ),
+        pytest.param(
+            Ledger({}, "5", {"a": CARD}), ObservedPods("7", {}, ()), ("a",), Ledger({}, "7"), id="never to be stored"
+        ),
+        pytest.param(
+            Ledger(TWO, "100", {"a": CARD, "b": CARD}),
+            ObservedPods("99", ONE, {"a"}),
+            ("b",),
+            Ledger(TWO, "100", {"a": CARD}),
+            id="never to be stored, though the view is old",
+        ),
+        pytest.param(
+            Ledger(TWO, "5"), ObservedPods("5", ONE, ()), (), Ledger(ONE, "5"), id="a view as old as the count"
+        ),
+        pytest.param(Ledger({}, ""), ObservedPods("1", ONE, ()), (), Ledger(ONE, "1"), id="a ledger never counted"),
+    ],
+)
+def test_settled(ledger: Ledger, view: ObservedPods, absent: tuple[str, ...], settled: Ledger) -> None:
+    assert settle(ledger, view, absent) == settled
+
+
+@pytest.mark.parametrize(
+    ("ledger", "view"),
+    [
+        pytest.param(Ledger(ONE, "5", {"a": CARD}), ObservedPods("7", ONE, ()), id="nothing new"),
+        pytest.param(Ledger(ONE, "5", {"a": CARD}), ObservedPods("7", ONE, {"x", "y"}), id="others were seen"),
+        pytest.param(Ledger(TWO, "100", {"a": CARD}), ObservedPods("99", ONE, ()), id="an old view lowers nothing"),
+        pytest.param(
+            Ledger(TWO, "100", {"a": CARD}), ObservedPods("99", ONE, {"a"}), id="nor does it drop what it saw"
+        ),
+    ],
+)
+def test_without_news_nothing_is_to_be_written(ledger: Ledger, view: ObservedPods) -> None:
+    """A leader that has slept still believes in pods that are gone, and does not know those that came."""
+    assert settle(ledger, view, ("z",)) is ledger
+
+
+def test_a_count_from_before_the_quota_was_edited_is_renewed_though_it_is_the_same() -> None:
+    """Else every webhook would count for itself, again and again."""
+    ledger, view = Ledger(ONE, "5", {"a": CARD}), ObservedPods("7", ONE, ())
+    assert settle(ledger, view, counted_since="6") == Ledger(ONE, "7", {"a": CARD})
+    assert settle(ledger, view, counted_since="5") is ledger
+
+
+@pytest.mark.parametrize(
+    ("version", "than", "older"),
+    [("9", "10", True), ("10", "9", False), ("10", "10", False), ("", "1", True), ("1", "", False), ("", "", False)],
+)
+def test_versions_are_compared_as_numbers(version: str, than: str, older: bool) -> None:
+    assert is_older(version, than) is older
+
+
+MODELS = ("M40", "P100")
+UIDS = tuple("abcdef")
+CHARGES = st.builds(Charge, st.integers(1, 300), st.integers(0, 500), st.integers(0, 300))
+COMMITTED = st.dictionaries(st.sampled_from(MODELS), CHARGES)
+VERSIONS = st.integers(0, 12).map(lambda version: str(version or ""))
+PENDING = st.dictionaries(st.sampled_from(UIDS), st.builds(Pending, st.sampled_from(MODELS), CHARGES))
+LEDGERS = st.builds(Ledger, COMMITTED, VERSIONS, PENDING)
+SOME = st.frozensets(st.sampled_from(UIDS))
+VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME)
+
+
+@given(ledger=LEDGERS, view=VIEWS, absent=SOME)
+def test_what_was_not_seen_and_not_proven_absent_stays_charged(
+    ledger: Ledger, view: ObservedPods, absent: frozenset[str]
+) -> None:
+    """And what was seen is counted once: as pending no more, when it is in the count."""
+    settled = settle(ledger, view, absent)
+    stale = is_older(view.resource_version, ledger.pod_resource_version)
+    released = absent if stale else absent | set(view.seen)
+    assert settled.pending == {uid: each for uid, each in ledger.pending.items() if uid not in released}
+    assert settled.committed == (ledger.committed if stale else view.committed)
+
+
+@given(ledger=LEDGERS, view=VIEWS, absent=SOME)
+def test_settled_twice_is_settled_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
+    """Else two leaders would write for ever."""
+    once = settle(ledger, view, absent)
+    assert settle(once, view, absent) is once
+
+
+@given(ledger=LEDGERS, views=st.lists(VIEWS, max_size=5))
+def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[ObservedPods]) -> None:
+    for view in views:
+        settled = settle(ledger, view, ())
+        assert not is_older(settled.pod_resource_version, ledger.pod_resource_version)
+        ledger = settled
+
+
+@given(ledger=LEDGERS, view=VIEWS, absent=SOME)
+def test_the_version_that_was_read_is_left_as_it_was(
+    ledger: Ledger, view: ObservedPods, absent: frozenset[str]
+) -> None:
+    before = msgspec.json.encode(ledger)
+    settle(ledger, view, absent)
+    assert msgspec.json.encode(ledger) == before
+
+
+SAMPLE = Path(__file__).parents[1] / "data" / "ledger-format-1.json"
+ANY_CHARGES = st.builds(Charge, st.integers(0, 800), st.integers(0, 10_000), st.integers(0, 800))
+ANY_UIDS = st.uuids().map(str) | st.text(max_size=40)
+ANY_LEDGERS = st.builds(
+    Ledger,
+    st.dictionaries(st.text(max_size=8), ANY_CHARGES, max_size=3),
+    st.integers(0).map(str) | st.just(""),
+    st.dictionaries(ANY_UIDS, st.builds(Pending, st.sampled_from(("M40", "P100", "a b")), ANY_CHARGES), max_size=8),
+)
+
+
+@given(ANY_LEDGERS)
+def test_what_is_written_is_read_back(ledger: Ledger) -> None:
+    assert read_ledger(write_ledger(ledger)) == ledger
+
+
+@given(st.uuids())
+def test_a_uid_is_read_back_only_as_it_was(made: uuid.UUID) -> None:
+    """The API server compares uids letter by letter, so one in capitals is another one."""
+    uids = {str(made), str(made).upper(), made.hex}
+    ledger = Ledger(pending={uid: Pending("M40", Charge(1)) for uid in uids})
+    assert read_ledger(write_ledger(ledger)).pending.keys() == uids
+
+
+@pytest.mark.parametrize(
+    ("shapes", "bytes_"),
+    [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="of 20 shapes")],
+)
+def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
+    """In bytes of the ConfigMap's JSON, where every quote is escaped; 20 kB is where writes get slow."""
+    pending = {
+        str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MOST_PENDING)
+    }
+    ledger = Ledger({f"model-{number}": Charge(800, 4096, 800) for number in range(8)}, "123456789", pending)
+    assert len(json.dumps(write_ledger(ledger))) < bytes_
+
+
+def test_the_first_format_is_read_and_replaced() -> None:
+    """The sample was written by the first build that kept ledgers."""
+    ledger = read_ledger(SAMPLE.read_text())
+    assert ledger.committed == {"M40": Charge(250, 1024, 100), "P100": Charge(100, 0, 100)}
+    assert ledger.pod_resource_version == "48213"
+    assert ledger.pending == {
+        "5b0b9a9e-4a5e-4a38-9c63-6f3a1d1f6a10": Pending("M40", Charge(100, 0, 100)),
+        "c2f7d0a4-8a5f-4f0e-b1d2-93f5c1d7e811": Pending("P100", Charge(50, 2048)),
+    }
+    assert json.loads(write_ledger(ledger))["format"] == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("[]", id="no object"),
+        pytest.param("{", id="cut off"),
+        pytest.param('{"format": 3}', id="of a later release"),
+        pytest.param('{"format": "2"}', id="a format that is no number"),
+        pytest.param('{"format": 2}', id="without what belongs in it"),
+        pytest.param(
+            '{"format": 2, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0]]}}', id="short"
+        ),
+        pytest.param(
+            '{"format": 2, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0, 0, "abc"]]}}',
+            id="a uid cut off",
+        ),
+        pytest.param(
+            '{"format": 2, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0, 0, "'
+            + "!" * 22
+            + '"]]}}',
+            id="no Base64",
+        ),
+    ],
+)
+def test_what_is_damaged_is_not_guessed_at(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_ledger(text)
+
+
+ONE_CARD = Charge(100, 0, 100)
+LIMITED = NamespaceQuota({"M40": Limit(800), "P100": Limit(250, 1000)})
+
+
+def holder(
+    name: str, charge: Charge = ONE_CARD, model: str | None = "M40", node: str = "", live: bool = True
+) -> StoredPod:
+    return StoredPod(f"uid-{name}", "team-a", name, model, node, live, charge, "")
+
+
+def used(ledger: Ledger, *pods: StoredPod, quota: NamespaceQuota = LIMITED, at: Nodes | None = None) -> NamespaceUse:
+    return report("team-a", quota, ledger, pods, at or Nodes(LABELS))
+
+
+def test_a_namespace_that_uses_nothing() -> None:
+    assert used(Ledger()) == NamespaceUse(
+        "team-a",
+        "enforce",
+        (
+            ModelUse("M40", limit=8, used=0, pending=0, available=8),
+            ModelUse("P100", limit=2.5, used=0, pending=0, available=2.5, memory_limit=1000, memory_used=0),
+        ),
+    )
+
+
+def test_used_holds_what_is_pending() -> None:
+    ledger = Ledger({"M40": Charge(250)}, "7", {"a": Pending("M40", ONE_CARD), "b": Pending("P100", Charge(50, 300))})
+    m40, p100 = used(ledger).models
+    assert (m40.used, m40.pending, m40.available) == (3.5, 1, 4.5)
+    assert (p100.used, p100.pending, p100.available, p100.memory_used) == (0.5, 0.5, 2, 300)
+
+
+def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:
+    (p100,) = used(Ledger({"P100": Charge(200, 0, 200)})).models[1:]
+    assert (p100.memory_limit, p100.memory_used) == (1000, 800)
+
+
+def test_over_the_limit_nothing_is_available() -> None:
+    """The limit was lowered, or only warns."""
+    assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
+
+
+def test_a_model_that_is_used_without_a_limit_comes_last() -> None:
+    models = used(Ledger({"A100": ONE_CARD}), holder("old", model="A100")).models
+    assert [model.model for model in models] == ["M40", "P100", "A100"]
+    assert models[2] == ModelUse("A100", limit=0, used=1, pending=0, available=0, pods=(PodUse("old", 100, 0),))
+
+
+def test_the_order_is_that_of_the_quota() -> None:
+    quota = NamespaceQuota({"Z": Limit(100), "A": Limit(100)})
+    assert [model.model for model in used(Ledger({"A": ONE_CARD, "Z": ONE_CARD}), quota=quota).models] == ["Z", "A"]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_mode(mode: Mode) -> None:
+    assert used(Ledger(), quota=NamespaceQuota({}, mode=mode)) == NamespaceUse("team-a", mode.value, ())
+
+
+def test_pods_come_largest_first() -> None:
+    pods = [
+        holder("c", Charge(50, 100)),
+        holder("b", Charge(50, 100)),
+        holder("a", Charge(50, 10)),
+        holder("d", Charge(200, 0, 200)),
+    ]
+    assert [pod.name for pod in used(Ledger(), *pods).models[0].pods] == ["d", "b", "c", "a"]
+
+
+def test_pods_stand_by_their_model() -> None:
+    models = used(Ledger(), holder("a"), holder("b", model="P100")).models
+    assert [[pod.name for pod in model.pods] for model in models] == [["a"], ["b"]]
+
+
+def test_a_pod_that_is_held_to_none_stands_by_its_node_s_model() -> None:
+    at = nodes(**{"gpu-1": {MODEL: "P100"}})
+    use = used(Ledger(), holder("a", model=None, node="gpu-1"), at=at)
+    assert [pod.name for pod in use.models[1].pods] == ["a"]
+    assert use.unpinned == ()
+
+
+def test_pods_of_no_known_model_are_named_apart() -> None:
+    use = used(Ledger(), holder("b", model=None), holder("a", model=None, node="gone"))
+    assert use.unpinned == ("a", "b")
+    assert all(model.pods == () for model in use.models)
+
+
+@pytest.mark.parametrize("model", ["M40", None])
+def test_a_pod_that_has_ended_holds_nothing(model: str | None) -> None:
+    assert used(Ledger(), holder("a", model=model, live=False)) == used(Ledger())
+
+
+def test_a_published_report_stays_small_and_the_metrics_count_all() -> None:
+    many = [holder(f"pod-{number:04}") for number in range(MOST_PODS + 7)]
+    m40 = used(Ledger(), *many).models[0]
+    assert (len(m40.pods), m40.more_pods, m40.pods[-1].name) == (MOST_PODS, 7, f"pod-{MOST_PODS - 1:04}")
+    unpinned = [msgspec.structs.replace(pod, model=None) for pod in many]
+    whole = used(Ledger(), *unpinned)
+    published = whole.shortened()
+    assert (len(whole.unpinned), whole.more_unpinned) == (MOST_PODS + 7, 0)
+    assert (len(published.unpinned), published.more_unpinned) == (MOST_PODS, 7)

@@ -1,4 +1,4 @@
-"""Every rule of every scheme: what is stale on a pod, from when on, and what never is."""
+"""Every rule of every scheme: what is stale on a pod, from when on, and what never is; and stale locks on nodes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.allocated import NODE, allocated_pod, marks, unix
+from tests.allocated import NODE, allocated_pod, marks, rfc3339, unix
 from tests.builders import LABELS, view
-from vcuda.allocations.stale import ABSURD, Removal, find_stale, first_stale, removal_patch
+from vcuda.allocations.stale import (
+    ABSURD,
+    Lock,
+    Removal,
+    find_stale,
+    find_stale_lock,
+    first_stale,
+    read_locks,
+    removal_patch,
+)
 from vcuda.allocations.stored_pods import StoredPod, read_stored
+from vcuda.k8s_types import Node, ObjectMeta
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 
 START = 1_700_000_000.0
@@ -315,3 +325,82 @@ def test_the_patch_takes_away_what_was_found_and_only_from_that_version(pod: Sto
     assert after["annotations"]["own/~1"] == "x"
     with pytest.raises(jsonpatch.JsonPatchTestFailed):
         jsonpatch.apply_patch({"metadata": {**metadata, "resourceVersion": "8"}}, patch)
+
+
+LOCK = "hami.io/mutex.lock"
+NOW = rfc3339(START)
+
+
+def locks(value: str | None) -> list[Lock]:
+    annotations = {"a/b": "c"} if value is None else {"a/b": "c", LOCK: value}
+    return list(read_locks(Node(ObjectMeta(name="gpu-1", annotations=annotations))))
+
+
+def rule(lock: Lock, now: float, *pods: tuple[str, str], seen: float = START) -> str | None:
+    removal = find_stale_lock(lock, lock.expires(seen, now, TIMEOUT), now, lambda *holder: holder in pods)
+    return removal.rule if removal else None
+
+
+@pytest.mark.parametrize(
+    ("value", "taken", "holder"),
+    [
+        pytest.param(NOW, START, None, id="before HAMi 2.5: the time alone"),
+        pytest.param(f"{NOW},team-a,train-0", START, ("team-a", "train-0"), id="with its pod"),
+        pytest.param("2023-11-15T06:13:20+08:00,team-a,train-0", START, ("team-a", "train-0"), id="another zone"),
+        pytest.param(f"{NOW},team-a", START, None, id="half a pod"),
+        pytest.param(f"{NOW},,", START, None, id="no pod"),
+        pytest.param(f"{NOW},team-a,train-0,more", START, None, id="of a form that is not known"),
+        pytest.param("soon,team-a,train-0", None, ("team-a", "train-0"), id="no time"),
+        pytest.param("2023-11-14T22:13:20", None, None, id="a time without its zone"),
+        pytest.param("", None, None, id="empty"),
+    ],
+)
+def test_how_a_lock_is_read(value: str, taken: float | None, holder: tuple[str, str] | None) -> None:
+    [lock] = locks(value)
+    assert (lock.scheme.name, lock.value, lock.taken, lock.holder) == ("hami", value, taken, holder)
+
+
+def test_a_node_without_one_is_not_locked() -> None:
+    assert locks(None) == []
+    assert list(read_locks(Node())) == []
+
+
+def test_a_lock_is_stale_when_its_time_is_over_whoever_holds_it() -> None:
+    [lock] = locks(f"{NOW},team-a,train-0")
+    assert rule(lock, LATE - 1, ("team-a", "train-0")) is None
+    assert rule(lock, LATE, ("team-a", "train-0")) == "lock-expired"
+
+
+def test_a_lock_is_stale_as_soon_as_its_pod_is_gone() -> None:
+    [lock] = locks(f"{NOW},team-a,train-0")
+    assert rule(lock, START, ("team-a", "another")) == "lock-holder-gone"
+
+
+def test_a_lock_that_names_no_pod_waits_for_its_time() -> None:
+    [lock] = locks(NOW)
+    assert rule(lock, LATE - 1) is None
+    assert rule(lock, LATE) == "lock-expired"
+
+
+@pytest.mark.parametrize("value", ["soon", rfc3339(START + 2 * ABSURD)], ids=["no time", "more than a day ahead"])
+def test_a_lock_whose_time_cannot_be_is_stale_when_it_was_seen_for_long_enough(value: str) -> None:
+    [lock] = locks(value)
+    assert rule(lock, START + 99 + TIMEOUT, seen=START + 100) is None
+    assert rule(lock, START + 100 + TIMEOUT, seen=START + 100) == "lock-expired"
+
+
+@pytest.mark.parametrize("value", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_the_ends_of_time_are_no_fault(value: str) -> None:
+    [lock] = locks(value)
+    assert rule(lock, START + TIMEOUT) == "lock-expired"
+
+
+def test_what_is_removed_and_why() -> None:
+    [lock] = locks(f"{NOW},team-a,train-0")
+    expired = find_stale_lock(lock, LATE, LATE, lambda *_: True)
+    gone = find_stale_lock(lock, LATE, START, lambda *_: False)
+    assert expired
+    assert gone
+    assert expired.annotations == gone.annotations == (LOCK,)
+    assert expired.why == f"never given back: {NOW},team-a,train-0"
+    assert gone.why == "its pod team-a/train-0 does not exist"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.allocated import NODE, allocated_pod, marks
 from tests.builders import (
     LABELS,
     MODEL,
@@ -22,9 +23,10 @@ from tests.builders import (
     view,
 )
 from vcuda.allocations.cards import PodCards, Share
-from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
+from vcuda.allocations.stored_pods import Allocation, Keys, StoredPod, charges_of, read_stored
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
 
 CARD = Charge(100, 0, 100)
 NODES = nodes(**{"gpu-1": {MODEL: "P100"}, "cpu-1": {}})
@@ -134,3 +136,71 @@ def test_an_annotation_says_nothing_about_the_model() -> None:
 def test_only_live_pods_are_charged() -> None:
     pods = [kept(stored(phase=phase, affinity=held_to("M40"))) for phase in ("Running", "Failed", "Pending")]
     assert list(charges_of(pods, Nodes(LABELS))) == [("M40", CARD)] * 2
+
+
+EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+
+
+def allocation_on(manifest: Manifest) -> Allocation | None:
+    return kept(manifest).allocation
+
+
+@EACH
+def test_what_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
+    """It is removed with the rest; what stayed would be read again."""
+    assert scheme.predicate_node
+    assert scheme.predicate_times
+    assert scheme.phase
+    read = (scheme.predicate_node, *scheme.predicate_times, scheme.phase.key)
+    assert all(is_named(key, (*scheme.allocation_annotations, *scheme.allocation_labels)) for key in read)
+
+
+@EACH
+def test_the_schemes_annotations_and_labels_are_kept_and_no_others(scheme: Scheme) -> None:
+    annotations, labels = marks(scheme, 1000, phase="done")
+    found = allocation_on(
+        allocated_pod(
+            scheme,
+            1000,
+            phase="done",
+            annotations={"a/b": "c", f"{scheme.predicate_node}s": "d"},
+            labels={"app": "train"},
+        )
+    )
+    assert found == Allocation(annotations, labels, (scheme,))
+    assert found.keys_of(scheme) == Keys(tuple(annotations), tuple(labels))
+    assert found.get(scheme.predicate_node) == NODE
+
+
+@EACH
+def test_nothing_is_kept_of_a_pod_without_one(scheme: Scheme) -> None:
+    manifest = allocated_pod(scheme, 1000)
+    manifest["metadata"] |= {"annotations": {"a/b": "c"}, "labels": {"app": "train"}}
+    assert allocation_on(manifest) is None
+    del manifest["metadata"]["annotations"], manifest["metadata"]["labels"]
+    assert allocation_on(manifest) is None
+
+
+@pytest.mark.parametrize("scheme", [NVIDIA_VCUDA, VGPU_MANAGER], ids=lambda scheme: scheme.name)
+def test_what_two_vendors_write_under_one_name_belongs_to_the_one_that_the_pod_asks(scheme: Scheme) -> None:
+    found = allocation_on(allocated_pod(scheme, 1000))
+    assert found
+    assert [each.name for each in found.schemes] == [scheme.name]
+
+
+def test_a_pod_may_carry_what_another_scheme_has_written_too() -> None:
+    """Its manifest was copied, or it asks by both; each of the two is judged by its own."""
+    foreign, _ = marks(HAMI, 1000)
+    found = allocation_on(allocated_pod(GPU_MANAGER, 1000, annotations=foreign))
+    assert found
+    assert [scheme.name for scheme in found.schemes] == ["gpu-manager", "hami"]
+    assert found.keys_of(HAMI).annotations == tuple(foreign)
+    assert not set(found.keys_of(GPU_MANAGER).annotations) & set(foreign)
+    assert found.keys_of(VGPU_MANAGER) == Keys((), ())
+
+
+def test_an_empty_value_tells_nothing() -> None:
+    found = allocation_on(allocated_pod(GPU_MANAGER, 1000, node=""))
+    assert found
+    assert found.get("tencent.com/predicate-node") is None
+    assert found.get(None) is None

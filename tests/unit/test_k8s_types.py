@@ -64,44 +64,14 @@ def test_no_whole_number(written: str | float, sentence: str) -> None:
     assert str(caught.value) == sentence
 
 
+NOT_QUANTITIES = (
+    ". + - k Ki e5 1e 1e1e1 1e100 1kk 1ki 1K 1mi --1 1,000 1_000 0x10 NaN nan Infinity -inf true \u0661 1\u00b2"
+)
+
+
 @pytest.mark.parametrize(
     "written",
-    [
-        "",
-        " ",
-        " 1",
-        "1 ",
-        "1\n",
-        ".",
-        "+",
-        "-",
-        "k",
-        "Ki",
-        "e5",
-        "1e",
-        "1e1e1",
-        "1e100",
-        "1kk",
-        "1ki",
-        "1K",
-        "1mi",
-        "1 k",
-        "--1",
-        "1,000",
-        "1_000",
-        "0x10",
-        "NaN",
-        "nan",
-        "Infinity",
-        "-inf",
-        "true",
-        "\u0661",
-        "1\u00b2",
-        "9" * 31,
-        float("nan"),
-        float("inf"),
-        True,
-    ],
+    [*NOT_QUANTITIES.split(), "", " ", " 1", "1 ", "1\n", "1 k", "9" * 31, float("nan"), float("inf"), True],
     ids=repr,
 )
 def test_no_quantity(written: str | float) -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic of charges, and the sentences about it, word for word."""
+"""Whose quota applies, the arithmetic of charges, and the sentences about it, word for word."""
 
 from __future__ import annotations
 
@@ -8,10 +8,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.quota.model import Charge, Limit, Shortage, Usage, cards, exceeded, fits, mebibytes
+from vcuda.quota.model import (
+    EMPTY,
+    Charge,
+    Limit,
+    NamespaceQuota,
+    Quota,
+    Shortage,
+    Usage,
+    cards,
+    exceeded,
+    fits,
+    mebibytes,
+)
 
 CHARGES = st.builds(Charge, st.integers(0, 2000), st.integers(0, 100_000), st.integers(0, 2000))
 LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_000))
+
+# Whose quota applies
+
+
+OWN, ELSE = NamespaceQuota({"M40": Limit(800)}), NamespaceQuota({})
+
+
+@pytest.mark.parametrize(
+    ("quota", "namespace", "applies"),
+    [
+        pytest.param(EMPTY, "team-a", None, id="nothing written limits nobody"),
+        pytest.param(Quota({"team-a": OWN}), "team-a", OWN, id="own entry"),
+        pytest.param(Quota({"team-a": OWN}), "team-b", None, id="without an entry not limited"),
+        pytest.param(Quota({"team-a": OWN}, ELSE), "team-a", OWN, id="own entry before the default"),
+        pytest.param(Quota({"team-a": OWN}, ELSE), "team-b", ELSE, id="default"),
+        pytest.param(Quota({}, ELSE), "kube-system", None, id="default never in kube-system"),
+        pytest.param(Quota({}, ELSE), "kube-public", None, id="default never in kube-public"),
+        pytest.param(Quota({}, ELSE), "kube-node-lease", None, id="default never in kube-node-lease"),
+        pytest.param(Quota({"kube-system": OWN}, ELSE), "kube-system", OWN, id="own entry in kube-system"),
+        pytest.param(
+            Quota({}, ELSE, frozenset({"infra"})), "infra", None, id="default never in a set system namespace"
+        ),
+        pytest.param(Quota({}, ELSE, frozenset({"infra"})), "kube-system", ELSE, id="system namespaces are settable"),
+    ],
+)
+def test_quota_of_a_namespace(quota: Quota, namespace: str, applies: NamespaceQuota | None) -> None:
+    assert quota.for_namespace(namespace) == applies
+
 
 # Rendering
 

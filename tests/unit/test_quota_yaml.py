@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vcuda.errors import QuotaFault
 from vcuda.quota.document import parse_quota
+from vcuda.quota.yaml import read_text
 
 
 def faults(text: str) -> list[str]:
@@ -102,3 +107,14 @@ TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
 )
 def test_an_oversized_document_is_one_fault(text: str, found: str) -> None:
     assert faults(text) == [found]
+
+
+ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)
+
+
+@given(
+    st.recursive(ASCII | st.none() | st.booleans() | st.integers(), lambda c: st.lists(c) | st.dictionaries(ASCII, c))
+)
+def test_json_read_as_yaml_is_the_same(value: Any) -> None:
+    text = json.dumps({"value": value})
+    assert read_text(f"---\n{text}") == read_text(text)
