@@ -32,6 +32,7 @@ from vcuda.errors import BadInput
 from vcuda.kube import Kube, QuotaPlace, VersionCheck
 from vcuda.logs import configure
 from vcuda.placement.affinity import NodeLabels
+from vcuda.tls import ServingCertificate
 
 LEADERSHIP_LOST = 1
 """The exit status where the Lease is gone, or a loop has ended by a fault: whoever runs this starts it again."""
@@ -266,7 +267,7 @@ def _listening(address: Address | None, certificate: Path | None, advertised: Ad
         return None
     if certificate is None:
         raise click.UsageError("--extender-address wants --extender-cert-dir too: kube-scheduler calls it over TLS.")
-    return Listening.on(address, certificate, advertised)
+    return Listening(address, ServingCertificate(certificate), advertised)
 
 
 def _settle_timing(storable: int, full_pass: int) -> SettleTiming:

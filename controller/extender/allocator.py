@@ -17,7 +17,7 @@ import structlog
 
 from controller.extender import protocol, strategy
 from controller.extender.cache import AssumedPlacement, CardCache
-from controller.extender.journal import Deadline, Journal
+from controller.extender.journal import TIMEOUT, Deadline, Journal
 from controller.extender.publish import ExtenderMetrics
 from controller.extender.strategy import NodeCards, Placement, Strategy
 from vcuda.allocations.cards import (
@@ -36,9 +36,6 @@ from vcuda.kube import MERGE_PATCH, Kube, segment
 
 MAX_ATTEMPTS = 4
 """How often one call places or binds a pod that others change meanwhile; the scheduler itself writes its conditions."""
-
-TIMEOUT = 3.0
-"""Seconds for one call to the API server."""
 
 TURN_TIMEOUT_SECONDS = 5.0
 """For which a call waits for the decisions before it."""
@@ -92,14 +89,14 @@ class Allocator:
             with self._alone():
                 placed = self._place(args.pod, request, args.names, deadline)
         except VcudaError as error:
-            self._metrics.count_placement("error")
+            self._metrics.placements.labels("error").inc()
             pod = f"{args.pod.metadata.namespace}/{args.pod.metadata.name}"
             self._log.warning("not placed", pod=pod, error=str(error))
             return args.failed(str(error))
         if isinstance(placed, Placement):
-            self._metrics.count_placement("placed")
+            self._metrics.placements.labels("placed").inc()
             return args.passing([placed.node])
-        self._metrics.count_placement("unplaceable")
+        self._metrics.placements.labels("unplaceable").inc()
         return args.failing(placed)
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
@@ -129,13 +126,13 @@ class Allocator:
         deadline = Deadline(self._clock)
         try:
             for _ in range(MAX_ATTEMPTS):
-                pod = self._read(args, deadline.within(TIMEOUT))
+                pod = self._read(args, deadline.timeout())
                 if _is_bound(pod, args.node) or self._binding_landed(pod, args, deadline):
-                    self._metrics.count_binding("bound")
+                    self._metrics.bindings.labels("bound").inc()
                     return ""
             raise NotPlaced("the pod changes too often")
         except VcudaError as error:
-            self._metrics.count_binding("error")
+            self._metrics.bindings.labels("error").inc()
             self._log.warning("not bound", pod=f"{args.namespace}/{args.name}", node=args.node, error=str(error))
             return str(error)
 
@@ -171,7 +168,7 @@ class Allocator:
         self._cache.assume(placement)
         try:
             self._journal.write(self._cache.assumed(), deadline)
-            return deadline.within(TIMEOUT)
+            return deadline.timeout()
         except Deposed:
             self._on_lost()
             raise
@@ -243,7 +240,7 @@ class Allocator:
             answer = self._kube.patch(_path_of(placement), patch, MERGE_PATCH, timeout=timeout)
         except Conflict:
             self._cache.forget(placement)
-            return self._read(placement, deadline.within(TIMEOUT))
+            return self._read(placement, deadline.timeout())
         except ApiError as error:
             self._cache.forget(placement)
             raise NotPlaced(f"the pod's annotations cannot be written: {error}") from error
@@ -256,7 +253,7 @@ class Allocator:
         self, placement: AssumedPlacement, written: dict[str, str], error: Unavailable, deadline: Deadline
     ) -> Pod | None:
         """Find out what came of a patch that was not answered. While it may land still its shares stay taken."""
-        pod = self._read(placement, deadline.within(TIMEOUT))
+        pod = self._read(placement, deadline.timeout())
         if written.items() <= pod.annotations.items():
             self._cache.confirm(placement, pod.metadata.resource_version)
             return None
@@ -271,7 +268,7 @@ class Allocator:
         """Bind the pod; return False where it has changed since it was read, or was bound by another call."""
         placement = self._assume_binding(pod, args, deadline)
         try:
-            self._send_binding(pod, args, deadline.within(TIMEOUT))
+            self._send_binding(pod, args, deadline.timeout())
         except Conflict:
             if placement:
                 self._cache.forget(placement)
@@ -283,7 +280,7 @@ class Allocator:
         except Unavailable as error:  # it may land still, at this version of the pod
             if placement:
                 self._cache.leave_open(placement)
-            if not _is_bound(self._read(args, deadline.within(TIMEOUT)), args.node):
+            if not _is_bound(self._read(args, deadline.timeout()), args.node):
                 raise NotPlaced(f"whether the pod was bound is not known: {error}") from error
         return True
 

@@ -92,38 +92,30 @@ class CardCache:
     def assume(self, placement: AssumedPlacement) -> None:
         """Count a placement that is about to be written."""
         with self._lock:
-            shares = self._shares_of(placement.uid)
-            self._set(placement.uid, _PodShares(shares.seen, (*shares.assumed, placement)))
+            self._set_assumed(placement, (*self._shares_of(placement.uid).assumed, placement))
 
     def confirm(self, placement: AssumedPlacement, version: str) -> None:
-        """Count a placement as written: it made ``version`` of the pod, and others that were assumed for it are void.
-
-        The watch may have shown that version before the answer to the patch was here; then there is nothing to do.
-        """
+        """Count a placement as written: it made ``version`` of the pod. Others assumed for the pod are void."""
         with self._lock:
-            shares = self._shares_of(placement.uid)
-            if placement in shares.assumed:
-                landed = msgspec.structs.replace(placement, landed=version)
-                self._set(placement.uid, _PodShares(shares.seen, (landed,)))
+            # The watch may have shown that version before the answer to the patch was here: then it is settled.
+            if placement in self._shares_of(placement.uid).assumed:
+                self._set_assumed(placement, (msgspec.structs.replace(placement, landed=version),))
 
     def leave_open(self, placement: AssumedPlacement) -> None:
-        """Go on counting a binding that may land still, but no earlier ones just like it beside it.
-
-        Else each try whose outcome is not known would add one, to a journal that has an end.
-        """
+        """Go on counting a binding that may land still, but no earlier ones just like it beside it."""
         with self._lock:
-            shares = self._shares_of(placement.uid)
-            if any(other is placement for other in shares.assumed):
-                left = tuple(other for other in shares.assumed if other is placement or other != placement)
-                self._set(placement.uid, _PodShares(shares.seen, left))
+            assumed = self._shares_of(placement.uid).assumed
+            # Else each try whose outcome is not known would add one, to a journal that has an end.
+            if any(other is placement for other in assumed):
+                left = tuple(other for other in assumed if other is placement or other != placement)
+                self._set_assumed(placement, left)
 
     def forget(self, placement: AssumedPlacement) -> None:
         """Count a placement no more that was not written, and never will be."""
         with self._lock:
-            shares = self._shares_of(placement.uid)
             # By identity: one just like it may be on its way still.
-            left = tuple(other for other in shares.assumed if other is not placement)
-            self._set(placement.uid, _PodShares(shares.seen, left))
+            assumed = self._shares_of(placement.uid).assumed
+            self._set_assumed(placement, tuple(other for other in assumed if other is not placement))
 
     def forget_pod(self, uid: str) -> None:
         """Count nothing more for a pod that is proven not to exist."""
@@ -168,6 +160,9 @@ class CardCache:
 
     def _shares_of(self, uid: str) -> _PodShares:
         return self._pods.get(uid, _PodShares())
+
+    def _set_assumed(self, placement: AssumedPlacement, assumed: tuple[AssumedPlacement, ...]) -> None:
+        self._set(placement.uid, _PodShares(self._shares_of(placement.uid).seen, assumed))
 
     def _set(self, uid: str, shares: _PodShares) -> None:
         before = self._shares_of(uid).all()

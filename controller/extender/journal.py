@@ -27,7 +27,7 @@ from vcuda.kube import NOT_TRACKED, Kube, segment
 NAME = "gpu-placements"
 KEY = "journal"
 TIMEOUT = 3.0
-"""Seconds for one call."""
+"""Seconds for one call to the API server."""
 
 MAX_ATTEMPTS = 5
 
@@ -45,17 +45,12 @@ class Deadline:
         self._clock = clock
         self._at = clock() + DEADLINE_SECONDS
 
-    def within(self, seconds: float) -> float:
-        """Return how many seconds what is done next may take: so many, or those that are left.
-
-        Raises:
-            NotPlaced: too few are left.
-
-        """
+    def timeout(self) -> float:
+        """Return the seconds that the next call may take; raises NotPlaced where too few are left."""
         left = self._at - self._clock()
         if left < MIN_CALL_SECONDS:
             raise NotPlaced("there was no time left to place the pod")
-        return min(seconds, left)
+        return min(TIMEOUT, left)
 
 
 class JournalData(msgspec.Struct, frozen=True):
@@ -77,6 +72,9 @@ class Journal:
         self._kube = kube
         self._namespace = namespace
         self._holder = holder
+        self._collection = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
+        self._path = f"{self._collection}/{NAME}"
+        # None where it is not known what the last write came to: then the ConfigMap is read again first.
         self._version: str | None = None
 
     def take(self) -> tuple[AssumedPlacement, ...]:
@@ -113,7 +111,7 @@ class Journal:
         for _ in range(MAX_ATTEMPTS):
             version, self._version = self._version or self._reread(deadline), None
             try:
-                self._version = self._put(wanted, version, deadline.within(TIMEOUT))
+                self._version = self._put(wanted, version, deadline.timeout())
             except (Conflict, NotFound):
                 continue  # our own last write may have landed unheard; reading again tells
             else:
@@ -123,7 +121,7 @@ class Journal:
     def _reread(self, deadline: Deadline) -> str:
         """Return its version, if it is still ours."""
         try:
-            version, written = self._read(deadline.within(TIMEOUT))
+            version, written = self._read(deadline.timeout())
         except NotFound as error:
             raise Deposed("the journal of placements was deleted") from error
         if written.holder != self._holder:
@@ -138,35 +136,30 @@ class Journal:
             advice = "delete it, and restart the controllers"
             raise UnreadableJournal(f"ConfigMap {self._namespace}/{NAME} cannot be read ({error}); {advice}") from error
 
-    def _put(self, wanted: JournalData, version: str, timeout: float = TIMEOUT) -> str:
-        return self._stored(lambda body: self._kube.put(self._path, body, timeout=timeout), wanted, version)
+    def _put(self, data: JournalData, version: str, timeout: float = TIMEOUT) -> str:
+        return _version_of(self._kube.put(self._path, self._manifest(data, version), timeout=timeout))
 
     def _created(self) -> bool:
         """Create it, empty; False where another process did so first."""
+        body = self._manifest(JournalData(self._holder), None)
         try:
-            self._version = self._stored(
-                lambda body: self._kube.post(self._collection, body, timeout=TIMEOUT), JournalData(self._holder), None
-            )
+            self._version = _version_of(self._kube.post(self._collection, body, timeout=TIMEOUT))
         except Conflict:
             return False
         return True
 
-    def _stored(self, send: Callable[[bytes], bytes], wanted: JournalData, version: str | None) -> str:
+    def _manifest(self, data: JournalData, version: str | None) -> bytes:
         metadata = {
             "name": NAME,
             "namespace": self._namespace,
             "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"},
             "managedFields": NOT_TRACKED,
+            # What makes a PUT a compare-and-swap: without it the API server takes any.
             **({"resourceVersion": version} if version is not None else {}),
         }
-        data = {KEY: msgspec.json.encode(wanted).decode()}
-        body = msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
-        return _CONFIG_MAP.decode(send(body)).metadata.resource_version
+        text = {KEY: msgspec.json.encode(data).decode()}
+        return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": text})
 
-    @property
-    def _collection(self) -> str:
-        return f"/api/v1/namespaces/{segment(self._namespace)}/configmaps"
 
-    @property
-    def _path(self) -> str:
-        return f"{self._collection}/{NAME}"
+def _version_of(answer: bytes) -> str:
+    return _CONFIG_MAP.decode(answer).metadata.resource_version

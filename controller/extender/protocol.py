@@ -5,7 +5,8 @@ Its Go types have no JSON tags, so keys begin with a capital; those of the pods 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -74,13 +75,13 @@ class BindingArgs(msgspec.Struct, frozen=True):
     node: str
 
 
-class _Identity(K8sStruct, frozen=True):
+class _NameAndUid(K8sStruct, frozen=True):
     name: str = ""
     uid: str = ""
 
 
 class _Identified(K8sStruct, frozen=True):
-    metadata: _Identity = _Identity()
+    metadata: _NameAndUid = _NameAndUid()
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -89,12 +90,20 @@ _NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
 _STRING = msgspec.json.Decoder(str)
 _IDENTIFIED = msgspec.json.Decoder(_Identified)
 _POD = msgspec.json.Decoder(Pod)
-_ABSENT = msgspec.Raw(b"null")
+_ABSENT = msgspec.Raw(b"null")  # as Go writes a nil list or map
+
+
+@contextmanager
+def _reading(type_name: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, *UNDECODABLE) as error:
+        raise BadInput(f"no {type_name}: {error}") from error
 
 
 def read_extender_args(body: bytes) -> ExtenderArgs:
     """Read ExtenderArgs; raises BadInput."""
-    try:
+    with _reading("ExtenderArgs"):
         fields = _OBJECT.decode(body)
         pod = _POD.decode(fields["Pod"])
         names = _NAMES.decode(fields.get("NodeNames", _ABSENT))
@@ -102,25 +111,41 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
             return ExtenderArgs(pod, names)
         listed = fields.get("Nodes", _ABSENT)
         items = _OBJECT.decode(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
+        # The nodes stay as they were sent: with ``nodeCacheCapable: false`` the scheduler wants the very same back.
         nodes = {_IDENTIFIED.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
         return ExtenderArgs(pod, tuple(nodes), nodes)
-    except (KeyError, *UNDECODABLE) as error:
-        raise BadInput(f"no ExtenderArgs: {error}") from error
 
 
 def read_preemption_args(body: bytes) -> PreemptionArgs:
     """Read ExtenderPreemptionArgs; raises BadInput."""
-    try:
+    with _reading("ExtenderPreemptionArgs"):
         fields = _OBJECT.decode(body)
         pod = _POD.decode(fields["Pod"])
-        listed = next((fields[key] for key in _VICTIM_KEYS if fields.get(key, _ABSENT) != _ABSENT), None)
+        keys = ("NodeNameToMetaVictims", "NodeNameToVictims")
+        listed = next((fields[key] for key in keys if fields.get(key, _ABSENT) != _ABSENT), None)
         by_node = _OBJECT.decode(listed) if listed is not None else {}
         return PreemptionArgs(pod, {node: _victims(raw) for node, raw in by_node.items()})
-    except (KeyError, *UNDECODABLE) as error:
-        raise BadInput(f"no ExtenderPreemptionArgs: {error}") from error
 
 
-_VICTIM_KEYS = ("NodeNameToMetaVictims", "NodeNameToVictims")
+def _victims(raw: msgspec.Raw) -> Victims:
+    fields = _OBJECT.decode(raw)
+    pods = _RAWS.decode(fields.get("Pods", _ABSENT)) or ()
+    return Victims(tuple(map(_uid, pods)), msgspec.json.decode(fields.get("NumPDBViolations", b"0"), type=int))
+
+
+def _uid(raw: msgspec.Raw) -> str:
+    # MetaVictims hold MetaPods, each with its UID; Victims hold whole pods.
+    fields = _OBJECT.decode(raw)
+    if "metadata" in fields:
+        return _IDENTIFIED.decode(raw).metadata.uid
+    return _STRING.decode(fields["UID"])
+
+
+def read_binding_args(body: bytes) -> BindingArgs:
+    """Read ExtenderBindingArgs; raises BadInput."""
+    with _reading("ExtenderBindingArgs"):
+        fields = _OBJECT.decode(body)
+        return BindingArgs(*(_STRING.decode(fields[key]) for key in ("PodNamespace", "PodName", "PodUID", "Node")))
 
 
 def write_preemption(victims: Mapping[str, Victims]) -> bytes:
@@ -130,19 +155,6 @@ def write_preemption(victims: Mapping[str, Victims]) -> bytes:
         for node, each in victims.items()
     }
     return msgspec.json.encode({"NodeNameToMetaVictims": nodes})
-
-
-def read_binding_args(body: bytes) -> BindingArgs:
-    """Read ExtenderBindingArgs; raises BadInput."""
-    try:
-        fields = _OBJECT.decode(body)
-        namespace, name, uid, node = (_STRING.decode(fields[key]) for key in _BINDING_KEYS)
-        return BindingArgs(namespace, name, uid, node)
-    except (KeyError, *UNDECODABLE) as error:
-        raise BadInput(f"no ExtenderBindingArgs: {error}") from error
-
-
-_BINDING_KEYS = ("PodNamespace", "PodName", "PodUID", "Node")
 
 
 def write_binding(error: str) -> bytes:
@@ -156,19 +168,5 @@ def write_priorities(scores: Mapping[str, int]) -> bytes:
 
 
 def _plain(message: str) -> str:
-    """Return an error without a percent sign: the scheduler takes it for a format (``fmt.Errorf``)."""
+    # The scheduler takes the text for a format (``fmt.Errorf``), in which a percent sign has a meaning.
     return message.replace("%", " percent")
-
-
-def _victims(raw: msgspec.Raw) -> Victims:
-    fields = _OBJECT.decode(raw)
-    pods = _RAWS.decode(fields.get("Pods", _ABSENT)) or ()
-    return Victims(tuple(map(_uid, pods)), msgspec.json.decode(fields.get("NumPDBViolations", b"0"), type=int))
-
-
-def _uid(raw: msgspec.Raw) -> str:
-    """Return the uid of a MetaPod, or of a pod that was sent whole."""
-    fields = _OBJECT.decode(raw)
-    if "metadata" in fields:
-        return _IDENTIFIED.decode(raw).metadata.uid
-    return _STRING.decode(fields["UID"])

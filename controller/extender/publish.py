@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -16,13 +15,12 @@ from prometheus_client.registry import Collector
 from controller.extender.strategy import NodeCards
 from vcuda.allocations.cards import Cards
 from vcuda.errors import NotFound, VcudaError
-from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import MERGE_PATCH, Kube, segment, upsert
 from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
 from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, FreeCardsByPool, Nodes, write_free_cards
 
 MIN_INTERVAL_SECONDS = 3.0
-"""Seconds between two looks, and so between two writes at least."""
+"""Between two writes at least."""
 
 REPEAT_SECONDS = 60.0
 """Seconds after which the same figures are written again, should somebody have deleted or edited them.
@@ -50,16 +48,6 @@ class CardsPublisher:
         self._clock = clock
         self._written: str | None = None
         self._repeat_at = 0.0
-        self._log = structlog.get_logger()
-
-    def run(self, stopping: threading.Event) -> None:
-        """Publish until told to stop."""
-        while not stopping.is_set():
-            try:
-                self.publish()
-            except VcudaError as error:
-                self._log.warning("free cards not published", error=str(error))
-            stopping.wait(MIN_INTERVAL_SECONDS)
 
     def publish(self) -> None:
         """Write the figures, unless they were written a moment ago; raises VcudaError where that fails."""
@@ -128,15 +116,6 @@ class Advertiser:
         self._ports = (Port("https", port),)
         self._log = structlog.get_logger().bind(service=f"{namespace}/{SERVICE}", ip=ip, port=port)
 
-    def run(self, stopping: threading.Event) -> None:
-        """Keep the slice so until told to stop."""
-        while not stopping.is_set():
-            try:
-                self.hold()
-            except (VcudaError, *UNDECODABLE) as error:
-                self._log.warning("whether the Service leads here is not known", error=str(error))
-            stopping.wait(CHECK_INTERVAL_SECONDS)
-
     def hold(self) -> None:
         """Write the address, unless it stands there; raises VcudaError where that fails."""
         # The Service has no selector, so that only the leader is in its slice while the others are ready all the same.
@@ -176,40 +155,37 @@ class Advertiser:
 
 
 class ExtenderMetrics:
-    """How calls of the scheduler fare."""
+    """How calls of the scheduler fare: seconds by verb, placements and bindings by outcome."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._seconds = Histogram(
+        self.seconds = Histogram(
             "vcuda_extender_seconds",
             "Time to answer the scheduler, by what it asked.",
             ["verb"],
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
             registry=registry,
         )
-        self._placements = Counter(
+        self.placements = Counter(
             "vcuda_extender_placements",
             "vcuda pods by outcome: placed, unplaceable (on no node), error (to be tried again).",
             ["outcome"],
             registry=registry,
         )
-        self._bindings = Counter(
+        self.bindings = Counter(
             "vcuda_extender_bindings",
             "Bindings that the scheduler asked for, by outcome: bound, error (to be tried again).",
             ["outcome"],
             registry=registry,
         )
 
-    def count_placement(self, outcome: str) -> None:
-        """Count one pod that was to be placed."""
-        self._placements.labels(outcome).inc()
 
-    def count_binding(self, outcome: str) -> None:
-        """Count one binding."""
-        self._bindings.labels(outcome).inc()
-
-    def observe(self, verb: str, seconds: float) -> None:
-        """Count one call."""
-        self._seconds.labels(verb).observe(seconds)
+_GAUGES = (
+    ("cards", "vcuda_cards", "Cards that nodes offer."),
+    ("whole", "vcuda_free_cards", "Cards that nobody has anything of."),
+    ("free_cores", "vcuda_free_cores", "Free cores, in hundredths of a card."),
+    ("fragmented_cores", "vcuda_fragmented_cores", "Free cores that no pod for whole cards can use."),
+)
+"""Fields of `FreeCards`, and the metric of each."""
 
 
 class CardsCollector(Collector):
@@ -220,16 +196,9 @@ class CardsCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family per figure."""
-        labels = ["model", "pool"]
-        cards = GaugeMetricFamily("vcuda_cards", "Cards that nodes offer.", labels=labels)
-        whole = GaugeMetricFamily("vcuda_free_cards", "Cards that nobody has anything of.", labels=labels)
-        cores = GaugeMetricFamily("vcuda_free_cores", "Free cores, in hundredths of a card.", labels=labels)
-        fragmented = GaugeMetricFamily(
-            "vcuda_fragmented_cores", "Free cores that no pod for whole cards can use.", labels=labels
-        )
-        for key, free in self._figures().items():
-            cards.add_metric(key, free.cards)
-            whole.add_metric(key, free.whole)
-            cores.add_metric(key, free.free_cores)
-            fragmented.add_metric(key, free.fragmented_cores)
-        return [cards, whole, cores, fragmented]
+        free = self._figures()
+        for field, name, documentation in _GAUGES:
+            family = GaugeMetricFamily(name, documentation, labels=["model", "pool"])
+            for key, cards in free.items():
+                family.add_metric(key, getattr(cards, field))
+            yield family

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +22,7 @@ from controller.pods import PodInformer
 from controller.workqueue import spawn
 from vcuda import __version__
 from vcuda.errors import BadInput, Unavailable, UnreadableJournal, VcudaError
+from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import Kube, NodeInformer
 from vcuda.placement.placement import FreeCardsByPool
 from vcuda.tls import ServingCertificate, watch
@@ -76,7 +76,7 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
         if verb is None or environ["REQUEST_METHOD"] != "POST":
             return httpd.reply(start_response, HTTPStatus.NOT_FOUND, "not found")
         status, answer = _answer(verb, body)
-        metrics.observe(path.rpartition("/")[2], time.perf_counter() - started)
+        metrics.seconds.labels(path.rpartition("/")[2]).observe(time.perf_counter() - started)
         return httpd.reply(start_response, status, answer, "application/json" if status == HTTPStatus.OK else "")
 
     return application
@@ -98,11 +98,6 @@ class Listening(msgspec.Struct, frozen=True):
     address: tuple[str, int]
     certificate: ServingCertificate
     advertised: tuple[str, int] | None = None
-
-    @classmethod
-    def on(cls, address: tuple[str, int], certificate: Path, advertised: tuple[str, int] | None) -> Listening:
-        """Return it with the pair in a directory; raises BadInput where there is no good one."""
-        return cls(address, ServingCertificate(certificate), advertised)
 
 
 def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
@@ -177,7 +172,7 @@ class Extender:
         A damaged journal ends the extender alone: pods wait, and all else that the leader does goes on.
         """
         try:
-            placements = self._try_to_take()
+            placements = self._take()
         except UnreadableJournal as error:
             self._log.error("no extender: the journal of placements is damaged", error=str(error))
             return
@@ -196,16 +191,17 @@ class Extender:
         # The pods have been listed, so one that is not shown now may be gone; it takes two calls to tell.
         for _ in range(2):
             self._allocator.forget_gone()
-        self._spawn("placements", self._forget_gone)
-        listening = self._listening
-        self._server = serve(listening, create_application(verbs_of(self._allocator), self._metrics))
+        self._repeat("placements", self._allocator.forget_gone, CHECK_GONE_SECONDS, "assumed placements not checked")
+        self._server = serve(self._listening, create_application(verbs_of(self._allocator), self._metrics))
         self._log.info("serving extender", port=self._server.port)
-        self._spawn("certificate", lambda: watch(listening.certificate, self._stopping))
+        certificate = self._listening.certificate
+        spawn("certificate", lambda: watch(certificate, self._stopping), self._on_fault)
         publisher = publish.CardsPublisher(self._kube, self._namespace, self.figures)
-        self._spawn("cards", lambda: publisher.run(self._stopping))
-        if listening.advertised:
-            advertiser = publish.Advertiser(self._kube, self._namespace, *listening.advertised)
-            self._spawn("endpointslice", lambda: advertiser.run(self._stopping))
+        self._repeat("cards", publisher.publish, publish.MIN_INTERVAL_SECONDS, "free cards not published")
+        if self._listening.advertised:
+            advertiser = publish.Advertiser(self._kube, self._namespace, *self._listening.advertised)
+            unknown = "whether the Service leads here is not known"
+            self._repeat("endpointslice", advertiser.hold, publish.CHECK_INTERVAL_SECONDS, unknown)
 
     def stop(self) -> None:
         """Answer no more."""
@@ -213,17 +209,21 @@ class Extender:
         if self._server is not None:
             self._server.stop()
 
-    def _forget_gone(self) -> None:
-        while not self._stopping.wait(CHECK_GONE_SECONDS):
-            self._allocator.forget_gone()
+    def _repeat(self, name: str, step: Callable[[], None], interval: float, failing: str) -> None:
+        def loop() -> None:
+            while not self._stopping.is_set():
+                try:
+                    step()
+                except (VcudaError, *UNDECODABLE) as error:  # the API server's, or somebody wrote nonsense there
+                    self._log.warning(failing, error=str(error))
+                self._stopping.wait(interval)
 
-    def _try_to_take(self) -> tuple[AssumedPlacement, ...]:
+        spawn(name, loop, self._on_fault)
+
+    def _take(self) -> tuple[AssumedPlacement, ...]:
         for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return self._journal.take()
             except Unavailable as error:
                 self._log.warning("journal of placements not taken yet", error=str(error))
         return self._journal.take()
-
-    def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        spawn(name, loop, self._on_fault)

@@ -52,26 +52,26 @@ UNSEEN = Unplaceable("node not seen yet", final=False)
 
 def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
     """Return gpu-admission's own choice: the first node that fits, from the least free on; or each node's reason."""
-    fitting, reasons = _offering(request, names, nodes)
-    for name, cards in fitting:
-        assignment = assign(cards, request.containers)
-        if isinstance(assignment, Assignment):
-            return Placement(name, assignment)
-        reasons[name] = assignment
-    return reasons
+    return _choose(request, names, nodes, lambda _: 0)
 
 
 def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
     """Return the node where the fewest whole cards are broken up, from the least free on; or each node's reason."""
+    return _choose(request, names, nodes, lambda assignment: assignment.breaks)
+
+
+def _choose(
+    request: CardRequest, names: Iterable[str], nodes: NodeCards, cost: Callable[[Assignment], int]
+) -> Placement | Mapping[str, Unplaceable]:
     fitting, reasons = _offering(request, names, nodes)
     best: Placement | None = None
     for name, cards in fitting:
         assignment = assign(cards, request.containers)
-        if not isinstance(assignment, Assignment):
+        if isinstance(assignment, Unplaceable):
             reasons[name] = assignment
-        elif not assignment.breaks:
+        elif not cost(assignment):
             return Placement(name, assignment)
-        elif best is None or assignment.breaks < best.assignment.breaks:
+        elif best is None or cost(assignment) < cost(best.assignment):
             best = Placement(name, assignment)
     return best or reasons
 

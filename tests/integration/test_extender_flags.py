@@ -18,6 +18,7 @@ from tests.e2e.installation import make_certificates
 from tests.extended import JOURNAL, SYSTEM
 from tests.waiting import PATIENT
 from vcuda.kube import NodeInformer
+from vcuda.tls import ServingCertificate
 
 ADDRESS = ("--extender-address", "127.0.0.1:0")
 
@@ -48,7 +49,7 @@ class Beginning:
         self.faults = 0
         self.faulty = threading.Event()
         pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
-        listening = Listening.on(("127.0.0.1", 0), certificates, None)
+        listening = Listening(("127.0.0.1", 0), ServingCertificate(certificates))
         self.extender = Extender(
             api.kube, SYSTEM, listening, pods, nodes, registry=CollectorRegistry(), on_fault=self._fault
         )
@@ -93,7 +94,7 @@ def test_a_loop_that_ends_by_a_fault_is_one(beginning: Beginning, monkeypatch: p
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("controller.extender.publish.CardsPublisher.run", broken)
+    monkeypatch.setattr("controller.extender.publish.CardsPublisher.publish", broken)
     beginning.extender.take()
     beginning.extender.serve()
     assert beginning.faulty.wait(PATIENT)

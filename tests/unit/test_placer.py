@@ -8,8 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from controller.extender.allocator import TIMEOUT
-from controller.extender.journal import DEADLINE_SECONDS
+from controller.extender.journal import DEADLINE_SECONDS, TIMEOUT
 from controller.extender.protocol import PreemptionArgs, Victims
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.extended import JOURNAL, Leader, as_stored, gpu_node, journaled, pod_path, seen, shares, store_pod
