@@ -13,11 +13,11 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class SettleMetrics:
-    """How the settling of ledgers fares."""
+    """How the settling of ledgers fares: seconds a settlement, pending charges taken out, and what events missed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._seconds = Histogram("vcuda_settle_seconds", "Time to settle one namespace.", registry=registry)
-        self._released = Counter(
+        self.seconds = Histogram("vcuda_settle_seconds", "Time to settle one namespace.", registry=registry)
+        self.released = Counter(
             "vcuda_settle_pending_settled",
             "Pending charges counted as stored, or released.",
             registry=registry,
@@ -28,29 +28,17 @@ class SettleMetrics:
             registry=registry,
         )
 
-    def settled(self, seconds: float) -> None:
-        """Count one settlement."""
-        self._seconds.observe(seconds)
-
-    def released(self, pending: int) -> None:
-        """Count the pending charges that one settlement took out."""
-        self._released.inc(pending)
-
 
 class GarbageMetrics:
     """What was removed from pods and nodes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._removed = Counter(
+        self.removed = Counter(
             "vcuda_gc_annotations",
             "Stale allocations removed from pods, and stale locks from nodes.",
             ["scheme", "rule"],
             registry=registry,
         )
-
-    def removed(self, scheme: str, rule: str) -> None:
-        """Count one removal."""
-        self._removed.labels(scheme, rule).inc()
 
 
 class EvictionMetrics:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import msgspec
@@ -16,12 +16,11 @@ from kubernetes.config import KUBE_CONFIG_DEFAULT_LOCATION
 from kubernetes.config.kube_config import KubeConfigMerger
 
 from controller.publisher import KEY, NAME
-from vcuda import __version__
-from vcuda.cli import aligned
+from vcuda import __version__, cli
 from vcuda.errors import ApiError, BadInput, NotFound, VcudaError
 from vcuda.k8s_types import ConfigMap, Pod
 from vcuda.kube import Kube, segment
-from vcuda.ledger.ledger import ModelUse, NamespaceUse
+from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import MODEL_ANNOTATION
 from vcuda.placement.placement import would_be_pinned
 from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
@@ -31,7 +30,7 @@ from vcuda.workloads import NO_PODS, Workload, workloads_in
 BAR = 20
 """Characters of the bar that shows how much of a limit is in use."""
 
-FAILED, BAD_INPUT = 1, 2
+FAILED = 1
 
 OWN_KUBECONFIG = Path("~/.kube/config")
 
@@ -49,26 +48,24 @@ class Target(msgspec.Struct, frozen=True):
     output: str
 
     def namespace(self, named: str | None = None) -> str:
-        """Return the one named, here or before the command, or the context's; end with `BAD_INPUT` if it is no name."""
+        """Return the one named, here or before the command, or the context's; end with status 2 if it is no name."""
         namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
         if not is_namespace_name(namespace):
-            _fail(f"{namespace!r} {NO_NAMESPACE}", BAD_INPUT)
+            cli.fail(f"{namespace!r} {NO_NAMESPACE}")
         return namespace
 
     def connect(self) -> Kube:
-        """Return a handle on kubectl's cluster; end with `BAD_INPUT` where the kubeconfig cannot be read.
+        """Return a handle on kubectl's cluster; end with status 2 where the kubeconfig cannot be read.
 
         As in client-go a person's own kubeconfig comes before the service account of the pod they are in.
         """
         try:
             return Kube.connect(self.kubeconfig or _own_kubeconfig(), self.context)
         except BadInput as error:
-            _fail(str(error), BAD_INPUT)
+            cli.fail(str(error))
 
 
-@click.group(
-    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(invoke_without_command=True, context_settings=cli.HELP)
 @click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
 @click.option("-n", "--namespace", help="Namespace; without it the context's.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
@@ -109,7 +106,7 @@ def main(
         try:
             uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
         except VcudaError as error:
-            _fail(str(error), FAILED)
+            cli.fail(str(error), FAILED)
         _show(uses, output)
 
 
@@ -141,27 +138,25 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     Exit status: 0 all would be admitted, 1 some would be refused or the cluster did not answer, 2 bad input.
     """
     kube = target.connect()
-    home, form = target.namespace(namespace), output or target.output
+    home = target.namespace(namespace)
+    workloads: list[Workload] = []
     try:
-        workloads = [workload for filename in filenames for workload in _workloads(filename, home)]
+        for filename in filenames:
+            with click.open_file(filename, encoding="utf-8") as file:
+                workloads += workloads_in(filename, file.read(), home)
     except (OSError, UnicodeDecodeError, BadInput) as error:
-        _fail(str(error), BAD_INPUT)
+        cli.fail(str(error))
     try:
         verdicts = [_explain(kube, f"{w.kind}/{w.name}", w.namespace, w.pod) for w in workloads]
     except VcudaError as error:
-        _fail(str(error), FAILED)
-    _show_verdicts(verdicts, form)
+        cli.fail(str(error), FAILED)
+    _show_verdicts(verdicts, output or target.output)
     if not verdicts:
         click.echo(NO_PODS, err=True)
     sys.exit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
 
 
-def _workloads(filename: str, namespace: str) -> list[Workload]:
-    with click.open_file(filename, encoding="utf-8") as file:
-        return workloads_in(filename, file.read(), namespace)
-
-
-class Verdict(msgspec.Struct, frozen=True):
+class ExplainedPod(msgspec.Struct, frozen=True):
     """What would become of a pod; ``reason`` and ``warnings`` are the cluster's own sentences."""
 
     object: str
@@ -172,28 +167,29 @@ class Verdict(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Verdict:
+def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> ExplainedPod:
     body = msgspec.json.encode(pod, enc_hook=str)
     try:
         answer = kube.post_heard(f"/api/v1/namespaces/{segment(namespace)}/pods", body, {"dryRun": "All"})
     except ApiError as error:
+        # Any other refusal is the answer: of the webhook, of another policy, or for want of the right to create pods.
         if error.status == HTTPStatus.UNAUTHORIZED:
-            raise  # nobody has looked at the pod
-        return Verdict(name, namespace, "refused", "", str(error))
+            raise
+        return ExplainedPod(name, namespace, "refused", "", str(error))
     model = msgspec.json.decode(answer.body, type=Pod).annotations.get(MODEL_ANNOTATION, "")
     pinned = would_be_pinned(model)
     told = [warning for warning in answer.warnings if model and warning.startswith(pinned)]
     reason = next(iter(told), pinned if model else "not held by a GPU quota")
     others = tuple(warning for warning in answer.warnings if warning not in told)
-    return Verdict(name, namespace, "admitted", model, reason, others)
+    return ExplainedPod(name, namespace, "admitted", model, reason, others)
 
 
-def _show_verdicts(verdicts: list[Verdict], output: str) -> None:
+def _show_verdicts(verdicts: list[ExplainedPod], output: str) -> None:
     if output != "table":
         _dump(verdicts, output)
         return
     cells = [(v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts]
-    _echo(aligned([("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON"), *cells]))
+    _table(("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON"), cells)
     for verdict in verdicts:
         for warning in verdict.warnings:
             click.echo(f"Warning: {verdict.object}: {warning}", err=True)
@@ -203,7 +199,7 @@ def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
     try:
         yield _read(kube.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"))
     except NotFound:
-        _fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
+        cli.fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
 
 
 def _all(kube: Kube) -> Iterator[NamespaceUse]:
@@ -230,29 +226,18 @@ def _show(uses: list[NamespaceUse], output: str) -> None:
         _dump(uses, output)
         return
     heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB")
-    _echo(aligned([heading, *(row for use in uses for row in _rows(use))]))
+    _table(heading, (row for use in uses for row in _rows(use)))
 
 
 def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a row for each model; one where there is none. A mode stands beside the namespace unless it enforces."""
     namespace = use.namespace if use.mode == Mode.ENFORCE else f"{use.namespace} ({use.mode})"
     for model in use.models:
-        yield _row(namespace, model)
+        used, limit, pending = (f"{cards:g}" for cards in (model.used, model.limit, model.pending))
+        memory = "" if model.memory_limit is None else f"{model.memory_used} of {model.memory_limit}"
+        yield (namespace, model.model, used, limit, bar(model.used, model.limit), pending, memory)
     if not use.models:
         yield (namespace, "no GPU", "", "", "", "", "")
-
-
-def _row(namespace: str, model: ModelUse) -> tuple[str, ...]:
-    memory = "" if model.memory_limit is None else f"{model.memory_used} of {model.memory_limit}"
-    return (
-        namespace,
-        model.model,
-        f"{model.used:g}",
-        f"{model.limit:g}",
-        bar(model.used, model.limit),
-        f"{model.pending:g}",
-        memory,
-    )
 
 
 def bar(used: float, limit: float) -> str:
@@ -272,12 +257,12 @@ def _dump(value: Iterable[msgspec.Struct], output: str) -> None:
         click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
 
 
-def _echo(lines: Iterable[str]) -> None:
-    click.echo("\n".join(lines))
+def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    click.echo("\n".join(cli.aligned([heading, *rows])))
 
 
 def _own_kubeconfig() -> Path | None:
-    """Return the kubeconfig in the home directory, if one is there that names a context: an empty one says nothing."""
+    # One that names no context says nothing: then the pod's service account is asked, as by kubectl.
     home = os.environ.get("HOME")
     path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
     if path is None or not path.exists():
@@ -291,6 +276,7 @@ def _own_kubeconfig() -> Path | None:
 
 def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
     """Return the namespace of the context in use, as kubectl does; ``default`` where it names none."""
+    # The client's own loader gives the credentials alone; its merger reads what KUBECONFIG may name several files for.
     try:
         config = KubeConfigMerger(str(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
     except TypeError:  # an empty file
@@ -300,8 +286,3 @@ def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
     name = context or config.value.get("current-context")
     contexts = {each.value["name"]: each.value.get("context") for each in config.value.get("contexts") or ()}
     return (contexts.get(name) or {}).get("namespace") or "default"
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    click.echo(f"Error: {message}", err=True)
-    sys.exit(status)

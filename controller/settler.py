@@ -119,13 +119,11 @@ class Settler:
         return {*named, *with_ledger, *self.pods.namespaces(), *self._others()}
 
     def _reconcile(self, namespace: str) -> None:
-        started = self._clock()
-        try:
-            self.settle(namespace)
-        except Conflict:
-            self.queue.retry(namespace, CONFLICT_RETRY_SECONDS)
-        finally:
-            self._metrics.settled(self._clock() - started)
+        with self._metrics.seconds.time():
+            try:
+                self.settle(namespace)
+            except Conflict:
+                self.queue.retry(namespace, CONFLICT_RETRY_SECONDS)
 
     def settle(self, namespace: str) -> None:
         """Settle one namespace's ledger and report its usage.
@@ -174,7 +172,7 @@ class Settler:
     def _write(self, namespace: str, ledger: Ledger, stored: Stored) -> None:
         if ledger is not stored.ledger or stored.version is None:
             self._store.write(namespace, ledger, stored.version)
-            self._metrics.released(len(stored.ledger.pending) - len(ledger.pending))
+            self._metrics.released.inc(len(stored.ledger.pending) - len(ledger.pending))
 
     def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
         quota = self._quota.current()

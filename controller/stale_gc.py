@@ -80,7 +80,7 @@ class PatchRemover:
             raise
         # The Event comes after, so that it is never untrue; who crashes in between leaves none.
         for removal in found.removals:
-            self._metrics.removed(removal.scheme, removal.rule)
+            self._metrics.removed.labels(removal.scheme, removal.rule).inc()
             self._log.info("stale allocation removed", **_fields(found, removal))
             self._tell(found.subject, removal)
 

@@ -197,13 +197,14 @@ class Evictor:
 
     def evict(self, violation: Violation) -> EvictionOutcome:
         """Evict this very pod, and tell; whatever comes of it, nothing is raised."""
-        pod = violation.pod
+        pod, subject, uid = violation.pod, _involved(violation.pod), violation.pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=violation.message)
         try:
             self._send(pod)
         except HeldByBudget as error:
             log.info("eviction put off by a PodDisruptionBudget", budget=error.why)
-            self._tell_put_off(violation, error.why)
+            why = f"not evicted for now, as a PodDisruptionBudget does not allow it ({error.why}): {violation.message}"
+            self._tell(Event(subject, f"eviction-put-off-{uid}", PUT_OFF, why, COMPONENT, type="Warning"))
             return EvictionOutcome.BUDGET
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
@@ -211,7 +212,8 @@ class Evictor:
             log.warning("eviction failed", error=str(error))
             return EvictionOutcome.FAILED
         log.info("evicted")
-        self._tell_evicted(violation)
+        message = f"evicted: {violation.message}"
+        self._tell(Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning"))
         return EvictionOutcome.EVICTED
 
     def _send(self, pod: StoredPod) -> None:
@@ -225,19 +227,8 @@ class Evictor:
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
         self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
 
-    def _tell_evicted(self, violation: Violation) -> None:
+    def _tell(self, event: Event) -> None:
         # After the fact, so that the Event is never untrue; who crashes in between leaves none.
-        subject = _involved(violation.pod)
-        told = f"evicted-{subject.uid[:8]}"
-        self._post(Event(subject, told, EVICTED, f"evicted: {violation.message}", COMPONENT, type="Warning"))
-
-    def _tell_put_off(self, violation: Violation, why: str) -> None:
-        subject = _involved(violation.pod)
-        told = f"eviction-put-off-{subject.uid[:8]}"
-        message = f"not evicted for now, as a PodDisruptionBudget does not allow it ({why}): {violation.message}"
-        self._post(Event(subject, told, PUT_OFF, message, COMPONENT, type="Warning"))
-
-    def _post(self, event: Event) -> None:
         try:
             post_event(self._kube, event)
         except VcudaError as error:
