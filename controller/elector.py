@@ -75,6 +75,8 @@ class Elector:
     ) -> None:
         self._kube = kube
         self._namespace, self._name = lease
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{segment(self._namespace)}/leases"
+        self._path = f"{self._collection}/{segment(self._name)}"
         self._identity = identity
         self._timing = timing
         self._wait = wait
@@ -102,7 +104,7 @@ class Elector:
         while not self._wait(self._timing.retry_period):
             if self._in_time() and self._attempt():
                 continue
-            if not self._in_time() or self._taken():
+            if not self._in_time() or self._is_taken():
                 self._log.error("lease lost")
                 return False
         return True
@@ -114,7 +116,7 @@ class Elector:
             if lease is None or lease.spec.holder_identity != self._identity:
                 return
             transitions = lease.spec.lease_transitions
-            self._put(lease, LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=transitions))
+            self._write(LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=transitions), lease)
         except CALL_FAILURES as error:
             self._log.warning("lease not released; others wait for its end", error=str(error))
         else:
@@ -125,12 +127,10 @@ class Elector:
         started = self._clock()
         try:
             lease = self._read()
-            if lease is None:
-                self._remember(self._post(self._fresh(0)))
-            elif self._held_by_other(lease):
+            if lease is not None and self._is_held_by_other(lease):
                 return False
-            else:
-                self._remember(self._put(lease, self._next(lease)))
+            # Compare-and-swap: where another was first the API server answers with 409, and this attempt has failed.
+            self._remember(self._write(self._next_spec(lease), lease))
         except CALL_FAILURES as error:
             self._log.debug("attempt failed", error=str(error))
             return False
@@ -146,58 +146,44 @@ class Elector:
             self._remember(lease)
         return lease
 
-    def _held_by_other(self, lease: Lease) -> bool:
+    def _remember(self, lease: Lease) -> None:
+        # On our own clock: the times in the Lease are by that of its holder, which may be wrong.
+        self._observed, self._observed_at = lease, self._clock()
+
+    def _is_held_by_other(self, lease: Lease) -> bool:
         holder = lease.spec.holder_identity
         if not holder or holder == self._identity:
             return False
-        return self._clock() < self._observed_at + (lease.spec.lease_duration_seconds or self._timing.lease_duration)
+        lasts = lease.spec.lease_duration_seconds or self._timing.lease_duration
+        return self._clock() < self._observed_at + lasts
 
     def _in_time(self) -> bool:
         # Counted from before the renewal was asked for, while others count from after they have seen it.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
-    def _taken(self) -> bool:
+    def _is_taken(self) -> bool:
         return self._observed is not None and self._observed.spec.holder_identity not in ("", None, self._identity)
 
-    def _remember(self, lease: Lease) -> None:
-        # On our own clock: the times in the Lease are by that of its holder, which may be wrong.
-        self._observed, self._observed_at = lease, self._clock()
-
-    def _fresh(self, transitions: int) -> LeaseSpec:
+    def _next_spec(self, lease: Lease | None) -> LeaseSpec:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return LeaseSpec(self._identity, self._timing.lease_duration, now, now, transitions)
-
-    def _next(self, lease: Lease) -> LeaseSpec:
-        spec = self._fresh(lease.spec.lease_transitions or 0)
+        spec = LeaseSpec(self._identity, self._timing.lease_duration, now, now, 0)
+        if lease is None:
+            return spec
+        transitions = lease.spec.lease_transitions or 0
         if lease.spec.holder_identity == self._identity:
-            return msgspec.structs.replace(spec, acquire_time=lease.spec.acquire_time)
-        return msgspec.structs.replace(spec, lease_transitions=(lease.spec.lease_transitions or 0) + 1)
+            return msgspec.structs.replace(spec, acquire_time=lease.spec.acquire_time, lease_transitions=transitions)
+        return msgspec.structs.replace(spec, lease_transitions=transitions + 1)
 
-    def _post(self, spec: LeaseSpec) -> Lease:
-        body = self._body({"name": self._name, "namespace": self._namespace}, spec)
-        return _LEASE.decode(self._kube.post(self._collection, body, timeout=self._call_timeout))
-
-    def _put(self, lease: Lease, spec: LeaseSpec) -> Lease:
-        metadata = {
-            "name": self._name,
-            "namespace": self._namespace,
-            "resourceVersion": lease.metadata.resource_version,
-        }
-        return _LEASE.decode(self._kube.put(self._path, self._body(metadata, spec), timeout=self._call_timeout))
-
-    def _body(self, metadata: dict[str, str], spec: LeaseSpec) -> bytes:
-        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-        return msgspec.json.encode(lease)
+    def _write(self, spec: LeaseSpec, lease: Lease | None) -> Lease:
+        """Replace the lease that was read, or create it where there was none."""
+        metadata = {"name": self._name, "namespace": self._namespace}
+        if lease:
+            metadata["resourceVersion"] = lease.metadata.resource_version
+        manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        write, path = (self._kube.put, self._path) if lease else (self._kube.post, self._collection)
+        return _LEASE.decode(write(path, msgspec.json.encode(manifest), timeout=self._call_timeout))
 
     @property
     def _call_timeout(self) -> float:
         # An attempt is two calls: one that begins within the renew deadline ends well before the lease does.
         return self._timing.renew_deadline / 8
-
-    @property
-    def _collection(self) -> str:
-        return f"/apis/coordination.k8s.io/v1/namespaces/{segment(self._namespace)}/leases"
-
-    @property
-    def _path(self) -> str:
-        return f"{self._collection}/{segment(self._name)}"

@@ -85,8 +85,10 @@ class PatchRemover:
             self._tell(found.subject, removal)
 
     def _tell(self, subject: InvolvedObject, removal: stale.Removal) -> None:
+        # The version makes the name that of this removal: the next one on the same object has an Event of its own.
         identity = f"{removal.scheme}-{removal.rule}-{subject.resource_version}"
-        message = f"removed the allocation of {removal.scheme}: {removal.why} ({', '.join(_keys(removal))})"
+        keys = ", ".join((*removal.annotations, *removal.labels))
+        message = f"removed the allocation of {removal.scheme}: {removal.why} ({keys})"
         try:
             post_event(self._kube, Event(subject, identity, REASON, message, COMPONENT))
         except VcudaError as error:
@@ -102,11 +104,8 @@ def report_only(found: StaleObject) -> None:
 def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
     subject = found.subject
     about = {"kind": subject.kind, "namespace": subject.namespace, "name": subject.name, "uid": subject.uid}
-    return {**about, "scheme": removal.scheme, "rule": removal.rule, "why": removal.why, "keys": _keys(removal)}
-
-
-def _keys(removal: stale.Removal) -> tuple[str, ...]:
-    return (*removal.annotations, *removal.labels)
+    keys = (*removal.annotations, *removal.labels)
+    return {**about, "scheme": removal.scheme, "rule": removal.rule, "why": removal.why, "keys": keys}
 
 
 class GcOptions(msgspec.Struct, frozen=True):
@@ -165,7 +164,7 @@ class StaleAllocationGc:
         """Let everything be due that is stale, or will be, as the watches have it."""
         self._served = {key: seen for key, seen in self._served.items() if self._watched(key) == seen}
         for pod in self._pods.reflector.snapshot().values():
-            self._add_pod(pod)
+            self._pod_changed(None, pod)
         locked = {node.metadata.name for node in self._nodes.reflector.snapshot().values() if node.annotations}
         self._locks_seen = {key: seen for key, seen in self._locks_seen.items() if key[0] in locked}
         for name in locked:
@@ -289,13 +288,9 @@ class StaleAllocationGc:
         return True
 
     def _pod_changed(self, _old: StoredPod | None, new: StoredPod | None) -> None:
-        if new:
-            self._add_pod(new)
-
-    def _add_pod(self, pod: StoredPod) -> None:
-        key = f"{pod.namespace}/{pod.name}"
-        delay = self._delay(pod) if pod.allocation else None
-        if delay is not None and self._served.get(key) != pod:
+        key = f"{new.namespace}/{new.name}" if new else ""
+        delay = self._delay(new) if new and new.allocation else None
+        if delay is not None and self._served.get(key) != new:
             self._queue.add(key, delay)
 
     def _node_changed(self, _old: Node | None, new: Node | None) -> None:

@@ -102,13 +102,16 @@ def _violations(
     # goes still holds its card.
     staying = [pod for pod in held if not pod.terminating]
     if model is None:
-        yield from (Violation(ViolationKind.UNPINNED, pod, _unpinned(namespace), evictable=False) for pod in staying)
+        message = f"the GPU quota of namespace {namespace} does not count it: it is held to no model and runs on none"
+        yield from (Violation(ViolationKind.UNPINNED, pod, message, evictable=False) for pod in staying)
         return
     limit = quota.limits.get(model)
     kind = ViolationKind.NOT_ALLOWED if limit is None else ViolationKind.OVER_QUOTA
     used = total(pod.charge for pod in held)
+    allowed = ", ".join(quota.limits) or "none"
+    not_allowed = f"namespace {namespace} may not use GPU model {model}; the models that it may use: {allowed}"
     for pod in _beyond(limit or NO_LIMIT, staying):
-        message = _over(namespace, model, limit, used, pod) if limit else _not_allowed(namespace, model, quota)
+        message = _over(namespace, model, limit, used, pod) if limit else not_allowed
         if pod.mirror:
             message += f"; it shows a static pod, which only its manifest on node {pod.node} can end"
         yield Violation(kind, pod, message, evictable=quota.mode == Mode.ENFORCE and not pod.mirror)
@@ -121,15 +124,6 @@ def _beyond(limit: Limit, pods: Sequence[StoredPod]) -> Iterator[StoredPod]:
             used += pod.charge
         else:
             yield pod
-
-
-def _unpinned(namespace: str) -> str:
-    return f"the GPU quota of namespace {namespace} does not count it: it is held to no model and runs on none"
-
-
-def _not_allowed(namespace: str, model: str, quota: NamespaceQuota) -> str:
-    allowed = ", ".join(quota.limits) or "none"
-    return f"namespace {namespace} may not use GPU model {model}; the models that it may use: {allowed}"
 
 
 def _over(namespace: str, model: str, limit: Limit, used: Charge, pod: StoredPod) -> str:
