@@ -41,6 +41,11 @@ def rendered(directory: Path) -> list[Json]:
     return [found for found in yaml.safe_load_all(rendered_text(directory)) if found]
 
 
+def overlay_of(name: str) -> list[Json]:
+    """The objects of the overlay of this name."""
+    return rendered(MANIFESTS / "overlays" / name)
+
+
 def copied(directory: Path) -> Path:
     """A copy of all manifests in ``directory``, to be edited."""
     return Path(shutil.copytree(MANIFESTS, directory / "manifests"))

@@ -8,14 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controller.ui.model import PodRow
-from controller.ui.snapshot import (
-    Certificate,
-    ModelCards,
-    PodFinding,
-    RefusedWorkload,
-    RemovedAllocation,
-    Source,
-)
+from controller.ui.snapshot import Certificate, ModelCards, PodFinding, RefusedWorkload, RemovedAllocation, Source
 from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)

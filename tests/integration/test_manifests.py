@@ -1,4 +1,4 @@
-"""Every overlay renders, and is what every supported Kubernetes understands, as far as there are schemas of it."""
+"""Every overlay renders, is what every supported Kubernetes understands, and has what its components are for."""
 
 from __future__ import annotations
 
@@ -9,13 +9,30 @@ from pathlib import Path
 
 import kubernetes_validate  # type: ignore[import-untyped]  # has no types
 import pytest
+import yaml
 from kubernetes_validate.utils import (  # type: ignore[import-untyped]  # has no types
     SchemaNotFoundError,
     all_versions,
     major_minor,
 )
 
-from tests.rendered import EVERY, MANIFESTS, Json, composed, container, label, ours, pod_spec, rendered
+from tests.rendered import (
+    BASE,
+    EVERY,
+    IMAGE,
+    MANIFESTS,
+    Json,
+    composed,
+    container,
+    copied,
+    label,
+    one,
+    ours,
+    overlay_of,
+    pod_spec,
+    pod_specs,
+    rendered,
+)
 
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
 VERSIONS = sorted({version for version in map(major_minor, all_versions()) if version >= SUPPORTED[0]})
@@ -52,10 +69,7 @@ def unknown(objects: Sequence[Json], version: str) -> set[str]:
     return {label(each) for each in own if not known(json.dumps(each), version)}
 
 
-def named(overlay: Path) -> str:
-    return overlay.name
-
-
+every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: overlay.name)
 every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
@@ -65,7 +79,7 @@ def test_there_is_a_schema_of_every_supported_version() -> None:
 
 
 @every_version
-@pytest.mark.parametrize("overlay", EVERY, ids=named)
+@every_overlay
 def test_every_supported_kubernetes_has_all_of_every_overlay(overlay: Path, version: str) -> None:
     assert unknown(rendered(overlay), version) == set()
 
@@ -101,7 +115,7 @@ def test_every_component_has_an_overlay_or_is_an_option_of_one() -> None:
     assert components - {overlay.name for overlay in EVERY} == OPTIONS
 
 
-@pytest.mark.parametrize("overlay", EVERY, ids=named)
+@every_overlay
 def test_every_object_has_the_label_that_an_uninstall_is_checked_by(overlay: Path) -> None:
     assert unlabelled(rendered(overlay)) == set()
 
@@ -114,3 +128,139 @@ def test_every_object_of_an_option_has_that_label_too(tmp_path: Path, option: st
 def unlabelled(objects: Sequence[Json]) -> set[str]:
     """The objects without the label."""
     return {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()}
+
+
+# The image
+
+
+NAME, TAG = "registry.example.com:5000/team/quota", "1.2.3"
+CHOSEN = [{"name": IMAGE, "newName": NAME, "newTag": TAG}]
+NOT_OURS = {"Deployment/vcuda-scheduler"}
+"""What runs Kubernetes' own image."""
+
+
+def images(objects: Sequence[Json]) -> dict[str, str]:
+    """The image of everything that makes pods, Kubernetes' own aside."""
+    found = {label(workload): container(workload)["image"] for workload, _ in pod_specs(objects)}
+    return {name: image for name, image in found.items() if name not in NOT_OURS}
+
+
+@every_overlay
+def test_an_image_that_the_base_names_is_what_everything_runs(tmp_path: Path, overlay: Path) -> None:
+    manifests = copied(tmp_path)
+    file = manifests / "base" / "kustomization.yaml"
+    file.write_text(json.dumps({**yaml.safe_load(file.read_text()), "images": CHOSEN}))
+    found = images(rendered(manifests / overlay.relative_to(MANIFESTS)))
+    assert found == dict.fromkeys(images(rendered(overlay)), f"{NAME}:{TAG}")
+
+
+@every_overlay
+def test_an_image_that_a_kustomization_on_top_names_is_what_everything_runs(tmp_path: Path, overlay: Path) -> None:
+    manifests = copied(tmp_path)
+    on_top = manifests / "on-top"
+    on_top.mkdir()
+    resources = [f"../{overlay.relative_to(MANIFESTS)}"]
+    (on_top / "kustomization.yaml").write_text(json.dumps({"resources": resources, "images": CHOSEN}))
+    assert images(rendered(on_top)) == dict.fromkeys(images(rendered(overlay)), f"{NAME}:{TAG}")
+
+
+def test_an_image_that_is_named_beside_the_components_is_what_everything_runs(tmp_path: Path) -> None:
+    both = composed(tmp_path, ["scheduler", "enforce-audit"])
+    named = images(rendered(both))
+    file = both / "kustomization.yaml"
+    beside = both.with_name("beside")
+    beside.mkdir()
+    (beside / file.name).write_text(json.dumps({**json.loads(file.read_text()), "images": CHOSEN}))
+    assert images(rendered(beside)) == dict.fromkeys(named, f"{NAME}:{TAG}")
+
+
+# Evictions
+
+
+def flags(controller: Json) -> list[str]:
+    """The arguments of its container, taken out of it."""
+    args: list[str] = pod_spec(controller)["containers"][0].pop("args")
+    return args
+
+
+def test_evictions_are_a_choice_two_flags_and_one_right(tmp_path: Path) -> None:
+    base, chosen = rendered(BASE), rendered(composed(tmp_path, ["enforce-audit"]))
+    added = [each for each in chosen if label(each) not in set(map(label, base))]
+    assert sorted(map(label, added)) == ["ClusterRole/vcuda-enforce-audit", "ClusterRoleBinding/vcuda-enforce-audit"]
+    role = one(added, "ClusterRole", "vcuda-enforce-audit")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}]
+    before, after = (one(objects, "Deployment", "vcuda-controller") for objects in (base, chosen))
+    assert flags(after) == [*flags(before), "--enforce-audit", "--audit-period=600"]
+    assert after == before
+
+
+def test_the_base_evicts_nobody_and_has_no_right_to() -> None:
+    base = rendered(BASE)
+    assert "--enforce-audit" not in flags(one(base, "Deployment", "vcuda-controller"))
+    rules = [rule for each in base for rule in each.get("rules", []) if "resources" in rule]
+    assert not any("pods/eviction" in rule["resources"] or "*" in rule["resources"] for rule in rules)
+
+
+# Prometheus
+
+
+PARTS = {"vcuda-webhook": "Deployment", "vcuda-controller": "Deployment", "vcuda-node": "DaemonSet"}
+
+
+@pytest.fixture
+def objects() -> list[Json]:
+    return overlay_of("prometheus")
+
+
+def test_every_alert_says_what_is_wrong_and_what_to_do_in_a_line_each(objects: list[Json]) -> None:
+    [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
+    names = [rule["alert"] for rule in group["rules"]]
+    assert len(names) == len(set(names)) > 10
+    for rule in group["rules"]:
+        assert rule["annotations"].keys() == {"summary", "runbook"}, rule
+        assert all(text and "\n" not in text for text in rule["annotations"].values()), rule
+        assert rule["labels"]["severity"] in ("critical", "warning", "info"), rule
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_is_scraped_at_a_port_that_it_has(objects: list[Json], name: str) -> None:
+    monitor, service = one(objects, "ServiceMonitor", name), one(objects, "Service", name)
+    workload = one(objects, PARTS[name], name)
+    namespaces = {each["metadata"]["namespace"] for each in (monitor, service, workload)}
+    assert len(namespaces) == 1
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert service["spec"]["selector"].items() <= workload["spec"]["template"]["metadata"]["labels"].items()
+    [endpoint] = monitor["spec"]["endpoints"]
+    [port] = service["spec"]["ports"]
+    assert endpoint["port"] == port["name"]
+    assert port["targetPort"] in {each["name"] for each in container(workload)["ports"]}
+
+
+def test_no_part_of_ours_is_left_out(objects: list[Json]) -> None:
+    serving = {label(each) for each in ours(objects) if "ports" in container(each)}
+    assert serving == {f"{kind}/{name}" for name, kind in PARTS.items()}
+
+
+@pytest.mark.parametrize("name", ["vcuda-controller", "vcuda-node"])
+def test_the_network_policies_let_prometheus_in_where_nobody_else_is(objects: list[Json], name: str) -> None:
+    policy = one(objects, "NetworkPolicy", f"{name}-metrics")["spec"]
+    workload = one(objects, PARTS[name], name)
+    assert policy["podSelector"]["matchLabels"].items() <= workload["spec"]["template"]["metadata"]["labels"].items()
+    [rule] = policy["ingress"]
+    assert [each["port"] for each in rule["ports"]] == [each["name"] for each in container(workload)["ports"]]
+
+
+def test_the_dashboard_is_one_that_grafana_can_load(objects: list[Json]) -> None:
+    """Whole JSON, ids of its own for the panels, none over another, every query of the data source that is chosen."""
+    dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 10
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert {target["datasource"]["uid"] for panel in panels for target in panel["targets"]} == {"${datasource}"}

@@ -23,6 +23,7 @@ from tests.rendered import (
     label,
     one,
     ours,
+    overlay_of,
     pod_spec,
     pod_specs,
     rendered,
@@ -47,7 +48,8 @@ def base() -> list[Json]:
 
 def flags(workload: Json) -> dict[str, object]:
     """What our own command line makes of a container's args; a usage error where it does not take them."""
-    program, command, *rest = container(workload)["args"]
+    # kubelet fills in the variables of the downward API.
+    program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]
     group = PROGRAMS[program]
     assert isinstance(group, click.Group)
     context = group.commands[command].make_context(command, rest)
@@ -247,8 +249,7 @@ def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: 
 
 def test_the_extenders_rotation_misses_no_configuration() -> None:
     """The scheduler has the CA from a file: each run would find that nobody calls, and fail."""
-    [directory] = [each for each in EVERY if each.name == "scheduler"]
-    objects = rendered(directory)
+    objects = overlay_of("scheduler")
     for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
         assert flags(one(objects, kind, name))["unregistered"] is True
     assert not [
@@ -270,8 +271,7 @@ def test_the_extenders_rotation_misses_no_configuration() -> None:
 def test_a_vendors_overlay_sets_its_scheduler_its_nodes_and_its_directories(
     overlay: str, scheme: str, selector: Json, scheduler: str | None
 ) -> None:
-    [directory] = [each for each in EVERY if each.name == overlay]
-    objects = rendered(directory)
+    objects = overlay_of(overlay)
     daemon_set = one(objects, "DaemonSet", "vcuda-node")
     assert flags(daemon_set)["scheme"] == scheme
     assert scheme in {each.name for each in SCHEMES}
@@ -285,8 +285,7 @@ MARGIN = 60
 
 
 def test_the_cards_of_a_pod_are_not_taken_back_while_the_scheduler_waits_for_its_volumes() -> None:
-    [directory] = [each for each in EVERY if each.name == "scheduler"]
-    objects = rendered(directory)
+    objects = overlay_of("scheduler")
     [config] = [each["data"]["scheduler-config.yaml"] for each in objects if each["kind"] == "ConfigMap"]
     [profile] = yaml.safe_load(config)["profiles"]
     [plugin] = profile["pluginConfig"]
@@ -297,8 +296,7 @@ def test_the_cards_of_a_pod_are_not_taken_back_while_the_scheduler_waits_for_its
 
 
 def test_with_cert_manager_nothing_of_our_own_rotation_is_left() -> None:
-    [directory] = [each for each in EVERY if each.name == "cert-manager"]
-    objects = rendered(directory)
+    objects = overlay_of("cert-manager")
     assert not [each for each in objects if each["metadata"]["name"].startswith("vcuda-certs")]
     certificate = one(objects, "Certificate", "vcuda-webhook")
     assert certificate["spec"]["secretName"] == "vcuda-webhook-tls"
@@ -309,8 +307,7 @@ def test_with_cert_manager_nothing_of_our_own_rotation_is_left() -> None:
 
 def test_the_second_scheduler_may_hold_the_lease_that_its_configuration_names() -> None:
     """A name that a generated ConfigMap has too would be given that one's hash in the rule."""
-    [directory] = [each for each in EVERY if each.name == "scheduler"]
-    objects = rendered(directory)
+    objects = overlay_of("scheduler")
     [config] = [
         each["data"]["scheduler-config.yaml"] for each in objects if "scheduler-config.yaml" in each.get("data", {})
     ]

@@ -122,72 +122,64 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("a", "file, document 1: no Kubernetes object: it has no kind", id="text"),
-        pytest.param("[]", "file, document 1: no Kubernetes object: it has no kind", id="a list"),
-        pytest.param("{}", "file, document 1: no Kubernetes object: it has no kind", id="an empty mapping"),
-        pytest.param("kind: 5", "file, document 1: no Kubernetes object: it has no kind", id="kind is a number"),
-        pytest.param(
-            "kind: List\nitems: [x]", "file, document 1: no Kubernetes object: it has no kind", id="listed text"
-        ),
-        pytest.param("kind: List\nitems: 5", "file, document 1: items must be a list", id="items is a number"),
-        pytest.param("kind: List\nitems: {a: b}", "file, document 1: items must be a list", id="items is a mapping"),
+        pytest.param("a", "no Kubernetes object: it has no kind", id="text"),
+        pytest.param("[]", "no Kubernetes object: it has no kind", id="a list"),
+        pytest.param("{}", "no Kubernetes object: it has no kind", id="an empty mapping"),
+        pytest.param("kind: 5", "no Kubernetes object: it has no kind", id="kind is a number"),
+        pytest.param("kind: List\nitems: [x]", "no Kubernetes object: it has no kind", id="listed text"),
+        pytest.param("kind: List\nitems: 5", "items must be a list", id="items is a number"),
+        pytest.param("kind: List\nitems: {a: b}", "items must be a list", id="items is a mapping"),
         pytest.param(
             "kind: Rollout\nspec: {template: {spec: {containers: []}}}",
-            "file, document 1: how many pods a Rollout makes is not known here; give its pods instead",
+            "how many pods a Rollout makes is not known here; give its pods instead",
             id="an unknown kind with a template",
         ),
         pytest.param(
             "kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}",
-            "file, document 1: how many pods a PyTorchJob makes is not known here; give its pods instead",
+            "how many pods a PyTorchJob makes is not known here; give its pods instead",
             id="an unknown kind with a template further in",
         ),
         pytest.param(
             "kind: RayCluster\nspec: {template: x, workers: [{template: {spec: {containers: []}}}]}",
-            "file, document 1: how many pods a RayCluster makes is not known here; give its pods instead",
+            "how many pods a RayCluster makes is not known here; give its pods instead",
             id="an unknown kind with a template in a list",
         ),
-        pytest.param(
-            "kind: Pod\nmetadata: []", "file, document 1: metadata must be a mapping", id="metadata is a list"
-        ),
+        pytest.param("kind: Pod\nmetadata: []", "metadata must be a mapping", id="metadata is a list"),
         pytest.param(
             "kind: Pod\nmetadata: {namespace: a/../b}",
-            "file, document 1: 'a/../b' can never be a namespace; write at most 63 lower-case letters, digits and `-`,"
+            "'a/../b' can never be a namespace; write at most 63 lower-case letters, digits and `-`,"
             " with a letter or digit at both ends",
             id="a namespace that is none",
         ),
-        pytest.param("kind: Pod\nspec: null", "file, document 1: malformed: it has no pod spec", id="no spec"),
-        pytest.param("kind: Job\nspec: {}", "file, document 1: malformed: it has no pod spec", id="no template"),
-        pytest.param("kind: Job\nspec: x", "file, document 1: spec must be a mapping", id="spec is text"),
-        pytest.param("kind: Job\nspec: {template: x}", "file, document 1: template must be a mapping", id="template"),
-        pytest.param(
-            "kind: CronJob\nspec: {jobTemplate: []}",
-            "file, document 1: jobTemplate must be a mapping",
-            id="jobTemplate",
-        ),
+        pytest.param("kind: Pod\nspec: null", "malformed: it has no pod spec", id="no spec"),
+        pytest.param("kind: Job\nspec: {}", "malformed: it has no pod spec", id="no template"),
+        pytest.param("kind: Job\nspec: x", "spec must be a mapping", id="spec is text"),
+        pytest.param("kind: Job\nspec: {template: x}", "template must be a mapping", id="template"),
+        pytest.param("kind: CronJob\nspec: {jobTemplate: []}", "jobTemplate must be a mapping", id="jobTemplate"),
         pytest.param(
             "---\nkind: Job\nspec: {parallelism: -1, template: {spec: {}}}",
-            "file, document 1: -1 is no number of pods from 0 to 10000",
+            "-1 is no number of pods from 0 to 10000",
             id="negative",
         ),
         pytest.param(
             "kind: Deployment\nspec: {replicas: 10001, template: {spec: {}}}",
-            "file, document 1: 10001 is no number of pods from 0 to 10000",
+            "10001 is no number of pods from 0 to 10000",
             id="too many",
         ),
         pytest.param(
             "kind: Deployment\nspec: {replicas: true, template: {spec: {}}}",
-            "file, document 1: True is no number of pods from 0 to 10000",
+            "True is no number of pods from 0 to 10000",
             id="a truth",
         ),
         pytest.param(
             "kind: Deployment\nspec: {replicas: '3', template: {spec: {}}}",
-            "file, document 1: '3' is no number of pods from 0 to 10000",
+            "'3' is no number of pods from 0 to 10000",
             id="text for a number",
         ),
     ],
 )
 def test_no_workload(text: str, message: str) -> None:
-    assert fault(text) == message
+    assert fault(text) == f"file, document 1: {message}"
 
 
 @pytest.mark.parametrize(

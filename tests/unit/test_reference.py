@@ -25,11 +25,7 @@ OF_USERS = (
         "vcuda.k8s_types",
     ),
     *("vcuda.quota.document", "vcuda.quota.document"),
-    *(
-        "vcuda.allocations.cards",
-        "controller.extender.strategy",
-        "vcuda.allocations.stale",
-    ),
+    *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
     *("webhook.pod_review", "webhook.validate", "webhook.mutate", "webhook.quota_edit", "webhook.admission"),
     *("webhook.ledgers", "webhook.ledger_client"),
