@@ -33,14 +33,17 @@ DEFAULT_TIMEOUT_SECONDS = 10.0
 MAX_BODY = 3 * 2**20
 """Bytes. The API server takes objects up to 3 MiB, so nothing larger comes from it."""
 
+# Bytes; the review of a usual pod has 4 to 20 KiB.
 LARGE_BODY = 2**16
-"""Bytes, over which a body counts as large; the review of a usual pod has 4 to 20 KiB."""
 
-MAX_LARGE_BODIES = 10
-"""Large bodies in memory at once. The others wait unread, in the kernel and at their sender."""
-
+# Bodies over that in memory at once: some 24 MiB, and as much again while they are decoded. The others stay unread, in
+# the kernel and at their sender, and are told to come again before the API server itself gives the call up.
+MAX_LARGE_BODIES = 8
 LARGE_BODY_WAIT_SECONDS = 5.0
+
+# A probe and a scrape at once are all there ever is.
 PAGE_THREADS = 4
+
 JSON = b"application/json"
 COME_AGAIN = ((b"retry-after", b"1"), (b"connection", b"close"))
 
@@ -51,10 +54,6 @@ class Reply(NamedTuple):
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
     headers: tuple[tuple[bytes, bytes], ...] = ()
-
-
-class ClientGone(Exception):
-    """The client has closed the connection before the whole request was here, so there is nobody to answer."""
 
 
 def error_object(message: str, status: int) -> bytes:
@@ -77,7 +76,7 @@ class Application:
             return
         try:
             reply = await self._reply(scope, receive)
-        except ClientGone:
+        except ConnectionAbortedError:
             return
         length = str(len(reply.body)).encode()
         headers = [(b"content-type", JSON), (b"content-length", length), *reply.headers]
@@ -89,7 +88,7 @@ class Application:
             if scope["method"] != "POST":
                 return _fault(MethodNotAllowed.description, HTTPStatus.METHOD_NOT_ALLOWED, (b"allow", b"POST"))
             return Reply(await self._answer(scope, receive))
-        except ClientGone:
+        except ConnectionAbortedError:
             raise
         except BadReview as error:
             return _fault(str(error), error.status)
@@ -132,14 +131,14 @@ async def read_body(receive: Receive) -> bytes:
 
     Raises:
         BadReview: it is over `MAX_BODY`.
-        ClientGone: the client is gone.
+        ConnectionAbortedError: the client is gone, so there is nobody to answer.
 
     """
     chunks, size, more = list[bytes](), 0, True
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            raise ClientGone
+            raise ConnectionAbortedError
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > MAX_BODY:

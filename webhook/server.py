@@ -22,8 +22,11 @@ from webhook.app import Application
 from webhook.metrics import Metrics
 from webhook.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
-MOST_CONNECTIONS = 4096
-"""Connections open at once; an API server has some hundreds at most. For one more, another one that idles is closed."""
+MAX_CONNECTIONS = 2048
+"""Connections open at once; an API server has some hundreds at most. For one more, another one that idles is closed.
+
+Each takes 50 KiB, most of it TLS.
+"""
 
 OTHER_FILES = 512
 """Files beside the clients' connections; most are connections to the API server."""
@@ -85,7 +88,7 @@ class WebhookServer(BaseApplication):
             "asgi_lifespan": "off",
             # A request whose client has gone is not cancelled: its charge may be written already, and is told of so.
             "asgi_disconnect_grace_period": 30,
-            "worker_connections": most_connections(),
+            "worker_connections": max_connections(),
             "keepalive": int(KEEP_ALIVE_SECONDS),
             "graceful_timeout": int(self.settings.drain) + 10,
             "certfile": str(self.settings.certificate / "tls.crt"),
@@ -118,13 +121,13 @@ class WebhookServer(BaseApplication):
         self._announce(f"https://{f'[{host}]' if ':' in host else host}:{port}")
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """Let this process have as many files open as it may have at all; return how many can be clients' connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(hard - OTHER_FILES, 1))
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(hard - OTHER_FILES, 1))
 
 
 def _export(metrics: Metrics, worker: WebhookWorker) -> None:

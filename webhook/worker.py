@@ -31,25 +31,31 @@ KEEP_ALIVE_SECONDS = 120.0
 LINGER_SECONDS = 2.0
 """How long a connection stays open after its last answer, or, without a request, after the server began to stop."""
 
+# Bytes of requests that are not whole, of all connections together.
+MAX_UNFINISHED = 32 * 2**20
+
+# Bytes of one body that are thrown away, since most clients look for an answer only when all of it is sent.
+MAX_DISCARDED = 10 * MAX_BODY
+
+# Bytes of one connection that are taken before the application asks for them, and that are kept for its peer. What one
+# read brings is bounded by the socket's buffer: asyncio's own, of 256 KiB each, are 250 MiB for a thousand senders.
+MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
+
+# Letters of an error; the parser's repeat what was sent, which may be long.
+MAX_MESSAGE = 300
+
+# How long what was written just now may take to leave the process, before its connection's output is shut down.
 FLUSH_SECONDS = 0.05
+
 TICK_SECONDS = 0.25
 ACCEPTED_AT_ONCE = 16
-
-MAX_UNFINISHED = 64 * 2**20
-"""Bytes of requests that are not whole, of all connections together."""
-
-MAX_DISCARDED = 10 * MAX_BODY
-MAX_UNREAD = 2**16
-RECEIVE_BUFFER = 2**16
-SEND_BUFFER = 2**14
-MAX_MESSAGE = 300
 
 _WITHOUT_FILES = (errno.EMFILE, errno.ENFILE)
 _RESET = struct.pack("ii", 1, 0)
 
 
 class Phase(Enum):
-    """What a connection waits for, while nothing is being decided for it."""
+    """What a connection waits for; one for which something is being decided is in none of these."""
 
     HANDSHAKE = auto()
     FIRST = auto()  # the first byte of its first request: Go's transport opens connections that it does not use at once
@@ -92,13 +98,14 @@ class WebhookProtocol(ASGIProtocol):
         self._sock = sock
         self.phase: Phase | None = None
         self.deadline = 0.0
-        self.received = 0
+        self.received = self.discarded = 0
         self.handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request: the handshake is done."""
         super().connection_made(transport)
-        self.transport.set_write_buffer_limits(high=SEND_BUFFER)
+        self.transport.set_write_buffer_limits(high=MAX_UNSENT)
+        self.transport.set_read_buffer_limits(high=MAX_UNREAD)
         self.worker.enter(self, Phase.FIRST)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -112,8 +119,8 @@ class WebhookProtocol(ASGIProtocol):
         if not self._closed:
             super().data_received(data)
             return
-        self.received += len(data)
-        if self.received > MAX_DISCARDED:
+        self.discarded += len(data)
+        if self.discarded > MAX_DISCARDED:
             self.transport.abort()
 
     def pause_writing(self) -> None:

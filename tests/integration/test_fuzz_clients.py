@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.fuzzing import GOOD, SECONDS, Target, answers_in, for_a_while, read_all, under_fire
 from tests.processes import exchange
-from webhook.server import MOST_CONNECTIONS
+from webhook.server import MAX_CONNECTIONS
 
 THREADS = 4
 CROWD = 8 * THREADS
@@ -172,7 +172,7 @@ def test_ten_thousand_idle_connections_keep_nobody_out(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
     """Above the most there may be, the oldest idle ones are reset; a connection in use is not among them."""
-    used, most = target.kept.sock, MOST_CONNECTIONS
+    used, most = target.kept.sock, MAX_CONNECTIONS
     many = IDLE if kind is silent or SECONDS > 60 else CROWD
     before = target.server.metric("vcuda_connections_shed_total")
     held = []
@@ -193,7 +193,7 @@ def test_ten_thousand_idle_connections_keep_nobody_out(
 def test_those_that_leave_while_others_come_do_no_harm(target: Target) -> None:
     """The server then hears, in one turn of its loop, of new connections and of such as it closes for them."""
     with ExitStack() as crowd:
-        held = [crowd.enter_context(silent(target)) for _ in range(MOST_CONNECTIONS)]
+        held = [crowd.enter_context(silent(target)) for _ in range(MAX_CONNECTIONS)]
         for connection in held:
             connection.close()
             crowd.enter_context(silent(target))
