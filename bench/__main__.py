@@ -1,4 +1,4 @@
-"""``python -m bench``: every measurement but that of scale, one table each; or just one of them."""
+"""``python -m bench``: the measurements of every day, one table each; or just one of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from bench import creates, extender, mutate, scale, stale, sweep
+from bench import creates, extender, large_pods, mutate, scale, stale, sweep
 from bench.go import BuildFailed
 from tests.e2e.control_plane import NoControlPlane, StartupError
 
@@ -16,8 +16,8 @@ from tests.e2e.control_plane import NoControlPlane, StartupError
 def main(context: click.Context) -> None:
     """Measure this system; nothing is asserted, the figures are for a person to read.
 
-    Without a command: all but scale, one table each, in about half an hour. `make bench` and `make scale` set
-    KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver; stale, sweep and mutate do without.
+    Without a command: all but scale and large-pods, one table each, in about half an hour. `make bench` and `make scale` set
+    KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver; stale, sweep, mutate and large-pods do without.
     """
     if context.invoked_subcommand is None:
         for measurement in (stale, sweep, mutate, extender):
@@ -48,6 +48,12 @@ def _stale() -> None:
 def _sweep() -> None:
     """CPU of the node agent's sweeps over 10,000 directories."""
     sweep.main()
+
+
+@main.command("large-pods")
+def _large_pods() -> None:
+    """How long the largest pods hold others up."""
+    large_pods.main()
 
 
 @main.command("scale")

@@ -34,12 +34,11 @@ QUIET = frozenset({"ignored", "unlimited", "mirror"})
 MARGIN_SECONDS = 0.5
 """Kept back from the API server's timeout, so that the answer is there before it gives up."""
 
-# Decoding and deciding 128 KiB takes about 2 ms, which is as long as the loop may serve nobody else. A usual review
-# has 4 to 20 KiB, and to hand one over to a thread takes about as long as to answer it.
-LARGE_REVIEW = 128 * 1024
+# The longest that one review may keep the event loop from the others is about 5 ms: so long takes 64 KiB of what takes
+# longest, annotations (`python -m bench large-pods`). A usual review has 4 to 20 KiB, and stays on the loop.
+LARGE_REVIEW = 64 * 1024
 
-# Nearly all of that time one of them computes and the others wait, so more threads would help nobody; these are for
-# those that wait for a ledger, which takes as long as the API server does.
+# One of them computes at a time; the others are those that wait for a ledger, which takes as long as the API server.
 LARGE_REVIEW_THREADS = 8
 
 # The longest that the API server waits for a webhook (validation of timeoutSeconds in admissionregistration/v1).

@@ -1,0 +1,123 @@
+"""How long the largest pods hold up the event loop: the webhook decides one while a small one comes every millisecond.
+
+For each kind of large pod: the bytes of its review, how long it takes to answer, and how long the small ones take
+meanwhile. The last table is the CPU of one review by its size, on the loop: `LARGE_REVIEW` is chosen by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from tests.builders import container, pod
+from vcuda.cli import aligned
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Limit, NamespaceQuota, Quota
+from webhook import admission
+from webhook.context import FixedPolicy, PolicySnapshot
+from webhook.ledgers import MemoryLedgers
+from webhook.metrics import Metrics
+
+MAX_BODY = 3 * 2**20
+ROUNDS = 5
+CARD = {"tencent.com/vcuda-core": 100}
+SMALL = pod(container(CARD), metadata={"namespace": "team-a", "uid": "small"})
+
+
+class Measured(NamedTuple):
+    """Seconds: of one large review, and of the small ones that were answered beside it."""
+
+    large: float
+    small: list[float]
+
+
+def service() -> admission.Service:
+    """Return a webhook without a cluster, with a quota that nobody fills."""
+    labels = NodeLabels()
+    nodes = Nodes.of({f"node-{n}": {labels.model: "M40"} for n in range(1000)}, labels)
+    policy = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(10**9)})}, version="1"), nodes)
+    log = structlog.wrap_logger(structlog.ReturnLogger())
+    return admission.Service(FixedPolicy(policy), MemoryLedgers(), Metrics(), admission.Gate(), log)
+
+
+def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield pods that fill a review of the largest size, each with another part of it."""
+    most = MAX_BODY - 20_000
+    yield "one annotation", _with("metadata", "annotations", {"note": "x" * most})
+    yield "annotations", _with("metadata", "annotations", {f"a.example.com/{n}": "x" * 20 for n in range(most // 46)})
+    names = ({**container(CARD), "name": f"c{n}"} for n in range(most // 110))
+    yield "containers that ask for cards", _with("spec", "containers", list(names))
+    plain = [container(CARD), *({"name": f"c{n}", "image": "i"} for n in range(most // 30))]
+    yield "containers that ask for none", _with("spec", "containers", plain)
+    env = [{"name": f"E{n}", "value": "x"} for n in range(most // 30)]
+    yield "environment", _with("spec", "containers", [{**container(CARD), "env": env}])
+    volumes = [{"name": f"v{n}", "emptyDir": {}} for n in range(most // 35)]
+    yield "volumes", _with("spec", "volumes", volumes)
+
+
+def _with(part: str, field: str, value: object) -> dict[str, Any]:
+    large = copy.deepcopy(SMALL)
+    large[part][field] = value
+    return large
+
+
+def review(manifest: dict[str, Any]) -> bytes:
+    """Return the body of a review that creates a pod."""
+    kind = {"group": "", "version": "v1", "kind": "Pod"}
+    request = {"uid": "r", "kind": kind, "namespace": "team-a", "operation": "CREATE", "object": manifest}
+    return msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
+
+
+async def measure(webhook: admission.Service, path: str, large: bytes, at_once: int) -> Measured:
+    """Answer some large reviews at once, and small ones until those are done."""
+    small, took = review(SMALL), []
+    started = time.perf_counter()
+    work = [asyncio.create_task(webhook.answer(path, large, 10)) for _ in range(at_once)]
+    done = asyncio.gather(*work)
+    while not done.done():
+        before = time.perf_counter()
+        await asyncio.sleep(0.001)  # as long as the loop is held up, this takes longer
+        await webhook.answer("/mutate", small, 10)
+        took.append(time.perf_counter() - before)
+    await done
+    return Measured(time.perf_counter() - started, took)
+
+
+def main() -> None:
+    """Print the table."""
+    rows = [("the large pod is of", "path", "at once", "KiB", "its ms", "small p50 ms", "small max ms")]
+    webhook = service()
+    for name, manifest in large_pods():
+        body = review(manifest)
+        for path, at_once in (("/mutate", 1), ("/validate", 1), ("/mutate", 8)):
+            rounds = [asyncio.run(measure(webhook, path, body, at_once)) for _ in range(ROUNDS)]
+            small = [took for each in rounds for took in each.small]
+            figures = (statistics.median(r.large for r in rounds), statistics.median(small), max(small))
+            told = (f"{seconds * 1000:.1f}" for seconds in figures)
+            rows.append((name, path, str(at_once), str(len(body) // 1024), *told))
+    print("\n".join(aligned(rows)))
+    print()
+    print("\n".join(aligned([("KiB of annotations", "CPU ms"), *_by_size(webhook)])))
+
+
+def _by_size(webhook: admission.Service) -> Iterator[tuple[str, str]]:
+    for kib in (4, 16, 32, 64):
+        notes = {f"a.example.com/{n}": "x" * 20 for n in range(kib * 1024 // 46)}
+        body, took = review(_with("metadata", "annotations", notes)), []
+        for _ in range(20):
+            started = time.thread_time()
+            asyncio.run(webhook.answer("/mutate", body, 10))
+            took.append(time.thread_time() - started)
+        yield str(len(body) // 1024), f"{min(took) * 1000:.1f}"
+
+
+if __name__ == "__main__":
+    main()
