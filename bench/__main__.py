@@ -16,8 +16,9 @@ from tests.e2e.control_plane import NoControlPlane, StartupError
 def main(context: click.Context) -> None:
     """Measure this system; nothing is asserted, the figures are for a person to read.
 
-    Without a command: all but scale and large-pods, one table each, in about half an hour. `make bench` and `make scale` set
-    KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver; stale, sweep, mutate and large-pods do without.
+    Without a command: all but scale and large-pods, one table each, in about half an hour. `make bench` and
+    `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver; stale, sweep, mutate and large-pods
+    do without.
     """
     if context.invoked_subcommand is None:
         for measurement in (stale, sweep, mutate, extender):

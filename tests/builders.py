@@ -1,4 +1,4 @@
-"""Builds the plain manifests, reviews and facts that tests start from: what is left out has Kubernetes' default."""
+"""Builds the plain manifests, reviews and policy that tests start from: what is left out has Kubernetes' default."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Admiss
     return AdmissionRequest(**{**given, **fields})
 
 
-def facts(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> PolicySnapshot:
-    """Return the facts of a cluster in which one namespace has a quota."""
+def policy_for(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> PolicySnapshot:
+    """Return the policy of a cluster in which one namespace has a quota."""
     return PolicySnapshot(Quota({namespace: quota}, version="41"), nodes or Nodes(LABELS))

@@ -23,7 +23,7 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.admission import Gate, Service
-from webhook.context import FixedPolicy, PolicySnapshot
+from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers
 from webhook.metrics import Metrics
 
@@ -69,7 +69,7 @@ def service() -> Service:
     labels = NodeLabels()
     nodes = Nodes.of({"node-1": {labels.model: "M40"}}, labels)
     policy = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"), nodes)
-    return Service(FixedPolicy(policy), MemoryLedgers(), Metrics(), Gate(), structlog.get_logger())
+    return Service(lambda: policy, MemoryLedgers(), Metrics(), Gate(), structlog.get_logger())
 
 
 def create(webhook: Service) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -49,31 +50,23 @@ class NotReady(Unavailable):
     """The quota has not been read yet, or the server is about to stop: another replica, or a later try, answers."""
 
 
+@dataclass
 class Gate:
-    """Whether this replica takes work: it stops in two steps, so that no request is lost."""
+    """Whether this replica takes work: it stops in two steps, so that no request is lost.
 
-    def __init__(self) -> None:
-        self._leaving = threading.Event()
-        self._closed = threading.Event()
+    ``leaving``: readiness fails, while requests are still answered. ``closed``: late ones are sent elsewhere.
+    """
 
-    @property
-    def leaving(self) -> bool:
-        """Whether readiness fails, while requests are still answered."""
-        return self._leaving.is_set()
-
-    @property
-    def closed(self) -> bool:
-        """Whether late requests are sent elsewhere."""
-        return self._closed.is_set()
+    leaving: bool = False
+    closed: bool = False
 
     def leave(self) -> None:
         """Fail readiness from now on."""
-        self._leaving.set()
+        self.leaving = True
 
     def close(self) -> None:
         """Send every further request elsewhere."""
-        self._leaving.set()
-        self._closed.set()
+        self.leaving = self.closed = True
 
 
 class _LoopLedgers:
@@ -150,7 +143,7 @@ class Service(msgspec.Struct, frozen=True):
     @property
     def ready(self) -> bool:
         """Whether the quota has been read and the replica is not about to stop."""
-        return not self.gate.leaving and self.policy.current() is not None
+        return not self.gate.leaving and self.policy() is not None
 
     async def answer(self, path: str, body: bytes, timeout: float) -> bytes:
         """Return the review that answers the one in ``body``; ``timeout`` is the API server's, in seconds.
@@ -184,7 +177,7 @@ class Service(msgspec.Struct, frozen=True):
     async def _decide(
         self, path: str, request: AdmissionRequest, deadline: float, ledgers: Ledgers
     ) -> AdmissionResponse:
-        policy = self.policy.current()
+        policy = self.policy()
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
             return await check_edit(request, self.place, policy, ledgers)

@@ -10,10 +10,11 @@ import structlog
 
 from vcuda import kube as k8s
 from vcuda.placement.affinity import Hints
+from vcuda.placement.placement import Nodes
 from vcuda.quota.model import SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate
 from webhook.admission import Gate, Service
-from webhook.context import ClusterPolicy, FixedPolicy, PolicySnapshot, read_policy
+from webhook.context import ClusterPolicy, PolicySnapshot, read_nodes, read_quota
 from webhook.ledger_client import KUBE_THREADS, ClusterLedgers
 from webhook.ledgers import MemoryLedgers
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
@@ -56,7 +57,7 @@ class Cluster(msgspec.Struct, frozen=True):
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors()))
         policy.start()
-        return Service(policy, ledgers, metrics, Gate(), structlog.get_logger(), self.place)
+        return Service(policy.current, ledgers, metrics, Gate(), structlog.get_logger(), self.place)
 
 
 class Standalone(msgspec.Struct, frozen=True):
@@ -68,13 +69,15 @@ class Standalone(msgspec.Struct, frozen=True):
 
     def policy(self) -> PolicySnapshot:
         """Read the files; BadInput where one of them cannot be read, or has faults."""
-        return read_policy(self.quota, self.nodes, self.hints)
+        labels = self.hints.labels
+        nodes = read_nodes(self.nodes, labels) if self.nodes else Nodes(labels)
+        return PolicySnapshot(read_quota(self.quota), nodes, self.hints)
 
     def make_service(self, certificate: ServingCertificate) -> Service:
         """Return a service that answers from the files alone."""
-        metrics = _metrics(certificate)
+        metrics, policy = _metrics(certificate), self.policy()
         metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
-        return Service(FixedPolicy(self.policy()), MemoryLedgers(), metrics, Gate(), structlog.get_logger())
+        return Service(lambda: policy, MemoryLedgers(), metrics, Gate(), structlog.get_logger())
 
 
 def _metrics(certificate: ServingCertificate) -> Metrics:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import msgspec
@@ -28,22 +28,8 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     hints: Hints = Hints()
 
 
-class PolicySource(Protocol):
-    """Where the policy comes from: watched in a cluster, read from files where there is none."""
-
-    def current(self) -> PolicySnapshot | None:
-        """Return the policy in force, or None until the quota has been read once."""
-
-
-class FixedPolicy:
-    """A policy that does not change: for the embedded mode and `check`."""
-
-    def __init__(self, policy: PolicySnapshot) -> None:
-        self._policy = policy
-
-    def current(self) -> PolicySnapshot | None:
-        """Return the policy given at the start."""
-        return self._policy
+PolicySource = Callable[[], PolicySnapshot | None]
+"""Returns the policy in force, or None until the quota has been read once."""
 
 
 class ClusterPolicy:
@@ -75,16 +61,6 @@ class ClusterPolicy:
         """Start watching."""
         for reflector in self.reflectors().values():
             reflector.start()
-
-
-def read_policy(quota: Path, nodes: Path | None, hints: Hints) -> PolicySnapshot:
-    """Return the policy that files hold; without nodes every model of the quota counts as there.
-
-    Raises:
-        BadInput: one of them cannot be read, or has faults.
-
-    """
-    return PolicySnapshot(read_quota(quota), read_nodes(nodes, hints.labels) if nodes else Nodes(hints.labels), hints)
 
 
 def read_quota(path: Path) -> Quota:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import math
 import random
@@ -74,6 +73,7 @@ class PendingCall(Generic[T, R]):
             self.answer.set_exception(error)
 
 
+@dataclass(eq=False)
 class BatchCommitter(Generic[T, R]):
     """A queue that one task works off, a batch at a time: everything that waits when a batch begins.
 
@@ -82,32 +82,25 @@ class BatchCommitter(Generic[T, R]):
     more may come in that time. Who comes alone never waits for others.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]],
-        late: R,
-        gather: Callable[[], Awaitable[None]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._work = work
-        self._late = late
-        self._gather = gather
-        self._clock = clock
-        self._waiting: list[PendingCall[T, R]] = []
-        self._last_batch = 0
-        self._task: asyncio.Task[None] | None = None
+    work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
+    late: R
+    gather: Callable[[], Awaitable[None]]
+    clock: Callable[[], float] = time.monotonic
+    _waiting: list[PendingCall[T, R]] = field(default_factory=list)
+    _last_batch: int = 0
+    _task: asyncio.Task[None] | None = None
 
     async def serve(self, item: T, deadline: float) -> R:
         """Return the item's result; ``late``, as it then stands, where the deadline came first.
 
         Raises what ``work`` raised for it.
         """
-        call = PendingCall[T, R](item, deadline, self._late)
+        call = PendingCall[T, R](item, deadline, self.late)
         self._waiting.append(call)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         try:
-            return await asyncio.wait_for(call.answer, deadline - self._clock())
+            return await asyncio.wait_for(call.answer, deadline - self.clock())
         except TimeoutError:
             if not call.answer.cancelled():  # the work itself raised it
                 raise
@@ -120,14 +113,14 @@ class BatchCommitter(Generic[T, R]):
     async def _run(self) -> None:
         while self._waiting:
             if self._last_batch > 1:
-                await self._gather()
+                await self.gather()
             batch, self._waiting = self._waiting, []
             self._last_batch = len(batch)
             await self._answer(batch)
 
     async def _answer(self, batch: Sequence[PendingCall[T, R]]) -> None:
         try:
-            await self._work(batch)
+            await self.work(batch)
         except Exception as error:  # noqa: BLE001  # raised again, in the caller of each item that has no result
             for call in batch:
                 call.fail(error)
@@ -140,33 +133,24 @@ class BatchCommitter(Generic[T, R]):
 Charging = PendingCall[ChargeRequest, Decision]
 
 
-class Outcome(enum.Enum):
-    """What became of one try to decide a group, and to write it."""
-
-    DECIDED = enum.auto()
-    CONFLICT = enum.auto()
-    UNKNOWN = enum.auto()
+class WriteUnanswered(Exception):
+    """Whether a write is in the ledger is not known; only a read can tell."""
 
 
+@dataclass(eq=False)
 class ClusterLedgers:
     """One `NamespaceLedger` for each namespace; the interface is `webhook.ledgers.Ledgers`.
 
-    The API server's client blocks, so its calls run in a bounded pool of threads; all else is on the event loop.
     ``clock`` and ``sleep`` are for tests.
     """
 
-    def __init__(
-        self,
-        store: LedgerStore,
-        metrics: LedgerMetrics,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        threads = ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger")
-        self._make = functools.partial(
-            NamespaceLedger, store=store, metrics=metrics, threads=threads, clock=clock, sleep=sleep
-        )
-        self._ledgers: dict[str, NamespaceLedger] = {}
+    store: LedgerStore
+    metrics: LedgerMetrics
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    # The API server's client blocks, so its calls are in threads, and bounded by them; all else is on the event loop.
+    threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
+    _ledgers: dict[str, NamespaceLedger] = field(default_factory=dict)
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
@@ -181,10 +165,9 @@ class ClusterLedgers:
         return await self._of(namespace).cached_usage()
 
     def _of(self, namespace: str) -> NamespaceLedger:
-        ledger = self._ledgers.get(namespace)
-        if ledger is None:
-            ledger = self._ledgers[namespace] = self._make(namespace)
-        return ledger
+        if namespace not in self._ledgers:
+            self._ledgers[namespace] = NamespaceLedger(namespace, self)
+        return self._ledgers[namespace]
 
 
 class NamespaceLedger:
@@ -195,27 +178,19 @@ class NamespaceLedger:
     again, until the callers' deadlines. Only the committer's task touches what is remembered.
     """
 
-    def __init__(
-        self,
-        namespace: str,
-        *,
-        store: LedgerStore,
-        metrics: LedgerMetrics,
-        threads: Executor,
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
-    ) -> None:
+    def __init__(self, namespace: str, shared: ClusterLedgers) -> None:
         self._namespace = namespace
-        self._store = store
-        self._metrics = metrics
-        self._threads = threads
-        self._clock = clock
-        self._sleep = sleep
+        self._store = shared.store
+        self._metrics = shared.metrics
+        self._threads = shared.threads
+        self._clock = shared.clock
+        self._sleep = shared.sleep
         self._remembered: Stored | None = None
         self._usages: Mapping[str, Usage] = {}
         self._usages_read_at = -math.inf
+        gather = functools.partial(self._sleep, GATHER_SECONDS)
         self._committer: BatchCommitter[ChargeRequest, Decision] = BatchCommitter(
-            self._commit, TOO_MANY, lambda: sleep(GATHER_SECONDS), clock
+            self._commit, TOO_MANY, gather, self._clock
         )
 
     async def charge(self, request: ChargeRequest) -> Decision:
@@ -246,73 +221,71 @@ class NamespaceLedger:
         unsure = False
         while open_ := self._in_time(calls):
             try:
-                outcome = await self._attempt(open_)
+                await self._attempt(open_)
+            except Conflict:
+                self._metrics.conflicts.inc()
+            except WriteUnanswered:
+                self._metrics.unsure.inc()
+                unsure = True
             except Unavailable:
                 if not unsure:
                     raise
                 return  # each caller is told UNSURE, which is its `late` by now
-            if outcome is Outcome.DECIDED:
+            else:
                 return
-            unsure = unsure or outcome is Outcome.UNKNOWN
             for call in open_:
-                # After a conflict alone nothing of ours is in the ledger: its write is known to have failed.
+                # After conflicts alone nothing of ours is in the ledger: those writes are known to have failed.
                 call.late = UNSURE if unsure else TOO_MANY
             await self._sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # spreads the replicas; guards nothing
 
-    async def _attempt(self, calls: Sequence[Charging]) -> Outcome:
-        """Decide against one version, and write it where that is needed."""
+    async def _attempt(self, calls: Sequence[Charging]) -> None:
+        """Decide against one version, and write it where that is needed.
+
+        Raises:
+            Conflict: another writer was first.
+            WriteUnanswered: it may be written, or not.
+            Unavailable: the ledger could not be read.
+
+        """
         remembered, self._remembered = self._remembered, None
         stored = remembered or await self._read()
         ledger, decisions = _decide(await self._complete(stored.ledger, calls), calls)
-        proves_itself = ledger is not stored.ledger and all(isinstance(decision, Admitted) for decision in decisions)
-        if remembered and not proves_itself:
+        changed = ledger is not stored.ledger
+        if remembered and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
             # A refusal is never taken from memory: the controller may have released a charge since. Nor is a yes that
             # writes nothing, for no compare-and-swap shows that what is remembered still holds.
-            return await self._attempt(calls)
-        if ledger is not stored.ledger and not all(call.item.dry_run for call in calls):
-            written = await self._write(ledger, stored.version, calls)
-            if isinstance(written, Outcome):
-                return written
-            stored = written
+            await self._attempt(calls)
+            return
+        if changed and not all(call.item.dry_run for call in calls):
+            for call in calls:
+                call.late = UNSURE  # what a deadline means that comes while the write is under way
+            try:
+                stored = await self._in_thread(self._store.write, ledger, stored.version, WRITE_TIMEOUT_SECONDS)
+            except Unavailable as error:
+                raise WriteUnanswered from error
+            self._metrics.written(stored.size)
         if stored.version is not None:  # one that has yet to be created counts pods, and those change unseen
             self._remembered = stored
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
             call.settle(decision)
-        return Outcome.DECIDED
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        """Return the ledger with every pod in it that the callers' quota counts."""
         # One that was last counted before the quota was edited may miss pods: those that were stored while the
         # namespace was not limited, and no leader was there to drop the ledger.
         if any(is_older(ledger.pod_resource_version, call.item.counted_since) for call in calls):
-            observed = await self._in_thread(self._store.look, self._namespace, READ_TIMEOUT_SECONDS)
+            observed = await self._in_thread(self._store.look, READ_TIMEOUT_SECONDS)
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
     async def _read(self) -> Stored:
-        return await self._in_thread(self._store.read, self._namespace, READ_TIMEOUT_SECONDS)
+        return await self._in_thread(self._store.read, READ_TIMEOUT_SECONDS)
 
-    async def _write(self, ledger: Ledger, version: str | None, calls: Sequence[Charging]) -> Stored | Outcome:
-        for call in calls:
-            call.late = UNSURE  # a deadline that comes while the write is under way
-        try:
-            written = await self._in_thread(self._store.write, self._namespace, ledger, version, WRITE_TIMEOUT_SECONDS)
-        except Conflict:
-            self._metrics.conflicts.inc()
-            return Outcome.CONFLICT
-        except Unavailable:
-            self._metrics.unsure.inc()
-            return Outcome.UNKNOWN
-        self._metrics.written(written.size)
-        return written
-
-    async def _in_thread(self, call: Callable[..., R], *args: object) -> R:
-        # A call under way goes on where its task ends: a write that nobody awaits lands all the same, or does not.
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+    async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
+        # One under way goes on where its task ends: a write that nobody awaits lands all the same, or does not.
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, self._namespace, *args)
 
     def _in_time(self, calls: Sequence[Charging]) -> Sequence[Charging]:
-        """Return the calls still to be decided; those whose deadline has come are told so."""
         now = self._clock()
         for call in calls:
             if call.deadline <= now:

@@ -8,7 +8,7 @@ from vcuda.placement.placement import Candidates, Choice, choose, choose_regardl
 from vcuda.quota.model import Shortage, exceeded
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers, RecentChoices
-from webhook.pod_review import PodReview, malformed, refused, review_of
+from webhook.pod_review import PodReview, refused, review_of
 
 
 async def mutate(
@@ -23,33 +23,36 @@ async def mutate(
     review = review_of(request, policy)
     if isinstance(review, AdmissionResponse):
         return review
-    return malformed(review) or await _place(review, request, ledgers, choices)
-
-
-async def _place(
-    review: PodReview, request: AdmissionRequest, ledgers: Ledgers, choices: RecentChoices
-) -> AdmissionResponse:
-    namespace, quota, asked = review.namespace, review.quota, review.request
-    candidates = find_candidates(review.pod, asked.schemes, quota, review.policy.nodes, asked.share)
+    namespace, asked = review.namespace, review.request
+    candidates = find_candidates(review.pod, asked.schemes, review.quota, policy.nodes, asked.share)
     if not candidates.models:
-        return _without_model(review, candidates.sentence(namespace, quota))
+        return _without_model(review, candidates.sentence(namespace, review.quota))
     choice = await _choose(review, candidates, ledgers, choices)
     if not isinstance(choice, Choice):
         return refused(review, "over-quota", exceeded(namespace, *choice), choice[0].model)
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge)
-    return _pinned(review, choice, choice.forecast if request.dry_run else "")
+    # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
+    forecast = [choice.forecast] if request.dry_run and choice.forecast else []
+    return AdmissionResponse(
+        "pinned",
+        patch=patch_for(review.pod, choice.model, review.quota.pools, asked.schemes, policy.hints),
+        warnings=review.warnings(*forecast),
+        reason=choice.reason,
+        model=choice.model,
+        scheme=review.scheme,
+    )
 
 
 async def _choose(
     review: PodReview, candidates: Candidates, ledgers: Ledgers, choices: RecentChoices
 ) -> Choice | tuple[Shortage, ...]:
-    """Choose by the ledger of a moment ago and by what is held; where that leaves no room, by the ledger as it is."""
     namespace, quota, asked = review.namespace, review.quota, review.request.charge
-    estimate = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
-    choice = choose(candidates, quota, asked, estimate)
+    usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
+    choice = choose(candidates, quota, asked, usage)
     if isinstance(choice, Choice):
         return choice
+    # What is remembered, or was only chosen for others, refuses nobody: a refusal is by the ledger as it is.
     decide = choose if review.enforced else choose_regardless
     return decide(candidates, quota, asked, await ledgers.usage(namespace))
 
@@ -57,16 +60,5 @@ async def _choose(
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return refused(review, "not-allowed", sentence)
+    # It takes a card like any other: past the scheduler, that card would be given to another pod too.
     return AdmissionResponse("unpinned", patch=unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme)
-
-
-def _pinned(review: PodReview, choice: Choice, forecast: str) -> AdmissionResponse:
-    """Return the patch. ``forecast`` is for the owner: the reason itself reaches the API server's audit log alone."""
-    return AdmissionResponse(
-        "pinned",
-        patch=patch_for(review.pod, choice.model, review.quota.pools, review.request.schemes, review.policy.hints),
-        warnings=review.warnings(*filter(None, [forecast])),
-        reason=choice.reason,
-        model=choice.model,
-        scheme=review.scheme,
-    )

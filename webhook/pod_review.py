@@ -14,7 +14,10 @@ from vcuda.quota.model import Mode, NamespaceQuota
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
 from webhook.context import PolicySnapshot
 
+# Only nodes are in it, by their certificates or bound tokens; the API server does not let one name itself into it.
 NODES_GROUP = "system:nodes"
+
+ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
 
 _PODS = msgspec.json.Decoder(Pod)
 
@@ -43,20 +46,40 @@ class PodReview(msgspec.Struct, frozen=True, gc=False):
         if self.quota.mode is Mode.AUDIT:
             return ()
         faults = self.request.faults
-        wrong = [f"{malformed_sentence(faults)}; admitted, because this quota only warns"] if faults else []
-        return (*wrong, *self.request.warnings, *sentences)
+        malformed = [f"{malformed_sentence(faults)}; {ADMITTED_ALL_THE_SAME}"] if faults else []
+        return (*malformed, *self.request.warnings, *sentences)
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
-    """Return the pod under review, or the answer where the quota has nothing to say."""
+    """Return the pod under review, or the answer where its quota has nothing to decide: it has none, or is malformed.
+
+    A malformed pod is under review all the same where its quota does not enforce.
+    """
     pod = vcuda_pod_of(request)
-    return pod if isinstance(pod, AdmissionResponse) else _limited(request, pod, policy)
+    if isinstance(pod, AdmissionResponse):
+        return pod
+    if is_mirror(request, pod):
+        return AdmissionResponse("mirror")
+    quota = policy.quota.for_namespace(request.namespace)
+    if quota is None:
+        return AdmissionResponse("unlimited")
+    # Before anything else reads it, and in every mode: to go through such an affinity takes longer than a webhook has.
+    too_large = oversized(pod.spec)
+    if too_large:
+        return _malformed((too_large,))
+    review = PodReview(request.namespace, pod, read_request(pod), quota, policy)
+    faults = review.request.faults
+    return _malformed(faults, review.scheme) if faults and review.enforced else review
 
 
 def vcuda_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
     """Return the vcuda pod that a review creates, or the answer to any other, which is the same under every quota."""
-    if request.kind.kind != "Pod" or request.kind.group:
-        return _wrong_kind(request)
+    kind = request.kind
+    if kind.kind != "Pod" or kind.group:
+        named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
+        message = f"this webhook answers for pods, not for {named or 'an unnamed kind'}; correct the rules that call it"
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    # A pod's requests for cards cannot be changed once it is stored; ephemeral containers may have no resources.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
     try:
@@ -66,50 +89,24 @@ def vcuda_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
     return pod if asks_for_vcuda(pod) else AdmissionResponse("ignored")
 
 
-def _limited(request: AdmissionRequest, pod: Pod, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
-    if is_mirror(request, pod):
-        return AdmissionResponse("mirror")
-    quota = policy.quota.for_namespace(request.namespace)
-    if quota is None:
-        return AdmissionResponse("unlimited")
-    too_large = oversized(pod.spec)
-    if too_large:
-        return _unprocessable((too_large,))
-    return PodReview(request.namespace, pod, read_request(pod), quota, policy)
-
-
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
-    """Return whether a kubelet shows one of its static pods: it runs already, and only a node may say so.
-
-    The annotation alone exempts nobody: anyone can write it.
-    """
+    """Return whether a kubelet shows one of its static pods: it runs already, and only a node may say so."""
+    # The annotation alone exempts nobody: anyone can write it.
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
-
-
-def malformed(review: PodReview) -> AdmissionResponse | None:
-    """Return the refusal of a pod that asks for vcuda in a way that means nothing, or None."""
-    faults = review.request.faults
-    if not faults or not review.enforced:
-        return None
-    return _unprocessable(faults, review.scheme)
 
 
 def malformed_sentence(faults: Sequence[Fault]) -> str:
     """Return the message that names everything wrong with a request."""
-    return f"{MALFORMED}: " + "; ".join(str(fault) for fault in faults)
-
-
-def _unprocessable(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
-    status = HTTPStatus.UNPROCESSABLE_ENTITY
-    return AdmissionResponse("malformed", False, status, malformed_sentence(faults), faults, scheme=scheme)
+    return f"{MALFORMED}: " + "; ".join(map(str, faults))
 
 
 def refused(review: PodReview, outcome: str, message: str, model: str = "") -> AdmissionResponse:
     """Return a refusal by quota."""
+    # 403 as Kubernetes' own ResourceQuota: a controller that creates pods tries again, with back-off.
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
-def _wrong_kind(request: AdmissionRequest) -> AdmissionResponse:
-    kind = "/".join(part for part in (request.kind.group, request.kind.version, request.kind.kind) if part)
-    message = f"this webhook answers for pods, not for {kind or 'an unnamed kind'}; correct the rules that call it"
-    return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+def _malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
+    # 422 as the API server's own validation: kubectl prints each fault with its path, from the causes of the Status.
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    return AdmissionResponse("malformed", False, status, malformed_sentence(faults), faults, scheme=scheme)

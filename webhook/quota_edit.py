@@ -17,15 +17,15 @@ from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Limit, Namespa
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers
 
+# The API server cuts off all warnings of an answer together at 4 KiB.
 MOST_WARNINGS = 20
-"""An answer carries at most so many warnings; the API server cuts off what is over 4 KiB."""
 
-COMPARING = 1.0
-"""Seconds in which the limits are compared with what is in use. To read one ledger takes milliseconds, and a document
-may change thousands: past the API server's own timeout the edit would be refused, each time it is tried."""
+# To read one ledger takes milliseconds, and a document may change thousands: past the API server's own timeout the edit
+# would be refused, each time it is tried.
+COMPARING_SECONDS = 1.0
 
+# An alias in YAML can repeat one fault without end.
 MOST_FAULTS = 100
-"""A refusal names at most so many faults: an alias can repeat one without end."""
 
 _CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 
@@ -35,7 +35,7 @@ async def check_edit(
     place: QuotaPlace,
     policy: PolicySnapshot | None,
     ledgers: Ledgers,
-    comparing: float = COMPARING,
+    comparing: float = COMPARING_SECONDS,
 ) -> AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 
@@ -62,10 +62,8 @@ async def check_edit(
 
 
 def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> AdmissionResponse:
-    """Return the refusal. kubectl prints its faults and not its message, so how many are left out is one of them.
-
-    It prints the path of each, so one of the document as a whole has the document's.
-    """
+    # kubectl prints the faults and not the message, so how many are left out is one of them. It prints the path of
+    # each, so one of the document as a whole has the document's.
     document, shown = f"data.{place.key}", faults[:MOST_FAULTS]
     if len(faults) > len(shown):
         shown += (Fault(document, f"and {len(faults) - len(shown)} more faults"),)
@@ -75,7 +73,6 @@ def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> AdmissionResponse:
 
 
 def _doubts(quota: Quota, policy: PolicySnapshot | None) -> Iterator[str]:
-    """Say what looks wrong in the document itself."""
     entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
     if policy:
         for namespace, entry in entries.items():
@@ -86,7 +83,7 @@ def _doubts(quota: Quota, policy: PolicySnapshot | None) -> Iterator[str]:
 
 
 async def _compared(quota: Quota, policy: PolicySnapshot | None, ledgers: Ledgers, deadline: float) -> list[str]:
-    """Return what is wrong with the changed limits beside what is in use; first of all that not all were compared."""
+    # First of all it is told that not all were compared, for the last of many warnings are not shown.
     before = policy.quota.namespaces if policy else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
     found: list[str] = []
@@ -99,7 +96,7 @@ async def _compared(quota: Quota, policy: PolicySnapshot | None, ledgers: Ledger
 
 
 def _unknown_names(namespace: str, entry: NamespaceQuota, policy: PolicySnapshot) -> Iterator[str]:
-    """Name the models and pools that no node has: likely a slip of the pen."""
+    # Only a warning: the nodes may come later.
     nodes = policy.nodes
     for model in entry.limits:
         if model not in nodes.by_model:
@@ -112,7 +109,6 @@ def _unknown_names(namespace: str, entry: NamespaceQuota, policy: PolicySnapshot
 
 
 async def _below_use(namespace: str, entry: NamespaceQuota, ledgers: Ledgers) -> list[str]:
-    """Name the limits that are below what is in use: nothing is evicted, but nothing new fits."""
     try:
         usages = await ledgers.usage(namespace)
     except (Unavailable, UnreadableLedger) as error:

@@ -20,7 +20,7 @@ from bench.load import Result
 from bench.plane import gpu_pod
 from bench.rounds import in_order, orders
 from bench.servers import PIN
-from tests.builders import facts, review
+from tests.builders import policy_for, review
 from vcuda.quota.model import Limit, NamespaceQuota
 from webhook.ledgers import MemoryLedgers, RecentChoices
 from webhook.mutate import mutate
@@ -135,7 +135,7 @@ def test_without_a_command_all_but_scale_is_measured(monkeypatch: pytest.MonkeyP
 
 def test_the_constant_pin_is_the_patch_that_ours_answers_the_same_pod_with() -> None:
     quota = NamespaceQuota({"M40": Limit(800)})
-    answer = asyncio.run(mutate(review(gpu_pod()), facts(quota), MemoryLedgers(), RecentChoices()))
+    answer = asyncio.run(mutate(review(gpu_pod()), policy_for(quota), MemoryLedgers(), RecentChoices()))
     assert [msgspec.to_builtins(operation) for operation in answer.patch] == json.loads(PIN)
 
 

@@ -87,19 +87,19 @@ def test_keys_are_escaped_as_json_pointer_says(key: str, segment: str) -> None:
 
 
 class Webhook:
-    """The two decisions, over facts and a ledger of their own."""
+    """The two decisions, over policy and a ledger of their own."""
 
-    def __init__(self, facts: PolicySnapshot) -> None:
-        self.facts = facts
+    def __init__(self, policy: PolicySnapshot) -> None:
+        self.policy = policy
         self.ledgers = MemoryLedgers()
         self._holds = RecentChoices()
 
     def mutate(self, pod: Manifest) -> AdmissionResponse:
-        return asyncio.run(mutate(review(pod), self.facts, self.ledgers, self._holds))
+        return asyncio.run(mutate(review(pod), self.policy, self.ledgers, self._holds))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
         stored = {**pod, "metadata": {**pod["metadata"], "uid": "u-1"}}
-        return asyncio.run(validate(review(stored), self.facts, self.ledgers, self._holds, float("inf")))
+        return asyncio.run(validate(review(stored), self.policy, self.ledgers, self._holds, float("inf")))
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -267,7 +267,7 @@ def test_the_scheduler_is_the_system_s_unless_the_user_named_one(case: Admitted)
 
 def check_scheduler(case: Admitted) -> None:
     assert not case.patched["spec"].get("nodeName"), "with a nodeName the scheduler would never see the pod"
-    asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.facts.hints.scheduler
+    asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.policy.hints.scheduler
     expected = hint if hint and asked in ("", "default-scheduler") else asked
     assert case.patched["spec"].get("schedulerName", "") == expected
 

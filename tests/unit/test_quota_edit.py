@@ -17,7 +17,7 @@ from vcuda.kube import QuotaPlace
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers
-from webhook.quota_edit import COMPARING, MOST_FAULTS, MOST_WARNINGS, check_edit
+from webhook.quota_edit import COMPARING_SECONDS, MOST_FAULTS, MOST_WARNINGS, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
@@ -41,20 +41,20 @@ class Used(MemoryLedgers):
 
 def edited(
     document: str | None,
-    facts: PolicySnapshot | None = NOBODY,
+    policy: PolicySnapshot | None = NOBODY,
     ledgers: MemoryLedgers | None = None,
-    comparing: float = COMPARING,
+    comparing: float = COMPARING_SECONDS,
     **fields: Any,
 ) -> AdmissionResponse:
     """Return the answer to an edit that leaves this document."""
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
-    return asyncio.run(check_edit(review(manifest, **given), PLACE, facts, ledgers or Used(), comparing))
+    return asyncio.run(check_edit(review(manifest, **given), PLACE, policy, ledgers or Used(), comparing))
 
 
-def warnings(document: str, facts: PolicySnapshot | None = NOBODY, **used: Charge | VcudaError) -> list[str]:
-    answer = edited(document, facts, Used(**used))
+def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | VcudaError) -> list[str]:
+    answer = edited(document, policy, Used(**used))
     assert (answer.outcome, answer.allowed) == ("quota-accepted", True)
     return list(answer.warnings)
 

@@ -7,27 +7,27 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.builders import (
     MODEL,
     POOL,
     Manifest,
     container,
-    facts,
     held_to,
     pod,
     pod_of_cores,
+    policy_for,
     required,
     requirement,
     review,
     sidecar,
+    stored_pod,
     term,
-    vcuda_pod,
 )
-from vcuda.errors import Unavailable
 from vcuda.k8s_types import AdmissionResponse, UserInfo
-from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
+from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices
 from webhook.validate import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
@@ -41,7 +41,7 @@ def validated(
     manifest: Manifest, ledgers: MemoryLedgers | None = None, quota: NamespaceQuota = QUOTA, **fields: Any
 ) -> AdmissionResponse:
     return asyncio.run(
-        validate(review(manifest, **fields), facts(quota), ledgers or MemoryLedgers(), RecentChoices(), DEADLINE)
+        validate(review(manifest, **fields), policy_for(quota), ledgers or MemoryLedgers(), RecentChoices(), DEADLINE)
     )
 
 
@@ -55,19 +55,16 @@ def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
     return answer.outcome, answer.status, answer.message
 
 
-class Told(MemoryLedgers):
-    """Answers every charge as it is told, and keeps the demands."""
+class Asked(MemoryLedgers):
+    """Keeps what it is asked to charge."""
 
-    def __init__(self, answer: RetryLater | Unavailable) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.demands: list[ChargeRequest] = []
-        self._answer = answer
+        self.requests: list[ChargeRequest] = []
 
-    async def charge(self, demand: ChargeRequest) -> RetryLater:
-        self.demands.append(demand)
-        if isinstance(self._answer, Unavailable):
-            raise self._answer
-        return self._answer
+    async def charge(self, request: ChargeRequest) -> Decision:
+        self.requests.append(request)
+        return await super().charge(request)
 
 
 # Charged
@@ -117,9 +114,9 @@ def test_the_whole_pod_is_charged() -> None:
 
 
 def test_the_ledger_is_asked_with_everything_it_needs() -> None:
-    ledgers = Told(RetryLater("so it is told"))
+    ledgers = Asked()
     validated(pod_of_cores(100), ledgers, dry_run=True)
-    assert ledgers.demands == [
+    assert ledgers.requests == [
         ChargeRequest(
             namespace="team-a",
             uid="pod-uid",
@@ -167,15 +164,6 @@ def test_over_quota() -> None:
     assert refusal(answer) == ("over-quota", HTTPStatus.FORBIDDEN, message)
     assert (answer.model, answer.scheme) == ("M40", "nvidia-vcuda")
     assert used(ledgers) == {"M40": Charge(700, 0, 700)}
-
-
-def test_a_blocked_model() -> None:
-    message = (
-        "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, "
-        "can never fit"
-    )
-    answer = validated(pod_of_cores(100, affinity=held_to("P100")))
-    assert refusal(answer) == ("over-quota", HTTPStatus.FORBIDDEN, message)
 
 
 # Not held to one allowed model
@@ -266,7 +254,7 @@ def test_held_to_the_pools(placed: dict[str, Any]) -> None:
     assert validated(pod_of_cores(100, **placed), quota=POOLED).outcome == "charged"
 
 
-# Wrong in itself
+# Nobody else is exempt, and nobody else charged
 
 
 def test_a_malformed_request_is_refused_before_anything_is_charged() -> None:
@@ -275,55 +263,28 @@ def test_a_malformed_request_is_refused_before_anything_is_charged() -> None:
     assert used(ledgers) == {}
 
 
-@pytest.mark.parametrize("metadata", [{}, {"uid": ""}])
-def test_a_pod_without_a_uid_cannot_be_charged(metadata: dict[str, str]) -> None:
-    """So it is in a mutating webhook; admitting it uncharged would be a way in."""
-    message = "the pod has no uid yet; register this path as a validating webhook"
-    answer = validated(vcuda_pod(metadata=metadata, affinity=held_to("M40")))
-    assert refusal(answer) == ("bad-request", HTTPStatus.BAD_REQUEST, message)
-
-
-# Not the quota's business
-
-
 @pytest.mark.parametrize(
-    ("manifest", "fields", "outcome"),
+    ("manifest", "fields"),
     [
-        pytest.param(pod(container()), {}, "ignored", id="no vcuda"),
-        pytest.param(pod_of_cores(900, affinity=None), {"operation": "UPDATE"}, "ignored", id="an update"),
-        pytest.param(pod_of_cores(900, affinity=None), {"namespace": "team-b"}, "unlimited", id="no limit"),
+        pytest.param(pod(container()), {}, id="no vcuda"),
+        pytest.param(pod_of_cores(900, affinity=None), {"operation": "UPDATE"}, id="an update"),
+        pytest.param(pod_of_cores(900, affinity=None), {"namespace": "team-b"}, id="no limit"),
         pytest.param(
             pod_of_cores(900, annotations={"kubernetes.io/config.mirror": "x"}),
             {"user_info": UserInfo("system:node:a", ("system:nodes",))},
-            "mirror",
             id="a static pod",
         ),
     ],
 )
-def test_allowed_uncharged(manifest: Manifest, fields: dict[str, Any], outcome: str) -> None:
+def test_what_passes_is_charged_nothing(manifest: Manifest, fields: dict[str, Any]) -> None:
     ledgers = MemoryLedgers()
-    assert validated(manifest, ledgers, **fields) == AdmissionResponse(outcome)
+    assert validated(manifest, ledgers, **fields).allowed
     assert used(ledgers) == {}
 
 
 def test_a_forged_mirror_annotation_is_charged_like_any_other_pod() -> None:
     forged = {"kubernetes.io/config.mirror": "x"}
     assert validated(pod_of_cores(900, annotations=forged)).outcome == "over-quota"
-
-
-# Not decided
-
-
-def test_a_busy_ledger_asks_to_come_again() -> None:
-    answer = validated(pod_of_cores(100), Told(RetryLater("too many charges to this namespace at once")))
-    message = "too many charges to this namespace at once; try again in 1 s"
-    assert refusal(answer) == ("busy", HTTPStatus.TOO_MANY_REQUESTS, message)
-    assert answer.retry_after == 1
-
-
-def test_a_ledger_that_cannot_be_reached_allows_nothing() -> None:
-    with pytest.raises(Unavailable):
-        validated(pod_of_cores(100), Told(Unavailable("no answer")))
 
 
 def test_a_refusal_carries_no_warning() -> None:
@@ -333,3 +294,56 @@ def test_a_refusal_carries_no_warning() -> None:
         affinity=held_to("M40"),
     )
     assert refusal(validated(plain))[0] == "over-quota"
+
+
+# Quotas of every mode
+
+
+@pytest.mark.parametrize(
+    ("limits", "placed", "warnings"),
+    [
+        pytest.param({"tencent.com/vcuda-core": 700}, {}, (), id="below nine tenths"),
+        pytest.param(
+            {"tencent.com/vcuda-core": 800},
+            {},
+            ("GPU quota nearly used up: M40 in namespace team-a, 8 cards of 8 cards",),
+            id="all cards",
+        ),
+        pytest.param(
+            {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 900},
+            {"affinity": held_to("A100")},
+            ("GPU quota nearly used up: A100 in namespace team-a, 0.5 cards of 2.5 cards, 900 of 1000 MiB",),
+            id="nine tenths of the memory",
+        ),
+    ],
+)
+@pytest.mark.parametrize("mode", Mode)
+def test_nearly_used_up(limits: dict[str, int], placed: dict[str, Any], warnings: tuple[str, ...], mode: Mode) -> None:
+    answer = validated(stored_pod(limits, **placed), quota=replace(QUOTA, mode=mode))
+    assert answer.outcome == "charged"
+    assert answer.warnings == (() if mode is Mode.AUDIT else warnings)
+
+
+@pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
+@pytest.mark.parametrize(
+    ("manifest", "charged"),
+    [
+        pytest.param(pod_of_cores(900), {"M40": Charge(900, 0, 900)}, id="over the quota"),
+        pytest.param(pod_of_cores(100, affinity=None), {}, id="held to no model"),
+        pytest.param(
+            pod_of_cores(100, affinity=held_to("V100")),
+            {"V100": Charge(100, 0, 100)},
+            id="held to one that is not listed",
+        ),
+        pytest.param(
+            pod_of_cores(100, affinity=held_to("M40", "private")), {"M40": Charge(100, 0, 100)}, id="in another pool"
+        ),
+    ],
+)
+def test_what_a_quota_that_is_not_enforced_lets_in_is_charged(
+    manifest: Manifest, charged: dict[str, Charge], mode: Mode
+) -> None:
+    """So that the usage shows it."""
+    ledgers = MemoryLedgers()
+    assert validated(manifest, ledgers, replace(POOLED, mode=mode)).allowed
+    assert used(ledgers) == charged

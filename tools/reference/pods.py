@@ -24,7 +24,6 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usa
 from vcuda.requests.pod_request import read_request
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
-from webhook.context import PolicySnapshot
 from webhook.ledgers import ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
 from webhook.metrics import Metrics
 from webhook.mutate import mutate
@@ -73,8 +72,8 @@ def chapters() -> tuple[Chapter, ...]:
 
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
     """What /mutate says to a pod."""
-    facts = builders.facts(quota, nodes)
-    return asyncio.run(mutate(builders.review(vcuda_pod(limits, **fields)), facts, MemoryLedgers(), RecentChoices()))
+    policy = builders.policy_for(quota, nodes)
+    return asyncio.run(mutate(builders.review(vcuda_pod(limits, **fields)), policy, MemoryLedgers(), RecentChoices()))
 
 
 def _charge(
@@ -86,7 +85,7 @@ def _charge(
     return asyncio.run(
         validate(
             builders.review(manifest),
-            builders.facts(quota, NODES),
+            builders.policy_for(quota, NODES),
             ledgers or MemoryLedgers(),
             RecentChoices(),
             deadline,
@@ -203,16 +202,8 @@ def _undecided() -> list[Told]:
     ]
 
 
-class _Unread:
-    """No quota has been read yet."""
-
-    def current(self) -> PolicySnapshot | None:
-        """Return nothing."""
-        return None
-
-
 def _service(gate: Gate) -> Service:
-    return Service(_Unread(), MemoryLedgers(), Metrics(), gate, structlog.get_logger())
+    return Service(lambda: None, MemoryLedgers(), Metrics(), gate, structlog.get_logger())
 
 
 def _not_ready(gate: Gate) -> str:
@@ -277,22 +268,22 @@ def _forecasts() -> list[str]:
 def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
     request = builders.review(vcuda_pod(limits), dry_run=True)
     return str(
-        asyncio.run(mutate(request, builders.facts(quota, NODES), MemoryLedgers(), RecentChoices())).warnings[-1]
+        asyncio.run(mutate(request, builders.policy_for(quota, NODES), MemoryLedgers(), RecentChoices())).warnings[-1]
     )
 
 
 def _registered() -> list[Told]:
-    facts = builders.facts(SMALL)
+    policy = builders.policy_for(SMALL)
     kind = builders.review(vcuda_pod(), kind=GroupVersionKind("apps", "v1", "Deployment"))
     unread = builders.review("no pod")
     rules = "Register it as the manifests do."
     nobody = "No API server sends this."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
-        Told(asyncio.run(mutate(kind, facts, MemoryLedgers(), RecentChoices())).message, rules),
+        Told(asyncio.run(mutate(kind, policy, MemoryLedgers(), RecentChoices())).message, rules),
         Told(_charge(CARD, SMALL, metadata={}).message, rules),
         Told(_bad(json.dumps(versions).encode()), rules),
-        Told(asyncio.run(mutate(unread, facts, MemoryLedgers(), RecentChoices())).message, nobody),
+        Told(asyncio.run(mutate(unread, policy, MemoryLedgers(), RecentChoices())).message, nobody),
         Told(_bad(b"pod"), nobody),
         Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
     ]

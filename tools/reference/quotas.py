@@ -18,7 +18,7 @@ from vcuda.quota.document import MAX_NAMESPACES, parse_quota
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from webhook.ledgers import Ledgers, MemoryLedgers
-from webhook.quota_edit import COMPARING, MOST_FAULTS, MOST_WARNINGS, check_edit
+from webhook.quota_edit import COMPARING_SECONDS, MOST_FAULTS, MOST_WARNINGS, check_edit
 
 NODES = builders.nodes(one={MODEL: "M40", POOL: "public"})
 
@@ -112,15 +112,15 @@ def _edited(
     operation: str = "UPDATE",
     ledgers: Ledgers | None = None,
     limits: Mapping[str, Limit] | None = None,
-    comparing: float = COMPARING,
+    comparing: float = COMPARING_SECONDS,
 ) -> AdmissionResponse:
     """The answer to an edit, of a quota of eight M40 unless told otherwise."""
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
     request = builders.review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
-    facts = builders.facts(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
-    return asyncio.run(check_edit(request, place, facts, ledgers or MemoryLedgers(), comparing))
+    policy = builders.policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
+    return asyncio.run(check_edit(request, place, policy, ledgers or MemoryLedgers(), comparing))
 
 
 def _document(text: str) -> dict[str, str]:

@@ -8,48 +8,48 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.builders import container, facts, pod, review, vcuda_pod
+from tests.builders import container, pod, policy_for, review, vcuda_pod
 from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from webhook.context import PolicySnapshot
-from webhook.pod_review import PodReview, malformed, review_of
+from webhook.pod_review import PodReview, review_of
 
 QUOTA = NamespaceQuota({"M40": Limit(800)})
-FACTS = facts(QUOTA)
+POLICY = policy_for(QUOTA)
 MIRROR = {"kubernetes.io/config.mirror": "hash"}
 NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 
-def outcome(request: AdmissionRequest, facts: PolicySnapshot = FACTS) -> str:
+def outcome(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> str:
     """Return the outcome of a review that the quota lets pass."""
-    answer = review_of(request, facts)
+    answer = review_of(request, policy)
     assert isinstance(answer, AdmissionResponse)
     assert answer == AdmissionResponse(answer.outcome), "allowed, without a patch, a warning or a message"
     return answer.outcome
 
 
-def subject(request: AdmissionRequest, facts: PolicySnapshot = FACTS) -> PodReview:
-    found = review_of(request, facts)
+def limited(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> PodReview:
+    found = review_of(request, policy)
     assert isinstance(found, PodReview)
     return found
 
 
 def test_a_vcuda_pod_in_a_limited_namespace() -> None:
-    found = subject(review(vcuda_pod({"tencent.com/vcuda-core": 200})))
-    assert (found.namespace, found.quota, found.policy) == ("team-a", QUOTA, FACTS)
+    found = limited(review(vcuda_pod({"tencent.com/vcuda-core": 200})))
+    assert (found.namespace, found.quota, found.policy) == ("team-a", QUOTA, POLICY)
     assert found.request.charge == Charge(200, 0, 200)
     assert found.scheme == "gpu-manager"
 
 
 def test_two_schemes_are_both_named() -> None:
     both = pod(container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100}))
-    assert subject(review(both)).scheme == "hami,gpu-manager"
+    assert limited(review(both)).scheme == "hami,gpu-manager"
 
 
 def test_the_namespace_is_the_requests_own() -> None:
     """In /mutate the pod may not say yet where it will be; what it says decides nothing."""
     elsewhere = vcuda_pod(metadata={"namespace": "team-b"})
-    assert subject(review(elsewhere, "team-a")).namespace == "team-a"
+    assert limited(review(elsewhere, "team-a")).namespace == "team-a"
     assert outcome(review(vcuda_pod(metadata={"namespace": "team-a"}), "team-b")) == "unlimited"
 
 
@@ -89,7 +89,7 @@ def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKi
     """It is refused: were it let pass, nobody would see that the quota holds nothing."""
     message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    assert review_of(review(vcuda_pod(), kind=kind), FACTS) == answer
+    assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKi
     ],
 )
 def test_what_is_no_pod_is_refused(raw: bytes) -> None:
-    answer = review_of(review(None, object=msgspec.Raw(raw)), FACTS)
+    answer = review_of(review(None, object=msgspec.Raw(raw)), POLICY)
     assert isinstance(answer, AdmissionResponse)
     assert (answer.outcome, answer.allowed, answer.status) == ("malformed", False, HTTPStatus.BAD_REQUEST)
     assert answer.message.startswith("the pod cannot be read: ")
@@ -124,7 +124,7 @@ def test_what_is_no_pod_is_refused(raw: bytes) -> None:
     ],
 )
 def test_limited_namespaces(quota: Quota, namespace: str, limited: bool) -> None:
-    found = review_of(review(vcuda_pod(), namespace), PolicySnapshot(quota, FACTS.nodes))
+    found = review_of(review(vcuda_pod(), namespace), PolicySnapshot(quota, POLICY.nodes))
     assert isinstance(found, PodReview) is limited
     assert limited or found == AdmissionResponse("unlimited")
 
@@ -147,60 +147,15 @@ def test_a_static_pod_that_its_kubelet_shows_runs_already() -> None:
     ],
 )
 def test_nobody_else_is_exempt(annotations: dict[str, str], user: UserInfo) -> None:
-    subject(review(vcuda_pod(annotations=annotations), user_info=user))
+    limited(review(vcuda_pod(annotations=annotations), user_info=user))
 
 
-# Malformed requests, by mode
-
-WRONG = vcuda_pod({"tencent.com/vcuda-core": 150}, annotations={"tencent.com/vcuda-core-limit": "x"})
-SENTENCE = (
-    "malformed GPU request: spec.containers[0].resources.limits[tencent.com/vcuda-core]: 150 is more than one card but "
-    "not whole cards; write 100 or 200; metadata.annotations[tencent.com/vcuda-core-limit]: 'x' is not allowed; "
-    "leave it out: whole cards have no limit below them"
-)
-
-
-def in_mode(mode: Mode) -> PolicySnapshot:
-    return facts(msgspec.structs.replace(QUOTA, mode=mode))
-
-
-def test_a_malformed_request_is_refused_with_every_fault() -> None:
-    found = subject(review(WRONG))
-    assert malformed(found) == AdmissionResponse(
-        "malformed",
-        allowed=False,
-        status=HTTPStatus.UNPROCESSABLE_ENTITY,
-        message=SENTENCE,
-        faults=found.request.faults,
-        scheme="gpu-manager",
-    )
-    assert [fault.path for fault in found.request.faults] == [
-        "spec.containers[0].resources.limits[tencent.com/vcuda-core]",
-        "metadata.annotations[tencent.com/vcuda-core-limit]",
-    ]
-
-
-def test_a_well_formed_request_is_not() -> None:
-    assert malformed(subject(review(vcuda_pod()))) is None
-
-
-@pytest.mark.parametrize(
-    ("mode", "warnings"),
-    [
-        (Mode.WARN, (f"{SENTENCE}; admitted, because this quota only warns", "more")),
-        (Mode.AUDIT, ()),
-    ],
-)
-def test_a_quota_that_is_not_enforced_refuses_nothing(mode: Mode, warnings: tuple[str, ...]) -> None:
-    """Its owner is told, so that the day it is enforced brings no surprise; an audit tells nobody."""
-    found = subject(review(WRONG), in_mode(mode))
-    assert malformed(found) is None
-    assert found.warnings("more") == warnings
+# Warnings
 
 
 @pytest.mark.parametrize(("mode", "told"), [(Mode.ENFORCE, True), (Mode.WARN, True), (Mode.AUDIT, False)])
 def test_warnings_of_the_request_reach_all_but_the_audited(mode: Mode, told: bool) -> None:
     plain = pod(container({"nvidia.com/gpu": 1}, securityContext={"privileged": True}))
-    found = subject(review(plain), in_mode(mode))
+    found = limited(review(plain), policy_for(msgspec.structs.replace(QUOTA, mode=mode)))
     assert len(found.request.warnings) == 1
     assert found.warnings("more") == ((*found.request.warnings, "more") if told else ())

@@ -1,4 +1,4 @@
-"""No order of admissions, repeated calls, dry runs, settlements and quota edits ever admits more than the quota."""
+"""Ledgers in memory admit no more than the quota in any order of events; recent choices steer, for a short while."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 from fractions import Fraction
 
 import msgspec
-from hypothesis import settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -18,14 +19,13 @@ from hypothesis.stateful import (
 
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from webhook.ledgers import ChargeRequest, MemoryLedgers, RetryLater
+from webhook.ledgers import CHOICE_SECONDS, ChargeRequest, Decision, MemoryLedgers, RecentChoices
 
 MODELS = ("M40", "P100")
 CHARGES = st.builds(Charge, st.integers(1, 300), st.integers(0, 2000), st.integers(0, 300))
 LIMITS = st.builds(Limit, st.integers(0, 1000), st.none() | st.integers(1, 5000))
 QUOTAS = st.builds(NamespaceQuota, st.dictionaries(st.sampled_from(MODELS), LIMITS), mode=st.sampled_from(Mode))
 ROOMY = NamespaceQuota(dict.fromkeys(MODELS, Limit(1000)))
-Decision = Admitted | Refused | RetryLater
 
 
 def total(charges: list[Charge]) -> Charge:
@@ -128,3 +128,132 @@ class InMemory(Admissions):
 
 def test_never_more_than_the_limit_in_force_at_admission() -> None:
     run_state_machine_as_test(InMemory, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
+
+
+# Recent choices
+
+CARD = Charge(100, 0, 100)
+SHARE = Charge(20, 512)
+M40 = {"M40": Usage(used=Charge(300), pending=Charge(100))}
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def choices(clock: Clock) -> RecentChoices:
+    return RecentChoices(clock)
+
+
+def counted(choices: RecentChoices, namespace: str = "team-a") -> dict[str, Charge]:
+    """Return what counts as used, by model."""
+    return {model: usage.used for model, usage in choices.on_top_of({}, namespace).items()}
+
+
+def test_nothing_is_chosen_at_first(choices: RecentChoices) -> None:
+    assert choices.on_top_of(M40, "team-a") is M40
+
+
+def test_what_was_chosen_counts_as_used_and_not_as_pending(choices: RecentChoices) -> None:
+    choices.add("team-a", "M40", CARD)
+    choices.add("team-a", "M40", SHARE)
+    choices.add("team-a", "P100", CARD)
+    before = dict(M40)
+    assert choices.on_top_of(M40, "team-a") == {
+        "M40": Usage(used=Charge(420, 512, 100), pending=Charge(100)),
+        "P100": Usage(used=CARD, pending=Charge()),
+    }
+    assert before == M40
+
+
+def test_models_that_were_not_chosen_stay(choices: RecentChoices) -> None:
+    choices.add("team-a", "P100", CARD)
+    assert choices.on_top_of(M40, "team-a")["M40"] is M40["M40"]
+
+
+def test_namespaces_are_apart(choices: RecentChoices) -> None:
+    choices.add("team-a", "M40", CARD)
+    choices.release("team-b", "M40", CARD)
+    assert (counted(choices, "team-a"), counted(choices, "team-b")) == ({"M40": CARD}, {})
+
+
+def test_a_choice_is_forgotten_in_time(choices: RecentChoices, clock: Clock) -> None:
+    choices.add("team-a", "M40", CARD)
+    clock.now += CHOICE_SECONDS / 2
+    choices.add("team-a", "M40", SHARE)
+    clock.now += CHOICE_SECONDS / 2 - 0.01
+    assert counted(choices) == {"M40": CARD + SHARE}
+    clock.now += 0.01
+    assert counted(choices) == {"M40": SHARE}
+    clock.now += CHOICE_SECONDS
+    assert choices.on_top_of(M40, "team-a") is M40
+
+
+def test_what_is_charged_counts_no_more(choices: RecentChoices) -> None:
+    for charge in (CARD, SHARE, CARD):
+        choices.add("team-a", "M40", charge)
+    choices.release("team-a", "M40", CARD)
+    assert counted(choices) == {"M40": CARD + SHARE}
+    choices.release("team-a", "M40", SHARE)
+    assert counted(choices) == {"M40": CARD}
+    choices.release("team-a", "M40", CARD)
+    assert counted(choices) == {}
+
+
+def test_the_oldest_of_those_alike_is_released(choices: RecentChoices, clock: Clock) -> None:
+    """It would have been forgotten first; the younger one counts for its full time."""
+    choices.add("team-a", "M40", CARD)
+    clock.now += CHOICE_SECONDS / 2
+    choices.add("team-a", "M40", CARD)
+    choices.release("team-a", "M40", CARD)
+    clock.now += CHOICE_SECONDS / 2
+    assert counted(choices) == {"M40": CARD}
+
+
+@pytest.mark.parametrize(("model", "charge"), [("P100", CARD), ("M40", SHARE)], ids=["model", "charge"])
+def test_what_was_not_chosen_releases_nothing(choices: RecentChoices, model: str, charge: Charge) -> None:
+    """Its model was chosen by another replica, or the choice has been forgotten."""
+    choices.add("team-a", "M40", CARD)
+    choices.release("team-a", model, charge)
+    assert counted(choices) == {"M40": CARD}
+
+
+CHOICES = st.tuples(
+    st.sampled_from(["add", "release"]),
+    st.sampled_from(["M40", "P100"]),
+    st.sampled_from([CARD, SHARE]),
+    st.sampled_from([0.0, 0.3, 1.0, CHOICE_SECONDS]),
+)
+
+
+@given(steps=st.lists(CHOICES, max_size=40))
+def test_the_sums_are_those_of_the_choices(steps: list[tuple[str, str, Charge, float]]) -> None:
+    """Beside a plain list of what counts."""
+    clock = Clock()
+    choices = RecentChoices(clock)
+    model_of: list[tuple[float, str, Charge]] = []
+    for action, model, charge, pause in steps:
+        if action == "add":
+            choices.add("team-a", model, charge)
+            model_of.append((clock.now + CHOICE_SECONDS, model, charge))
+        else:
+            choices.release("team-a", model, charge)
+            alike = [each for each in model_of if each[1:] == (model, charge)]
+            if alike:
+                model_of.remove(alike[0])
+        clock.now += pause
+        model_of = [each for each in model_of if each[0] > clock.now]
+        for name in ("M40", "P100"):
+            cores = sum(charge.cores for _, model, charge in model_of if model == name)
+            assert counted(choices).get(name, Charge()).cores == cores

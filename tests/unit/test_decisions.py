@@ -1,0 +1,315 @@
+"""What each path of the webhook answers to each fault, by the quota's mode: one table, from bytes to bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import structlog
+from structlog.testing import CapturingLogger
+
+from tests.builders import container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
+from vcuda.errors import BadReview, Unavailable, UnreadableLedger, VcudaError
+from vcuda.k8s_types import API_VERSION, KIND, GroupVersionKind, UserInfo
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from webhook.admission import Gate, NotReady, Service
+from webhook.context import PolicySnapshot
+from webhook.ledger_client import TOO_MANY, UNSURE
+from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers
+from webhook.metrics import Metrics
+
+QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0)}, pools=("public",))
+HELD = held_to("M40", "public")
+BOTH = ("/mutate", "/validate")
+ONLY_WARNS = "; admitted, because this quota only warns"
+
+
+class Ledgers(MemoryLedgers):
+    """Four cards of the M40 are taken. ``fault`` is what asking for more, or to read them, comes to."""
+
+    def __init__(self, fault: Decision | VcudaError | None = None) -> None:
+        super().__init__()
+        self._fault = fault
+
+    async def charge(self, request: ChargeRequest) -> Decision:
+        if isinstance(self._fault, VcudaError):
+            raise self._fault
+        if self._fault:
+            return self._fault
+        await super().charge(ChargeRequest("team-a", "before", "M40", Charge(400), request.quota, 0))
+        return await super().charge(request)
+
+    async def usage(self, namespace: str) -> Mapping[str, Usage]:
+        if isinstance(self._fault, VcudaError):
+            raise self._fault
+        assert namespace == "team-a"
+        return {"M40": Usage(Charge(400), Charge(400))}
+
+    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+        return await self.usage(namespace)
+
+
+class Refusal(NamedTuple):
+    """What an enforced quota answers."""
+
+    outcome: str
+    code: HTTPStatus
+    message: str
+
+
+class Case(NamedTuple):
+    """A pod with a fault; where ``lenient`` is given, the outcome under a quota that does not enforce, and a warning.
+
+    That one goes to the pod's owner under mode warn; under mode audit nobody is told.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    manifest: object
+    enforced: Refusal | None = None
+    lenient: tuple[str, str] = ("", "")
+    passes: str = ""
+    fields: Mapping[str, Any] = {}
+    fault: Decision | VcudaError | None = None
+
+
+MALFORMED = (
+    "malformed GPU request: spec.containers[0].resources.limits[nvidia.com/vcuda-core]: 150 is more than one card"
+)
+SHORT = (
+    "exceeded GPU quota: M40 in namespace team-a, requested: 5 cards, used: 4 (4 pending), limited: 8, 1 more needed"
+)
+BLOCKED = (
+    "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never fit"
+)
+NOT_HELD = (
+    "the pod is not held to one GPU model that namespace team-a may use (M40: 8 cards) by a required node affinity"
+)
+NOT_IN_POOL = "the pod is not held to the pools public, where namespace team-a must stay, by a required node affinity"
+WANTS_A100 = vcuda_pod({"nvidia.com/gpu": 1}, annotations={"nvidia.com/use-gputype": "A100"})
+MIRROR = {"annotations": {"kubernetes.io/config.mirror": "x"}}
+NODE = {"user_info": UserInfo("system:node:a", ("system:nodes",))}
+FORBIDDEN, UNPROCESSABLE = HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY
+
+CASES = [
+    # What is refused by the quota, or warned of
+    Case(
+        "malformed",
+        BOTH,
+        pod_of_cores(150, affinity=HELD),
+        Refusal("malformed", UNPROCESSABLE, MALFORMED),
+        ("", MALFORMED),
+    ),
+    Case(
+        "over quota",
+        ("/mutate",),
+        pod_of_cores(500, affinity=HELD),
+        Refusal("over-quota", FORBIDDEN, SHORT),
+        ("pinned", ""),
+    ),
+    Case(
+        "over quota",
+        ("/validate",),
+        pod_of_cores(500, affinity=HELD),
+        Refusal("over-quota", FORBIDDEN, SHORT),
+        ("over-quota-allowed", SHORT),
+    ),
+    Case(
+        "a blocked model",
+        ("/mutate",),
+        pod_of_cores(100, affinity=held_to("P100")),
+        Refusal("over-quota", FORBIDDEN, BLOCKED),
+        ("pinned", ""),
+    ),
+    Case(
+        "a blocked model",
+        ("/validate",),
+        pod_of_cores(100, affinity=held_to("P100", "public")),
+        Refusal("over-quota", FORBIDDEN, BLOCKED),
+        ("over-quota-allowed", BLOCKED),
+    ),
+    Case(
+        "no model that it may use",
+        ("/mutate",),
+        WANTS_A100,
+        Refusal("not-allowed", FORBIDDEN, "no GPU model that this pod may use in namespace team-a"),
+        ("unpinned", ""),
+    ),
+    Case(
+        "not held to a model",
+        ("/validate",),
+        pod_of_cores(100, affinity=None),
+        Refusal("not-pinned", FORBIDDEN, NOT_HELD),
+        ("unpinned", NOT_HELD),
+    ),
+    Case(
+        "not held to the pools",
+        ("/validate",),
+        pod_of_cores(100, affinity=held_to("M40", "private")),
+        Refusal("not-pinned", FORBIDDEN, NOT_IN_POOL),
+        ("charged", NOT_IN_POOL),
+    ),
+    # What is refused whatever the mode
+    Case(
+        "no uid",
+        ("/validate",),
+        vcuda_pod(metadata={}, affinity=HELD),
+        Refusal("bad-request", HTTPStatus.BAD_REQUEST, "the pod has no uid yet; register this path as a validating"),
+    ),
+    Case(
+        "no pod",
+        BOTH,
+        [],
+        Refusal("malformed", HTTPStatus.BAD_REQUEST, "the pod cannot be read: "),
+    ),
+    Case(
+        "another kind",
+        BOTH,
+        vcuda_pod(),
+        Refusal("bad-request", HTTPStatus.BAD_REQUEST, "this webhook answers for pods, not for apps/v1/Deployment"),
+        fields={"kind": GroupVersionKind("apps", "v1", "Deployment")},
+    ),
+    *(
+        Case(
+            name,
+            ("/validate",),
+            pod_of_cores(100, affinity=HELD),
+            Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{fault.reason}; try again in 1 s"),
+            fault=fault,
+        )
+        for name, fault in {"too many charges": TOO_MANY, "an unsure write": UNSURE}.items()
+    ),
+    Case(
+        "a damaged ledger",
+        BOTH,
+        pod_of_cores(100, affinity=HELD),
+        Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, "ledger x cannot be read"),
+        fault=UnreadableLedger("ledger x cannot be read"),
+    ),
+    # What passes untouched whatever the mode
+    Case("no cards", BOTH, pod(container()), passes="ignored"),
+    Case("an update", BOTH, pod_of_cores(150), passes="ignored", fields={"operation": "UPDATE"}),
+    Case("a subresource", BOTH, pod_of_cores(150), passes="ignored", fields={"sub_resource": "binding"}),
+    Case("no limit", BOTH, pod_of_cores(900), passes="unlimited", fields={"namespace": "team-b"}),
+    Case("a static pod", BOTH, pod_of_cores(900, **MIRROR), passes="mirror", fields=NODE),
+]
+
+
+class Told(NamedTuple):
+    """An answer: the response on the wire, and the outcome that is counted and logged."""
+
+    response: dict[str, Any]
+    outcome: str
+
+    @property
+    def refusal(self) -> Refusal:
+        status = self.response["status"]
+        return Refusal(self.outcome, HTTPStatus(status["code"]), status["message"])
+
+
+def service(policy: PolicySnapshot | None, ledgers: MemoryLedgers, log: CapturingLogger) -> Service:
+    return Service(lambda: policy, ledgers, Metrics(), Gate(), structlog.wrap_logger(log, processors=[]))
+
+
+def body(manifest: object, **fields: Any) -> bytes:
+    request = msgspec.to_builtins(review(manifest, **fields), enc_hook=msgspec.json.decode)
+    return json.dumps({"apiVersion": API_VERSION, "kind": KIND, "request": request}).encode()
+
+
+def ask(case: Case, path: str, mode: Mode) -> Told:
+    log = CapturingLogger()
+    policy = policy_for(msgspec.structs.replace(QUOTA, mode=mode))
+    answer = asyncio.run(service(policy, Ledgers(case.fault), log).answer(path, body(case.manifest, **case.fields), 10))
+    [call] = log.calls
+    return Told(json.loads(answer)["response"], call.kwargs["outcome"])
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    ("case", "path"), [pytest.param(case, path, id=f"{path} {case.name}") for case in CASES for path in case.paths]
+)
+def test_the_answer_to_each_fault(case: Case, path: str, mode: Mode) -> None:
+    told = ask(case, path, mode)
+    if case.passes:
+        assert told == ({"uid": "review-1", "allowed": True}, case.passes)
+    elif case.enforced and (mode is Mode.ENFORCE or not any(case.lenient)):
+        assert not told.response["allowed"]
+        assert told.refusal[:2] == case.enforced[:2]
+        assert told.refusal.message.startswith(case.enforced.message)
+        assert {"patch", "warnings"}.isdisjoint(told.response), "a refusal changes nothing and warns of nothing"
+    else:
+        outcome, warning = case.lenient
+        assert told.response["allowed"]
+        assert told.outcome == outcome or not outcome
+        warnings = told.response.get("warnings", [])
+        assert bool(warnings) is (mode is Mode.WARN and bool(warning))
+        assert all(each.startswith(warning) for each in warnings)
+
+
+def test_a_busy_ledger_has_the_client_come_again_by_itself() -> None:
+    busy = next(case for case in CASES if case.name == "too many charges")
+    status = ask(busy, "/validate", Mode.ENFORCE).response["status"]
+    assert (status["reason"], status["details"]) == ("TooManyRequests", {"retryAfterSeconds": 1})
+
+
+def test_every_fault_of_a_malformed_pod_is_a_cause_with_its_path() -> None:
+    wrong = vcuda_pod({"tencent.com/vcuda-core": 150}, annotations={"tencent.com/vcuda-core-limit": "x"})
+    status = ask(Case("", (), wrong), "/mutate", Mode.ENFORCE).response["status"]
+    assert status["reason"] == "Invalid"
+    assert [cause["field"] for cause in status["details"]["causes"]] == [
+        "spec.containers[0].resources.limits[tencent.com/vcuda-core]",
+        "metadata.annotations[tencent.com/vcuda-core-limit]",
+    ]
+
+
+def test_what_is_allowed_tells_the_audit_log_why_and_the_api_server_the_patch() -> None:
+    told = ask(Case("", (), vcuda_pod()), "/mutate", Mode.ENFORCE)
+    assert told.outcome == "pinned"
+    assert told.response["auditAnnotations"]["model"] == "M40"
+    [operation, *_] = json.loads(base64.b64decode(told.response["patch"]))
+    assert operation == {"op": "add", "path": "/spec/affinity", "value": HELD}
+
+
+# Not answered at all
+
+
+@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("mode", Mode)
+def test_a_ledger_that_does_not_answer_allows_nothing(path: str, mode: Mode) -> None:
+    with pytest.raises(Unavailable):
+        ask(Case("", (), pod_of_cores(100, affinity=HELD), fault=Unavailable("no answer")), path, mode)
+
+
+@pytest.mark.parametrize("path", BOTH)
+def test_without_a_quota_read_only_those_pass_whom_none_holds(path: str) -> None:
+    webhook = service(None, MemoryLedgers(), CapturingLogger())
+    assert not webhook.ready
+    with pytest.raises(NotReady):
+        asyncio.run(webhook.answer(path, body(vcuda_pod()), 10))
+    assert b'"allowed":true' in asyncio.run(webhook.answer(path, body(pod(container())), 10))
+
+
+@pytest.mark.parametrize("path", [*BOTH, "/quota"])
+def test_a_replica_that_stops_answers_until_it_is_closed_and_not_after(path: str) -> None:
+    webhook = service(policy_for(QUOTA), MemoryLedgers(), CapturingLogger())
+    webhook.gate.leave()
+    assert not webhook.ready
+    assert asyncio.run(webhook.answer(path, body(pod(container())), 10))
+    webhook.gate.close()
+    with pytest.raises(NotReady):
+        asyncio.run(webhook.answer(path, body(pod(container())), 10))
+
+
+@pytest.mark.parametrize("path", [*BOTH, "/quota"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{}", b"pod", b'{"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}']
+)
+def test_what_is_no_review_is_the_callers_mistake(path: str, raw: bytes) -> None:
+    with pytest.raises(BadReview):
+        asyncio.run(service(policy_for(QUOTA), MemoryLedgers(), CapturingLogger()).answer(path, raw, 10))
