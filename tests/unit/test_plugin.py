@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from controller.plugin import bar, main
-from tests.api_double import ApiDouble, delivered, lost_request
+from tests.api_double import ApiDouble, lost_request
 from tests.builders import Manifest, container, vcuda_pod
 from vcuda.errors import ApiError, Unavailable, VcudaError
 from vcuda.kube import Heard, Kube
@@ -119,31 +119,19 @@ def test_a_namespace_as_a_table(cluster: Cluster) -> None:
     ]
 
 
-def test_every_namespace(cluster: Cluster) -> None:
-    cluster.publish("team-a", M40)
-    cluster.publish("team-b", P100)
-    rows = [line.split()[:2] for line in run("-A").stdout.splitlines()[1:]]
-    assert rows == [["team-a", "M40"], ["team-b", "P100"]]
-
-
-def test_a_namespace_that_may_use_no_gpu_has_a_row(cluster: Cluster) -> None:
-    cluster.publish("team-a")
-    cluster.publish("team-b", P100)
-    shown = ["team-a     no GPU", "team-b     P100    0     0      [--------------------]  0"]
-    assert run("-A").stdout.splitlines()[1:] == shown
-    assert run("-n", "team-a").stdout.splitlines()[1:] == ["team-a     no GPU"]
-
-
-def test_a_mode_that_does_not_enforce_stands_beside_the_namespace(cluster: Cluster) -> None:
+def test_every_namespace_and_a_mode_that_does_not_enforce_beside_it(cluster: Cluster) -> None:
     cluster.publish("team-a", M40)
     cluster.publish("team-b", P100, mode="warn")
     cluster.publish("team-c", mode="audit")
+    cluster.publish("team-d")
     assert run("-A").stdout.splitlines() == [
         "NAMESPACE       MODEL   USED  LIMIT                          PENDING  MEMORY MiB",
         "team-a          M40     6.5   8      [################----]  1",
         "team-b (warn)   P100    0     0      [--------------------]  0",
         "team-c (audit)  no GPU",
+        "team-d          no GPU",
     ]
+    assert run("-n", "team-d").stdout.splitlines()[1:] == ["team-d     no GPU"]
 
 
 def test_no_namespace_at_all_is_an_empty_table(cluster: Cluster) -> None:
@@ -192,18 +180,15 @@ def test_a_cluster_that_does_not_answer(cluster: Cluster, arguments: list[str]) 
 # Which cluster, which namespace
 
 
-def test_without_a_kubeconfig(home: Path) -> None:
-    result = run("-n", "team-a")
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [(["-n", "team-a"], "~/.kube/config"), (["--kubeconfig", "/nowhere/config"], "/nowhere/config")],
+)
+def test_a_kubeconfig_that_is_not_there(home: Path, arguments: list[str], place: str) -> None:
+    result = run("-n", "team-a", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("Error: No usable kubeconfig at ~/.kube/config: ")
+    assert result.stderr.startswith(f"Error: No usable kubeconfig at {place}: ")
     assert str(home) not in result.stderr
-
-
-@pytest.mark.usefixtures("home")
-def test_a_kubeconfig_that_is_not_there() -> None:
-    result = run("--kubeconfig", "/nowhere/config")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: No usable kubeconfig at /nowhere/config: ")
 
 
 @pytest.mark.usefixtures("home")
@@ -354,18 +339,36 @@ def test_a_pod_that_would_be_admitted(cluster: Cluster, manifest: Path) -> None:
     assert pod["spec"] == vcuda_pod()["spec"]
 
 
-def test_a_pod_that_no_quota_holds(cluster: Cluster, manifest: Path) -> None:
-    cluster.pinned_to = None
-    (verdict,) = json.loads(explain(manifest, vcuda_pod()).stdout)
-    assert (verdict["decision"], verdict["model"], verdict["reason"]) == ("admitted", "", "not held by a GPU quota")
-
-
-def test_a_pod_that_would_be_refused(cluster: Cluster, manifest: Path) -> None:
-    cluster.refusal = ApiError(403, "exceeded GPU quota: M40 in namespace team-a")
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        pytest.param({"pinned_to": None}, (0, "admitted", "", "not held by a GPU quota", []), id="held by no quota"),
+        pytest.param(
+            {"refusal": ApiError(403, "exceeded GPU quota: M40 in namespace team-a")},
+            (1, "refused", "", "exceeded GPU quota: M40 in namespace team-a (HTTP 403)", []),
+            id="refused",
+        ),
+        pytest.param(
+            {"warnings": (Choice("M40", "most room, 3 cards of 8 cards free").forecast,)},
+            (0, "admitted", "M40", "would be pinned to M40: most room, 3 cards of 8 cards free", []),
+            id="the reason of the choice",
+        ),
+        pytest.param(
+            {"warnings": ("GPU quota nearly used up",)},
+            (0, "admitted", "M40", "would be pinned to M40", ["GPU quota nearly used up"]),
+            id="another warning is in the data",
+        ),
+    ],
+)
+def test_what_the_cluster_answers_is_in_the_data(
+    cluster: Cluster, manifest: Path, answer: dict[str, Any], verdict: tuple[object, ...]
+) -> None:
+    for name, value in answer.items():
+        setattr(cluster, name, value)
     result = explain(manifest, vcuda_pod())
-    (verdict,) = json.loads(result.stdout)
-    assert (result.exit_code, verdict["decision"]) == (1, "refused")
-    assert "exceeded GPU quota: M40 in namespace team-a" in verdict["reason"]
+    (shown,) = json.loads(result.stdout)
+    fields = tuple(shown[name] for name in ("decision", "model", "reason", "warnings"))
+    assert (result.exit_code, *fields, result.stderr) == (*verdict, "")
 
 
 @pytest.mark.parametrize(
@@ -383,14 +386,6 @@ def test_a_cluster_that_decides_nothing_is_an_error_and_no_refusal(
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {refusal}\n")
 
 
-def test_the_reason_of_the_choice_is_told(cluster: Cluster, manifest: Path) -> None:
-    cluster.warnings = (Choice("M40", "most room, 3 cards of 8 cards free").forecast,)
-    result = explain(manifest, vcuda_pod())
-    (verdict,) = json.loads(result.stdout)
-    assert verdict["reason"] == "would be pinned to M40: most room, 3 cards of 8 cards free"
-    assert verdict["warnings"] == []
-
-
 def test_what_the_cluster_warns_of_is_printed_beside_the_table(cluster: Cluster, manifest: Path) -> None:
     cluster.warnings = ("GPU quota nearly used up", "another webhook's")
     result = explain(manifest, vcuda_pod(), output="table")
@@ -400,13 +395,6 @@ def test_what_the_cluster_warns_of_is_printed_beside_the_table(cluster: Cluster,
         "Warning: Pod/train-0: another webhook's",
     ]
     assert len(result.stdout.splitlines()) == 2
-
-
-def test_for_programs_the_warnings_are_in_the_data(cluster: Cluster, manifest: Path) -> None:
-    cluster.warnings = ("GPU quota nearly used up",)
-    result = explain(manifest, vcuda_pod())
-    (verdict,) = json.loads(result.stdout)
-    assert (verdict["warnings"], result.stderr) == (["GPU quota nearly used up"], "")
 
 
 @pytest.mark.parametrize(
@@ -436,12 +424,13 @@ def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Pa
 
 
 @pytest.mark.parametrize("text", ["{", "kind: Pod\nspec: 5", "kind: Pod", "\x81"])
-def test_a_bad_manifest(cluster: Cluster, manifest: Path, text: str) -> None:
-    manifest.write_bytes(text.encode("latin-1"))
-    result = run("explain", "-f", str(manifest))
-    assert (result.exit_code, result.stdout) == (2, "")
+def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster, tmp_path: Path, text: str) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_text(yaml.safe_dump(vcuda_pod()))
+    bad.write_bytes(text.encode("latin-1"))
+    result = run("explain", "-f", str(good), "-f", str(bad))
+    assert (result.exit_code, result.stdout, cluster.asked) == (2, "", [])
     assert result.stderr.startswith("Error: ")
-    assert cluster.asked == []
 
 
 def test_a_manifest_without_pods(cluster: Cluster, manifest: Path) -> None:
@@ -458,25 +447,13 @@ def test_what_makes_pods_in_a_way_that_is_not_known_is_bad_input(cluster: Cluste
     assert cluster.asked == []
 
 
-def test_every_manifest_that_is_named_is_asked_about_in_their_order(cluster: Cluster, tmp_path: Path) -> None:
+def test_every_manifest_that_is_named_is_asked_about_in_their_order_standard_input_too(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     for name in ("b", "a"):
         (tmp_path / name).write_text(yaml.safe_dump(vcuda_pod(metadata={"name": name})))
     files = ["-f", str(tmp_path / "b"), "-f", "-", "-f", str(tmp_path / "a")]
-    result = run("-n", "team-a", "explain", *files, "-o", "json", input=yaml.safe_dump(vcuda_pod()))
-    assert [verdict["object"] for verdict in json.loads(result.stdout)] == ["Pod/b", "Pod/train-0", "Pod/a"]
-    assert len(cluster.asked) == 3
-
-
-def test_nothing_is_asked_where_one_of_several_manifests_is_bad(cluster: Cluster, tmp_path: Path) -> None:
-    good, bad = tmp_path / "good", tmp_path / "bad"
-    good.write_text(yaml.safe_dump(vcuda_pod()))
-    bad.write_text("{")
-    result = run("-n", "team-a", "explain", "-f", str(bad), "-f", str(good))
-    assert (result.exit_code, result.stdout, cluster.asked) == (2, "", [])
-
-
-def test_a_manifest_from_standard_input(cluster: Cluster) -> None:
-    assert cluster.deliver is delivered
-    result = run("-n", "team-a", "explain", "-f", "-", "-o", "yaml", input=yaml.safe_dump(vcuda_pod()))
-    (verdict,) = yaml.safe_load(result.stdout)
-    assert (result.exit_code, verdict["decision"]) == (0, "admitted")
+    result = run("-n", "team-a", "explain", *files, "-o", "yaml", input=yaml.safe_dump(vcuda_pod()))
+    verdicts = [(verdict["object"], verdict["decision"]) for verdict in yaml.safe_load(result.stdout)]
+    assert verdicts == [("Pod/b", "admitted"), ("Pod/train-0", "admitted"), ("Pod/a", "admitted")]
+    assert (result.exit_code, len(cluster.asked)) == (0, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -438,11 +437,3 @@ def test_a_failing_turn_is_a_turn(cleaner: Cleaner) -> None:
     cleaner.api.deliver = deliver
     cleaner.gc.reconciler.run()
     assert not cleaner.gc.is_stuck()
-
-
-def test_closing_the_queue_ends_the_loop(cleaner: Cleaner) -> None:
-    thread = threading.Thread(target=cleaner.gc.reconciler.run)
-    thread.start()
-    cleaner.gc.reconciler.stop()
-    thread.join(20)
-    assert not thread.is_alive()

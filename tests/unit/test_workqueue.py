@@ -1,33 +1,23 @@
-"""The queue of names that fall due: each once, at its earliest time, and never more often than it may."""
+"""The queue: each key once, at its earliest time, never more often than it may; and the loop that serves it."""
 
 from __future__ import annotations
 
 import itertools
-import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+import math
+from typing import Any
 
+import msgspec
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.workqueue import WorkQueue
-from tests.waiting import PATIENT
+from controller.workqueue import MAX_RETRY_SECONDS, Reconciler, WorkQueue
+from tests.replicas import Clock
+from vcuda.errors import Unavailable
 
 INTERVAL = 10.0
 ENDS = itertools.count()
-
-
-class Clock:
-    """Seconds that pass when the test says so. ``looked`` is released with every look at it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.looked = threading.Semaphore(0)
-
-    def __call__(self) -> float:
-        self.looked.release()
-        return self.now
 
 
 @pytest.fixture
@@ -37,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def queue(clock: Clock) -> WorkQueue:
-    return WorkQueue(INTERVAL, clock)
+    return WorkQueue(INTERVAL, clock.monotonic)
 
 
 def due_now(queue: WorkQueue) -> list[str]:
@@ -150,7 +140,7 @@ def test_it_holds_a_name_that_waits_or_was_served_lately(queue: WorkQueue, clock
 @given(events=st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 30), st.floats(0, 20)), max_size=30))
 def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[str, float, float]]) -> None:
     clock = Clock()
-    queue = WorkQueue(INTERVAL, clock)
+    queue = WorkQueue(INTERVAL, clock.monotonic)
     turns: dict[str, list[float]] = {"a": [], "b": [], "c": []}
     wanted: dict[str, float] = {}
 
@@ -173,53 +163,88 @@ def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[
         assert all(later >= earlier + INTERVAL for earlier, later in itertools.pairwise(times))
 
 
-# Threads
+# The loop
 
 
-def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
-    """Have a thread wait for a turn, and return when it has looked at the clock, and found nothing due."""
-    while clock.looked.acquire(blocking=False):
-        continue
-    turn = executor.submit(queue.next)
-    # It has looked, and holds the queue's lock until it sleeps: whatever else is done to the queue comes after that.
-    assert clock.looked.acquire(timeout=PATIENT)
-    return turn
+class Reconciled:
+    """A loop whose look at a key returns, or raises, what ``answers`` has for it; a first retry comes within 4 s."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.answers: dict[str, float | Exception | None] = {}
+        self.turns: list[tuple[str, float]] = []
+        self.clock = clock
+        self.loop = Reconciler(
+            "test", self._reconcile, failure="not done", retry_seconds=4.0, key_name="of", clock=clock.monotonic
+        )
+
+    def serve(self, until: float = 0.0) -> list[Any]:
+        """Serve what falls due in so many seconds; return what was logged."""
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(math.ceil(until * 10) + 1):
+                for key in due_now(self.loop.queue):
+                    self.loop.turn(key)
+                self.clock.now += 0.1
+        return logs
+
+    def _reconcile(self, key: str) -> float | None:
+        self.turns.append((key, self.clock.now))
+        answer = self.answers.get(key)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
-@pytest.mark.parametrize("before", [None, 3600.0], ids=["nothing waits", "something waits, for long"])
-def test_a_name_that_is_added_wakes_who_sleeps(queue: WorkQueue, clock: Clock, before: float | None) -> None:
-    if before is not None:
-        queue.add("later", before)
-    with ThreadPoolExecutor(1) as executor:
-        turn = asleep(queue, clock, executor)
-        queue.add("a")
-        assert turn.result(PATIENT) == "a"
+@pytest.fixture
+def reconciled(clock: Clock) -> Reconciled:
+    return Reconciled(clock)
 
 
-def test_a_time_that_comes_earlier_wakes_who_sleeps(queue: WorkQueue, clock: Clock) -> None:
-    queue.add("a", 3600.0)
-    with ThreadPoolExecutor(1) as executor:
-        turn = asleep(queue, clock, executor)
-        queue.add("a")
-        assert turn.result(PATIENT) == "a"
+def test_a_key_is_looked_at_again_when_its_look_says_so(reconciled: Reconciled) -> None:
+    reconciled.answers["again"] = 5.0
+    for key in ("again", "once"):
+        reconciled.loop.queue.add(key)
+    assert reconciled.serve(11) == []
+    assert [key for key, _ in reconciled.turns] == ["again", "once", "again", "again"]
 
 
-def test_close_ends_every_next(queue: WorkQueue, clock: Clock) -> None:
-    with ThreadPoolExecutor(2) as executor:
-        turns = [asleep(queue, clock, executor), asleep(queue, clock, executor)]
-        queue.close()
-        assert [turn.result(PATIENT) for turn in turns] == [None, None]
-    queue.add("a")
-    assert queue.next() is None
+@pytest.mark.parametrize("error", [Unavailable("timed out"), msgspec.DecodeError("truncated"), RecursionError("deep")])
+def test_a_look_that_fails_is_logged_with_its_key_and_costs_only_that_key(
+    reconciled: Reconciled, error: Exception
+) -> None:
+    reconciled.answers["bad"] = error
+    for key in ("bad", "good"):
+        reconciled.loop.queue.add(key)
+    [line] = reconciled.serve()
+    assert (line["event"], line["log_level"], line["of"], line["error"]) == ("not done", "warning", "bad", str(error))
+    assert [key for key, _ in reconciled.turns] == ["bad", "good"]
 
 
-def test_time_that_passes_alone_is_enough() -> None:
-    """On the real clock: nobody is there to wake who sleeps. Late it may be, on a busy machine; early never."""
-    queue = WorkQueue(0.0)
-    started = time.monotonic()
-    queue.add("b", 0.02)
-    queue.add("a", 0.01)
-    assert queue.next() == "a"
-    assert time.monotonic() >= started + 0.01
-    assert queue.next() == "b"
-    assert time.monotonic() >= started + 0.02
+def test_a_key_that_fails_is_tried_less_and_less_often_until_it_succeeds(reconciled: Reconciled) -> None:
+    reconciled.answers["bad"] = Unavailable("timed out")
+    reconciled.loop.queue.add("bad")
+    reconciled.serve(120)
+    waits = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(reconciled.turns)]
+    assert 2 <= waits[0] <= 4.2
+    assert all(MAX_RETRY_SECONDS / 2 <= wait <= MAX_RETRY_SECONDS + 0.2 for wait in waits[3:])
+    reconciled.answers["bad"] = None
+    reconciled.serve(MAX_RETRY_SECONDS)
+    reconciled.turns.clear()
+    reconciled.answers["bad"] = Unavailable("timed out")
+    reconciled.loop.queue.add("bad")
+    reconciled.serve(5)
+    assert len(reconciled.turns) == 2, "it begins anew with the short delay"
+
+
+def test_a_fault_of_ours_ends_the_loop(reconciled: Reconciled) -> None:
+    """Nothing of it is hidden: whoever runs the loop ends the process."""
+    reconciled.answers["bad"] = KeyError("bug")
+    reconciled.loop.queue.add("bad")
+    with pytest.raises(KeyError):
+        reconciled.loop.run()
+
+
+def test_a_loop_that_is_stopped_begins_no_turn_any_more(reconciled: Reconciled) -> None:
+    reconciled.loop.queue.add("a")
+    reconciled.loop.stop()
+    reconciled.loop.run()
+    assert reconciled.turns == []

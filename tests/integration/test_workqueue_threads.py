@@ -1,0 +1,82 @@
+"""Threads that wait for a key of the work queue: who is woken, and when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from controller.workqueue import WorkQueue
+from tests.waiting import PATIENT
+
+
+class Clock:
+    """Seconds that stand still. ``looked`` is released with every look at it."""
+
+    def __init__(self) -> None:
+        self.looked = threading.Semaphore(0)
+
+    def __call__(self) -> float:
+        self.looked.release()
+        return 1000.0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock: Clock) -> WorkQueue:
+    return WorkQueue(10.0, clock)
+
+
+def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
+    """Have a thread wait for a turn, and return when it has looked at the clock, and found nothing due."""
+    while clock.looked.acquire(blocking=False):
+        continue
+    turn = executor.submit(queue.next)
+    # It has looked, and holds the queue's lock until it sleeps: whatever else is done to the queue comes after that.
+    assert clock.looked.acquire(timeout=PATIENT)
+    return turn
+
+
+@pytest.mark.parametrize("before", [None, 3600.0], ids=["nothing waits", "something waits, for long"])
+def test_a_name_that_is_added_wakes_who_sleeps(queue: WorkQueue, clock: Clock, before: float | None) -> None:
+    if before is not None:
+        queue.add("later", before)
+    with ThreadPoolExecutor(1) as executor:
+        turn = asleep(queue, clock, executor)
+        queue.add("a")
+        assert turn.result(PATIENT) == "a"
+
+
+def test_a_time_that_comes_earlier_wakes_who_sleeps(queue: WorkQueue, clock: Clock) -> None:
+    queue.add("a", 3600.0)
+    with ThreadPoolExecutor(1) as executor:
+        turn = asleep(queue, clock, executor)
+        queue.add("a")
+        assert turn.result(PATIENT) == "a"
+
+
+def test_close_ends_every_next(queue: WorkQueue, clock: Clock) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        turns = [asleep(queue, clock, executor), asleep(queue, clock, executor)]
+        queue.close()
+        assert [turn.result(PATIENT) for turn in turns] == [None, None]
+    queue.add("a")
+    assert queue.next() is None
+
+
+def test_time_that_passes_alone_is_enough() -> None:
+    """On the real clock: nobody is there to wake who sleeps. Late it may be, on a busy machine; early never."""
+    queue = WorkQueue(0.0)
+    started = time.monotonic()
+    queue.add("b", 0.02)
+    queue.add("a", 0.01)
+    assert queue.next() == "a"
+    assert time.monotonic() >= started + 0.01
+    assert queue.next() == "b"
+    assert time.monotonic() >= started + 0.02
