@@ -22,7 +22,6 @@ from werkzeug.exceptions import HTTPException
 from controller.ui import model, snapshot
 from controller.ui.feed import Feed, TooManyListeners
 from controller.ui.page import Views
-from controller.ui.snapshot import Picture
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -59,7 +58,7 @@ def create_app(standing: Callable[[], Standing], views: Views) -> flask.Flask:
     """Return the WSGI application; ``standing`` is asked at each request."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # the page is only read, and Flask's OPTIONS has no headers of ours
 
     def led(view: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
         def answer(**values: str) -> flask.Response:
@@ -86,7 +85,7 @@ def _overview(feed: Feed, views: Views) -> flask.Response:
         views.render(
             "overview.html",
             picture=picture,
-            parts=_parts(picture, views),
+            parts={part: snapshot.render_part(part, picture, views, root="") for part in snapshot.PARTS},
             order=order,
             rows=[picture.lines[row.namespace].html for row in rows[:MAX_ROWS]],
             found=len(rows),
@@ -96,17 +95,14 @@ def _overview(feed: Feed, views: Views) -> flask.Response:
     )
 
 
-def _parts(picture: Picture, views: Views) -> dict[str, str]:
-    return {part: snapshot.render_part(part, picture, views, root="") for part in snapshot.PARTS}
-
-
 def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
     picture = feed.picture()
     use = picture.uses.get(name)
-    pods = snapshot.with_pods(feed.source, name)
+    pods = tuple(feed.source.pods(name))
     if use is None and not pods:
         flask.abort(HTTPStatus.NOT_FOUND, f"No namespace {name} has a GPU quota, or pods that hold GPUs.")
     order = model.read_table_query(flask.request.args, model.POD_SORTS)
+    # People who open a namespace look for who uses the most of it.
     if "sort" not in flask.request.args:
         order = model.TableQuery(order.search, "cards", descending=True)
     found = model.ordered_pods(pods, order)
@@ -130,8 +126,9 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
 
 
 def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # every view is called the same way
+    # nginx would keep events back until its buffer is full.
     headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-    if flask.request.method == "HEAD":
+    if flask.request.method == "HEAD":  # takes no listener's place
         return flask.Response(headers=headers)
     since = flask.request.headers.get("Last-Event-ID") or flask.request.args.get("since", "")
     try:
@@ -158,6 +155,7 @@ def _standby(views: Views, reason: str) -> flask.Response:
 
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
+    # Flask's own description of a 404 speaks of typing errors; ours names what was not found.
     said = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
     page = views.render(
         "error.html", status=status, said=said or f"{status.description or status.phrase}.", root=_root()
@@ -167,7 +165,7 @@ def _error(views: Views, error: HTTPException) -> flask.Response:
 
 
 def _root() -> str:
-    """Return the way from the address that was asked for to the overview, so that any prefix may stand before it."""
+    # The way to the overview is relative, so that a proxy may put any prefix before the page's addresses.
     return "../" * (flask.request.path.count("/") - 1)
 
 
@@ -180,30 +178,21 @@ def _text(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, s
 
 
 def _finish(response: flask.Response) -> flask.Response:
-    """Add the headers of every answer, and compress what is worth it."""
+    # An event stream is never compressed: the compressor would hold back what the browser waits for.
     response.headers.update(HEADERS)
     is_static = flask.request.endpoint == "static"
     response.headers["Cache-Control"] = "no-cache" if is_static else "no-store"
     if response.mimetype in ZIPPED and response.status_code == HTTPStatus.OK and flask.request.method == "GET":
         response.vary.add("Accept-Encoding")
-        if flask.request.accept_encodings.quality("gzip") > 0:
-            _zip(response)
+        body = response.get_data()
+        if len(body) >= MIN_ZIPPED_BYTES and flask.request.accept_encodings.quality("gzip") > 0:
+            response.set_data(gzip.compress(body, compresslevel=5, mtime=0))
+            response.headers["Content-Encoding"] = "gzip"
     return response
 
 
-def _zip(response: flask.Response) -> None:
-    body = response.get_data()
-    if len(body) < MIN_ZIPPED_BYTES:
-        return
-    response.set_data(gzip.compress(body, compresslevel=5, mtime=0))
-    response.headers["Content-Encoding"] = "gzip"
-
-
-TYPES: Mapping[str, str] = {
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
+TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+"""Content types by the ends of file names."""
 
 
 class Asset(msgspec.Struct, frozen=True):

@@ -14,7 +14,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from controller.stale_gc import REASON
 from controller.ui.snapshot import RefusedWorkload, RemovedAllocation
 from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
@@ -25,8 +24,9 @@ MAX_EVENTS = 500
 """Events of a kind that are remembered: the newest. Each is a few hundred bytes."""
 
 MAX_MESSAGE_LENGTH = 1024
-"""Characters of a message that are kept: as many as the API server lets an StoredEvent have."""
+"""Characters of a message that are kept: as many as the API server lets an Event have."""
 
+# The operator may name the webhook configuration as he likes, so a refusal is known by its own beginning too.
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
     rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
@@ -36,7 +36,7 @@ _OURS = re.compile(
 
 
 class EventObject(K8sStruct, frozen=True, gc=False):
-    """The object that an StoredEvent is about."""
+    """The object that an Event is about."""
 
     kind: str = ""
     namespace: str = ""
@@ -64,6 +64,7 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
     @property
     def at(self) -> str:
         """When it last happened, RFC 3339."""
+        # client-go's recorders of core/v1 set lastTimestamp, those of events.k8s.io eventTime and a series.
         last = self.series.last_observed_time if self.series else None
         return last or self.last_timestamp or self.event_time or self.metadata.creation_timestamp or ""
 
@@ -94,10 +95,8 @@ def read_removal(event: StoredEvent) -> RemovedAllocation:
 
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
-    """Return one refusal for each workload, with its newest reason and the sum of all; the newest first.
-
-    A workload has more than one StoredEvent, since the figures in the message change from one refusal to the next.
-    """
+    """Return one refusal for each workload, with its newest reason and the sum of all; the newest first."""
+    # A workload has more than one Event: writers count up only those of one message, and its figures change.
     latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
@@ -122,6 +121,7 @@ class Newest(Generic[T]):
         """Remember it, or that it happened again; the oldest goes where there are too many."""
         with self._lock:
             self._by_uid[uid] = told
+            # A storm of refusals, as when a quota was lowered, must not fill the leader's memory.
             if len(self._by_uid) > self._most:
                 del self._by_uid[min(self._by_uid, key=lambda each: self._by_uid[each].at)]
 
@@ -151,13 +151,3 @@ class EventInformer(Generic[T]):
         told = self._read(event)
         if told is not None:
             self._newest.add(event.metadata.uid, told)
-
-
-def refusal_informer(kube: Kube) -> EventInformer[RefusedWorkload]:
-    """Follow the refusals of pods."""
-    return EventInformer(kube, "FailedCreate", read_refusal)
-
-
-def removal_informer(kube: Kube) -> EventInformer[RemovedAllocation]:
-    """Follow the removals of stale allocations, those of leaders before this one too."""
-    return EventInformer(kube, REASON, read_removal)

@@ -56,6 +56,7 @@ class Feed:
         self._min_interval = min_interval
         self._most = most
         self._clock = clock
+        # Versions of another leader, or of this one's last time of leading, must not be taken for ours.
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._taking = threading.Lock()
@@ -101,7 +102,7 @@ class Feed:
         """Forget a listener."""
         with self._changed:
             self._looked_at[namespace] -= 1
-            self._looked_at += Counter()  # without those that nobody looks at
+            self._looked_at += Counter()  # drops those that nobody looks at any more
 
     def after(self, position: int) -> tuple[int, bytes] | None:
         """Return the number and the text of what is to be said after a position; None where there is no news for long.
@@ -114,6 +115,7 @@ class Feed:
                 raise EOFError
             if self._number <= position:
                 return None
+            # A browser behind a proxy that buffers may be minutes late; what it missed is not kept for ever.
             missed = [message for number, message in self._messages if number > position]
             if len(missed) < self._number - position:
                 return self._number, _reset(self._version())
@@ -141,7 +143,7 @@ class Feed:
             time.sleep(self._min_interval)
 
     def _take(self, before: Picture | None) -> Picture:
-        """Take a picture, and tell what is different in it; where nothing is, the one before stands."""
+        # Where nothing is different the picture before stands, and with it its version: nobody is told anything.
         after = take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
         self._taken = self._clock()
         moved = self._moved()
@@ -155,7 +157,8 @@ class Feed:
         return after
 
     def _moved(self) -> list[str]:
-        """Return the namespaces that somebody looks at whose pods are others than at the last look."""
+        # The namespaces that somebody looks at whose pods are others than last time: a pod that was bound changes no
+        # figure of its namespace.
         with self._changed:
             names = [name for name in self._looked_at if name]
         pods: dict[str, Sequence[PodRow]] = {name: tuple(self.source.pods(name)) for name in names}
@@ -200,7 +203,7 @@ class Listener:
 
 
 def _message(change: Change) -> bytes:
-    """Return a change as an event. JSON has no line breaks, which would end it."""
+    # JSON has no line breaks, which would end the event and let a message write the next one.
     return b"id: %s\nevent: change\ndata: %s\n\n" % (change.version.encode(), msgspec.json.encode(change))
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from controller import stale_gc
 from controller.certificates import ServedCertificate
 from controller.httpd import Server
 from controller.manager import Leader
 from controller.ui.app import Standing, create_app
-from controller.ui.events import merge_by_workload, refusal_informer, removal_informer
+from controller.ui.events import EventInformer, merge_by_workload, read_refusal, read_removal
 from controller.ui.feed import MAX_LISTENERS, Feed
 from controller.ui.model import CapacityInformer, PodRow, rounded
 from controller.ui.page import Views
@@ -46,6 +47,7 @@ class UsagePage:
     def show(self, source: Source, ready: Callable[[], bool]) -> None:
         """Show this source from now on, as soon as it is ``ready``."""
         with self._lock:
+            # A feed for each time of leading: after another leader's, browsers have to load the page again.
             self._ready = ready
             self._feed = Feed(source, self._views)
             self._feed.start()
@@ -62,7 +64,8 @@ class UsagePage:
         with self._lock:
             feed, ready = self._feed, self._ready
         if feed is None:
-            return Standing(None, standby_reason(self._holder()))
+            leads = f": {holder} leads." if (holder := self._holder()) else ", and nobody leads at the moment."
+            return Standing(None, f"This controller stands by{leads}")
         if not ready():
             return Standing(None, "This controller leads since a moment ago, and is reading the cluster.")
         return Standing(feed, "")
@@ -79,55 +82,37 @@ def serve(address: tuple[str, int], application: WSGIApplication) -> Server:
     return server
 
 
-def standby_reason(holder: str) -> str:
-    """Say who leads."""
-    if not holder:
-        return "This controller stands by, and nobody leads at the moment."
-    return f"This controller stands by: {holder} leads."
-
-
-NO_LIMIT = Limit(0)
-
-
 @contextmanager
 def showing(page: UsagePage, kube: Kube, labels: NodeLabels, leader: Leader) -> Iterator[None]:
     """Show the leader on the page, and follow what only the page shows; at the end the page stands by again."""
-    extender = leader.extender
-    source = LeaderSource(kube, labels, leader, lambda: fragmented(extender.figures()) if extender else {})
-    source.start()
+    source = LeaderSource(kube, labels, leader)
+    for reflector in source.reflectors:
+        reflector.start()
     page.show(source.source(), lambda: leader.synced)
     try:
         yield
     finally:
         page.close()
-        source.stop()
+        for reflector in source.reflectors:
+            reflector.stop()
 
 
 class LeaderSource:
-    """The leader's figures, and what only the page wants to know of the cluster.
+    """The leader's figures, and what only the page wants to know of the cluster."""
 
-    Its own watches are nobody's readiness: without a right that they lack the page says less, and the leader does all
-    of its work. ``fragmented`` returns the cards that are free only as shares, by model, where somebody counts them.
-    """
-
-    def __init__(
-        self, kube: Kube, labels: NodeLabels, leader: Leader, fragmented: Callable[[], Mapping[str, float]] = dict
-    ) -> None:
+    def __init__(self, kube: Kube, labels: NodeLabels, leader: Leader) -> None:
         self._leader = leader
-        self._fragmented = fragmented
-        self._refusals = refusal_informer(kube)
-        self._removals = removal_informer(kube)
+        self._refusals = EventInformer(kube, "FailedCreate", read_refusal)
+        # Those of leaders before this one too: the cluster remembers them, this process need not.
+        self._removals = EventInformer(kube, stale_gc.REASON, read_removal)
         self._capacity = CapacityInformer(kube, labels)
-
-    def start(self) -> None:
-        """Start watching."""
-        for reflector in self._reflectors():
-            reflector.start()
-
-    def stop(self) -> None:
-        """End the watches."""
-        for reflector in self._reflectors():
-            reflector.stop()
+        # Nobody's readiness waits for these: without a right that they lack the page says less, and the leader does
+        # all of its work.
+        self.reflectors: Sequence[Reflector[Any]] = (
+            self._refusals.reflector,
+            self._removals.reflector,
+            self._capacity.reflector,
+        )
 
     def source(self) -> Source:
         """Return it as the page's source."""
@@ -141,9 +126,6 @@ class LeaderSource:
             findings=self._found,
         )
 
-    def _reflectors(self) -> Iterable[Reflector[Any]]:
-        return (self._refusals.reflector, self._removals.reflector, self._capacity.reflector)
-
     def _pods(self, namespace: str) -> Sequence[PodRow]:
         quota = self._leader.quota.current()
         limits = quota.for_namespace(namespace) if quota else None
@@ -151,10 +133,13 @@ class LeaderSource:
 
     def _cluster(self) -> Sequence[ModelCards]:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
+        # A report has what is pending too, so limited namespaces are counted by theirs and not by their pods.
         unlimited = (pod for namespace in pods.namespaces() if namespace not in uses for pod in pods.pods(namespace))
         models = cluster_cards(self._capacity.totals(), uses, unlimited, self._leader.nodes.current())
-        fragmented = self._fragmented()
-        return [msgspec.structs.replace(model, fragmented=fragmented.get(model.model)) for model in models]
+        # Only the extender knows which card a share is on; without one nobody can tell what is in fragments.
+        extender = self._leader.extender
+        fragments = fragmented(extender.figures()) if extender else {}
+        return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]
 
     def _found(self) -> Sequence[PodFinding]:
         found = [(each.violation, each.at) for each in self._leader.violations.ongoing()]
@@ -188,7 +173,7 @@ def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nod
     for pod in pods:
         if pod.live:
             model = pod.model_on(nodes)
-            memory = pod.charge.memory_under(limits.get(model or "", NO_LIMIT))
+            memory = pod.charge.memory_under(limits.get(model or "", Limit(0)))
             rows.append(PodRow(pod.name, model, pod.charge.cores, memory, pod.node, pod.created))
     return rows
 

@@ -96,7 +96,8 @@ class PodRow(msgspec.Struct, frozen=True):
 
 
 def rounded(cards: Iterable[float]) -> float:
-    """Return a sum of cards, exact to hundredths of a card, which is what they are counted in."""
+    """Return a sum of cards, exact to hundredths of a card."""
+    # They are counted in hundredths; as floats three times 0.1 would be 0.30000000000000004.
     return round(sum(cards) * CORES_PER_CARD) / CORES_PER_CARD
 
 
@@ -171,10 +172,9 @@ class TableQuery(msgspec.Struct, frozen=True):
 
 def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQuery:
     """Return the order of an address; what it asks for and does not exist counts as not asked for."""
-    sort = query.get("sort", NAME)
-    if sort not in sorts:
-        return TableQuery(query.get("q", "").strip()[:MAX_SEARCH_LENGTH])
-    return TableQuery(query.get("q", "").strip()[:MAX_SEARCH_LENGTH], sort, query.get("order") == "desc")
+    search, sort = query.get("q", "").strip()[:MAX_SEARCH_LENGTH], query.get("sort", NAME)
+    # An address outlives what it names: the model may be gone since it was kept.
+    return TableQuery(search, sort, query.get("order") == "desc") if sort in sorts else TableQuery(search)
 
 
 def sorts_of(models: Iterable[str]) -> list[str]:
@@ -189,6 +189,7 @@ def matches(search: str, name: str) -> bool:
 
 def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRow]:
     """Return the rows that are searched for, sorted. Those without the model that is sorted by always come last."""
+    # By name first: sorting is stable, so rows that are as full stay in the order of their names.
     found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
     if order.sort == NAME:
         return found[::-1] if order.descending else found
@@ -253,6 +254,7 @@ def cards_of(offered: Mapping[str, Quantity], hami_devices: str | None = None) -
     """
     for scheme in SCHEMES:
         cores = _whole(offered.get(scheme.cores))
+        # A plugin that was turned off leaves its resource at 0 (kubelet's device manager), beside another's.
         if cores:
             return cores / CORES_PER_CARD
     if hami_devices is not None:
@@ -265,6 +267,7 @@ def total_cards(nodes: Iterable[ModelNode]) -> Mapping[str, float | None]:
     found: dict[str, list[float | None]] = {}
     for node in nodes:
         found.setdefault(node.model, []).append(node.cards)
+    # A sum without a node that does not tell would be a wrong number.
     return {
         model: None if None in counts else math.fsum(count for count in counts if count)
         for model, counts in found.items()
@@ -282,7 +285,7 @@ def _whole(quantity: Quantity | None) -> int | None:
 
 
 def _listed(devices: str) -> int | None:
-    """Count the entries of HAMi's list: separated by colons up to 2.4, a JSON list since."""
+    # HAMi separates the entries by colons up to 2.4, and writes a JSON list since.
     if not devices.lstrip().startswith("["):
         return sum(bool(entry.strip()) for entry in devices.split(":"))
     try:

@@ -17,22 +17,22 @@ Clock = Callable[[], datetime.datetime]
 
 
 class Views:
-    """The templates of the page, rendered with a missing value as an error, never as an empty place."""
+    """The templates of the page."""
 
     def __init__(self, clock: Clock = lambda: datetime.datetime.now(datetime.UTC)) -> None:
         self._clock = clock
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("controller.ui"),
             autoescape=True,
-            undefined=jinja2.StrictUndefined,
+            undefined=jinja2.StrictUndefined,  # a missing value is an error, never an empty place
             trim_blocks=True,
             lstrip_blocks=True,
-            auto_reload=False,
+            auto_reload=False,  # else the files are looked at with every rendering
         )
         self._templates.filters |= {
             "number": figures.number,
             "memory": figures.memory,
-            "path": lambda name: quote(name, safe=""),
+            "path": lambda name: quote(name, safe=""),  # a slash in a name would lead to another page
             "time": self.time,
             "plural": figures.plural,
             "until": self.until,
@@ -57,10 +57,7 @@ class Views:
         )
 
     def until(self, text: str) -> tuple[str, str]:
-        """Return what there is to say of an end, and how grave that is: ``ended``, ``soon``, ``later`` or ``unknown``.
-
-        Soon are 14 days: time enough to look, when a rotation that should have come has not.
-        """
+        """Return what there is to say of an end, and how grave that is: ``ended``, ``soon``, ``later``, ``unknown``."""
         at = figures.moment(text)
         if at is None:
             return "end not known", "unknown"
@@ -70,5 +67,6 @@ class Views:
         return f"{figures.span(left)} left", "soon" if left < SOON else "later"
 
 
+# Time enough to look, when a rotation that should have come has not.
 SOON = 14 * 86400
 """Seconds before the end of a certificate from which on it is marked."""

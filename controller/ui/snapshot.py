@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -75,7 +76,8 @@ class PodFinding(msgspec.Struct, frozen=True):
 
 
 def _nothing_known() -> None:
-    """Stand in for a source that is not there: its section says so, or is left out."""
+    # Stands in for a source that is not there: its section says so, or is left out.
+    return None
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,7 @@ MAX_LISTED = 50
 """Entries of a list on the page: the newest."""
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A namespace's row, and as HTML."""
 
     row: NamespaceRow
@@ -174,13 +175,14 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
 
 
 def _columns(uses: Mapping[str, NamespaceUse], cluster: Sequence[ModelCards]) -> tuple[str, ...]:
-    """Return every model that some namespace may use, or that some node has."""
+    # Every model that some namespace may use, or that some node has: one without a node still has its quota.
     models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
     return tuple(sorted(models, key=lambda model: (model.casefold(), model)))
 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
     row = row_of(use)
+    # Rendering is most of what a picture costs; and a change names the lines that are not the very same.
     known = before.lines.get(use.namespace) if before and before.columns == columns else None
     if known and known.row == row:
         return known
@@ -200,6 +202,7 @@ def has_other_rows(before: Picture, after: Picture) -> bool:
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
     """Return what to replace, where neither a column nor a namespace has come or gone."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
+    # The use of a namespace holds its pods, so its own page is told though its row is the same.
     touched = [name for name, use in after.uses.items() if before.uses[name] != use]
     refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
     return Change(
@@ -221,7 +224,7 @@ def _other_parts(before: Picture, after: Picture) -> list[str]:
 
 
 def _shown(part: str, picture: Picture) -> object:
-    """Return what a part is made of. Ages are not in it: the browser lets them grow by itself."""
+    # What a part is made of. Ages are not in it: the browser lets them grow by itself.
     match part:
         case "summary":
             return picture.cluster, len(picture.lines), full(picture)
@@ -237,8 +240,3 @@ def full(picture: Picture) -> list[str]:
         for name, line in picture.lines.items()
         if any(amount.used and amount.fullness >= 1 for amount in line.row.amounts.values())
     )
-
-
-def with_pods(source: Source, namespace: str) -> Sequence[PodRow]:
-    """Return a namespace's pods as they are now."""
-    return tuple(source.pods(namespace))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from controller.certificates import ServedCertificate
-from controller.ui.leading import UsagePage, certificate_row, cluster_cards, fragmented, pod_rows, standby_reason
+from controller.ui.leading import UsagePage, certificate_row, cluster_cards, fragmented, pod_rows
 from controller.ui.model import PodRow
 from controller.ui.snapshot import Certificate, ModelCards
 from tests.builders import MODEL, nodes
@@ -77,7 +77,7 @@ def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
 
 
 def test_nobody_may_lead() -> None:
-    assert "nobody leads" in standby_reason("")
+    assert "nobody leads" in UsagePage(lambda: "").standing().reason
 
 
 @pytest.mark.parametrize(
