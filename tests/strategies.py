@@ -84,11 +84,7 @@ def odd_requirements() -> st.SearchStrategy[Manifest]:
         ("Lt", ["high"]),
         ("Lt", ["1_0"]),
     ]
-    return st.builds(
-        lambda key, row: {"key": key, "operator": row[0], "values": row[1]},
-        KEYS,
-        st.sampled_from(odd),
-    )
+    return st.builds(lambda key, row: {"key": key, "operator": row[0], "values": row[1]}, KEYS, st.sampled_from(odd))
 
 
 def field_requirements() -> st.SearchStrategy[Manifest]:
@@ -154,10 +150,7 @@ def requests() -> st.SearchStrategy[Manifest]:
         core, size = f"{domain}/vcuda-core", f"{domain}/vcuda-memory"
         by_scheme.append(st.fixed_dictionaries({core: share, size: memory}))
         by_scheme.append(st.fixed_dictionaries({core: cards.map(lambda n: n * 100)}, optional={size: memory}))
-    for count, core, size in (
-        ("gpu", "gpucores", "gpumem"),
-        ("vgpu-number", "vgpu-cores", "vgpu-memory"),
-    ):
+    for count, core, size in (("gpu", "gpucores", "gpumem"), ("vgpu-number", "vgpu-cores", "vgpu-memory")):
         one = {f"nvidia.com/{count}": cards}
         by_scheme.append(st.fixed_dictionaries(one))
         by_scheme.append(
@@ -218,9 +211,7 @@ def node_selectors() -> st.SearchStrategy[dict[str, str] | None]:
 
 @st.composite
 def _pods(
-    draw: st.DrawFn,
-    noted: st.SearchStrategy[dict[str, str] | None],
-    placed: st.SearchStrategy[Manifest | None],
+    draw: st.DrawFn, noted: st.SearchStrategy[dict[str, str] | None], placed: st.SearchStrategy[Manifest | None]
 ) -> Manifest:
     """A pod that asks for vcuda in one or two containers, with each optional part present or left out."""
     metadata = st.fixed_dictionaries(

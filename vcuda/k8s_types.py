@@ -175,10 +175,7 @@ class Pod(K8sObject, frozen=True, gc=False):
 
     def all_containers(self) -> Iterator[tuple[str, Container]]:
         """Yield every container with its field path, init containers first, as they start."""
-        for field, containers in (
-            ("initContainers", self.spec.init_containers),
-            ("containers", self.spec.containers),
-        ):
+        for field, containers in (("initContainers", self.spec.init_containers), ("containers", self.spec.containers)):
             for index, container in enumerate(containers or ()):
                 yield f"spec.{field}[{index}]", container
 

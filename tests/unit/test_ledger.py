@@ -373,8 +373,7 @@ def test_a_uid_is_read_back_only_as_it_was(made: uuid.UUID) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "bytes_"),
-    [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="of 20 shapes")],
+    ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="of 20 shapes")]
 )
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
     """In bytes of the ConfigMap's JSON, where every quote is escaped; 20 kB is where writes get slow."""

@@ -65,10 +65,7 @@ QUOTA = quota_of("M40", "P100", "A100")
 
 
 def candidates_of(
-    pod: Manifest,
-    *schemes: Scheme,
-    quota: NamespaceQuota = QUOTA,
-    cluster: Nodes = ANYWHERE,
+    pod: Manifest, *schemes: Scheme, quota: NamespaceQuota = QUOTA, cluster: Nodes = ANYWHERE
 ) -> Candidates:
     return find_candidates(view(pod), schemes or (GPU_MANAGER,), quota, cluster)
 
@@ -554,10 +551,7 @@ def test_a_stored_pod_is_held_by_its_spec_alone(
     stored: Manifest, models: Iterable[str] | None, pools: Iterable[str] | None, within: bool
 ) -> None:
     pin = read_pin(view(stored), LABELS)
-    assert pin == Pin(
-        None if models is None else frozenset(models),
-        None if pools is None else frozenset(pools),
-    )
+    assert pin == Pin(None if models is None else frozenset(models), None if pools is None else frozenset(pools))
     assert pin.within(quota_of("M40", "P100", pools=("lab",))) is within
 
 

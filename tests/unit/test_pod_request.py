@@ -123,9 +123,7 @@ SMALL, LARGE = container(gpu_manager(10, 1)), container(gpu_manager(30, 4))
         pytest.param(pod(SMALL, init=[LARGE, LARGE]), Charge(30, 4 * 256), id="init containers run one by one"),
         pytest.param(pod(SMALL, init=[sidecar(gpu_manager(30, 4))]), Charge(40, 5 * 256), id="a sidecar adds up"),
         pytest.param(
-            pod(SMALL, init=[sidecar(gpu_manager(30, 4)), LARGE]),
-            Charge(60, 8 * 256),
-            id="init beside a sidecar",
+            pod(SMALL, init=[sidecar(gpu_manager(30, 4)), LARGE]), Charge(60, 8 * 256), id="init beside a sidecar"
         ),
         pytest.param(
             pod(SMALL, init=[LARGE, sidecar(gpu_manager(30, 4))]), Charge(40, 5 * 256), id="a sidecar starts after init"
@@ -481,11 +479,7 @@ def test_a_privileged_container_beside_one_that_asks_is_not_about_vcuda() -> Non
     [
         pytest.param(pod(container(), container({"nvidia.com/gpu": -1})), "spec.containers[1]", id="second container"),
         pytest.param(pod(container(), init=[container({"nvidia.com/gpu": -1})]), "spec.initContainers[0]", id="init"),
-        pytest.param(
-            pod(init=[container(), sidecar({"nvidia.com/gpu": -1})]),
-            "spec.initContainers[1]",
-            id="sidecar",
-        ),
+        pytest.param(pod(init=[container(), sidecar({"nvidia.com/gpu": -1})]), "spec.initContainers[1]", id="sidecar"),
     ],
 )
 def test_the_path_leads_to_the_container(manifest: Manifest, path: str) -> None:

@@ -53,10 +53,7 @@ def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
 @EACH
 def test_what_people_may_write_is_never_taken_for_an_allocation(scheme: Scheme) -> None:
     """An allocation record is removed from every pod, whatever its scheme."""
-    written = {
-        *scheme.resources,
-        *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models)),
-    }
+    written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
             assert not is_named(key, other.allocation_annotations)

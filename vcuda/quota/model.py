@@ -101,9 +101,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def peak(self, other: Charge) -> Charge:
         """Return the larger of the two, resource by resource, as Kubernetes sets init containers against the rest."""
         return Charge(
-            max(self.cores, other.cores),
-            max(self.memory, other.memory),
-            max(self.card_memory, other.card_memory),
+            max(self.cores, other.cores), max(self.memory, other.memory), max(self.card_memory, other.card_memory)
         )
 
     def memory_under(self, limit: Limit) -> int:
