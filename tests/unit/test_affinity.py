@@ -214,6 +214,14 @@ def test_limited_values_leave_out_no_value_of_a_matching_node(
     assert limited is None or labels.get(key) in limited
 
 
+NINE = "0000000000000000000000009"
+
+
+def held(*lines: tuple[str, ...]) -> Manifest:
+    """Return a node affinity of one term, whose lines are all about the label ``m``."""
+    return required(term(*(requirement("m", operator, *values) for operator, *values in lines)))
+
+
 @pytest.mark.parametrize(
     ("affinity", "limited"),
     [
@@ -221,58 +229,26 @@ def test_limited_values_leave_out_no_value_of_a_matching_node(
         pytest.param({"nodeAffinity": None}, None, id="no-node-affinity"),
         pytest.param(required(), frozenset(), id="no-terms-select-nothing"),
         pytest.param(required({}), frozenset(), id="an-empty-term-selects-nothing"),
-        pytest.param(required(term(requirement("m", "In", "a", "b"))), {"a", "b"}, id="one-list"),
+        pytest.param(held(("In", "a", "b")), {"a", "b"}, id="one-list"),
+        pytest.param(held(("In", "a", "b"), ("In", "b", "c")), {"b"}, id="two-lists"),
+        pytest.param(held(("In", "a", "b"), ("NotIn", "a")), {"b"}, id="less-not-in"),
+        pytest.param(held(("In", "a"), ("DoesNotExist",)), frozenset(), id="impossible"),
         pytest.param(
-            required(term(requirement("m", "In", "a", "b"), requirement("m", "In", "b", "c"))), {"b"}, id="two-lists"
+            held(("In", "7", "8", "9"), ("Gt", "5"), ("Gt", "7"), ("Gt", "6")), {"8", "9"}, id="the-largest-lower-bound"
         ),
         pytest.param(
-            required(term(requirement("m", "In", "a", "b"), requirement("m", "NotIn", "a"))), {"b"}, id="less-not-in"
+            held(("In", "5", "6", "7"), ("Lt", "8"), ("Lt", "7"), ("Lt", "9")), {"5", "6"}, id="the-least-upper-bound"
         ),
-        pytest.param(
-            required(term(requirement("m", "In", "a"), requirement("m", "DoesNotExist"))), frozenset(), id="impossible"
-        ),
-        pytest.param(
-            required(
-                term(
-                    requirement("m", "In", "7", "8", "9"), *(requirement("m", "Gt", bound) for bound in ("5", "7", "6"))
-                )
-            ),
-            {"8", "9"},
-            id="the-largest-lower-bound-counts",
-        ),
-        pytest.param(
-            required(
-                term(
-                    requirement("m", "In", "5", "6", "7"), *(requirement("m", "Lt", bound) for bound in ("8", "7", "9"))
-                )
-            ),
-            {"5", "6"},
-            id="the-smallest-upper-bound-counts",
-        ),
-        pytest.param(
-            required(term(requirement("m", "In", "7"), requirement("m", "Gt", "5"), requirement("m", "Gt", "x"))),
-            frozenset(),
-            id="a-bound-that-is-none-holds-for-nothing",
-        ),
-        pytest.param(
-            required(term(requirement("m", "In", "a"), requirement("m", "Exists"), requirement("m", "Exists", "a"))),
-            frozenset(),
-            id="exists-with-values-holds-for-nothing",
-        ),
-        pytest.param(
-            required(term(requirement("m", "In", "7", "0000000000000000000000009"), requirement("m", "Gt", "5"))),
-            {"7", "0000000000000000000000009"},
-            id="both-numbers-are-greater",
-        ),
-        pytest.param(required(term(requirement("m", "NotIn", "a"))), None, id="not-in-leaves-the-rest-open"),
-        pytest.param(required(term(requirement("m", "Exists"))), None, id="exists-leaves-all-open"),
+        pytest.param(held(("In", "7"), ("Gt", "5"), ("Gt", "x")), frozenset(), id="no-bound-holds-for-nothing"),
+        pytest.param(held(("In", "a"), ("Exists",), ("Exists", "a")), frozenset(), id="exists-with-values-for-nothing"),
+        pytest.param(held(("In", "7", NINE), ("Gt", "5")), {"7", NINE}, id="both-numbers-are-greater"),
+        pytest.param(held(("NotIn", "a")), None, id="not-in-leaves-the-rest-open"),
+        pytest.param(held(("Exists",)), None, id="exists-leaves-all-open"),
         pytest.param(
             required(term(requirement("m", "In", "a")), term(requirement("m", "In", "b"))), {"a", "b"}, id="two-terms"
         ),
         pytest.param(
-            required(term(requirement("m", "In", "a")), term(requirement("x", "Exists"))),
-            None,
-            id="one-term-leaves-open",
+            required(term(requirement("m", "In", "a")), term(requirement("x", "Exists"))), None, id="one-leaves-open"
         ),
         pytest.param(required(term(requirement("m", "In", "a")), {}), {"a"}, id="beside-an-empty-term"),
     ],

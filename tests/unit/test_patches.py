@@ -16,7 +16,6 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
-from jsonpointer import escape
 
 from tests import strategies
 from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, review, term, vcuda_pod, view
@@ -76,14 +75,6 @@ def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
         {"op": "remove", "path": "/metadata/annotations/hami.io~1bind-phase"},
         {"op": "remove", "path": "/metadata/labels/nvidia.com~1assigned-phase"},
     ]
-
-
-@pytest.mark.parametrize(
-    ("key", "segment"),
-    [("plain", "plain"), ("a/b", "a~1b"), ("a~b", "a~0b"), ("a~1b", "a~01b"), ("~/", "~0~1"), ("", "")],
-)
-def test_keys_are_escaped_as_json_pointer_says(key: str, segment: str) -> None:
-    assert escape(key) == segment
 
 
 class Webhook:

@@ -112,6 +112,12 @@ def test_annotations_of_every_scheme_that_the_pod_uses_apply() -> None:
 HOST = "kubernetes.io/hostname"
 
 
+def selecting(key: str, operator: str, *values: str) -> Manifest:
+    """Return the part of a spec that requires this of the node's labels, or of its name."""
+    line = requirement(key, operator, *values)
+    return {"affinity": required(term(fields=[line]) if key == "metadata.name" else term(line))}
+
+
 @pytest.mark.parametrize(
     ("spec", "models"),
     [
@@ -119,11 +125,9 @@ HOST = "kubernetes.io/hostname"
         pytest.param({"nodeSelector": {MODEL: "P100"}}, ("P100",), id="selector"),
         pytest.param({"nodeSelector": {"zone": "x"}}, ("M40", "P100", "A100"), id="selector-of-something-else"),
         pytest.param({"nodeSelector": {MODEL: "V100"}}, (), id="selector-outside-the-quota"),
-        pytest.param(
-            {"affinity": required(term(requirement(MODEL, "NotIn", "M40")))}, ("P100", "A100"), id="all-but-one"
-        ),
-        pytest.param({"affinity": required(term(requirement(MODEL, "DoesNotExist")))}, (), id="no-model-at-all"),
-        pytest.param({"affinity": required(term(requirement(MODEL, "Gt", "1")))}, (), id="no-model-is-a-number"),
+        pytest.param(selecting(MODEL, "NotIn", "M40"), ("P100", "A100"), id="all-but-one"),
+        pytest.param(selecting(MODEL, "DoesNotExist"), (), id="no-model-at-all"),
+        pytest.param(selecting(MODEL, "Gt", "1"), (), id="no-model-is-a-number"),
         pytest.param(
             {
                 "affinity": required(term(requirement(MODEL, "In", "M40")), term(requirement(MODEL, "In", "P100"))),
@@ -143,9 +147,7 @@ HOST = "kubernetes.io/hostname"
         pytest.param({"nodeName": "d"}, (), id="known-node-without-a-model"),
         pytest.param({"nodeName": "b", "nodeSelector": {MODEL: "M40"}}, (), id="known-node-of-another-model"),
         pytest.param({"nodeName": "new"}, ("M40", "P100", "A100"), id="unknown-node-may-be-any"),
-        pytest.param(
-            {"affinity": required(term(fields=[requirement("metadata.name", "In", "c")]))}, ("P100",), id="match-fields"
-        ),
+        pytest.param(selecting("metadata.name", "In", "c"), ("P100",), id="match-fields"),
         pytest.param(
             {
                 "affinity": required(
@@ -157,13 +159,11 @@ HOST = "kubernetes.io/hostname"
             id="match-fields-with-an-unknown-node",
         ),
         pytest.param(
-            {"affinity": required(term(fields=[requirement("metadata.name", "NotIn", "a")]))},
+            selecting("metadata.name", "NotIn", "a"),
             ("M40", "P100", "A100"),
             id="match-fields-not-in-leaves-nodes-to-come",
         ),
-        pytest.param(
-            {"affinity": required(term(requirement(HOST, "In", "a")))}, ("M40", "P100", "A100"), id="a-label-is-no-name"
-        ),
+        pytest.param(selecting(HOST, "In", "a"), ("M40", "P100", "A100"), id="a-label-is-no-name"),
     ],
 )
 def test_node_selection_chooses_among_the_quota_s_models(spec: Manifest, models: tuple[str, ...]) -> None:
@@ -176,8 +176,8 @@ def test_node_selection_chooses_among_the_quota_s_models(spec: Manifest, models:
         pytest.param({}, ("M40", "P100"), id="free"),
         pytest.param({"nodeSelector": {POOL: "lab"}}, ("M40", "P100"), id="one-of-them"),
         pytest.param({"nodeSelector": {POOL: "private"}}, (), id="another"),
-        pytest.param({"affinity": required(term(requirement(POOL, "NotIn", "lab", "spare")))}, (), id="all-excluded"),
-        pytest.param({"affinity": required(term(requirement(POOL, "DoesNotExist")))}, (), id="no-pool-at-all"),
+        pytest.param(selecting(POOL, "NotIn", "lab", "spare"), (), id="all-excluded"),
+        pytest.param(selecting(POOL, "DoesNotExist"), (), id="no-pool-at-all"),
         pytest.param({"nodeName": "c"}, ("P100",), id="known-node-in-them"),
         pytest.param({"nodeName": "a"}, (), id="known-node-outside"),
         pytest.param({"nodeName": "new"}, ("M40", "P100"), id="unknown-node"),

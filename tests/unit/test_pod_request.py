@@ -109,7 +109,13 @@ def test_requests_alone() -> None:
 
 # Many containers: max(containers and sidecars, largest init container beside the sidecars before it), as KEP-753 counts
 
-SMALL, LARGE = container(gpu_manager(10, 1)), container(gpu_manager(30, 4))
+
+def asking(cores: int, blocks: int = 0, **fields: Any) -> Manifest:
+    return container(gpu_manager(cores, blocks), **fields)
+
+
+SMALL, LARGE = asking(10, 1), asking(30, 4)
+BESIDE = sidecar(gpu_manager(30, 4))
 
 
 @pytest.mark.parametrize(
@@ -121,51 +127,33 @@ SMALL, LARGE = container(gpu_manager(10, 1)), container(gpu_manager(30, 4))
         pytest.param(pod(LARGE, init=[SMALL]), Charge(30, 4 * 256), id="a smaller init container"),
         pytest.param(pod(container(), init=[SMALL]), Charge(10, 256), id="an init container alone"),
         pytest.param(pod(SMALL, init=[LARGE, LARGE]), Charge(30, 4 * 256), id="init containers run one by one"),
-        pytest.param(pod(SMALL, init=[sidecar(gpu_manager(30, 4))]), Charge(40, 5 * 256), id="a sidecar adds up"),
+        pytest.param(pod(SMALL, init=[BESIDE]), Charge(40, 5 * 256), id="a sidecar adds up"),
+        pytest.param(pod(SMALL, init=[BESIDE, LARGE]), Charge(60, 8 * 256), id="init beside a sidecar"),
+        pytest.param(pod(SMALL, init=[LARGE, BESIDE]), Charge(40, 5 * 256), id="a sidecar starts after init"),
         pytest.param(
-            pod(SMALL, init=[sidecar(gpu_manager(30, 4)), LARGE]), Charge(60, 8 * 256), id="init beside a sidecar"
-        ),
-        pytest.param(
-            pod(SMALL, init=[LARGE, sidecar(gpu_manager(30, 4))]), Charge(40, 5 * 256), id="a sidecar starts after init"
-        ),
-        pytest.param(
-            pod(
-                SMALL,
-                init=[
-                    sidecar(gpu_manager(10, 1)),
-                    container(gpu_manager(40, 2)),
-                    sidecar(gpu_manager(20, 1)),
-                    container(gpu_manager(30, 9)),
-                ],
-            ),
+            pod(SMALL, init=[sidecar(gpu_manager(10, 1)), asking(40, 2), sidecar(gpu_manager(20, 1)), asking(30, 9)]),
             Charge(60, 11 * 256),
             id="sidecars gather between init containers",
         ),
-        pytest.param(
-            pod(LARGE, init=[container(gpu_manager(80, 1))]), Charge(80, 4 * 256), id="the peak is per resource"
-        ),
-        pytest.param(
-            pod(SMALL, init=[container(gpu_manager(200))]), Charge(200, 256, 200), id="an exclusive init container"
-        ),
+        pytest.param(pod(LARGE, init=[asking(80, 1)]), Charge(80, 4 * 256), id="the peak is per resource"),
+        pytest.param(pod(SMALL, init=[asking(200)]), Charge(200, 256, 200), id="an exclusive init container"),
         pytest.param(pod(LARGE, restartPolicy="Always"), Charge(30, 4 * 256), id="the pod's own restartPolicy is none"),
         pytest.param(
-            pod(SMALL, init=[container(gpu_manager(30, 4), restartPolicy="OnFailure")]),
+            pod(SMALL, init=[asking(30, 4, restartPolicy="OnFailure")]),
             Charge(30, 4 * 256),
             id="only Always makes a sidecar",
         ),
         pytest.param(
-            pod(SMALL, container(gpu_manager(30, 4), restartPolicy="Always")),
+            pod(SMALL, asking(30, 4, restartPolicy="Always")),
             Charge(40, 5 * 256),
             id="a container may have its own restartPolicy",
         ),
-        pytest.param(pod(container(gpu_manager(100)), SMALL), Charge(110, 256, 100), id="exclusive beside shared"),
+        pytest.param(pod(asking(100), SMALL), Charge(110, 256, 100), id="exclusive beside shared"),
         pytest.param(
-            pod(container({"nvidia.com/gpu": 1}), container(gpu_manager(20, 2))),
-            Charge(120, 512, 100),
-            id="two schemes in a pod",
+            pod(container({"nvidia.com/gpu": 1}), asking(20, 2)), Charge(120, 512, 100), id="two schemes in a pod"
         ),
         pytest.param(
-            pod(container({"nvidia.com/gpu": 2}), init=[container(gpu_manager(20, 2))]),
+            pod(container({"nvidia.com/gpu": 2}), init=[asking(20, 2)]),
             Charge(220, 512, 200),
             id="two schemes, one of them in an init container: no resource is set against another",
         ),

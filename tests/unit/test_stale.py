@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jsonpatch
@@ -42,6 +43,16 @@ def stored(scheme: Scheme, **fields: Any) -> StoredPod:
     return found
 
 
+def with_annotations(pod: StoredPod, annotations: Mapping[str, str]) -> StoredPod:
+    assert pod.allocation
+    told = {**pod.allocation.annotations, **annotations}
+    return msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
+
+
+def without_times(pod: StoredPod, scheme: Scheme) -> StoredPod:
+    return with_annotations(pod, dict.fromkeys(scheme.predicate_times, ""))
+
+
 def rules(pod: StoredPod, now: float, *nodes: str) -> list[str]:
     """Return the rules by which something is stale on the pod, in a cluster of these nodes, or of gpu-1 alone."""
     return [removal.rule for removal in find_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT)]
@@ -80,19 +91,12 @@ def test_everything_the_scheme_has_written_goes_and_nothing_else(scheme: Scheme)
 def test_a_time_that_cannot_be_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
     """vgpu-manager writes the largest number of 64 bits where it means never."""
     pod = stored(scheme, at=START + 50, created=START, annotations={})
-    assert pod.allocation
-    told = {**pod.allocation.annotations, **dict.fromkeys(scheme.predicate_times, text)}
-    odd = msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
-    assert due(odd) == LATE
+    assert due(with_annotations(pod, dict.fromkeys(scheme.predicate_times, text))) == LATE
 
 
 @EACH
 def test_a_missing_time_counts_as_the_pods_creation(scheme: Scheme) -> None:
-    pod = stored(scheme, at=START + 50, created=START)
-    assert pod.allocation
-    told = {key: value for key, value in pod.allocation.annotations.items() if key not in scheme.predicate_times}
-    without = msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
-    assert due(without) == LATE
+    assert due(without_times(stored(scheme, at=START + 50, created=START), scheme)) == LATE
 
 
 @EACH
@@ -116,20 +120,14 @@ def test_which_time_counts(scheme: Scheme, at: float, counts: float) -> None:
 def test_the_newest_time_counts_where_there_are_two() -> None:
     """HAMi writes one when it chooses the node and one when it binds, and the first anew at each attempt."""
     for newer in HAMI.predicate_times:
-        pod = stored(HAMI, annotations={})
-        assert pod.allocation
-        told = {**pod.allocation.annotations, newer: unix(HAMI, START + 70)}
-        again = msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
+        again = with_annotations(stored(HAMI, annotations={}), {newer: unix(HAMI, START + 70)})
         assert due(again) == LATE + 70
 
 
 @EACH
 @pytest.mark.parametrize("created", [None, "", "yesterday", "2023-11-14T22:13:20"])
 def test_without_any_time_it_is_never_stale_by_time(scheme: Scheme, created: str | None) -> None:
-    pod = msgspec.structs.replace(stored(scheme), created=created or "")
-    assert pod.allocation
-    told = {key: value for key, value in pod.allocation.annotations.items() if key not in scheme.predicate_times}
-    timeless = msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
+    timeless = without_times(msgspec.structs.replace(stored(scheme), created=created or ""), scheme)
     assert due(timeless) is None
     assert rules(timeless, START + 10 * ABSURD) == []
 
