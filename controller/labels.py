@@ -33,8 +33,9 @@ class NamespaceLabels:
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_arrival: Callable[[str], None]) -> None:
+        # Without a least interval: until the label is there no quota holds in a new namespace.
         self.reconciler = Reconciler(
-            "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS
+            "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
         self.reflector = Reflector(
             kube, "/api/v1/namespaces", msgspec.json.Decoder(Namespace).decode, on_event=self._on_event
@@ -51,6 +52,7 @@ class NamespaceLabels:
 
     def _reconcile(self, name: str) -> None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))
+        # Before the document is read no label is taken away: what an earlier leader set still holds.
         if quota is None or namespace is None:
             return
         wanted = ENFORCED if quota.for_namespace(name) else None

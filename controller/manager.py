@@ -17,7 +17,7 @@ from controller.labels import NamespaceLabels
 from controller.metrics import EvictionMetrics, GarbageMetrics, SettleMetrics, UsageCollector, ViolationsCollector
 from controller.publisher import Publisher
 from controller.retrier import Retrier
-from controller.settler import MIN_INTERVAL_SECONDS, RETRY_SECONDS, Settler, SettleTiming
+from controller.settler import Settler, SettleTiming
 from controller.stale_gc import GcOptions, PatchRemover, StaleAllocationGc, report_only
 from controller.violations import Evictor, ViolationOptions, ViolationWatcher
 from controller.workqueue import Reconciler, spawn
@@ -57,14 +57,8 @@ class Leader:
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace}
         self.quota = QuotaInformer(kube, place, system, self._quota_changed)
-        self._models = Reconciler(
-            "models",
-            self._settle_all,
-            failure="namespaces not looked at",
-            retry_seconds=RETRY_SECONDS,
-            min_interval=MIN_INTERVAL_SECONDS,
-            key_name="of",
-        )
+        # Through a queue, as nodes come and go by the hundred, and each look is at every namespace.
+        self._models = Reconciler("models", self._settle_all, failure="models not followed", key_name="of")
         self.nodes = NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
         store = LedgerStore(kube, system_namespace, self.nodes.current)
         self.publisher = Publisher(kube)
@@ -129,6 +123,7 @@ class Leader:
 
     def start(self) -> None:
         """Start watching; the loops begin when everything has been listed."""
+        # Before the pods are listed: what a leader before us was about to write on them is in the journal alone.
         if self.extender:
             self.extender.take()
         for reflector in self.reflectors().values():
@@ -138,6 +133,7 @@ class Leader:
     def stop(self) -> None:
         """End the watches and the loops; these have `STOP_TIMEOUT_SECONDS` to finish what they are about."""
         self._stopping.set()
+        # First whoever is called from outside: a pod that is placed now would be placed on a view that has ended.
         if self.extender:
             self.extender.stop()
         for reconciler in self._reconcilers():
@@ -150,12 +146,14 @@ class Leader:
 
     def trouble(self) -> str | None:
         """Return what a restart may mend, or None: a watch whose thread has ended, a loop that is stuck."""
+        # Of the loops only this one always has a turn within its time: of the others nothing tells idle from stuck.
         if not all(reflector.alive for reflector in self.reflectors().values()):
             return "a watch has ended"
         return "the removal of stale allocations is stuck" if self.garbage.is_stuck() else None
 
     def _main(self) -> None:
         started = time.process_time()
+        # A ledger that is settled by half of the pods would lose the charges of the others.
         for reflector in self.reflectors().values():
             while not reflector.synced.wait(1.0):
                 if self._stopping.is_set():

@@ -11,13 +11,12 @@ import msgspec
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Key, Kube, Reflector
-from vcuda.ledger.ledger import ObservedPods
+from vcuda.ledger.ledger import ObservedPods, charges_by_model
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes
-from vcuda.quota.model import Charge
 
-REMEMBER_GONE = 180.0
-"""Seconds for which the uid of a pod that is gone is kept, so that its pending charge is known to have been stored."""
+REMEMBER_GONE_SECONDS = 180.0
+"""For which the uid of a pod that is gone is kept, so that its pending charge is known to have been stored."""
 
 PodChange = Callable[[StoredPod | None, StoredPod | None], None]
 """Called with a pod before and after: (None, new) is an arrival, (old, None) a departure."""
@@ -48,14 +47,15 @@ class PodInformer:
         """Call back with every change of a vcuda pod; to be said before the watch starts."""
         self._followers.append(on_change)
 
-    def view(self, namespace: str, nodes: Nodes) -> ObservedPods:
+    def observed(self, namespace: str, nodes: Nodes) -> ObservedPods:
         """Return what has been seen of a namespace's pods. Its version is never newer than what it counts."""
+        # The version first: a pod that comes in between is then counted by a version that does not promise it, while
+        # the other way round its charge would be left out for good.
         version = self.reflector.resource_version
         pods = self.pods(namespace)
-        committed: dict[str, Charge] = {}
-        for model, charge in charges_of(pods, nodes):
-            committed[model] = committed.get(model, Charge()) + charge
-        return ObservedPods(version, committed, {pod.uid for pod in pods} | self._gone_from(namespace))
+        with self._lock:
+            gone = {uid for uid, (home, _) in self._gone.items() if home == namespace}
+        return ObservedPods(version, charges_by_model(charges_of(pods, nodes)), {pod.uid for pod in pods} | gone)
 
     def pods(self, namespace: str) -> list[StoredPod]:
         """Return a namespace's vcuda pods, finished ones too."""
@@ -66,6 +66,7 @@ class PodInformer:
         return list(self._by_namespace())
 
     def _by_namespace(self) -> dict[str, list[StoredPod]]:
+        # The reflector's snapshot is the same object until something changes: then it is grouped anew, once.
         snapshot = self.reflector.snapshot()
         with self._lock:
             known, grouped = self._grouped
@@ -86,16 +87,13 @@ class PodInformer:
         if new is None:
             with self._lock:
                 self._forget_old()
-                self._gone[changed.uid] = (changed.namespace, self._clock() + REMEMBER_GONE)
+                self._gone[changed.uid] = (changed.namespace, self._clock() + REMEMBER_GONE_SECONDS)
         self._on_change(changed.namespace)
         for follower in self._followers:
             follower(old, new)
 
-    def _gone_from(self, namespace: str) -> set[str]:
-        with self._lock:
-            return {uid for uid, (home, _) in self._gone.items() if home == namespace}
-
     def _forget_old(self) -> None:
+        # From the oldest on, in the order they went: to look through all at each departure would be quadratic.
         now = self._clock()
         while self._gone:
             uid = next(iter(self._gone))

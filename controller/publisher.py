@@ -18,12 +18,6 @@ NAME = "gpu-quota-usage"
 KEY = "usage.json"
 LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
 
-MIN_INTERVAL_SECONDS = 1.0
-"""Between two writes of one namespace's report, at least."""
-
-RETRY_SECONDS = 5.0
-"""After which a report that could not be written is tried again, at first."""
-
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The cause of a 403 where the namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
 
@@ -45,18 +39,13 @@ class Publisher:
     """
 
     def __init__(self, kube: Kube) -> None:
-        self.reconciler = Reconciler(
-            "publish",
-            self._reconcile,
-            failure="usage not published",
-            retry_seconds=RETRY_SECONDS,
-            min_interval=MIN_INTERVAL_SECONDS,
-        )
+        self.reconciler = Reconciler("publish", self._reconcile, failure="usage not published")
         self.published = Reflector(
             kube,
             "/api/v1/configmaps",
             _read_published,
             params={"fieldSelector": f"metadata.name={NAME}"},
+            # One that somebody edits or deletes is due too, and comes back.
             on_event=lambda old, new: self._add(new or old),
         )
         self._kube = kube
@@ -69,6 +58,7 @@ class Publisher:
         with self._lock:
             changed = namespace not in self._reports or self._reports[namespace] != use
             self._reports[namespace] = use
+        # Most settlements change nothing that people see.
         if changed:
             self.reconciler.queue.add(namespace)
 
@@ -99,6 +89,7 @@ class Publisher:
         try:
             upsert(self._kube, _collection(namespace), config_map)
         except ApiError as error:
+            # To try again would only fail until the namespace is gone; one made anew is told by its own event.
             if not is_without_home(error):
                 raise
             self._log.debug("no usage published: the namespace is gone or going", namespace=namespace)

@@ -26,11 +26,8 @@ from vcuda.requests.pod_request import read_request
 
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
-MIN_INTERVAL_SECONDS = 1.0
-"""Between two looks at one namespace's refused workloads, at least."""
-
-RETRY_SECONDS = 5.0
-"""After which a namespace with free quota and refused workloads is looked at again, and one whose look failed."""
+NEXT_LOOK_SECONDS = 5.0
+"""After which a namespace with free quota and refused workloads is looked at again."""
 
 CREATION_TIMEOUT_SECONDS = 8.0
 """How long a workload that may try again has to create its pods, before it is told so once more."""
@@ -255,14 +252,8 @@ class Retrier:
     def __init__(
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.reconciler = Reconciler(
-            "nudge",
-            self._reconcile,
-            failure="refused workloads not looked at",
-            retry_seconds=RETRY_SECONDS,
-            min_interval=MIN_INTERVAL_SECONDS,
-            clock=clock,
-        )
+        failure = "refused workloads not looked at"
+        self.reconciler = Reconciler("nudge", self._reconcile, failure=failure, clock=clock)
         self._kube = kube
         self._quota = quota
         self._nodes = nodes
@@ -289,7 +280,8 @@ class Retrier:
         for refused in chosen:
             if self._told.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
                 self._tell(refused)
-        return RETRY_SECONDS if chosen else None
+        # Their controllers take their time, and their pods change the ledger: what is left is for others then.
+        return NEXT_LOOK_SECONDS if chosen else None
 
     def _tell(self, refused: RefusedOwner) -> None:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -16,9 +16,6 @@ from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored, segment
 from vcuda.ledger.ledger import Ledger, NamespaceUse, ObservedPods, is_older, report, settle
 
-MIN_INTERVAL_SECONDS = 1.0
-"""Between two settlements of one namespace, at least."""
-
 MAX_ATTEMPTS = 5
 """How often one settlement is tried when the replicas write first."""
 
@@ -65,12 +62,7 @@ class Settler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reconciler = Reconciler(
-            "settle",
-            self._reconcile,
-            failure="not settled",
-            retry_seconds=RETRY_SECONDS,
-            min_interval=MIN_INTERVAL_SECONDS,
-            clock=clock,
+            "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
         self.pods = PodInformer(kube, nodes.keys, self.queue.add, clock)
@@ -103,7 +95,7 @@ class Settler:
             self.queue.add(namespace)
 
     def _differs(self, known: NamedLedger) -> bool:
-        view = self.pods.view(known.namespace, self._nodes.current())
+        view = self.pods.observed(known.namespace, self._nodes.current())
         try:
             ledger = known.read().ledger
         except UnreadableLedger:
@@ -177,11 +169,11 @@ class Settler:
     def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
         quota = self._quota.current()
         counted_since = quota.version if quota else ""
-        return settle(ledger, self._view(namespace, ledger), self._absent(namespace, ledger), counted_since)
+        return settle(ledger, self._observed(namespace, ledger), self._absent(namespace, ledger), counted_since)
 
-    def _view(self, namespace: str, ledger: Ledger) -> ObservedPods:
+    def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has."""
-        view = self.pods.view(namespace, self._nodes.current())
+        view = self.pods.observed(namespace, self._nodes.current())
         if not is_older(view.resource_version, ledger.pod_resource_version):
             return view
         # A webhook that counts pods may do so at a later version than a quiet watch has come to, and the API server

@@ -137,6 +137,7 @@ class StaleAllocationGc:
             self.reconcile,
             failure="stale allocations not looked at",
             retry_seconds=RETRY_SECONDS,
+            min_interval=0.0,
             key_name="object",
             clock=clock,
         )

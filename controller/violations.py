@@ -37,14 +37,8 @@ NOT_COUNTED_MESSAGE = (
     "one; it was created before the quota was enforced, so create it anew to have it counted"
 )
 
-MIN_INTERVAL_SECONDS = 1.0
-"""Between two looks at one namespace, at least; so between two evictions there, too."""
-
 REPORT_GRACE_SECONDS = 1.0
 """From a report to the look at it: a pod may be seen before the edit of the quota that let it in."""
-
-RETRY_SECONDS = 5.0
-"""After which a look that failed is tried again, at first."""
 
 EVICTION_TIMEOUT_SECONDS = 30.0
 """How long an eviction may take. The API server itself tries one that conflicts, as where the name is another pod's by
@@ -265,14 +259,7 @@ class ViolationWatcher:
         evictor: Evictor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.reconciler = Reconciler(
-            "audit",
-            self.reconcile,
-            failure="not audited",
-            retry_seconds=RETRY_SECONDS,
-            min_interval=MIN_INTERVAL_SECONDS,
-            clock=clock,
-        )
+        self.reconciler = Reconciler("audit", self.reconcile, failure="not audited", clock=clock)
         self._kube = kube
         self._quota = quota
         self._nodes = nodes
@@ -313,6 +300,7 @@ class ViolationWatcher:
             return None
         if limits.mode != Mode.AUDIT:
             self._tell(namespace, found)
+        # The next one at once, which the queue's interval keeps a second apart: each is judged without those before.
         return 0.0 if self._evict(namespace, ongoing) else self._period
 
     def _keep(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:

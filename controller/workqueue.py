@@ -19,6 +19,12 @@ from vcuda.errors import VcudaError
 from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import Backoff
 
+MIN_INTERVAL_SECONDS = 1.0
+"""Between two turns of one key, at least, where a loop has no other: events that come thick share one."""
+
+RETRY_SECONDS = 5.0
+"""After which a key whose look failed is tried again at first, where a loop has no other."""
+
 MAX_RETRY_SECONDS = 20.0
 """To this the delay between two tries of one key grows, where it does not begin above."""
 
@@ -110,17 +116,17 @@ class Reconciler:
         reconcile: Callable[[str], float | None],
         *,
         failure: str,
-        retry_seconds: float,
-        min_interval: float = 0.0,
+        retry_seconds: float | None = None,
+        min_interval: float | None = None,
         key_name: str = "namespace",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self.queue = WorkQueue(min_interval, clock)
+        self.queue = WorkQueue(MIN_INTERVAL_SECONDS if min_interval is None else min_interval, clock)
         self._reconcile = reconcile
         self._failure = failure
         self._key_name = key_name
-        self._retry_seconds = retry_seconds
+        self._retry_seconds = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._clock = clock
         self._backoffs: dict[str, Backoff] = {}
         self._last_turn_ended: float | None = None
@@ -137,6 +143,7 @@ class Reconciler:
         try:
             again = self._reconcile(key)
         except (VcudaError, *UNDECODABLE) as error:
+            # Anybody may write an object that cannot be decoded: that must not end the loop for all others.
             again = self._backoff(key).next()
             self._log.warning(self._failure, **{self._key_name: key}, error=str(error))
         else:

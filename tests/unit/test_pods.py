@@ -38,5 +38,5 @@ def test_a_view_counts_all_that_its_version_has_though_pods_come_while_it_is_mad
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[StoredPod]", Busy())
     [home] = watch.namespaces()
-    seen = watch.view(home, Nodes(LABELS))
+    seen = watch.observed(home, Nodes(LABELS))
     assert seen.committed["M40"].cores >= 100 * int(seen.resource_version)

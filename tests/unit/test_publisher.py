@@ -25,7 +25,7 @@ FORBIDDEN = ApiError(403, 'User "nobody" cannot create resource "configmaps" in 
 def publisher(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     """Return one that waits for nothing."""
     for seconds in ("MIN_INTERVAL_SECONDS", "RETRY_SECONDS"):
-        monkeypatch.setattr(f"controller.publisher.{seconds}", 0.0)
+        monkeypatch.setattr(f"controller.workqueue.{seconds}", 0.0)
     return Publisher(api.kube)
 
 
