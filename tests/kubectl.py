@@ -10,8 +10,8 @@ import subprocess
 
 import pytest
 
-FIRST_MINOR = 22
-"""The first whose kustomize has what the manifests are written with: components, labels, replacements."""
+FIRST_MINOR = 30
+"""That of the oldest Kubernetes that is supported: with an older kubectl nothing here is tried."""
 
 WHAT_TO_DO = (
     f"Install kubectl 1.{FIRST_MINOR} or later (https://kubernetes.io/docs/tasks/tools), or set KUBEBUILDER_ASSETS to "

@@ -210,6 +210,7 @@ class Victim(Generic[P]):
 
 @contextmanager
 def replicas(installation: Installation) -> Iterator[Sequence[Victim[WebhookProcess]]]:
+    """The installation's replicas as things to kill; a new one listens where the old one did."""
 
     def starter(first: WebhookProcess) -> Callable[[], WebhookProcess]:
         flags = (*installation.flags, "--bind", urlsplit(first.url).netloc)
@@ -271,7 +272,7 @@ def controllers(installation: Installation, count: int, *, storable: int) -> Ite
 
 CORES = "tencent.com/vcuda-core"
 PODS = "/api/v1/pods"
-PAUSE = 0.02
+LOOK_PAUSE = 0.02
 WATCH_SECONDS = 5.0
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 """What the client raises where the API server is away, or goes away within an answer."""
@@ -319,7 +320,7 @@ class Observer:
 
     def list(self, rest: Rest, stop: threading.Event) -> None:
         """LIST until told to stop. Without a resourceVersion that is a quorum read of one moment."""
-        while not stop.wait(PAUSE):
+        while not stop.wait(LOOK_PAUSE):
             try:
                 self.see(rest.get(PODS)["items"])
             except AWAY:
@@ -327,7 +328,7 @@ class Observer:
 
     def follow(self, rest: Rest, stop: threading.Event) -> None:
         """See the state after every single change, until told to stop; LIST anew where the watch ends or breaks."""
-        while not stop.wait(PAUSE):
+        while not stop.wait(LOOK_PAUSE):
             try:
                 for pods in states(rest, PODS, time.monotonic() + WATCH_SECONDS, {}):
                     self.see(pods)

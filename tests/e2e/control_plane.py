@@ -28,6 +28,9 @@ from tests.e2e.rest import write_kubeconfig
 from tests.processes import free_ports
 
 ADMIN = "admin"
+SIGNING_KEY, TOKENS, KUBECONFIG = "sa.key", "tokens.csv", "admin.kubeconfig"
+"""Files of a control plane: the key of ServiceAccount tokens, static tokens, and the admin's way in."""
+
 NO_ASSETS = (
     "KUBEBUILDER_ASSETS names no directory with etcd and kube-apiserver. Run `make e2e`, or set it with "
     "`export KUBEBUILDER_ASSETS=$(tests/e2e/build-control-plane)` or `$(setup-envtest use -p path)`."
@@ -119,16 +122,16 @@ def prepare(layout: Layout, settings: Settings) -> ControlPlane:
     """Write the files that the servers read, and describe the servers; nothing is started yet."""
     tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users)}
     layout.certs.mkdir(parents=True)
-    write_signing_key(layout.signing_key)
-    write_tokens(layout.token_file, tokens)
-    write_kubeconfig(layout.admin_kubeconfig, layout.server, layout.certificate("apiserver"), tokens[ADMIN])
+    write_signing_key(layout.directory / SIGNING_KEY)
+    write_tokens(layout.directory / TOKENS, tokens)
+    write_kubeconfig(layout.directory / KUBECONFIG, layout.server, layout.certificate("apiserver"), tokens[ADMIN])
     return ControlPlane(
         settings=settings,
         assets=layout.assets,
         directory=layout.directory,
         server=layout.server,
         ca_file=layout.certificate("apiserver"),
-        kubeconfig=layout.admin_kubeconfig,
+        kubeconfig=layout.directory / KUBECONFIG,
         tokens=tokens,
         minor=minor_version(layout.assets / "kube-apiserver"),
         etcd=etcd(layout, settings),
@@ -160,12 +163,12 @@ def apiserver(layout: Layout, settings: Settings, token: str) -> Component:
         f"--secure-port={layout.apiserver_port}",
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
-        f"--service-account-key-file={layout.signing_key}",
-        f"--service-account-signing-key-file={layout.signing_key}",
+        f"--service-account-key-file={layout.directory / SIGNING_KEY}",
+        f"--service-account-signing-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-issuer={issuer}",
         f"--api-audiences={issuer}",
         "--service-cluster-ip-range=10.0.0.0/24",
-        f"--token-auth-file={layout.token_file}",
+        f"--token-auth-file={layout.directory / TOKENS}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
         # A webhook that is a Service is called at its endpoints: there is no kube-proxy to take other calls there.
@@ -186,7 +189,7 @@ def controller_manager(layout: Layout, settings: Settings) -> Component | None:
     """All controllers but those that would judge our nodes by the kubelet they do not have."""
     flags = (
         "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
-        f"--service-account-private-key-file={layout.signing_key}",
+        f"--service-account-private-key-file={layout.directory / SIGNING_KEY}",
         f"--root-ca-file={layout.certificate('apiserver')}",
     )
     return client_of("kube-controller-manager", layout, settings, layout.manager_port, *flags)
@@ -197,7 +200,7 @@ def client_of(name: str, layout: Layout, settings: Settings, port: int, *flags: 
     if not layout.has(name):
         return None
     common = (
-        f"--kubeconfig={layout.admin_kubeconfig}",
+        f"--kubeconfig={layout.directory / KUBECONFIG}",
         "--leader-elect=false",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
@@ -249,18 +252,6 @@ class Layout:
     def certs(self) -> Path:
         """The directory in which each server writes its self-signed certificate."""
         return self.directory / "certs"
-
-    @property
-    def signing_key(self) -> Path:
-        return self.directory / "sa.key"
-
-    @property
-    def token_file(self) -> Path:
-        return self.directory / "tokens.csv"
-
-    @property
-    def admin_kubeconfig(self) -> Path:
-        return self.directory / "admin.kubeconfig"
 
     @property
     def server(self) -> str:

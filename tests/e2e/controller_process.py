@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from vcuda.ledger.ledger import Ledger, read_ledger
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
 LEASE = "vcuda-controller"
+USAGE = "gpu-quota-usage"
 
 STORABLE = 3
 """Seconds, in these tests, after which a pod that was admitted can no longer be stored."""
@@ -103,6 +105,18 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
 
 def committed(ledger: Ledger) -> dict[str, int]:
     return {model: charge.cores for model, charge in ledger.committed.items()}
+
+
+def await_published(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool] = bool) -> Json:
+    """The published usage of the namespace once it is as wanted."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    found = cluster.await_object(path, USAGE, lambda found: wanted(json.loads(found["data"]["usage.json"])))
+    report: Json = json.loads(found["data"]["usage.json"])
+    return report
+
+
+def await_unpublished(cluster: Cluster, namespace: str) -> None:
+    cluster.await_gone(f"/api/v1/namespaces/{namespace}/configmaps", USAGE)
 
 
 def pass_by(cluster: Cluster, namespace: str) -> None:

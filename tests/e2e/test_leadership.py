@@ -19,7 +19,10 @@ from tests.e2e.controller_process import (
     LEASE,
     LEASES,
     PROMPTLY,
+    USAGE,
     await_committed,
+    await_published,
+    await_unpublished,
     candidate,
     committed,
     controlling,
@@ -37,7 +40,6 @@ from vcuda.placement.affinity import NodeLabels
 
 pytestmark = pytest.mark.slow
 
-USAGE = "gpu-quota-usage"
 ENTRY = {"quota": {"M40": 4}}
 LEASE_SECONDS = 8
 AWAY = 10.0
@@ -163,10 +165,10 @@ def test_what_was_limited_while_nobody_led_is_not_any_more_is_cleared_away_by_th
     with installation.free_team() as strange, installation.free_team() as former:
         cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
         with controlling(installation) as leader, installation.quota.limited(**{former: ENTRY}):
-            cluster.await_object(f"/api/v1/namespaces/{former}/configmaps", USAGE, lambda _: True)
+            await_published(cluster, former)
             leader.kill()
         with controlling(installation):
-            cluster.await_gone(f"/api/v1/namespaces/{former}/configmaps", USAGE)
+            await_unpublished(cluster, former)
             assert cluster.rest.get(f"/api/v1/namespaces/{strange}/configmaps/{USAGE}")
 
 

@@ -10,13 +10,20 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, webhook
-from tests.e2e.controller_process import PROMPTLY, await_committed, await_enforced, await_ledger, await_ledger_gone
+from tests.e2e.controller_process import (
+    PROMPTLY,
+    await_committed,
+    await_enforced,
+    await_ledger,
+    await_ledger_gone,
+    await_published,
+    await_unpublished,
+)
 from tests.e2e.installation import Installation, ledger_path
 from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 
-USAGE = "gpu-quota-usage"
 M40 = {"quota": {"M40": 4}}
 
 
@@ -28,10 +35,6 @@ def team(led_team: Callable[[Json], str]) -> str:
 @pytest.fixture
 def gpu_node(create_node: Callable[..., str]) -> str:
     return create_node("gpu-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
-
-
-def await_usage(cluster: Cluster, namespace: str) -> None:
-    cluster.await_object(f"/api/v1/namespaces/{namespace}/configmaps", USAGE, lambda _: True)
 
 
 ENDS: dict[str, Callable[[Cluster, str, str], object]] = {
@@ -149,11 +152,11 @@ def test_a_quota_that_is_removed_takes_everything_with_it_and_may_come_back(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     cluster.create(card_pod("train", team))
-    await_usage(cluster, team)
+    await_published(cluster, team)
     installation.quota.lift(team)
     await_enforced(cluster, team, enforced=False)
     await_ledger_gone(cluster, team)
-    cluster.await_gone(f"/api/v1/namespaces/{team}/configmaps", USAGE)
+    await_unpublished(cluster, team)
     cluster.create(card_pod("unlimited", team, cards=3))  # nobody's business, and held to no model
 
     installation.quota.limit(**{team: {"quota": {"M40": 2}}})
@@ -208,14 +211,14 @@ def test_a_namespace_that_is_deleted_and_made_again_starts_with_all_its_quota(
     del labels["quota.vcuda.io/enforced"]
     cluster.create(card_pod("train", team, cards=4))
     await_committed(installation, team, M40=400)
-    await_usage(cluster, team)
+    await_published(cluster, team)
     cluster.delete_namespace(team)
     await_committed(installation, team, PROMPTLY)
     cluster.await_gone("/api/v1/namespaces", team)
 
     cluster.create_namespace(team, labels)
     await_enforced(cluster, team)
-    await_usage(cluster, team)
+    await_published(cluster, team)
     cluster.create(card_pod("train", team, cards=4))
     assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN
     await_committed(installation, team, M40=400)

@@ -17,7 +17,14 @@ import yaml
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import await_committed, await_enforced, limited_team
+from tests.e2e.controller_process import (
+    USAGE,
+    await_committed,
+    await_enforced,
+    await_published,
+    await_unpublished,
+    limited_team,
+)
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
 from tests.e2e.workloads import workload
@@ -25,7 +32,6 @@ from tests.integration.reviews import card_pod, gpu_pod
 from tests.integration.scripted import write_kubeconfig
 from tests.processes import ControllerProcess
 
-NAME = "gpu-quota-usage"
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 
@@ -38,18 +44,12 @@ def team(led_team: Callable[[Json], str]) -> str:
 FULL = "4 cards of 4 cards, 40960 of 40960 MiB"
 
 
-def published(config_map: Json) -> Json:
-    report: Json = json.loads(config_map["data"]["usage.json"])
-    return report
-
-
-def await_usage(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool]) -> Json:
-    path = f"/api/v1/namespaces/{namespace}/configmaps"
-    return published(cluster.await_object(path, NAME, lambda found: wanted(published(found))))
-
-
 def used(report: Json) -> dict[str, float]:
     return {model["model"]: model["used"] for model in report["models"]}
+
+
+def is_filled(report: Json) -> bool:
+    return used(report)["M40"] == 3.5 and not report["models"][0]["pending"]
 
 
 def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
@@ -63,39 +63,18 @@ def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     fill(cluster, installation, team)
-    report = await_usage(
-        cluster, team, lambda report: used(report)["M40"] == 3.5 and not report["models"][0]["pending"]
-    )
+    report = await_published(cluster, team, is_filled)
+    cards = ("model", "limit", "used", "pending", "available")
+    pods = [("two", 200, 20480), ("one", 100, 10240), ("half", 50, 2048)]
+    m40 = {"memory_limit": 40960, "memory_used": 2048 + 3 * 10240, "more_pods": 0}
+    p100: Json = {"memory_limit": None, "memory_used": None, "pods": [], "more_pods": 0}
+    shown = [dict(zip(("name", "cores", "memory"), each, strict=True)) for each in pods]
     assert report == {
         "namespace": team,
         "mode": "enforce",
         "models": [
-            {
-                "model": "M40",
-                "limit": 4.0,
-                "used": 3.5,
-                "pending": 0.0,
-                "available": 0.5,
-                "memory_limit": 40960,
-                "memory_used": 2048 + 3 * 10240,
-                "pods": [
-                    {"name": "two", "cores": 200, "memory": 20480},
-                    {"name": "one", "cores": 100, "memory": 10240},
-                    {"name": "half", "cores": 50, "memory": 2048},
-                ],
-                "more_pods": 0,
-            },
-            {
-                "model": "P100",
-                "limit": 2.5,
-                "used": 0.0,
-                "pending": 0.0,
-                "available": 2.5,
-                "memory_limit": None,
-                "memory_used": None,
-                "pods": [],
-                "more_pods": 0,
-            },
+            {**dict(zip(cards, ("M40", 4.0, 3.5, 0.0, 0.5), strict=True)), **m40, "pods": shown},
+            {**dict(zip(cards, ("P100", 2.5, 0.0, 0.0, 2.5), strict=True)), **p100},
         ],
         "unpinned": [],
         "more_unpinned": 0,
@@ -109,38 +88,33 @@ def test_the_usage_tells_what_was_admitted_and_is_not_yet_seen_stored(
     cluster.create(card_pod("train", team))
     await_committed(installation, team, M40=100)
     assert cluster.try_create(card_pod("train", team)).status == HTTPStatus.CONFLICT
-    report = await_usage(cluster, team, lambda report: report["models"][0]["pending"] == 1)
+    report = await_published(cluster, team, lambda report: report["models"][0]["pending"] == 1)
     assert used(report)["M40"] == 2
-    await_usage(cluster, team, lambda report: used(report)["M40"] == 1 and not report["models"][0]["pending"])
+    await_published(cluster, team, lambda report: used(report)["M40"] == 1 and not report["models"][0]["pending"])
 
 
 def test_the_gauges_tell_limit_usage_and_pending_in_hundredths_of_a_card(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str
 ) -> None:
     fill(cluster, installation, team)
-    await_usage(cluster, team, lambda report: used(report)["M40"] == 3.5 and not report["models"][0]["pending"])
-    gauges = {
-        (name, model): controller.metric(f"vcuda_quota_{name}_cores", namespace=team, model=model)
-        for name in ("limit", "used", "pending")
-        for model in ("M40", "P100")
-    }
-    assert gauges == {
-        ("limit", "M40"): 400,
-        ("used", "M40"): 350,
-        ("pending", "M40"): 0,
-        ("limit", "P100"): 250,
-        ("used", "P100"): 0,
-        ("pending", "P100"): 0,
-    }
+    await_published(cluster, team, is_filled)
+    wanted = {"M40": (400, 350, 0), "P100": (250, 0, 0)}
+    assert {
+        model: tuple(
+            controller.metric(f"vcuda_quota_{name}_cores", namespace=team, model=model)
+            for name in ("limit", "used", "pending")
+        )
+        for model in wanted
+    } == wanted
 
 
 def test_what_is_no_longer_limited_has_no_gauges_any_more(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str
 ) -> None:
-    await_usage(cluster, team, bool)
+    await_published(cluster, team)
     assert controller.metric("vcuda_quota_limit_cores", namespace=team) == 650
     installation.quota.lift(team)
-    cluster.await_gone(f"/api/v1/namespaces/{team}/configmaps", NAME)
+    await_unpublished(cluster, team)
     assert controller.samples("vcuda_quota_limit_cores", namespace=team) == []
 
 
@@ -156,7 +130,7 @@ def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their
         with installation.quota.limited(**{namespace: {"quota": {"M40": 4}}}):
             await_enforced(cluster, namespace)
             await_committed(installation, namespace, M40=100)
-            report = await_usage(cluster, namespace, lambda report: used(report) == {"M40": 1})
+            report = await_published(cluster, namespace, lambda report: used(report) == {"M40": 1})
             assert report["unpinned"] == ["waiting"]
             assert [pod["name"] for pod in report["models"][0]["pods"]] == ["bound"]
             assert controller.metric("vcuda_quota_unpinned_pods", namespace=namespace) == 1
@@ -174,7 +148,7 @@ def test_a_pod_that_is_held_to_no_model_follows_its_nodes(
         pod = card_pod("bound", namespace)
         cluster.create({**pod, "spec": {**pod["spec"], "nodeName": node}})
         with installation.quota.limited(**{namespace: {"quota": {"M40": 4}}}):
-            await_usage(cluster, namespace, lambda report: report["unpinned"] == ["bound"])
+            await_published(cluster, namespace, lambda report: report["unpinned"] == ["bound"])
             for model in ("M40", "P100"):
                 cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {MODEL: model}}})
                 await_committed(installation, namespace, **{model: 100})
@@ -190,9 +164,9 @@ def test_a_pod_that_is_held_to_no_model_follows_its_nodes(
 def test_a_report_that_somebody_changes_or_deletes_comes_back(
     cluster: Cluster, team: str, harm: Callable[..., object]
 ) -> None:
-    await_usage(cluster, team, bool)
-    harm(cluster.rest, f"/api/v1/namespaces/{team}/configmaps/{NAME}")
-    assert await_usage(cluster, team, bool)["namespace"] == team
+    await_published(cluster, team)
+    harm(cluster.rest, f"/api/v1/namespaces/{team}/configmaps/{USAGE}")
+    assert await_published(cluster, team)["namespace"] == team
 
 
 Plugin = Callable[..., subprocess.CompletedProcess[str]]
@@ -221,7 +195,7 @@ def test_the_plugin_shows_a_namespace_as_a_table(
     cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin
 ) -> None:
     fill(cluster, installation, team)
-    await_usage(cluster, team, lambda report: used(report)["M40"] == 3.5 and not report["models"][0]["pending"])
+    await_published(cluster, team, is_filled)
     shown = gpuquota("-n", team)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert [line.split() for line in shown.stdout.splitlines()] == [
@@ -235,7 +209,7 @@ def test_the_plugin_shows_a_namespace_as_a_table(
 def test_the_plugin_shows_the_same_for_programs(
     cluster: Cluster, team: str, gpuquota: Plugin, output: str, read: Callable[[str], object]
 ) -> None:
-    report = await_usage(cluster, team, bool)
+    report = await_published(cluster, team)
     shown = gpuquota("-n", team, "-o", output)
     assert shown.returncode == 0, shown.stderr
     assert read(shown.stdout) == [report]
@@ -246,7 +220,7 @@ def test_the_plugin_shows_all_namespaces(
 ) -> None:
     with limited_team(installation, ENTRY) as other:
         for namespace in (team, other):
-            await_usage(cluster, namespace, bool)
+            await_published(cluster, namespace)
         shown = gpuquota("-A", "-o", "json")
         assert {report["namespace"] for report in json.loads(shown.stdout)} == {team, other}
 

@@ -13,7 +13,7 @@ from controller.certificates import REASON
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.controller_process import await_enforced
+from tests.e2e.controller_process import await_enforced, await_published, await_unpublished
 from tests.e2e.installation import SYSTEM_NAMESPACE, QuotaConfigMap, ledger_path
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.rest import Json
@@ -30,7 +30,6 @@ from vcuda.requests.schemes import GPU_MANAGER
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
-USAGE = "gpu-quota-usage"
 EXTENDER_JOB = "vcuda-extender-certs-first"
 LOCK = "hami.io/mutex.lock"
 LONG_AGO = "2020-01-01T00:00:00Z"
@@ -50,7 +49,7 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
     await_enforced(cluster, namespace, enforced=False)
     collection, _, name = ledger_path(namespace).rpartition("/")
     cluster.await_gone(collection, name)
-    cluster.await_gone(f"/api/v1/namespaces/{namespace}/configmaps", USAGE)
+    await_unpublished(cluster, namespace)
     cluster.delete_namespace(namespace)
 
 
@@ -63,7 +62,7 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
         assert cluster.try_create(card_pod("train", namespace)).status == HTTPStatus.CONFLICT
         cluster.await_object(collection, name, pending)
         cluster.await_object(collection, name, lambda found: not pending(found))
-        cluster.await_object(f"/api/v1/namespaces/{namespace}/configmaps", USAGE, lambda _: True)
+        await_published(cluster, namespace)
         cluster.create(card_pod("second", namespace))
 
 
