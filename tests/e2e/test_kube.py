@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +17,7 @@ from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, Page
 
 
 def read(body: bytes) -> Json:
-    found: Json = json.loads(body)
+    found: Json = msgspec.json.decode(body)
     return found
 
 

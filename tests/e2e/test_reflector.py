@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +35,7 @@ Seen = tuple[Item | None, Item | None]
 
 
 def item(raw: bytes) -> Item:
-    found: Item = json.loads(raw)
+    found: Item = msgspec.json.decode(raw)
     return found
 
 
