@@ -16,33 +16,21 @@ from certs import report
 from certs.cluster import ClusterStore
 from certs.options import (
     cluster_options,
-    format_span,
     parse_life,
     parse_past,
     parse_span,
     parsed,
     policy_of,
+    span_option,
     store_of,
 )
 from certs.plan import shown
 from certs.rotation import DryRunStore, Rotation, SystemClock, explained
-from certs.steps import OVERLAP, RETENTION, Done, RotationPolicy, Step, StepRefused, Wait
+from certs.steps import OVERLAP, RETENTION, Done, End, RotationPolicy, Step, StepRefused, Wait
+from vcuda import x509
 from vcuda.cli import BAD_INPUT, HELP, aligned, fail, option
 from vcuda.errors import BadInput, VcudaError
 from vcuda.tls import File, present_files, serving_files, signing_files, write_files
-from vcuda.x509 import (
-    AUTHORITY_LIFE,
-    DEVELOPMENT,
-    LEAF_LIFE,
-    Address,
-    Names,
-    make_authority,
-    make_leaf,
-    parse_address,
-    parse_dns_name,
-    parse_label,
-    service_names,
-)
 
 NEEDS_A_PERSON = 1
 
@@ -68,20 +56,20 @@ def main() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to write; made if missing.",
 )
-@option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="A DNS name; repeatable.")
-@option("--ip", multiple=True, metavar="ADDRESS", type=parsed(parse_address), help="An IP address; repeatable.")
+@option("--dns", multiple=True, metavar="NAME", type=parsed(x509.parse_dns_name), help="A DNS name; repeatable.")
+@option("--ip", multiple=True, metavar="ADDRESS", type=parsed(x509.parse_address), help="An IP address; repeatable.")
 @option(
     "--service",
     metavar="NAME",
-    type=parsed(parse_label),
+    type=parsed(x509.parse_label),
     help="A Service: adds NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local.",
 )
-@option("--namespace", metavar="NS", type=parsed(parse_label), help="The namespace of --service.")
+@option("--namespace", metavar="NS", type=parsed(x509.parse_label), help="The namespace of --service.")
 @option(
     "--days",
-    type=click.IntRange(1, AUTHORITY_LIFE.days),
-    default=LEAF_LIFE.days,
-    help=f"Life of the serving certificate; its CA lives {AUTHORITY_LIFE.days} days.",
+    type=click.IntRange(1, x509.AUTHORITY_LIFE.days),
+    default=x509.LEAF_LIFE.days,
+    help=f"Life of the serving certificate; its CA lives {x509.AUTHORITY_LIFE.days} days.",
 )
 @option("--ca-key", is_flag=True, help="Write ca.key too; without it the key of the CA is thrown away.")
 @option("--force", is_flag=True, help="Replace the files that are there.")
@@ -90,7 +78,7 @@ def issue(
     *,
     directory: Path,
     dns: tuple[str, ...],
-    ip: tuple[Address, ...],
+    ip: tuple[x509.Address, ...],
     service: str | None,
     namespace: str | None,
     days: int,
@@ -121,8 +109,8 @@ def issue(
     if (present := present_files(directory)) and not force:
         raise click.UsageError(f"{directory} already holds {', '.join(present)}: --force replaces them.")
     now = datetime.now(UTC)
-    authority = make_authority(now)
-    leaf = make_leaf(authority, names, now, timedelta(days=days))
+    authority = x509.make_authority(now)
+    leaf = x509.make_leaf(authority, names, now, timedelta(days=days))
     files = serving_files(authority, leaf) + (signing_files(authority) if ca_key else ())
     try:
         write_files(directory, files)
@@ -133,17 +121,16 @@ def issue(
 
 
 def _chosen_names(
-    dns: tuple[str, ...], addresses: tuple[Address, ...], service: str | None, namespace: str | None
-) -> Names:
+    dns: tuple[str, ...], addresses: tuple[x509.Address, ...], service: str | None, namespace: str | None
+) -> x509.Names:
     """Every name asked for, the Service's first; those for development when none is."""
     if (service is None) != (namespace is None):
         raise click.UsageError("--service and --namespace are given together or not at all.")
-    named = service_names(service, namespace) if service and namespace else Names()
-    return named + Names(dns, addresses) or DEVELOPMENT
+    named = x509.service_names(service, namespace) if service and namespace else x509.Names()
+    return named + x509.Names(dns, addresses) or x509.DEVELOPMENT
 
 
-def _files_table(directory: Path, names: Names, files: Sequence[File]) -> str:
-    """One row a file; then the names the certificate is for."""
+def _files_table(directory: Path, names: x509.Names, files: Sequence[File]) -> str:
     rows = [("FILE", "HOLDS", "MODE", "EXPIRES")]
     for file in files:
         end = f"{file.expires:%Y-%m-%d %H:%M UTC}" if file.expires else "-"
@@ -151,8 +138,8 @@ def _files_table(directory: Path, names: Names, files: Sequence[File]) -> str:
     return "\n".join([*aligned(rows), "", f"Valid for {names}"])
 
 
-def _files_document(directory: Path, names: Names, files: Sequence[File]) -> str:
-    """The same as JSON; times as RFC 3339 in UTC, null for a key."""
+def _files_document(directory: Path, names: x509.Names, files: Sequence[File]) -> str:
+    # The same as JSON; times as RFC 3339 in UTC, null for a key.
     document = {
         "directory": str(directory),
         "dns": names.dns,
@@ -185,25 +172,19 @@ class StepLog:
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
 @cluster_options
-@option(
-    "--ca-life", metavar="SPAN", default=format_span(AUTHORITY_LIFE), type=parsed(parse_life), help="Life of a new CA."
-)
-@option(
-    "--leaf-life", metavar="SPAN", default=format_span(LEAF_LIFE), type=parsed(parse_life), help="Life of a new leaf."
-)
-@option(
+@span_option("--ca-life", x509.AUTHORITY_LIFE, parse_life, "Life of a new CA.")
+@span_option("--leaf-life", x509.LEAF_LIFE, parse_life, "Life of a new leaf.")
+@span_option(
     "--overlap",
-    metavar="SPAN",
-    default=format_span(OVERLAP),
-    type=parsed(parse_span),
-    help="How long every caBundle has a new CA before a leaf of it is served; the API servers follow meanwhile.",
+    OVERLAP,
+    parse_span,
+    "How long every caBundle has a new CA before a leaf of it is served; the API servers follow meanwhile.",
 )
-@option(
+@span_option(
     "--retention",
-    metavar="SPAN",
-    default=format_span(RETENTION),
-    type=parsed(parse_span),
-    help="How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
+    RETENTION,
+    parse_span,
+    "How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
 )
 @option(
     "--issued-before",
@@ -211,13 +192,7 @@ class StepLog:
     type=parsed(parse_past),
     help="Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
 )
-@option(
-    "--timeout",
-    default="5m",
-    metavar="SPAN",
-    type=parsed(parse_span),
-    help="How long to wait in all; then another run goes on.",
-)
+@span_option("--timeout", timedelta(minutes=5), parse_span, "How long to wait in all; then another run goes on.")
 @option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing.")
 @_OUTPUT
 def rotate(
@@ -299,9 +274,7 @@ def with_faults(run: Callable[[], int]) -> None:
         fail(explained(error), BAD_INPUT if isinstance(error, BadInput) else NEEDS_A_PERSON)
 
 
-def _rotate(
-    store: ClusterStore, policy: RotationPolicy, timeout: timedelta, log: StepLog, *, dry_run: bool
-) -> Done | StepRefused | Wait:
+def _rotate(store: ClusterStore, policy: RotationPolicy, timeout: timedelta, log: StepLog, *, dry_run: bool) -> End:
     clock = SystemClock()
     if not dry_run:
         return Rotation(store, policy, timeout, clock, log).run()
@@ -309,8 +282,7 @@ def _rotate(
     return Rotation(copy, policy, _LONG, copy, log, longest_sleep=_LONG.total_seconds()).run()
 
 
-def _finish(outcome: Done | StepRefused | Wait, log: StepLog, output: str) -> int:
-    """Say how it ended; return the exit status."""
+def _finish(outcome: End, log: StepLog, output: str) -> int:
     problems = outcome.problems if isinstance(outcome, StepRefused) else ()
     if output == "json":
         name = "Refused" if problems else type(outcome).__name__
@@ -321,7 +293,7 @@ def _finish(outcome: Done | StepRefused | Wait, log: StepLog, output: str) -> in
     return NEEDS_A_PERSON if problems else 0
 
 
-def _ending(outcome: Done | StepRefused | Wait) -> str:
+def _ending(outcome: End) -> str:
     match outcome:
         case Done():
             return f"Done: nothing is due until {shown(outcome.until)}" if outcome.until else "Nothing here is ours"
@@ -332,8 +304,7 @@ def _ending(outcome: Done | StepRefused | Wait) -> str:
             return f"Not yet: {outcome.reason}. {due}Run it again then; the CronJob does."
 
 
-def _described(decision: Step | Wait | Done | StepRefused) -> dict[str, str]:
-    """The parts of a decision that are words: what it is about, why, and until when."""
+def _described(decision: Step | End) -> dict[str, str]:
     fields = {name: getattr(decision, name, None) for name in ("configuration", "reason", "until")}
     texts = {name: shown(value) if isinstance(value, datetime) else value for name, value in fields.items()}
     return {name: text for name, text in texts.items() if text}

@@ -143,7 +143,7 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _unlabelled(self, configuration: Configuration) -> Configuration:
-        """One that calls the Service and is not known to be ours: it is never written."""
+        # One that calls the Service and is not known to be ours: it is never written.
         kind, name = configuration.kind.lower(), configuration.name
         label = " ".join(f"{key}={value}" for key, value in self.labels.items())
         text = f"{configuration} calls the Service and is without our label, so its caBundles are not looked after"
@@ -161,7 +161,6 @@ class ClusterStore:
             return None
 
     def _list(self, resource: str) -> tuple[list[Json], datetime | None]:
-        """Return the configurations, and the API server's time."""
         heard = self.kube.get_heard(f"{ADMISSION}/{resource}", timeout=REQUEST_TIMEOUT_SECONDS)
         return _decoded(heard.body).get("items") or [], heard.date
 
@@ -184,7 +183,6 @@ class ClusterStore:
         self.kube.post(self._secrets(), msgspec.json.encode(secret), timeout=REQUEST_TIMEOUT_SECONDS)
 
     def _write_bundles(self, write: WriteBundles) -> None:
-        """Set the caBundles and nothing else."""
         # A JSON Patch that replaces the version by the one that was read is refused once there is a later one.
         guard = {"op": "replace", "path": "/metadata/resourceVersion", "value": write.version}
         bundles = [
@@ -212,7 +210,7 @@ def _decoded(body: bytes) -> dict[str, Any]:
 
 
 def _clock_problem(date: datetime | None, now: datetime) -> tuple[Problem, ...]:
-    """A clock that went wrong would find good certificates expired, and make some that nobody accepts yet."""
+    # A clock that went wrong would find good certificates expired, and make some that nobody accepts yet.
     if date is None or abs(date - now) < BACKDATE:
         return ()
     text = f"the clock here says {now:%Y-%m-%d %H:%M:%S} UTC and the API server's {date:%Y-%m-%d %H:%M:%S} UTC"

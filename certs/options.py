@@ -108,6 +108,11 @@ def _span(text: str) -> timedelta:
         return timedelta.max
 
 
+def span_option(flag: str, default: timedelta, parse: Callable[[str], timedelta], help_text: str) -> Command:
+    """Return an option whose value is a time, such as 90d."""
+    return option(flag, metavar="SPAN", default=format_span(default), type=parsed(parse), help=help_text)
+
+
 _CLUSTER = (
     option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."),
     option(

@@ -83,16 +83,17 @@ def write_certificates(certificates: Certificates) -> bytes:
 def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     """Return the first certificate and its ECDSA key; ``name`` is that of the two files, as in ``tls``.
 
-    Raises Unusable, as well for anything after it that is no certificate: a server that reads the pair refuses it then.
+    Raises UnusablePair.
     """
     pair = _read_pair(certificate, key, name)
+    # OpenSSL, and so the webhook, refuses the pair for anything after the leaf that only begins as a certificate.
     if not _readable(certificate):
         raise UnusablePair(f"{name}.crt holds more than certificates")
     return pair
 
 
 def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return a pair that may sign leaves; raises Unusable. What is after the certificate keeps it from nothing."""
+    """Return a pair that may sign leaves; raises UnusablePair. What is after the certificate keeps it from nothing."""
     pair = _read_pair(certificate, key, name)
     if not is_authority(pair.certificate):
         raise UnusablePair(f"{name}.crt is not the certificate of a CA")
@@ -108,7 +109,6 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return the first certificate and its ECDSA key, whatever is around them; raises Unusable."""
     if not certificate or not key:
         missing = [file for file, text in ((f"{name}.crt", certificate), (f"{name}.key", key)) if not text]
         raise UnusablePair(f"{' and '.join(missing)} missing")
@@ -122,7 +122,7 @@ def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
 
 
 def _readable(text: bytes) -> bool:
-    """Whether all that begins as a certificate is one; words around them do no harm."""
+    # Whether all that begins as a certificate is one; words around them do no harm.
     try:
         return bool(x509.load_pem_x509_certificates(text)) and _BEGIN not in _BLOCK.sub(b"", text)
     except _UNREADABLE:
@@ -234,7 +234,7 @@ def format_seen_since(seen: SeenSince | None) -> str | None:
 
 
 def _seen_since(text: object) -> SeenSince | None:
-    """Read an annotation; one that was edited into nonsense counts for nothing."""
+    # Read an annotation; one that was edited into nonsense counts for nothing.
     since, _, fingerprint = str(text or "").partition(" ")
     try:
         return SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
@@ -250,7 +250,6 @@ def _authority(data: Mapping[str, bytes], name: str) -> tuple[Signed | None, str
 
 
 def _elsewhere(client: Json, refs: ObjectRefs) -> str:
-    """Where a webhook calls that is not ours; empty for ours."""
     if url := client.get("url"):
         return "" if _address(str(url)) in refs.addresses else str(url)
     service = _part(client, "service")
@@ -259,13 +258,12 @@ def _elsewhere(client: Json, refs: ObjectRefs) -> str:
 
 
 def _address(url: str) -> str:
-    """HOST:PORT of a URL."""
     authority = url.partition("://")[2].partition("/")[0]
     return authority if authority.rpartition(":")[2].isdigit() else f"{authority}:443"
 
 
 def _server(client: Json) -> str:
-    """The name that the API server wants in the leaf of a webhook that is ours."""
+    # The name that the API server wants in the leaf of a webhook that is ours.
     if url := client.get("url"):
         host = _address(str(url)).rpartition(":")[0].strip("[]")
         try:
@@ -286,7 +284,7 @@ def _bundle(text: object) -> tuple[Certificates, bool]:
 
 
 def _data(secret: Json) -> dict[str, bytes]:
-    """The Secret's data; the API server stores nothing there that is not base64."""
+    # The Secret's data; the API server stores nothing there that is not base64.
     return {name: base64.b64decode(text or "") for name, text in _part(secret, "data").items()}
 
 
@@ -295,7 +293,6 @@ def _version(item: Json) -> str:
 
 
 def _part(item: Json, *path: str) -> Json:
-    """The mapping at ``path``, empty where it is absent or null."""
     for name in path:
         item = item.get(name) or {}
     return item

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
+from certs import steps
 from certs.state import (
     Certificates,
     DialledEndpoint,
@@ -21,23 +22,7 @@ from certs.state import (
     trusts,
     unknown_cas,
 )
-from certs.steps import (
-    PROPAGATION,
-    Decision,
-    Done,
-    Forget,
-    IssueLeaf,
-    MakeAuthority,
-    NoteServed,
-    NoteTrusted,
-    Promote,
-    RotationPolicy,
-    SeenFor,
-    SetBundles,
-    StepRefused,
-    Wait,
-    settle,
-)
+from certs.steps import Decision, RotationPolicy, SeenFor
 from vcuda.x509 import Signed
 
 
@@ -150,9 +135,9 @@ _MOMENT = "the API servers are given a moment to read the caBundles"
 def plan(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
     """Return what comes next: of these, the first that applies. Their order is the order of the steps."""
     if state.problems:
-        return StepRefused(state.problems)
+        return steps.StepRefused(state.problems)
     if state.tool:
-        return Done(None)
+        return steps.Done(None)
     return (
         _authority(state, now, policy)
         or _bundles(state, now, policy, seen)
@@ -166,21 +151,20 @@ def plan(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> 
 
 
 def _authority(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    """(a) The next authority is made when the current one is of no use, or has less than its look-ahead left."""
+    # (a) The next authority is made when the current one is of no use, or has less than its look-ahead left.
     next_ca, current = state.authorities.next_ca, state.authorities.current
     if next_ca is None and current is None:
-        return MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
+        return steps.MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
     newest, which = (next_ca, "the next CA") if next_ca else (current, "the CA")
     reason = outdated(newest.certificate, now, policy) if newest else ""
-    return MakeAuthority(f"{which} {reason}") if reason else None
+    return steps.MakeAuthority(f"{which} {reason}") if reason else None
 
 
 def _bundles(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    """(b) Every caBundle has every authority of which a leaf may be served; (e) a retired one only while that is so.
-
-    Once nobody serves a leaf of theirs, retired ones are not put back where they are missing: else of two runs, of
-    which one has waited longer than the other, or was killed while it took them out, each would undo the other's work.
-    """
+    # (b) Every caBundle has every authority of which a leaf may be served; (e) a retired one only while that is so.
+    # Once nobody serves a leaf of theirs, retired ones are not put back where they are missing: else of two runs, of
+    # which one has waited longer than the other, or was killed while it took them out, each would undo the other's
+    # work.
     retired = frozenset((*state.authorities.retired, *unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
@@ -189,55 +173,54 @@ def _bundles(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor)
     for configuration in (one for one in state.configurations if not one.read_only):
         bundles = tuple(_bundle(hook.bundle, wanted, unwanted) for hook in configuration.hooks)
         if any(hook.faulty for hook in configuration.hooks) or bundles != configuration.bundles():
-            return SetBundles(str(configuration), bundles, reason)
+            return steps.SetBundles(str(configuration), bundles, reason)
     return None
 
 
 def _bundle(present: Certificates, wanted: Certificates, unwanted: frozenset[x509.Certificate]) -> Certificates:
-    """What is there, less the unwanted, and what is missing after it. Certificates that are not ours stay."""
+    # What is there, less the unwanted, and what is missing after it. Certificates that are not ours stay.
     kept = tuple(one for one in present if one not in unwanted)
     return (*kept, *(one for one in wanted if one not in kept))
 
 
 def _broken_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    """A serving Secret of no use is mended at once, by the current authority, which has had its overlap."""
+    # A serving Secret of no use is mended at once, by the current authority, which has had its overlap.
     reason = broken(state, now, policy)
     if not reason or not current_signs(state, now):
         return None
     if would_break(state, state.authorities.current, now):
-        return StepRefused(state.read_only())
-    return _settling(state, now, policy, seen.current) or IssueLeaf(reason)
+        return steps.StepRefused(state.read_only())
+    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(reason)
 
 
 def _takeover(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    """(c) The next authority takes over; until it may, whatever it waits for, a leaf in its look-ahead is renewed."""
+    # (c) The next authority takes over; until it may, whatever it waits for, a leaf in its look-ahead is renewed.
     decision = _promotion(state, now, policy, seen)
-    if isinstance(decision, Wait | StepRefused):
+    if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
     return decision
 
 
 def _promotion(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    """The next authority signs from when it has been trusted everywhere for the overlap."""
+    # The next authority signs from when it has been trusted everywhere for the overlap.
     if state.authorities.next_ca is None:
         return None
     if would_break(state, state.authorities.next_ca, now):
-        return StepRefused(state.read_only())
+        return steps.StepRefused(state.read_only())
     if reason := broken(state, now, policy):
-        return _settling(state, now, policy, seen.next_ca) or Promote(f"nothing is gained by waiting: {reason}")
+        return _settling(state, now, policy, seen.next_ca) or steps.Promote(f"nothing is gained by waiting: {reason}")
     if problem := _untrusting(state, policy):
-        return StepRefused((problem,))
+        return steps.StepRefused((problem,))
     since = noted_since(state, now, served=False)
     if since is None:
-        return NoteTrusted("every caBundle was read back and has the next CA")
+        return steps.NoteTrusted("every caBundle was read back and has the next CA")
     reason = "the API servers are given time to trust the next CA"
-    return _lasting(since, policy.overlap, seen.next_ca, now, reason) or Promote(
+    return _lasting(since, policy.overlap, seen.next_ca, now, reason) or steps.Promote(
         "every caBundle has had the next CA for the overlap"
     )
 
 
 def _untrusting(state: State, policy: RotationPolicy) -> Problem | None:
-    """Why nobody is known to trust the next authority."""
     if not policy.registered:
         return Problem(_UNREGISTERED, policy.commands.replace)
     if not any(state.hooks()):
@@ -246,20 +229,20 @@ def _untrusting(state: State, policy: RotationPolicy) -> Problem | None:
 
 
 def _ageing_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    """A leaf in its look-ahead is renewed by the current authority where that gains time, and none trusts it less."""
+    # A leaf in its look-ahead is renewed by the current authority where that gains time, and none trusts it less.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not in_look_ahead(leaf.certificate, now):
         return None
     trusted = signed_by(leaf.certificate, current.certificate) or not would_break(state, current, now)
     if not current_signs(state, now) or not trusted or current.expires <= leaf.expires:
         return None
-    return _settling(state, now, policy, seen.current) or IssueLeaf(
+    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(
         f"the leaf {outdated(leaf.certificate, now, policy)}"
     )
 
 
 def _due_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    """A leaf is renewed in time, and after a change of the authority; the one before is trusted all along."""
+    # A leaf is renewed in time, and after a change of the authority; the one before is trusted all along.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None:
         return None
@@ -267,79 +250,78 @@ def _due_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor
     reason = "is of the CA before" if of_another else outdated(leaf.certificate, now, policy)
     if not reason:
         return None
-    return _settling(state, now, policy, seen.current) or IssueLeaf(f"the leaf {reason}")
+    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(f"the leaf {reason}")
 
 
 def _propagation(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    """(d) Every ready endpoint is dialled, and shows the leaf that is in the Secret."""
+    # (d) Every ready endpoint is dialled, and shows the leaf that is in the Secret.
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
     return _lag([f"{one.address}: {one.fault or 'an earlier leaf'}" for one in lagging], state, now, policy)
 
 
 def _retirement(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    """(e) A retired authority, which `_bundles` has just found in no caBundle any more, is forgotten."""
+    # (e) A retired authority, which `_bundles` has just found in no caBundle any more, is forgotten.
     retired = state.authorities.retired
     if not retired and not unknown_cas(state):
         return None
     if waiting := _unserved(state, now, policy) or _retained(state, now, policy, seen):
         return waiting
     held = any(one in hook.bundle for hook in state.hooks() for one in retired)
-    return Forget("no caBundle has the retired CA any more") if retired and not held else None
+    return steps.Forget("no caBundle has the retired CA any more") if retired and not held else None
 
 
 def _unserved(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    """What has to happen before every endpoint is known to serve a leaf of the current authority; None where it is."""
+    # What has to happen before every endpoint is known to serve a leaf of the current authority; None where it is.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not signed_by(leaf.certificate, current.certificate):
-        return Wait("there is no leaf of the current CA yet")
+        return steps.Wait("there is no leaf of the current CA yet")
     if not state.ready():
         text = "no endpoint is ready, so none has shown the new leaf, and the old CA stays trusted"
-        return StepRefused((Problem(text, policy.commands.endpoints),))
+        return steps.StepRefused((Problem(text, policy.commands.endpoints),))
     if not served_everywhere(state, now):
         return _lag([f"{one.address}: not a leaf of the current CA" for one in others(state, now)], state, now, policy)
     if noted_since(state, now, served=True) is None:
-        return NoteServed("every endpoint was dialled and shows a leaf of the current CA")
+        return steps.NoteServed("every endpoint was dialled and shows a leaf of the current CA")
     return None
 
 
-def _retained(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Wait | None:
-    """Wait until every endpoint has served a leaf of the current authority for the retention."""
+def _retained(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> steps.Wait | None:
     since = noted_since(state, now, served=True) or now
     return _lasting(since, policy.retention, seen.served, now, "the retired CA stays trusted for its retention")
 
 
 def _lag(told: list[str], state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    """Wait for endpoints that do not show the new leaf; one that takes longer than kubelet may is a person's to see."""
+    # Wait for endpoints that do not show the new leaf; one that takes longer than kubelet may is a person's to see.
     if not told or state.serving.leaf is None:
         return None
     made = issued(state.serving.leaf.certificate)
-    if now - made < PROPAGATION:
-        return Wait(f"not every endpoint serves the new leaf yet ({'; '.join(told)})")
+    if now - made < steps.PROPAGATION:
+        return steps.Wait(f"not every endpoint serves the new leaf yet ({'; '.join(told)})")
     text = f"not every endpoint serves the leaf of {shown(made)} ({'; '.join(told)})"
-    return StepRefused((Problem(text, policy.commands.restart),))
+    return steps.StepRefused((Problem(text, policy.commands.restart),))
 
 
-def _settling(state: State, now: datetime, policy: RotationPolicy, seen: timedelta) -> Wait | None:
-    """A moment for the API servers, in case this run, or a person, has only just changed a caBundle."""
-    left = settle(policy.overlap) - seen
-    return Wait(_MOMENT, now + left) if left > timedelta() and may_work(state, now) else None
+def _settling(state: State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
+    # A moment for the API servers, in case this run, or a person, has only just changed a caBundle.
+    left = steps.settle(policy.overlap) - seen
+    return steps.Wait(_MOMENT, now + left) if left > timedelta() and may_work(state, now) else None
 
 
-def _lasting(since: datetime, span: timedelta, seen: timedelta, now: datetime, reason: str) -> Wait | None:
-    """Wait for ``span`` from ``since`` by the wall clock, and until this run has seen it for a moment by itself."""
-    until = max(since + span, now + settle(span) - seen)
-    return Wait(reason, until) if until > now else None
+def _lasting(since: datetime, span: timedelta, seen: timedelta, now: datetime, reason: str) -> steps.Wait | None:
+    # Wait for span from since by the wall clock, and until this run has seen it for a moment by itself.
+    until = max(since + span, now + steps.settle(span) - seen)
+    return steps.Wait(reason, until) if until > now else None
 
 
 def _elsewhere(state: State) -> str:
     return f" ({'; '.join(state.left_alone)})" if state.left_alone else ""
 
 
-def _end(state: State, now: datetime, policy: RotationPolicy) -> Done | StepRefused:
-    """All is done, but for what a person has to unlock, and for who should call and answer."""
+def _end(state: State, now: datetime, policy: RotationPolicy) -> steps.Done | steps.StepRefused:
+    # All is done, but for what a person has to unlock, and for who should call and answer.
     problems = (*idle(state, now, policy), *state.read_only())
-    return StepRefused(problems) if problems else Done(_next_due(state))
+    return steps.StepRefused(problems) if problems else steps.Done(_next_due(state))
 
 
 def idle(state: State, now: datetime, policy: RotationPolicy) -> tuple[Problem, ...]:
@@ -348,7 +330,7 @@ def idle(state: State, now: datetime, policy: RotationPolicy) -> tuple[Problem, 
     A fresh leaf may be the first one, for which the webhook waits before it starts: it is given time.
     """
     leaf = state.serving.leaf
-    if leaf and now - issued(leaf.certificate) < PROPAGATION:
+    if leaf and now - issued(leaf.certificate) < steps.PROPAGATION:
         return ()
     uncalled = Problem(f"{_UNCALLED}{_elsewhere(state)}", policy.commands.register)
     unanswered = Problem("no endpoint is ready, so no call is answered", policy.commands.endpoints)
@@ -357,6 +339,5 @@ def idle(state: State, now: datetime, policy: RotationPolicy) -> tuple[Problem, 
 
 
 def _next_due(state: State) -> datetime | None:
-    """When the first certificate enters its look-ahead."""
     ours = [one.certificate for one in (state.serving.leaf, state.authorities.current) if one]
     return min((one.not_valid_after_utc - (one.not_valid_after_utc - issued(one)) / 3 for one in ours), default=None)

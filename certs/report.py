@@ -85,13 +85,13 @@ def report_on(state: State, refs: ObjectRefs, now: datetime, policy: RotationPol
 
 
 def _failing(calls: Iterable[Call], command: str) -> tuple[Problem, ...]:
-    """What does not work though no rotation has anything to do."""
+    # What does not work though no rotation has anything to do.
     texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in calls})
     return tuple(Problem(text, command) for text in texts)
 
 
 def _undone(calls: Iterable[Call], late: str, command: str) -> tuple[Problem, ...]:
-    """What a rotation would mend, and should have mended before."""
+    # What a rotation would mend, and should have mended before.
     texts = [*sorted({call.fault for call in calls}), *filter(None, [late])]
     return tuple(Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts)
 
@@ -157,7 +157,7 @@ def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, no
 
 
 def _short(certificate: x509.Certificate) -> str:
-    """Name a certificate so that two are told apart: its subject, and the start of its fingerprint."""
+    # Name a certificate so that two are told apart: its subject, and the start of its fingerprint.
     try:
         common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
     except ValueError:
@@ -184,7 +184,6 @@ def _call(hook: Hook, endpoint: DialledEndpoint, now: datetime) -> Call:
 
 
 def _fault(hook: Hook, leaf: x509.Certificate | None, now: datetime) -> str:
-    """Why the API server does not accept ``leaf`` for this webhook, as far as is known; empty where it does."""
     if leaf and leaf.not_valid_after_utc <= now:
         return "the leaf that is served has expired"
     if leaf and hook.server and not is_for(leaf, hook.server):
@@ -197,7 +196,7 @@ def _answer(call: Call) -> str:
 
 
 def _late(state: State, now: datetime, policy: RotationPolicy) -> str:
-    """What a daily rotation would have mended before: a broken leaf, or under a quarter of a life left."""
+    # What a daily rotation would have mended before: a broken leaf, or under a quarter of a life left.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
         return broken(state, now, policy)

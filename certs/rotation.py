@@ -8,21 +8,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from certs import steps
 from certs.plan import plan, published, served_everywhere
 from certs.state import Problem, State, fingerprint
-from certs.steps import (
-    Decision,
-    Done,
-    RotationPolicy,
-    SeenFor,
-    SetBundles,
-    Step,
-    StepRefused,
-    Wait,
-    Write,
-    after,
-    write_of,
-)
 from vcuda.errors import ApiError, Conflict, Forbidden, Unavailable, VcudaError
 
 POLL_SECONDS = 2.0
@@ -40,7 +28,7 @@ class RotationStore(Protocol):
     def read(self, now: Callable[[], datetime]) -> State:
         """Return everything as it is now."""
 
-    def write(self, write: Write) -> None:
+    def write(self, write: steps.Write) -> None:
         """Make one write; Conflict where the object is not as it was read. Raises VcudaError."""
 
 
@@ -86,9 +74,9 @@ class DryRunStore:
         del now
         return self._state
 
-    def write(self, write: Write) -> None:
+    def write(self, write: steps.Write) -> None:
         """Change the copy."""
-        self._state = after(self._state, write)
+        self._state = steps.after(self._state, write)
 
     def now(self) -> datetime:
         """Return the time that it would be."""
@@ -126,7 +114,7 @@ class Observations:
         found = ((one, self.forbidden.get(str(one))) for one in state.configurations)
         return replace(state, configurations=tuple(replace(one, read_only=why) if why else one for one, why in found))
 
-    def observe(self, state: State, now: datetime, monotonic: float) -> SeenFor:
+    def observe(self, state: State, now: datetime, monotonic: float) -> steps.SeenFor:
         """Take note of what holds in ``state``, and return for how long that has been so."""
         signing = {"next": state.authorities.next_ca, "current": state.authorities.current}
         names = {slot: fingerprint(one.certificate) for slot, one in signing.items() if one}
@@ -134,7 +122,7 @@ class Observations:
         if served_everywhere(state, now) and "current" in names:
             holding.add(f"served {names['current']}")
         self._since = {name: self._since.get(name, monotonic) for name in holding}
-        return SeenFor(
+        return steps.SeenFor(
             next_ca=self._held(names.get("next"), monotonic),
             current=self._held(names.get("current"), monotonic),
             served=self._held(f"served {names.get('current')}", monotonic),
@@ -149,30 +137,30 @@ class Rotation:
     """A run that may wait for ``budget`` in all. ``told`` hears of each step before, of each wait once."""
 
     store: RotationStore
-    policy: RotationPolicy
+    policy: steps.RotationPolicy
     budget: timedelta
     clock: Clock
-    told: Callable[[Step | Wait], None]
+    told: Callable[[steps.Step | steps.Wait], None]
     longest_sleep: float = POLL_SECONDS
 
-    def run(self) -> Done | StepRefused | Wait:
+    def run(self) -> steps.End:
         """Go on until all is done, a person is needed, or the next thing to wait for is beyond the budget.
 
         Raises VcudaError.
         """
         deadline = self.clock.monotonic() + self.budget.total_seconds()
-        observations, faults, steps, last = Observations(), 0, 0, ""
-        while steps < MAX_STEPS:
+        observations, faults, taken, last = Observations(), 0, 0, ""
+        while taken < MAX_STEPS:
             try:
                 decision, state = self._decide(observations)
-                if isinstance(decision, Done | StepRefused):
+                if isinstance(decision, steps.Done | steps.StepRefused):
                     return _ended(decision, state)
-                if isinstance(decision, Wait):
+                if isinstance(decision, steps.Wait):
                     last = self._announce(decision, last)
                     if not self._wait(decision, deadline):
                         return _ended(decision, state)
                 else:
-                    steps += 1
+                    taken += 1
                     self._take(decision, state, observations)
                 faults = 0
             except (Conflict, Unavailable):
@@ -181,34 +169,33 @@ class Rotation:
                     raise
                 self.clock.sleep(min(faults * 0.2, 2.0))
         text = f"after {MAX_STEPS} steps there is still something to do, so something else undoes them"
-        return StepRefused((Problem(text, self.policy.commands.rehearse),))
+        return steps.StepRefused((Problem(text, self.policy.commands.rehearse),))
 
-    def _decide(self, observations: Observations) -> tuple[Decision, State]:
+    def _decide(self, observations: Observations) -> tuple[steps.Decision, State]:
         state = observations.with_read_only(self.store.read(self.clock.now))
         now = self.clock.now()
         seen = observations.observe(state, now, self.clock.monotonic())
         return plan(state, now, self.policy, seen), state
 
-    def _take(self, step: Step, state: State, observations: Observations) -> None:
-        """Make the step's write. A configuration that may not be written does not keep the others from their steps."""
+    def _take(self, step: steps.Step, state: State, observations: Observations) -> None:
+        # Make the step's write. A configuration that may not be written does not keep the others from their steps.
         self.told(step)
         try:
-            self.store.write(write_of(step, state, self.clock.now(), self.policy))
+            self.store.write(steps.write_of(step, state, self.clock.now(), self.policy))
         except Forbidden as error:
-            if not isinstance(step, SetBundles):
+            if not isinstance(step, steps.SetBundles):
                 raise
             problem = Problem(
                 f"{step.configuration} may not be written: {explained(error)}", self.policy.commands.allow
             )
             observations.forbidden[step.configuration] = problem
 
-    def _announce(self, decision: Wait, last: str) -> str:
+    def _announce(self, decision: steps.Wait, last: str) -> str:
         if decision.reason != last:
             self.told(decision)
         return decision.reason
 
-    def _wait(self, decision: Wait, deadline: float) -> bool:
-        """Sleep until the state is worth another look; False where that is after the deadline."""
+    def _wait(self, decision: steps.Wait, deadline: float) -> bool:
         left = deadline - self.clock.monotonic()
         due = max(0.0, (decision.until - self.clock.now()).total_seconds()) if decision.until else POLL_SECONDS
         if due > left:
@@ -217,12 +204,12 @@ class Rotation:
         return True
 
 
-def _ended(decision: Done | StepRefused | Wait, state: State) -> Done | StepRefused | Wait:
-    """How the run ends: whatever else it has come to, what it could not write is a person's to see."""
+def _ended(decision: steps.End, state: State) -> steps.End:
+    # How the run ends: whatever else it has come to, what it could not write is a person's to see.
     if not state.read_only():
         return decision
-    others = decision.problems if isinstance(decision, StepRefused) else ()
-    return StepRefused(tuple(dict.fromkeys((*others, *state.read_only()))))
+    others = decision.problems if isinstance(decision, steps.StepRefused) else ()
+    return steps.StepRefused(tuple(dict.fromkeys((*others, *state.read_only()))))
 
 
 def explained(error: VcudaError) -> str:

@@ -140,7 +140,10 @@ class Done:
     until: datetime | None
 
 
-Decision = Step | Wait | StepRefused | Done
+End = Wait | StepRefused | Done
+"""How a run ends; a wait where the next thing is beyond its budget."""
+
+Decision = Step | End
 
 
 def settle(span: timedelta) -> timedelta:

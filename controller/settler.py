@@ -178,7 +178,7 @@ class Settler:
             return view
         # A webhook that counts pods may do so at a later version than a quiet watch has come to, and the API server
         # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
-        newest = self._store.look(namespace)
+        newest = self._store.count_pods(namespace)
         return msgspec.structs.replace(newest, seen={*newest.seen, *view.seen})
 
     def _drop_ledger(self, namespace: str, stored: Stored, version: str) -> None:

@@ -100,7 +100,6 @@ class ServingCertificate:
         _log.info("serving certificate reloaded", expiry=loaded.expiry)
 
     def _refuse(self, content: _Content, fault: str) -> None:
-        """Count and log a bad pair, unless it is the one that was there before."""
         if content != self._refused:
             self._refused = content
             self.reload_failures += 1
@@ -114,7 +113,6 @@ def watch(serving: ServingCertificate, stop: threading.Event, interval: float = 
 
 
 def _load(directory: Path) -> _Served:
-    """Build a context from the pair; raises BadInput that says which file is wrong and how to make a good one."""
     certificate, key = directory / LEAF_CERTIFICATE, directory / LEAF_KEY
     public_key, expiry = _read_leaf(certificate)
     if _read_public_key(key) != public_key:
@@ -131,10 +129,6 @@ def _load(directory: Path) -> _Served:
 
 
 def _read_leaf(path: Path) -> tuple[bytes, float]:
-    """Return the public key and the end (Unix seconds) of the first certificate, the one OpenSSL serves.
-
-    Raises BadInput.
-    """
     try:
         leaf = x509.load_pem_x509_certificates(path.read_bytes())[0]
         return _der(leaf.public_key()), leaf.not_valid_after_utc.timestamp()
@@ -145,7 +139,6 @@ def _read_leaf(path: Path) -> tuple[bytes, float]:
 
 
 def _read_public_key(path: Path) -> bytes:
-    """Return the public half of the private key in the file; raises BadInput."""
     try:
         return _der(load_pem_private_key(path.read_bytes(), password=None).public_key())
     except OSError as error:
@@ -166,12 +159,11 @@ def _bad(path: Path, fault: str) -> BadInput:
 
 
 def _fingerprint(directory: Path) -> _Content:
-    """What tells one content of both files from another, without keeping the key."""
+    # What tells one content of both files from another, without keeping the key.
     return _digest(directory / LEAF_CERTIFICATE), _digest(directory / LEAF_KEY)
 
 
 def _digest(path: Path) -> str:
-    """The SHA-256 of the file in hex, or why it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -284,7 +276,7 @@ def _create(path: Path, file: File) -> None:
 
 
 def _link(path: Path, target: str, scratch: Path) -> None:
-    """Make ``path`` a link to ``target`` in one step, whatever file was there; ``scratch`` is a directory of ours."""
+    # Make path a link to target in one step, whatever file was there; scratch is a directory of ours.
     if _link_target(path) != target:
         link = scratch / "..link"
         link.symlink_to(target)
@@ -296,7 +288,6 @@ def _link_target(path: Path) -> str | None:
 
 
 def _remove_old(directory: Path, current: str, kept: set[str]) -> None:
-    """Remove every other set that was made here, and the links to files that no longer exist."""
     for name in set(present_files(directory)) - kept:
         if _link_target(directory / name) == f"{_DATA}/{name}":
             (directory / name).unlink()
@@ -307,6 +298,6 @@ def _remove_old(directory: Path, current: str, kept: set[str]) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Make the names in ``directory`` survive a loss of power."""
+    # Make the names in directory survive a loss of power.
     with _opened(directory) as descriptor:
         os.fsync(descriptor)

@@ -196,7 +196,6 @@ def _is_our_name(name: x509.Name) -> bool:
 def _builder(
     subject: x509.Name, key: ec.EllipticCurvePrivateKey, serial: int, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:
-    """What both kinds share: subject, key and its identifier, serial, validity."""
     if now.tzinfo is None:
         raise ValueError("the time of issue needs a time zone")
     if end <= now:
@@ -213,12 +212,12 @@ def _builder(
 
 
 def _random_serial() -> int:
-    """Return a serial of 128 random bits; RFC 5280 section 4.1.2.2 wants it positive and at most 20 octets."""
+    # Return a serial of 128 random bits; RFC 5280 section 4.1.2.2 wants it positive and at most 20 octets.
     return secrets.randbelow(2**_SERIAL_BITS - 1) + 1
 
 
 def _to_seconds(moment: datetime) -> datetime:
-    """The same moment in UTC without microseconds, which a certificate cannot hold."""
+    # The same moment in UTC without microseconds, which a certificate cannot hold.
     return moment.astimezone(UTC).replace(microsecond=0)
 
 
@@ -229,7 +228,7 @@ def _name(common: str) -> x509.Name:
 def _key_usage(
     *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
 ) -> x509.KeyUsage:
-    """Build the extension with these bits alone: an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3."""
+    # Build the extension with these bits alone: an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
     return x509.KeyUsage(
         digital_signature=digital_signature,
         key_cert_sign=key_cert_sign,
@@ -248,6 +247,6 @@ def _alternative_names(names: Names) -> x509.SubjectAlternativeName:
 
 
 def _issuer_identifier(authority: Signed) -> x509.AuthorityKeyIdentifier:
-    """Point at the authority's own subject key identifier, as RFC 5280 section 4.2.1.1 asks."""
+    # Point at the authority's own subject key identifier, as RFC 5280 section 4.2.1.1 asks.
     subject = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(subject.value)

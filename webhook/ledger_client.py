@@ -274,7 +274,7 @@ class NamespaceLedger:
         # One that was last counted before the quota was edited may miss pods: those that were stored while the
         # namespace was not limited, and no leader was there to drop the ledger.
         if any(is_older(ledger.pod_resource_version, call.item.counted_since) for call in calls):
-            observed = await self._in_thread(self._store.look, READ_TIMEOUT_SECONDS)
+            observed = await self._in_thread(self._store.count_pods, READ_TIMEOUT_SECONDS)
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 

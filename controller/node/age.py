@@ -9,8 +9,8 @@ import msgspec
 
 from controller.node.names import Keep, KeepReason
 
+# So many names are remembered at once; what is more waits until some of them are done.
 MAX_TRACKED = 100_000
-"""So many names are remembered at once; what is more waits until some of them are done."""
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
 _MOST_DOUBLINGS = 6

@@ -1,4 +1,4 @@
-"""The loop: a sweep whenever a pod has gone, and every period."""
+"""What a sweep tells, how that is shown and counted, and the loop: a sweep each period, or when a pod has gone."""
 
 from __future__ import annotations
 
@@ -15,20 +15,37 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client import Counter as PromCounter
 
 from controller.node.fs import OutOfTime
-from controller.node.names import EXPECTED, TRASH, Keep, KeepReason
+from controller.node.names import TRASH, Keep, KeepReason
 from vcuda.cli import aligned
+
+# After a sweep the next that an event brings is so long away: a thousand pods that end together make no storm.
+MIN_INTERVAL_SECONDS = 5.0
+
+# After so many periods in which no sweep has ended the agent is not healthy.
+MAX_MISSED_PERIODS = 5
+
+# So many things that stay are logged by name; of further ones only the metric tells.
+MAX_TOLD = 1000
 
 
 class Action(StrEnum):
-    """What was done."""
+    """What was done, and ``why`` as a clause."""
 
-    KEPT = "kept"
-    MOVED = "moved"
-    DELETED = "deleted"
-    RESTORED = "restored"
-    WOULD_MOVE = "would move"
-    WOULD_DELETE = "would delete"
-    WOULD_RESTORE = "would restore"
+    why: str
+
+    def __new__(cls, value: str, why: str) -> Action:
+        """Make a member; its text is what people read."""
+        member = str.__new__(cls, value)
+        member._value_, member.why = value, why
+        return member
+
+    KEPT = "kept", ""
+    MOVED = "moved", "its pod is gone"
+    DELETED = "deleted", "its time in the trash is over"
+    RESTORED = "restored", "its pod exists, or its move was interrupted"
+    WOULD_MOVE = "would move", MOVED[1]
+    WOULD_DELETE = "would delete", DELETED[1]
+    WOULD_RESTORE = "would restore", RESTORED[1]
 
 
 class DirectoryOutcome(msgspec.Struct, frozen=True):
@@ -45,21 +62,151 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
     @property
     def why(self) -> str:
         """The reason as a clause."""
-        return str(self.keep) if self.keep else _BECAUSE[self.verdict]
+        return str(self.keep) if self.keep else self.verdict.why
 
 
 Report = Callable[[DirectoryOutcome], None]
 """Told of everything in the root and in the trash, once a sweep."""
 
 
-MIN_INTERVAL_SECONDS = 5.0
-"""Seconds between the end of a sweep and the next that an event brings: a thousand pods that end make no storm."""
+def shown(text: str) -> str:
+    """Return a name that came from a disk as plain text: what a terminal might obey, or JSON not hold, is escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
-MAX_MISSED_PERIODS = 5
-"""Periods without the end of a sweep after which the agent is not healthy."""
+
+def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
+    """Return one line for each directory: its name, the verdict, and why."""
+    rows = [(shown(outcome.path), outcome.verdict.value, shown(outcome.why)) for outcome in outcomes]
+    return "\n".join(aligned([("DIRECTORY", "VERDICT", "WHY"), *sorted(rows)]))
+
+
+def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
+    """Return a JSON array of objects with directory, verdict, reason (of what is kept), why, and freedBytes."""
+    rows = [
+        {
+            "directory": shown(outcome.path),
+            "verdict": outcome.verdict.value,
+            "reason": outcome.keep.reason.value if outcome.keep else None,
+            "why": shown(outcome.why),
+            "freedBytes": outcome.freed,
+        }
+        for outcome in sorted(outcomes, key=lambda each: each.path)
+    ]
+    return msgspec.json.encode(rows)
+
+
+_NO_DIRECTORIES = frozenset({KeepReason.FOREIGN, KeepReason.LINK, KeepReason.NOT_A_DIRECTORY})
+
+
+class Tally:
+    """Counts the outcomes of one sweep: directories of pods, what is in the trash, what was kept by reason."""
+
+    def __init__(self) -> None:
+        self.present = 0
+        self.trash = 0
+        self.kept: Counter[KeepReason] = Counter()
+
+    def add(self, outcome: DirectoryOutcome) -> None:
+        """Count one."""
+        if outcome.path.startswith(f"{TRASH}/"):
+            self.trash += outcome.verdict is Action.KEPT
+        elif outcome.verdict is not Action.KEPT:
+            self.present += outcome.verdict is Action.WOULD_MOVE
+        elif outcome.keep is not None:
+            self.kept[outcome.keep.reason] += 1
+            self.present += outcome.keep.reason not in _NO_DIRECTORIES
+
+
+class SweepMetrics:
+    """Figures of the sweeps. Gauges are those of the last one that ended; all but ``trash`` are of the root alone."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in the root.", registry=registry)
+        self._kept = Gauge(
+            "vcuda_vm_directories_kept", "What stayed in the root, by reason.", ["reason"], registry=registry
+        )
+        self._trash = Gauge("vcuda_vm_trash_directories", "Directories in the trash.", registry=registry)
+        self._removed = PromCounter(
+            "vcuda_vm_directories_removed", "Directories moved from the root to the trash.", registry=registry
+        )
+        self._deleted = PromCounter(
+            "vcuda_vm_directories_deleted", "Directories deleted from the trash.", registry=registry
+        )
+        self._freed = PromCounter("vcuda_vm_freed_bytes", "Bytes given back by deletions.", registry=registry)
+        self._sweeps = PromCounter(
+            "vcuda_vm_sweeps",
+            "Sweeps by result: complete, blocked (nothing may or can be moved), unfinished (out of time), failed.",
+            ["result"],
+            registry=registry,
+        )
+        self._last = Gauge(
+            "vcuda_vm_last_complete_sweep_timestamp_seconds",
+            "When the last complete sweep ended; 0: none has.",
+            registry=registry,
+        )
+        # A series that is not there yet looks to a query like one that does not exist: rate() would miss the first.
+        for result in ("complete", "blocked", "unfinished", "failed"):
+            self._sweeps.labels(result)
+
+    def acted(self, outcome: DirectoryOutcome) -> None:
+        """Count what was done, when it was done: a sweep that fails later has done it all the same."""
+        self._freed.inc(outcome.freed)
+        self._removed.inc(outcome.verdict is Action.MOVED)
+        self._deleted.inc(outcome.verdict is Action.DELETED)
+
+    def swept(self, tally: Tally, result: str, wall: float) -> None:
+        """Publish the figures of a sweep; ``wall`` is when it ended, in Unix seconds."""
+        self._sweeps.labels(result).inc()
+        # A sweep that came to no end has not seen everything: its figures would look as if directories had gone.
+        if result in ("failed", "unfinished"):
+            return
+        self._present.set(tally.present)
+        self._trash.set(tally.trash)
+        for reason in KeepReason:
+            self._kept.labels(reason.value).set(tally.kept[reason])
+        if result == "complete":
+            self._last.set(wall)
+
+
+class SweepReporter:
+    """Logs and counts the outcomes of sweeps. What stays, and should not, is told once for as long as it stays."""
+
+    def __init__(self, metrics: SweepMetrics, log: structlog.typing.FilteringBoundLogger) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._tally = Tally()
+        self._told: dict[str, KeepReason] = {}
+        self._still: dict[str, KeepReason] = {}
+
+    def begin(self) -> None:
+        """Begin a sweep."""
+        self._tally = Tally()
+        self._still = {}
+
+    def __call__(self, outcome: DirectoryOutcome) -> None:
+        """Take one outcome."""
+        self._tally.add(outcome)
+        self._metrics.acted(outcome)
+        if outcome.verdict is not Action.KEPT:
+            self._log.info(outcome.verdict.value, directory=shown(outcome.path), why=outcome.why, freed=outcome.freed)
+        elif outcome.keep is not None and not outcome.keep.reason.is_expected:
+            self._tell(outcome, outcome.keep.reason)
+
+    def end(self, result: str, wall: float) -> None:
+        """End a sweep: complete, blocked, unfinished or failed."""
+        # Of a sweep that was not complete some were not looked at, or not as closely: they may stay still.
+        self._told = self._still if result == "complete" else self._told | self._still
+        self._metrics.swept(self._tally, result, wall)
+
+    def _tell(self, outcome: DirectoryOutcome, reason: KeepReason) -> None:
+        if outcome.path in self._told or len(self._still) < MAX_TOLD:
+            self._still[outcome.path] = reason
+            if self._told.get(outcome.path) is not reason:
+                self._log.warning("kept", directory=shown(outcome.path), reason=reason.value, why=shown(outcome.why))
+
 
 Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], Keep | None]
-"""`controller.node.sweep.Sweep.run`, or what stands for it."""
+"""`controller.node.sweep.NodeSweep.run`, or what stands for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +218,11 @@ class SweepInterval:
 
 
 class Wakeup:
-    """Ends a wait, from any thread or signal handler: a SimpleQueue may be put to from both (Python's docs, queue)."""
+    """Ends a wait, from any thread or signal handler."""
 
     def __init__(self) -> None:
         self.stopping = False
+        # Of Python's queues and events only this one may be put to by a signal handler (its documentation, queue).
         self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
@@ -130,12 +278,11 @@ class Agent:
             self._ended = time.monotonic()
 
     def unhealthy(self) -> str | None:
-        """Return what is wrong where no sweep has ended for too long, else None.
-
-        One that did nothing, because the API server is not heard, has ended too: a new agent would hear it no better.
-        """
+        """Return what is wrong where no sweep has ended for too long, else None."""
+        # One that did nothing, because the API server is not heard, has ended too: a new agent would hear it no better.
         silent = time.monotonic() - self._ended
-        return f"no sweep has ended for {silent:.0f} s" if silent > MAX_MISSED_PERIODS * self._interval.period else None
+        too_long = silent > MAX_MISSED_PERIODS * self._interval.period
+        return f"no sweep has ended for {silent:.0f} s" if too_long else None
 
     def _result(self, give_up: Callable[[], bool]) -> str:
         try:
@@ -152,159 +299,3 @@ class Agent:
                 self._log.info("removing again")
         self._blocked = blocked
         return "blocked" if blocked else "complete"
-
-
-MAX_TOLD = 1000
-"""So many things that stay are told of by name; of further ones only the metric tells."""
-
-
-def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
-    """Return one line for each directory: its name, the verdict, and why."""
-    rows = [(shown(outcome.path), outcome.verdict.value, shown(outcome.why)) for outcome in outcomes]
-    return "\n".join(aligned([("DIRECTORY", "VERDICT", "WHY"), *sorted(rows)]))
-
-
-def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
-    """Return a JSON array of objects with directory, verdict, reason (of what is kept), why, and freedBytes."""
-    rows = [
-        {
-            "directory": shown(outcome.path),
-            "verdict": outcome.verdict.value,
-            "reason": outcome.keep.reason.value if outcome.keep else None,
-            "why": shown(outcome.why),
-            "freedBytes": outcome.freed,
-        }
-        for outcome in sorted(outcomes, key=lambda each: each.path)
-    ]
-    return msgspec.json.encode(rows)
-
-
-class SweepReporter:
-    """Logs and counts the outcomes of sweeps. What stays, and should not, is told once for as long as it stays."""
-
-    def __init__(self, metrics: SweepMetrics, log: structlog.typing.FilteringBoundLogger) -> None:
-        self._metrics = metrics
-        self._log = log
-        self._tally = Tally()
-        self._told: dict[str, KeepReason] = {}
-        self._still: dict[str, KeepReason] = {}
-
-    def begin(self) -> None:
-        """Begin a sweep."""
-        self._tally = Tally()
-        self._still = {}
-
-    def __call__(self, outcome: DirectoryOutcome) -> None:
-        """Take one outcome."""
-        self._tally.add(outcome)
-        self._metrics.acted(outcome)
-        if outcome.verdict is not Action.KEPT:
-            self._log.info(outcome.verdict.value, directory=shown(outcome.path), why=outcome.why, freed=outcome.freed)
-        elif outcome.keep is not None and outcome.keep.reason not in EXPECTED:
-            self._tell(outcome, outcome.keep.reason)
-
-    def end(self, result: str, wall: float) -> None:
-        """End a sweep: complete, blocked, unfinished or failed."""
-        if result == "complete":
-            self._told = self._still
-        else:
-            self._told |= self._still  # some were not looked at, or not as closely
-        self._metrics.swept(self._tally, result, wall)
-
-    def _tell(self, outcome: DirectoryOutcome, reason: KeepReason) -> None:
-        if outcome.path in self._told or len(self._still) < MAX_TOLD:
-            self._still[outcome.path] = reason
-            if self._told.get(outcome.path) is not reason:
-                self._log.warning("kept", directory=shown(outcome.path), reason=reason.value, why=shown(outcome.why))
-
-
-_BECAUSE = {
-    Action.KEPT: "",
-    Action.MOVED: "its pod is gone",
-    Action.DELETED: "its time in the trash is over",
-    Action.RESTORED: "its pod exists, or its move was interrupted",
-}
-_BECAUSE |= {
-    Action.WOULD_MOVE: _BECAUSE[Action.MOVED],
-    Action.WOULD_DELETE: _BECAUSE[Action.DELETED],
-    Action.WOULD_RESTORE: _BECAUSE[Action.RESTORED],
-}
-
-
-def shown(text: str) -> str:
-    """Return a name that came from a disk as plain text: what a terminal might obey, or JSON not hold, is escaped."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
-_NO_DIRECTORIES = frozenset({KeepReason.FOREIGN, KeepReason.LINK, KeepReason.NOT_A_DIRECTORY})
-
-
-class SweepMetrics:
-    """Figures of the sweeps. Gauges are those of the last one that ended; all but ``trash`` are of the root alone."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in the root.", registry=registry)
-        self._kept = Gauge(
-            "vcuda_vm_directories_kept", "What stayed in the root, by reason.", ["reason"], registry=registry
-        )
-        self._trash = Gauge("vcuda_vm_trash_directories", "Directories in the trash.", registry=registry)
-        self._removed = PromCounter(
-            "vcuda_vm_directories_removed", "Directories moved from the root to the trash.", registry=registry
-        )
-        self._deleted = PromCounter(
-            "vcuda_vm_directories_deleted", "Directories deleted from the trash.", registry=registry
-        )
-        self._freed = PromCounter("vcuda_vm_freed_bytes", "Bytes given back by deletions.", registry=registry)
-        self._sweeps = PromCounter(
-            "vcuda_vm_sweeps",
-            "Sweeps by result: complete, blocked (nothing may or can be moved), unfinished (out of time), failed.",
-            ["result"],
-            registry=registry,
-        )
-        self._last = Gauge(
-            "vcuda_vm_last_complete_sweep_timestamp_seconds",
-            "When the last complete sweep ended; 0: none has.",
-            registry=registry,
-        )
-        for result in ("complete", "blocked", "unfinished", "failed"):
-            self._sweeps.labels(result)
-
-    def acted(self, outcome: DirectoryOutcome) -> None:
-        """Count what was done, when it was done."""
-        self._freed.inc(outcome.freed)
-        if outcome.verdict is Action.MOVED:
-            self._removed.inc()
-        elif outcome.verdict is Action.DELETED:
-            self._deleted.inc()
-
-    def swept(self, tally: Tally, result: str, wall: float) -> None:
-        """Publish the figures of a sweep; ``wall`` is when it ended, in Unix seconds."""
-        self._sweeps.labels(result).inc()
-        if result in ("failed", "unfinished"):
-            return
-        self._present.set(tally.present)
-        self._trash.set(tally.trash)
-        for reason in KeepReason:
-            self._kept.labels(reason.value).set(tally.kept[reason])
-        if result == "complete":
-            self._last.set(wall)
-
-
-class Tally:
-    """Counts the outcomes of one sweep."""
-
-    def __init__(self) -> None:
-        self.present = 0
-        self.trash = 0
-        self.kept: Counter[KeepReason] = Counter()
-
-    def add(self, outcome: DirectoryOutcome) -> None:
-        """Count one."""
-        if outcome.path.startswith(f"{TRASH}/"):
-            self.trash += outcome.verdict is Action.KEPT
-            return
-        if outcome.verdict is not Action.KEPT:
-            self.present += outcome.verdict is Action.WOULD_MOVE
-        elif outcome.keep is not None:
-            self.kept[outcome.keep.reason] += 1
-            self.present += outcome.keep.reason not in _NO_DIRECTORIES

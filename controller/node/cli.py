@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 import sys
 import time
@@ -29,10 +28,7 @@ from controller.node.in_use import sees_host
 from controller.node.names import VM_DIRECTORIES, KeepReason
 from controller.node.pods import (
     FixedPods,
-    Kubelet,
     KubeletPods,
-    ListedPods,
-    NoKubelet,
     PodSource,
     RecentPodList,
     WatchedPods,
@@ -40,17 +36,16 @@ from controller.node.pods import (
     read_pods,
 )
 from controller.node.sweep import NodeSweep
-from controller.node.trash import open_dry_run_trash, open_trash
-from vcuda.cli import FiniteRange, parse_address
+from vcuda.cli import FiniteRange, fail, kubeconfig_option, log_level_option, option, status_address_option
 from vcuda.errors import BadInput
 from vcuda.kube import Kube, VersionCheck
 from vcuda.logs import configure
 
 FAILED = 1
-BAD_INPUT = 2
 
+# A list that lacks a pod once may be one that was made just before the pod: two in a row are not.
 _TWICE = 2
-_option = functools.partial(click.option, show_envvar=True, show_default=True)
+
 _directory = click.Path(path_type=Path)
 
 
@@ -69,7 +64,7 @@ class NodeSettings(msgspec.Struct, frozen=True):
     dry_run: bool
     kubeconfig: Path | None
     period: float
-    status_address: str
+    status_address: tuple[str, int]
     log_level: str
     once: bool
     pods: str | None
@@ -81,9 +76,9 @@ class NodeSettings(msgspec.Struct, frozen=True):
         """The root."""
         return self.root or Path(VM_DIRECTORIES[self.scheme].root)
 
-    def kubelet(self) -> Kubelet:
-        """Return what is known of kubelet's pods."""
-        return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else NoKubelet()
+    def kubelet(self) -> KubeletPods | None:
+        """Return what kubelet keeps; None where nobody said where."""
+        return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else None
 
     def sweep(self, pods: PodSource, grace: AgePolicy, retention: AgePolicy) -> NodeSweep:
         """Return a sweep by these settings."""
@@ -94,31 +89,31 @@ class NodeSettings(msgspec.Struct, frozen=True):
             self.kubelet(),
             grace,
             retention,
-            open_dry_run_trash if self.dry_run else open_trash,
             self.disk_pressure / 100,
-            self.host_pid,
+            dry_run=self.dry_run,
+            sees_all=self.host_pid,
         )
 
 
 @click.command(context_settings={"auto_envvar_prefix": "VCUDA"})
-@_option("--scheme", required=True, type=click.Choice(list(VM_DIRECTORIES)), help="Whose directories.")
-@_option("--node", required=True, metavar="NAME", help="Name of this node.")
-@_option("--root", type=_directory, help="Directory that holds them.  [default: where the scheme has it]")
-@_option("--kubelet-pods", type=_directory, help="/var/lib/kubelet/pods: what kubelet keeps stays.")
-@_option("--pod-uid", help="Uid of the pod that this runs in: a list of pods without it is not this node's.")
-@_option("--host-pid", is_flag=True, help="The pod has hostPID: what any process holds open stays.")
-@_option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Nothing younger goes.")
-@_option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Stay in .trash.")
-@_option("--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Above, no stay.")
-@_option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
-@_option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the pod's service account.")
-@_option("--period", default=60.0, type=FiniteRange(0.1, 86400), metavar="SECONDS", help="Time between sweeps.")
-@_option("--status-address", default="0.0.0.0:8080", metavar="HOST:PORT", help="/healthz, /readyz and /metrics.")
-@_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
-@_option("--once", is_flag=True, help="Sweep once, print a line for each directory, and end.")
-@_option("--pods", metavar="FILE|-", help="With --once: the pods, by kubectl get pods -A -o json; no cluster is asked.")
-@_option("--complete", is_flag=True, help="With --pods: the file holds all pods, though it has none of the node.")
-@_option("-o", "--output", default="table", type=click.Choice(["table", "json"]), help="With --once.")
+@option("--scheme", required=True, type=click.Choice(list(VM_DIRECTORIES)), help="Whose directories.")
+@option("--node", required=True, metavar="NAME", help="Name of this node.")
+@option("--root", type=_directory, help="Directory that holds them.  [default: where the scheme has it]")
+@option("--kubelet-pods", type=_directory, help="/var/lib/kubelet/pods: what kubelet keeps stays.")
+@option("--pod-uid", help="Uid of the pod that this runs in: a list of pods without it is not this node's.")
+@option("--host-pid", is_flag=True, help="The pod has hostPID: what any process holds open stays.")
+@option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Nothing younger goes.")
+@option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Stay in .trash.")
+@option("--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Above, no stay.")
+@option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+@kubeconfig_option
+@option("--period", default=60.0, type=FiniteRange(0.1, 86400), metavar="SECONDS", help="Time between sweeps.")
+@status_address_option
+@log_level_option
+@option("--once", is_flag=True, help="Sweep once, print a line for each directory, and end.")
+@option("--pods", metavar="FILE|-", help="With --once: the pods, by kubectl get pods -A -o json; no cluster is asked.")
+@option("--complete", is_flag=True, help="With --pods: the file holds all pods, though it has none of the node.")
+@option("-o", "--output", default="table", type=click.Choice(["table", "json"]), help="With --once.")
 def node(**flags: object) -> None:
     """Remove the directories that vendors keep on a node for pods that are gone.
 
@@ -148,8 +143,7 @@ def node(**flags: object) -> None:
         _check(settings)
         sys.exit(_once(settings) if settings.once else _stay(settings))
     except BadInput as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(BAD_INPUT)
+        fail(str(error))
 
 
 def _check(settings: NodeSettings) -> None:
@@ -192,11 +186,10 @@ def _check_root(root: Path) -> None:
 
 
 def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
-    """Return the pods, and when they were listed, in Unix seconds."""
     began = time.time()
     if settings.pods is None:
         kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(_warn))
-        return ListedPods(RecentPodList(kube, settings.node, settings.pod_uid)), began
+        return RecentPodList(kube, settings.node, settings.pod_uid), began
     text, written = _read(settings.pods)
     found = read_complete_pods(text) if settings.complete else read_pods(text, settings.node)
     if found.warning:
@@ -205,7 +198,6 @@ def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
 
 
 def _read(name: str) -> tuple[bytes, float]:
-    """Return the text of a file, or of standard input, and when it was written."""
     try:
         if name == "-":
             return _standard_input(), time.time()
@@ -222,7 +214,6 @@ def _standard_input() -> bytes:
 
 
 def _stay(settings: NodeSettings) -> int:
-    address = _address(settings)
     configure(settings.log_level)
     kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(structlog.get_logger().warning))
     wakeup = Wakeup()
@@ -235,13 +226,14 @@ def _stay(settings: NodeSettings) -> int:
     agent = Agent(sweep.run, SweepReporter(SweepMetrics(registry), log), wakeup, SweepInterval(settings.period))
     try:
         server = serve_status(
-            address,
+            settings.status_address,
             registry,
             healthy=lambda: agent.unhealthy() or (None if pods.reflector.alive else "the watch has ended"),
             ready=lambda: None if pods.reflector.synced.is_set() else "the first list is not complete",
         )
     except OSError as error:
-        raise BadInput(f"--status-address: {settings.status_address}: {error.strerror or error}.") from error
+        host, port = settings.status_address
+        raise BadInput(f"--status-address: {host}:{port}: {error.strerror or error}.") from error
     log.info("serving status", port=server.port)
     pods.reflector.start()
     agent.loop()
@@ -249,10 +241,3 @@ def _stay(settings: NodeSettings) -> int:
     pods.reflector.join(settings.period)
     log.info("stopped")
     return 0
-
-
-def _address(settings: NodeSettings) -> tuple[str, int]:
-    try:
-        return parse_address(settings.status_address)
-    except BadInput as error:
-        raise BadInput(f"--status-address: {error}") from error

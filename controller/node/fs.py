@@ -69,7 +69,7 @@ def opened_root(path: Path) -> Iterator[OpenDirectory]:
 
 @contextlib.contextmanager
 def opened(directory: OpenDirectory, name: str) -> Iterator[int]:
-    """Open a directory in a place; OSError where it is none, Refused where it is a mount point."""
+    """Open a directory in a place; OSError where it is none, MustStay where it is a mount point."""
     fd = open_directory(name, directory.fd, directory.mount)
     try:
         yield fd
@@ -125,30 +125,29 @@ def entries(fd: int) -> Generator[DirectoryEntry]:
     """Yield what an open directory holds, in no order, a few at a time."""
     with os.scandir(fd) as listing:
         for entry in listing:
-            kind = _kind(entry)
-            if kind is not None:
-                yield DirectoryEntry(entry.name, kind, entry.inode())
+            try:
+                kind = _kind(entry)
+            except FileNotFoundError:
+                continue  # it has just gone
+            yield DirectoryEntry(entry.name, kind, entry.inode())
 
 
-def _kind(entry: os.DirEntry[str]) -> FileKind | None:
-    """Tell what it is; None where it has just gone."""
+def _kind(entry: os.DirEntry[str]) -> FileKind:
+    # Mostly without a further call: a directory's listing tells it (d_type). Where it does not, as on some network file
+    # systems, each of these asks the file, which may fail.
     try:
-        return _listed_kind(entry)
+        if entry.is_dir(follow_symlinks=False):
+            return FileKind.DIRECTORY
+        if entry.is_file(follow_symlinks=False):
+            return FileKind.FILE
+        if entry.is_symlink():
+            return FileKind.LINK
+        mode = entry.stat(follow_symlinks=False).st_mode
     except FileNotFoundError:
-        return None
+        raise
     except OSError:
         return FileKind.UNKNOWN
-
-
-def _listed_kind(entry: os.DirEntry[str]) -> FileKind:
-    """Tell what it is, mostly without a further call: a directory's listing says so."""
-    if entry.is_dir(follow_symlinks=False):
-        return FileKind.DIRECTORY
-    if entry.is_file(follow_symlinks=False):
-        return FileKind.FILE
-    if entry.is_symlink():
-        return FileKind.LINK
-    return FileKind.SOCKET if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) else FileKind.OTHER
+    return FileKind.SOCKET if stat.S_ISSOCK(mode) else FileKind.OTHER
 
 
 @dataclass(slots=True)
@@ -192,7 +191,7 @@ class _Level:
 def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
     """Yield (descriptor of its directory, entry) for all that lies below ``top``, however wide or deep.
 
-    Few descriptors and little memory, whatever the tree. Refused where a mount point lies in it, or where it changes
+    Few descriptors and little memory, whatever the tree. MustStay where a mount point lies in it, or where it changes
     while it is read, or something in it cannot be asked what it is. A link is yielded, and not followed.
     """
     levels = [_Level.of(os.dup(top))]
@@ -230,18 +229,17 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
-    """Rename from one open directory to another. FileExistsError where the new name is taken, else OSError.
-
-    Where the kernel or file system knows no such rename, the name is looked up first: what another process makes under
-    it in between is replaced only if it is an empty directory (rename(2)), and then nothing is lost.
-    """
+    """Rename from one open directory to another. FileExistsError where the new name is taken, else OSError."""
     number = renameat2(name, parent, new_name, new_parent)
     if number in _NOT_SUPPORTED:
-        if _exists(new_name, new_parent):
-            number = errno.EEXIST
-        else:
+        # What another process makes under the new name after this look is replaced only if it is an empty directory
+        # (rename(2)), and then nothing is lost.
+        try:
+            os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
+        except FileNotFoundError:
             os.rename(name, new_name, src_dir_fd=parent, dst_dir_fd=new_parent)
             return
+        number = errno.EEXIST
     if number:
         raise OSError(number, os.strerror(number), name)
 
@@ -256,17 +254,9 @@ def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
     return ctypes.get_errno()
 
 
-def _exists(name: str, parent: int) -> bool:
-    try:
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
+# So many entries every deletion deletes, though the time is up: where the check before it takes a whole period, it
+# would else never begin.
 BATCH = 10_000
-"""Entries that every deletion deletes, though the time is up: where the check before it takes a whole period, it would
-else never begin."""
 
 _BLOCK = 512  # bytes; the unit of st_blocks, whatever the file system's own (stat(2))
 
@@ -278,12 +268,11 @@ class OutOfTime(Exception):
 class TreeRemoval:
     """Empties and removes one directory in a place. ``freed`` counts the bytes given back.
 
-    ``stopping`` ends it at once, ``give_up`` after a batch.
-
-    A directory below the first level is not descended into but moved up to the top and emptied there: so nothing
-    depends on the depth, and a process that is killed leaves a tree that is only flatter. What cannot be deleted does
-    not keep the rest from it. All of it happens by descriptor, and a link is deleted as a link.
+    ``stopping`` ends it at once, ``give_up`` after a batch. What cannot be deleted does not keep the rest from it.
     """
+
+    # A directory below the first level is not descended into but moved up to the top and emptied there: so nothing
+    # depends on the depth, and a process that is killed leaves a tree that is only flatter.
 
     def __init__(self, directory: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         self.freed = 0
@@ -295,7 +284,7 @@ class TreeRemoval:
         self._failures: list[OSError | MustStay] = []
 
     def remove(self, name: str) -> None:
-        """Delete the directory and all that is in it; the first OSError or Refused, where some of it stays."""
+        """Delete the directory and all that is in it; the first OSError or MustStay, where some of it stays."""
         top = open_directory(name, self._directory.fd, self._directory.mount)
         try:
             while self._empty(top) and not self._failures:
@@ -309,7 +298,7 @@ class TreeRemoval:
         self.freed += blocks * _BLOCK
 
     def _empty(self, top: int) -> bool:
-        """Delete what the top holds; return whether there was anything: moved up, it may need another round."""
+        # Delete what the top holds; return whether there was anything: moved up, it may need another round.
         found = False
         for entry in entries(top):
             found = True
@@ -320,7 +309,7 @@ class TreeRemoval:
         return found
 
     def _dissolve(self, top: int, name: str) -> None:
-        """Delete a directory of the top: its files at once, its directories after they have moved up."""
+        # Delete a directory of the top: its files at once, its directories after they have moved up.
         fd = open_directory(name, top, self._directory.mount)
         try:
             for entry in entries(fd):
@@ -349,7 +338,7 @@ class TreeRemoval:
             self.freed += found.st_blocks * _BLOCK
 
     def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
-        """Take one step; one that fails is remembered, and the others go on."""
+        # Take one step; one that fails is remembered, and the others go on.
         if self._stopping() or (next(self._steps) >= BATCH and self._give_up()):
             raise OutOfTime
         try:

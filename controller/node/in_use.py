@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,31 +76,29 @@ class InUse:
         return file in self.files or file.inode in self.mapped
 
 
-def _unwatched() -> None:
-    """Do nothing: nobody waits for progress."""
-
-
-def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = _unwatched) -> InUse:
+def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = lambda: None) -> InUse:
     """Look at every process but this one, for what it holds on the file system of ``root``, an open directory.
 
     ``moved`` is called at each process, thread and open file.
     """
-    looking = Scan(_mounted_at(root, mount), moved)
-    looking.read_mounts(proc / "self")
+    scan_run = Scan(_mounted_at(root, mount), moved)
+    scan_run.read_mounts(proc / "self")
     names = os.listdir(proc)  # noqa: PTH208  # names are wanted, by the thousand
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
+    # All mounts first: a file may lie on a mount that only a process later in the list has, and by the mount it is
+    # known whether the file may be asked for at all.
     for process in processes:
         moved()
         with contextlib.suppress(OSError):  # met again below
-            looking.read_mounts(process)
+            scan_run.read_mounts(process)
     for process in processes:
-        looking.at_process(process)
-    return looking.found
+        scan_run.at_process(process)
+    return scan_run.found
 
 
 @dataclass
 class Scan:
-    """A look at processes under way.
+    """A scan under way.
 
     ``home`` is the root's mount; ``mounts``: the device of each that was seen, by its number. ``moved`` hears of each
     step.
@@ -125,11 +122,8 @@ class Scan:
             self.found.unseen.append(process.name)
 
     def _at_thread(self, thread: Path) -> bool:
-        """Look at what a thread holds; return whether it has not ended meanwhile.
-
-        One that ends lets go of its memory before all else (do_exit in Linux' kernel/exit.c): where that is still to
-        be read, last, the rest was whole.
-        """
+        # Look at what a thread holds; return whether it has not ended meanwhile. One that ends lets go of its memory
+        # before all else (do_exit in Linux' kernel/exit.c): where that is still to be read, last, the rest was whole.
         self.moved()
         try:
             self.read_mounts(thread)
@@ -150,31 +144,22 @@ class Scan:
         return bool(maps)
 
     def _add_mapped(self, maps: bytes) -> None:
-        """Take note of what is mapped from the root's file system.
-
-        Of a file on a stacked one, kernels before 6.8 show the device and inode in the layer below: its path tells it.
-        """
-        self.found.mapped.update(map(int, self._inode.findall(maps)))
+        # Take note of what is mapped from the root's file system. Of a file on a stacked one, kernels before 6.8 show
+        # the device and inode in the layer below: its path tells it.
+        self.found.mapped.update(map(int, re.findall(rb" %02x:%02x (\d+) " % self.home.device, maps)))
         if self.home.kind in _STACKED:
             for path in set(_PATH.findall(maps)):
                 self.found.named.update(os.fsdecode(path).split("/"))
 
-    @cached_property
-    def _inode(self) -> re.Pattern[bytes]:
-        """Matches the inode of what is mapped from the root's file system, in a line of maps."""
-        return re.compile(rb" %02x:%02x (\d+) " % self.home.device)
-
     def _add_open(self, link: str, info: str) -> None:
-        """Take note of an open file; one that was closed meanwhile is no longer held.
-
-        PermissionError where the process does not let itself be looked into.
-        """
+        # Take note of an open file; one that was closed meanwhile is no longer held. PermissionError where the process
+        # does not let itself be looked into.
         with contextlib.suppress(FileNotFoundError):
             if _has_path(link):
                 self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # twice as fast, and there are many
 
     def _add_directory(self, link: str) -> None:
-        """Take note of a working or root directory; of these /proc tells no mount, but a descriptor of ours does."""
+        # Take note of a working or root directory; of these /proc tells no mount, but a descriptor of ours does.
         try:
             fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -187,11 +172,9 @@ class Scan:
             os.close(fd)
 
     def _add(self, mount: int, ask: Callable[[], os.stat_result]) -> None:
-        """Take note of a file, unless its mount is known to be of another file system: then it is not asked.
-
-        OSError where one of the root's file system does not tell what it is. Where the mount is not known, that is
-        taken for a file of a server that has died.
-        """
+        # Take note of a file, unless its mount is known to be of another file system: then it is not asked. OSError
+        # where one of the root's file system does not tell what it is. Where the mount is not known, that is taken for
+        # a file of a server that has died.
         known = self.mounts.get(mount)
         if known not in (None, self.home.device):
             return
@@ -217,7 +200,6 @@ class Scan:
 
 
 def _other_threads(process: Path) -> list[Path]:
-    """Return all but the first; none where the process has ended."""
     try:
         names = os.listdir(process / "task")  # noqa: PTH208  # as above
     except OSError:
@@ -226,7 +208,7 @@ def _other_threads(process: Path) -> list[Path]:
 
 
 def _has_path(link: str) -> bool:
-    """Return whether one of /proc's links leads to a file: not to a pipe, a socket, or the like."""
+    # Return whether one of /proc's links leads to a file: not to a pipe, a socket, or the like.
     try:
         return os.readlink(link).startswith("/")  # noqa: PTH115  # as above
     except (PermissionError, FileNotFoundError):
@@ -236,7 +218,7 @@ def _has_path(link: str) -> bool:
 
 
 def _mounted_at(root: int, mount: Mount) -> _Mounted:
-    """Return the root's mount. Its device is the file system's own, as in maps, where btrfs shows others in st_dev."""
+    # Return the root's mount. Its device is the file system's own, as in maps, where btrfs shows others in st_dev.
     for found in _mounts_in(_lines_of(_OWN_MOUNTS)):
         if found.number == mount.number:
             return found
@@ -249,7 +231,6 @@ def mount_points() -> frozenset[str]:
 
 
 def _mounts_in(lines: Iterable[str]) -> Iterator[_Mounted]:
-    """Yield the mounts in lines of mountinfo; what is none is passed over."""
     for line in lines:
         match = _MOUNT.match(line)
         if match:
@@ -258,7 +239,7 @@ def _mounts_in(lines: Iterable[str]) -> Iterator[_Mounted]:
 
 
 def _lines_of(path: Path) -> list[str]:
-    """Return the lines of one of /proc's files: there a newline in a path is escaped, and no other end of a line."""
+    # Return the lines of one of /proc's files: there a newline in a path is escaped, and no other end of a line.
     return os.fsdecode(path.read_bytes()).split("\n")
 
 
@@ -271,7 +252,7 @@ def sees_host() -> bool:
 
 
 def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bool]) -> None:
-    """Look through an open directory; Refused where something in it is in use, or a mount point.
+    """Look through an open directory; MustStay where something in it is in use, or a mount point.
 
     OutOfTime where the process is ``stopping``: it may hold millions of files.
     """
@@ -287,7 +268,7 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
 
 
 def _is_held(name: str, parent: int, in_use: InUse) -> bool:
-    """Return whether a process holds a file. A directory's listing may show another inode than the file itself."""
+    # Return whether a process holds a file. A directory's listing may show another inode than the file itself.
     try:
         return in_use.holds(identity_at(name, parent))
     except FileNotFoundError:
@@ -318,60 +299,62 @@ def listens(parent: int, name: str) -> bool:
     return True
 
 
+# So long a scan may stand still. As a whole it may take longer: one of a thousand processes takes about a second, but
+# anyone can have millions of files open.
 SCAN_TIMEOUT_SECONDS = 120.0
-"""Seconds that a look may stand still. As a whole it may take longer: one at a thousand processes takes about a second,
-but anyone can have millions of files open."""
 
-STEP_SECONDS = 0.2  # seconds between two looks whether the process is to stop
-_KEEPS = 2  # times as long as a look took; then what it saw is too old
+STEP_SECONDS = 0.2  # between two looks whether the process is to stop
+_KEEPS = 2  # times as long as a scan took; then what it saw is too old
 
 
 class ProcessScanner:
-    """Makes one survey after the other. While one hangs no other is begun, and it is not known what is in use."""
+    """Makes one scan after the other. While one hangs no other is begun, and it is not known what is in use."""
 
-    def __init__(self, patience: float = SCAN_TIMEOUT_SECONDS) -> None:
-        self._patience = patience
-        self._look: _ScanRun | None = None
+    def __init__(self, timeout: float = SCAN_TIMEOUT_SECONDS) -> None:
+        self._timeout = timeout
+        self._running: _ScanRun | None = None
 
     def scan(self, root: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
-        """Return what processes hold. Refused where nothing more is seen of it for the patience.
+        """Return what processes hold. MustStay where nothing more is seen of it for the timeout.
 
-        OutOfTime where ``stopping``, and where ``give_up`` once the patience has passed: then the look goes on, and the
-        next call takes it up. A thread that hangs ends with the process: such waits are killable.
+        OutOfTime where ``stopping``, and where ``give_up`` once the timeout has passed: then the scan goes on, and the
+        next call takes it up.
         """
-        look = self._look = self._earlier(root.mount) or _ScanRun(root)
-        while not look.answer.done():
+        # In a thread of its own: whoever reads /proc of a process that waits for a dead server waits as well. A thread
+        # that hangs so ends with this process: such waits are killable.
+        run = self._running = self._earlier(root.mount) or _ScanRun(root)
+        while not run.answer.done():
             if stopping():
                 raise OutOfTime
             now = time.monotonic()
-            if now - look.moved > self._patience:
-                look.hung = True
-                raise MustStay(KeepReason.UNSEEN, f"nothing has moved for {self._patience:g} s")
-            if now - look.began > self._patience and give_up():
+            if now - run.moved > self._timeout:
+                run.hung = True
+                raise MustStay(KeepReason.UNSEEN, f"nothing has moved for {self._timeout:g} s")
+            if now - run.began > self._timeout and give_up():
                 raise OutOfTime
-            wait([look.answer], STEP_SECONDS)
-        self._look = None
-        return look.answer.result()
+            wait([run.answer], STEP_SECONDS)
+        self._running = None
+        return run.answer.result()
 
     def _earlier(self, mount: Mount) -> _ScanRun | None:
-        """Return the look that is to be taken up, if there is one; Refused while one goes on that is of no use."""
-        look = self._look
-        if look is None or look.is_of_use(mount):
-            return look
-        if not look.answer.done():
+        run = self._running
+        if run is None or run.is_of_use(mount):
+            return run
+        # A second thread beside one that hangs would hang as well, and so on with every sweep.
+        if not run.answer.done():
             raise MustStay(KeepReason.UNSEEN, "an earlier look has not ended")
         return None
 
 
 class _ScanRun:
-    """One look, which begins at once. ``moved``: when it last saw something; ``hung``: that was too long ago."""
+    """One scan, which begins at once. ``moved``: when it last saw something; ``hung``: that was too long ago."""
 
     def __init__(self, root: OpenDirectory) -> None:
         self.answer: Future[InUse] = Future()
         self.began = self.moved = time.monotonic()
         self.hung = False
         self._mount = root.mount
-        threading.Thread(target=self._run, args=(root,), name="survey", daemon=True).start()
+        threading.Thread(target=self._run, args=(root,), name="scan", daemon=True).start()
 
     def is_of_use(self, mount: Mount) -> bool:
         """Return whether it tells what is in use on this mount by now."""

@@ -102,64 +102,45 @@ class FileKind(StrEnum):
 
 
 class KeepReason(StrEnum):
-    """Why a directory is kept; the values are labels of a metric."""
+    """Why a directory is kept; the values are labels of a metric, ``why`` is a clause for people."""
 
-    POD = "pod"
-    KUBELET = "kubelet"
-    FOREIGN = "foreign-name"
-    LINK = "link"
-    NOT_A_DIRECTORY = "no-directory"
-    STATIC = "static-pod"
-    KUBELET_UNKNOWN = "kubelet-unknown"
-    PODS_UNKNOWN = "pods-unknown"
-    SEEN_ONCE = "seen-once"
-    YOUNG = "young"
-    RETAINED = "retained"
-    TOO_MANY = "too-many"
-    MOUNT = "mount"
-    LISTENING = "listening"
-    OPEN = "open"
-    UNSEEN = "unseen"
-    CHANGED = "changed"
-    INTERRUPTED = "interrupted"
-    ERROR = "error"
+    why: str
+
+    def __new__(cls, value: str, why: str) -> KeepReason:
+        """Make a member; its text is the label."""
+        member = str.__new__(cls, value)
+        member._value_, member.why = value, why
+        return member
+
+    POD = "pod", "its pod exists"
+    KUBELET = "kubelet", "kubelet still keeps its pod"
+    FOREIGN = "foreign-name", "not a name of this scheme"
+    LINK = "link", "a link"
+    NOT_A_DIRECTORY = "no-directory", "no directory"
+    STATIC = "static-pod", "only kubelet knows static pods, and its directory was not given"
+    KUBELET_UNKNOWN = "kubelet-unknown", "it is not known which pods kubelet keeps"
+    PODS_UNKNOWN = "pods-unknown", "it is not known which pods exist"
+    SEEN_ONCE = "seen-once", "not seen twice in a row without its pod yet"
+    YOUNG = "young", "too young"
+    RETAINED = "retained", "its stay in the trash is not over"
+    TOO_MANY = "too-many", "so many wait that its turn comes later"
+    MOUNT = "mount", "a mount belongs to it"
+    LISTENING = "listening", "a process listens on a socket in it"
+    OPEN = "open", "a process holds it, or a file in it, open or mapped"
+    UNSEEN = "unseen", "what a process holds open could not be seen"
+    CHANGED = "changed", "it was exchanged for something else meanwhile"
+    INTERRUPTED = "interrupted", "its move was interrupted, and its name is taken"
+    ERROR = "error", "an error"
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it passes by itself; the others are for somebody to look at."""
+        return self in _EXPECTED
 
 
-WHY: Mapping[KeepReason, str] = {
-    KeepReason.POD: "its pod exists",
-    KeepReason.KUBELET: "kubelet still keeps its pod",
-    KeepReason.FOREIGN: "not a name of this scheme",
-    KeepReason.LINK: "a link",
-    KeepReason.NOT_A_DIRECTORY: "no directory",
-    KeepReason.STATIC: "only kubelet knows static pods, and its directory was not given",
-    KeepReason.KUBELET_UNKNOWN: "it is not known which pods kubelet keeps",
-    KeepReason.PODS_UNKNOWN: "it is not known which pods exist",
-    KeepReason.SEEN_ONCE: "not seen twice in a row without its pod yet",
-    KeepReason.YOUNG: "too young",
-    KeepReason.RETAINED: "its stay in the trash is not over",
-    KeepReason.TOO_MANY: "so many wait that its turn comes later",
-    KeepReason.MOUNT: "a mount belongs to it",
-    KeepReason.LISTENING: "a process listens on a socket in it",
-    KeepReason.OPEN: "a process holds it, or a file in it, open or mapped",
-    KeepReason.UNSEEN: "what a process holds open could not be seen",
-    KeepReason.CHANGED: "it was exchanged for something else meanwhile",
-    KeepReason.INTERRUPTED: "its move was interrupted, and its name is taken",
-    KeepReason.ERROR: "an error",
-}
-"""Each reason as a clause for people."""
-
-EXPECTED = frozenset(
-    {
-        KeepReason.POD,
-        KeepReason.KUBELET,
-        KeepReason.PODS_UNKNOWN,
-        KeepReason.SEEN_ONCE,
-        KeepReason.YOUNG,
-        KeepReason.RETAINED,
-        KeepReason.TOO_MANY,
-    }
+_EXPECTED = frozenset(
+    KeepReason[name] for name in ["POD", "KUBELET", "PODS_UNKNOWN", "SEEN_ONCE", "YOUNG", "RETAINED", "TOO_MANY"]
 )
-"""Reasons that pass by themselves; the others are for somebody to look at."""
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -169,7 +150,7 @@ class Keep(msgspec.Struct, frozen=True):
     detail: str = ""
 
     def __str__(self) -> str:
-        return f"{WHY[self.reason]}: {self.detail}" if self.detail else WHY[self.reason]
+        return f"{self.reason.why}: {self.detail}" if self.detail else self.reason.why
 
 
 class PodPresence(msgspec.Struct, frozen=True):

@@ -19,14 +19,14 @@ from vcuda.kube import Kube, Reflector
 
 PODS = "/api/v1/pods"
 
-FRESH = 120.0
-"""Seconds; a view that nothing has confirmed for so long, not even a bookmark, is old (see Reflector)."""
+# What nothing has confirmed for so many seconds, not even a bookmark (about one a minute), is old (see Reflector).
+FRESH_SECONDS = 120.0
 
 _CONFIRMED_FOR = 5.0  # seconds for which one list serves, so that a thousand directories do not cost a thousand
 
 
 class PodSource(Protocol):
-    """Both methods raise Refused where it is not known which pods exist, and VcudaError where nobody could say."""
+    """Both methods raise MustStay where it is not known which pods exist, and VcudaError where nobody could say."""
 
     def known(self) -> frozenset[str]:
         """Return the uids of the pods on the node, whatever their phase; of mirror pods the static pods' too."""
@@ -79,11 +79,9 @@ def on_node(node: str) -> dict[str, str | int]:
 
 
 def list_uids(kube: Kube, node: str, page_size: int = 500) -> frozenset[str]:
-    """Return the uids of the node's pods by a consistent LIST. VcudaError where it is not whole to the last pod.
-
-    A LIST without resourceVersion is served from a quorum of etcd, and its pages all show one version (Kubernetes API
-    concepts, "Retrieving large results sets in chunks"): a pod that is bound to the node before is in it.
-    """
+    """Return the uids of the node's pods by a consistent LIST. VcudaError where it is not whole to the last pod."""
+    # A LIST without resourceVersion is served from a quorum of etcd, and its pages all show one version (Kubernetes API
+    # concepts, "Retrieving large results sets in chunks"): a pod that is bound to the node before is in it.
     found: set[str] = set()
     try:
         for page in kube.list_pages(PODS, on_node(node), page_size):
@@ -117,24 +115,13 @@ class RecentPodList:
         self._made = -math.inf
         self._uids: frozenset[str] = frozenset()
 
-    def recent(self) -> frozenset[str]:
-        """Return the uids. Refused where they cannot be all of this node's, VcudaError where none could be had."""
+    def known(self) -> frozenset[str]:
+        """Return the uids. MustStay where they cannot be all of this node's, VcudaError where none could be had."""
         began = self._clock()
         if began - self._made > _CONFIRMED_FOR:
             self._uids = validate_listing(list_uids(self._kube, self._node), self._own_uid)
             self._made = began
         return self._uids
-
-
-@dataclass(frozen=True, slots=True)
-class ListedPods:
-    """The node's pods by a list alone: for a single sweep."""
-
-    listing: RecentPodList
-
-    def known(self) -> frozenset[str]:
-        """Return the list."""
-        return self.listing.recent()
 
     confirmed = known
 
@@ -156,7 +143,7 @@ class WatchedPods:
     """The node's pods, watched, and listed to confirm; ``on_gone`` is called when one has left the API."""
 
     def __init__(
-        self, kube: Kube, node: str, own_uid: str | None, kubelet: Kubelet, *, on_gone: Callable[[], None]
+        self, kube: Kube, node: str, own_uid: str | None, kubelet: KubeletPods | None, *, on_gone: Callable[[], None]
     ) -> None:
         self._own_uid = own_uid
         self._kubelet = kubelet
@@ -166,26 +153,24 @@ class WatchedPods:
         self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
 
     def known(self) -> frozenset[str]:
-        """Return what the watch knows; Refused before the first complete list, and when it is not heard any more."""
+        """Return what the watch knows; MustStay before the first complete list, and when it is not heard any more."""
         if not self.reflector.synced.is_set():
             raise MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete")
         age = self.reflector.last_event_age(time.monotonic())
-        if age > FRESH or not self.reflector.alive:
+        if age > FRESH_SECONDS or not self.reflector.alive:
             raise MustStay(KeepReason.PODS_UNKNOWN, "the API server is not heard")
         return validate_listing(self._with_former_mirrors(), self._own_uid)
 
     def confirmed(self) -> frozenset[str]:
         """Return a list that is at most a few seconds old."""
-        return self._listing.recent()
+        return self._listing.known()
 
     def _with_former_mirrors(self) -> frozenset[str]:
-        """Add the mirror pods that are gone while their static pod is not: kubelet makes another, with another uid.
-
-        What was made for the static pod by the uid of its first mirror serves it as long as it runs. Only mirrors that
-        went before our eyes are known; of others the mounts of the static pod's containers tell, with hostPID.
-        """
+        # Add the mirror pods that are gone while their static pod is not: kubelet makes another, with another uid. What
+        # was made for the static pod by the uid of its first mirror serves it as long as it runs. Only mirrors that
+        # went before our eyes are known; of others the mounts of the static pod's containers tell, with hostPID.
         uids = {uid for uids in self.reflector.snapshot().values() for uid in uids}
-        running = uids | (self._kubelet.uids() or frozenset()) if self._former else uids
+        running = uids | self._kubelet.uids() if self._former and self._kubelet else uids
         for mirror, statics in list(self._former.items()):
             if running.isdisjoint(statics):
                 del self._former[mirror]
@@ -202,38 +187,29 @@ class WatchedPods:
         self._on_gone()
 
 
-class Kubelet(Protocol):
-    """Both methods raise Refused where it is not known what kubelet keeps."""
-
-    def uids(self) -> frozenset[str] | None:
-        """Return the uids that it keeps; None where nobody said where to look."""
-
-    def check_gone(self, uid: str) -> None:
-        """Look for one pod anew; Refused where kubelet keeps it."""
-
-
 @dataclass(frozen=True, slots=True)
 class KubeletPods:
-    """kubelet's directory of pods, /var/lib/kubelet/pods by default; ``own_uid`` is of the pod that looks into it.
+    """kubelet's directory of pods, /var/lib/kubelet/pods by default.
 
-    A directory without the latter is not this node's: a mount that leads somewhere else would tell that all are gone.
+    ``own_uid`` is of the pod that looks into it. Both methods raise MustStay where it is not known what kubelet keeps.
     """
 
     path: Path
     own_uid: str | None = None
 
-    def uids(self) -> frozenset[str] | None:
-        """Return the names in the directory."""
+    def uids(self) -> frozenset[str]:
+        """Return the uids that it keeps: the names in the directory."""
         try:
             found = frozenset(os.listdir(self.path))  # noqa: PTH208  # names are wanted, not paths
         except OSError as error:
             raise _unknown(self.path, error) from error
+        # Without us it is not this node's: a mount that leads somewhere else would tell that all pods are gone.
         if self.own_uid is not None and self.own_uid not in found:
             raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} lacks the pod that looks into it")
         return found
 
     def check_gone(self, uid: str) -> None:
-        """Look for one pod anew."""
+        """Look for one pod anew; MustStay where kubelet keeps it."""
         try:
             (self.path / uid).lstat()
         except FileNotFoundError as error:
@@ -247,17 +223,6 @@ class KubeletPods:
 
 def _unknown(path: Path, error: OSError) -> MustStay:
     return MustStay(KeepReason.KUBELET_UNKNOWN, f"{path}: {error.strerror}")
-
-
-@dataclass(frozen=True, slots=True)
-class NoKubelet:
-    """Nobody said where kubelet keeps its pods."""
-
-    def uids(self) -> None:
-        """Know nothing."""
-
-    def check_gone(self, uid: str) -> None:
-        """Know nothing."""
 
 
 HOW = "kubectl get pods --all-namespaces -o json"

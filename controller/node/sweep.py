@@ -40,8 +40,8 @@ from controller.node.names import (
     keep_for_pod,
     keep_in_root,
 )
-from controller.node.pods import Kubelet, PodSource
-from controller.node.trash import OpenTrash, Trash
+from controller.node.pods import KubeletPods, PodSource
+from controller.node.trash import Trash, open_trash
 from vcuda.errors import VcudaError
 
 T = TypeVar("T")
@@ -57,9 +57,9 @@ class DeletionOrder:
     def begin(self, names: Collection[str]) -> None:
         """Begin a sweep, in which there are these alone."""
         there = frozenset(names)
-        self._late = {name: directory for name, directory in self._late.items() if name in there}
+        self._late = {name: place for name, place in self._late.items() if name in there}
 
-    def directory(self, name: str) -> int:
+    def position(self, name: str) -> int:
         """Return the place of a name among the others; 0 for all that have not run out of time."""
         return self._late.get(name, 0)
 
@@ -72,13 +72,8 @@ class DeletionOrder:
 _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
 
 
-def now() -> Now:
-    """Return the time by both clocks."""
-    return Now(time.time(), time.monotonic())
-
-
 def never() -> bool:
-    """Return False: there is all the time in the world."""
+    """Return False: a pass without a limit is not interrupted."""
     return False
 
 
@@ -87,7 +82,7 @@ class NodeSweep:
     """Everything that a pass goes by, but for the state of the disk.
 
     ``grace`` holds what is in the root, ``retention`` what is in the trash; above ``disk_pressure`` (a share of 1) of
-    the file system's blocks or inodes the latter does not count. ``open_trash_of`` acts, or only says what it would do.
+    the file system's blocks or inodes the latter does not count. With ``dry_run`` nothing is written.
     ``sees_all``: /proc shows every process of the host, so one that cannot be looked into may be the one that matters.
     ``scanner`` looks at them, ``order`` remembers what ran out of time.
     """
@@ -95,13 +90,13 @@ class NodeSweep:
     root: Path
     form: Form
     pods: PodSource
-    kubelet: Kubelet
+    kubelet: KubeletPods | None
     grace: AgePolicy
     retention: AgePolicy
-    open_trash_of: OpenTrash
     disk_pressure: float = 0.85
+    dry_run: bool = False
     sees_all: bool = False
-    clock: Callable[[], Now] = now
+    clock: Callable[[], Now] = lambda: Now(time.time(), time.monotonic())
     scanner: ProcessScanner = field(default_factory=ProcessScanner)
     order: DeletionOrder = field(default_factory=DeletionOrder)
 
@@ -130,9 +125,8 @@ class NodeSweep:
         return None
 
     def _trash(self, root: OpenDirectory, presence: PodPresence, stack: ExitStack) -> Trash | Keep:
-        """Open the trash; or say why nothing may, or can, be moved there."""
         try:
-            return presence.unknown or stack.enter_context(self.open_trash_of(root))
+            return presence.unknown or stack.enter_context(open_trash(root, dry_run=self.dry_run))
         except (OSError, MustStay) as error:
             keep = keep_after(error)
             return Keep(keep.reason, f"{TRASH}: {keep.detail}")
@@ -145,11 +139,9 @@ class NodeSweep:
         pods: frozenset[str] = frozenset()
         try:
             pods = self.pods.known()
-            return PodPresence(pods, self.kubelet.uids())
-        except MustStay as refused:
-            return PodPresence(pods, None, refused.keep)
+            return PodPresence(pods, self.kubelet.uids() if self.kubelet else None)
         except VcudaError as error:
-            return PodPresence(pods, None, Keep(KeepReason.PODS_UNKNOWN, str(error)))
+            return PodPresence(pods, None, keep_after(error))
 
 
 def _but_trash(root: OpenDirectory) -> Iterator[DirectoryEntry]:
@@ -202,25 +194,24 @@ class SweepRun:
         self._in_turn(self._move, [(name, identity) for name, identity in found if identity])
 
     def _may_go(self, entry: DirectoryEntry) -> Identity | None:
-        """Return what it is where it may go; all are asked before anything is done, so that each sweep sees each."""
+        # Return what it is where it may go; all are asked before anything is done, so that each sweep sees each.
         if entry.name in self.mount_points:
             self._keep(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
         try:
             about = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False)
+            keep = self.sweep.grace.hold(entry.name, about.st_ino, about.st_mtime)
         except FileNotFoundError:
             return None  # somebody else has removed it
         except OSError as error:
-            self._keep(entry.name, keep_after(error))
-            return None
-        keep = self.sweep.grace.hold(entry.name, about.st_ino, about.st_mtime)
-        if keep is not None:
-            self._keep(entry.name, keep)
-            return None
-        return Identity(about.st_dev, about.st_ino)
+            keep = keep_after(error)
+        if keep is None:
+            return Identity(about.st_dev, about.st_ino)
+        self._keep(entry.name, keep)
+        return None
 
     def _in_turn(self, act: Callable[[T], None], all_of_them: list[T]) -> None:
-        """Act on one after the other; on the first whatever the time."""
+        # Act on one after the other; on the first whatever the time.
         for number, each in enumerate(all_of_them):
             if self.stopping() or (number and self.give_up()):
                 raise OutOfTime
@@ -234,12 +225,13 @@ class SweepRun:
             self._put_off(self.sweep.grace, name, name, error)
 
     def _take(self, name: str, identity: Identity) -> Action:
-        """Check once more, at the last moment, everything that may have changed, and move the directory."""
+        # Check once more, at the last moment, everything that may have changed, and move the directory.
         uid = self.sweep.form.uid(name) or ""
         self._check_names({name, uid})  # first, as it may wait for the look at processes
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)
-        self.sweep.kubelet.check_gone(uid)
+        if self.sweep.kubelet:
+            self.sweep.kubelet.check_gone(uid)
         with opened(self.root, name) as fd:
             if identity_of(fd) != identity:
                 raise MustStay(KeepReason.CHANGED)
@@ -247,10 +239,7 @@ class SweepRun:
             return self.trash.take(name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
-        """Report everything in the trash, and delete what has been there long enough.
-
-        What came first goes first, but for what ran out of time: that leaves the others their turn.
-        """
+        """Report everything in the trash, and delete what has been there long enough."""
         trash = self.trash.directory
         if trash is None:
             return
@@ -264,11 +253,12 @@ class SweepRun:
                 found.append((trashed, entry))
         order = self.sweep.order
         order.begin([entry.name for _, entry in found])
-        found.sort(key=lambda each: (order.directory(each[1].name), each[0].time))
+        # What came first goes first, but for what ran out of time: that leaves the others their turn.
+        found.sort(key=lambda each: (order.position(each[1].name), each[0].time))
         self._in_turn(lambda each: self._delete(trash, *each), [each for each in found if self._may_be_deleted(*each)])
 
     def _may_be_deleted(self, trashed: Trashed, entry: DirectoryEntry) -> bool:
-        """Give back what is in the trash by mistake; then as in the root."""
+        # Give back what is in the trash by mistake; then as in the root.
         path = f"{TRASH}/{entry.name}"
         keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else keep_for_pod(trashed.uid, self.presence)
         if keep is not None:
@@ -281,7 +271,7 @@ class SweepRun:
         return False
 
     def _give_back(self, path: str, trashed: Trashed, entry: DirectoryEntry, keep: Keep) -> None:
-        """Move back what should not have come here, or was on its way here when something went wrong."""
+        # Move back what should not have come here, or was on its way here when something went wrong.
         try:
             self.report(DirectoryOutcome(path, self.trash.give_back(entry.name, trashed.name)))
         except FileExistsError:
@@ -300,7 +290,7 @@ class SweepRun:
             self.report(DirectoryOutcome(path, verdict, freed=removal.freed))
         except OutOfTime:
             self.sweep.order.ran_out(entry.name)
-            self.report(DirectoryOutcome(path, Action.KEPT, Keep(KeepReason.TOO_MANY), removal.freed))
+            self._keep(path, Keep(KeepReason.TOO_MANY), removal.freed)
             raise
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.retention, entry.name, path, error, removal.freed)
@@ -318,18 +308,18 @@ class SweepRun:
             raise MustStay(KeepReason.UNSEEN, f"process {self.in_use.unseen[0]}")
 
     def _pressed(self) -> bool:
-        """Return whether the file system is fuller than it should be, as df(1) counts."""
+        # Return whether the file system is fuller than it should be, as df(1) counts.
         found = os.fstatvfs(self.root.fd)
         used = found.f_blocks - found.f_bfree
         blocks = used / max(1, used + found.f_bavail)
         inodes = (found.f_files - found.f_ffree) / max(1, found.f_files)
         return max(blocks, inodes) > self.sweep.disk_pressure
 
-    def _put_off(self, patience: AgePolicy, name: str, path: str, error: VcudaError | OSError, freed: int = 0) -> None:
+    def _put_off(self, policy: AgePolicy, name: str, path: str, error: VcudaError | OSError, freed: int = 0) -> None:
         keep = keep_after(error)
         if keep.reason not in _GENERAL:
-            patience.put_off(name, keep)
-        self.report(DirectoryOutcome(path, Action.KEPT, keep, freed))
+            policy.put_off(name, keep)
+        self._keep(path, keep, freed)
 
-    def _keep(self, path: str, keep: Keep) -> None:
-        self.report(DirectoryOutcome(path, Action.KEPT, keep))
+    def _keep(self, path: str, keep: Keep, freed: int = 0) -> None:
+        self.report(DirectoryOutcome(path, Action.KEPT, keep, freed))

@@ -9,104 +9,70 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from controller.node.agent import Action
 from controller.node.fs import OpenDirectory, TreeRemoval, identity_at, identity_of, open_directory, rename
 from controller.node.names import TRASH, KeepReason, MustStay, moving_name, trash_name
 
 
-class Trash(Protocol):
-    """What is done to directories; ``directory`` is the trash itself, None where there is none."""
-
-    @property
-    def directory(self) -> OpenDirectory | None:
-        """The open trash."""
-
-    def take(self, name: str, fd: int, time: int) -> Action:
-        """Move a directory from the root, open as ``fd``, into the trash; ``time`` is in Unix seconds."""
-
-    def give_back(self, trashed: str, name: str) -> Action:
-        """Move something from the trash back to its name; FileExistsError where that is taken."""
-
-    def delete(self, trashed: str, removal: TreeRemoval) -> Action:
-        """Delete something in the trash for good."""
-
-
 @dataclass(frozen=True, slots=True)
-class RealTrash:
-    """The real one. Every method raises OSError where a step fails, and Refused where something has to stay."""
+class Trash:
+    """``directory`` is the open trash, None where there is none; with ``dry_run`` all methods only say what they would.
+
+    Each raises OSError where a step fails, and MustStay where something has to stay.
+    """
 
     root: OpenDirectory
-    directory: OpenDirectory
+    directory: OpenDirectory | None
+    dry_run: bool = False
 
     def take(self, name: str, fd: int, time: int) -> Action:
-        """Move a directory; Refused where it was exchanged meanwhile: what is there then goes back."""
-        moving = moving_name(name, time)
-        rename(name, self.root.fd, moving, self.directory.fd)
-        if identity_at(moving, self.directory.fd) != identity_of(fd):
-            rename(moving, self.directory.fd, name, self.root.fd)
+        """Move a directory from the root, open as ``fd``, into the trash; ``time`` is in Unix seconds.
+
+        MustStay where it was exchanged meanwhile: what is there then goes back.
+        """
+        if self.dry_run or self.directory is None:
+            return Action.WOULD_MOVE
+        moving, trash = moving_name(name, time), self.directory.fd
+        rename(name, self.root.fd, moving, trash)
+        if identity_at(moving, trash) != identity_of(fd):
+            rename(moving, trash, name, self.root.fd)
             raise MustStay(KeepReason.CHANGED)
-        rename(moving, self.directory.fd, trash_name(name, time), self.directory.fd)
+        rename(moving, trash, trash_name(name, time), trash)
         return Action.MOVED
 
     def give_back(self, trashed: str, name: str) -> Action:
-        """Move it back."""
+        """Move something from the trash back to its name; FileExistsError where that is taken."""
+        if self.dry_run or self.directory is None:
+            return Action.WOULD_RESTORE
         rename(trashed, self.directory.fd, name, self.root.fd)
         return Action.RESTORED
 
     def delete(self, trashed: str, removal: TreeRemoval) -> Action:
-        """Delete it."""
+        """Delete something in the trash for good."""
+        if self.dry_run:
+            return Action.WOULD_DELETE
         removal.remove(trashed)
         return Action.DELETED
 
 
-@dataclass(frozen=True, slots=True)
-class DryRunTrash:
-    """Only says what would be done."""
-
-    directory: OpenDirectory | None
-
-    def take(self, name: str, fd: int, time: int) -> Action:  # noqa: ARG002  # nothing is done to it
-        """Move nothing."""
-        return Action.WOULD_MOVE
-
-    def give_back(self, trashed: str, name: str) -> Action:  # noqa: ARG002  # nothing is done to it
-        """Move nothing back."""
-        return Action.WOULD_RESTORE
-
-    def delete(self, trashed: str, removal: TreeRemoval) -> Action:  # noqa: ARG002  # nothing is done to it
-        """Delete nothing."""
-        return Action.WOULD_DELETE
-
-
-OpenTrash = Callable[[OpenDirectory], contextlib.AbstractContextManager[Trash]]
-"""Called with the root of each sweep."""
-
-
 @contextlib.contextmanager
-def open_trash(root: OpenDirectory) -> Iterator[Trash]:
-    """Open the trash, and make it where there is none: early, for on a full disk there may be no room for it."""
+def open_trash(root: OpenDirectory, *, dry_run: bool = False) -> Iterator[Trash]:
+    """Open the trash, and make it where there is none; with ``dry_run`` nothing is written, not even that."""
+    # Made before anything is to be moved: on a full disk there may be no room for it later.
     with contextlib.suppress(FileExistsError):
-        os.mkdir(TRASH, 0o700, dir_fd=root.fd)
-    fd = open_directory(TRASH, root.fd, root.mount)
-    try:
-        yield RealTrash(root, OpenDirectory(fd, root.mount))
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def open_dry_run_trash(root: OpenDirectory) -> Iterator[Trash]:
-    """Open the trash if there is one; nothing is written."""
+        if not dry_run:
+            os.mkdir(TRASH, 0o700, dir_fd=root.fd)
     try:
         fd = open_directory(TRASH, root.fd, root.mount)
     except FileNotFoundError:
-        yield DryRunTrash(None)
+        if not dry_run:
+            raise
+        yield Trash(root, None, dry_run)
         return
     try:
-        yield DryRunTrash(OpenDirectory(fd, root.mount))
+        yield Trash(root, OpenDirectory(fd, root.mount), dry_run)
     finally:
         os.close(fd)

@@ -269,5 +269,5 @@ def test_a_count_is_no_newer_than_the_list_that_it_was_made_from(api: ApiDouble)
     """Else what is stored at the next version would count as seen."""
     api.store(POD, stored_pod(CARD))
     [page] = api.list_pages("/api/v1/namespaces/team-a/pods")
-    view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).look("team-a")
+    view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).count_pods("team-a")
     assert (view.resource_version, view.committed) == (page.resource_version, {"M40": ONE})

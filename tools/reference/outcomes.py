@@ -6,7 +6,7 @@ import ast
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from controller.node.names import EXPECTED, WHY
+from controller.node.names import KeepReason
 from controller.violations import EvictionOutcome, ViolationKind
 from tools.reference.markdown import code, table
 from tools.reference.others import removal_rules
@@ -75,7 +75,7 @@ def incidents() -> set[str]:
 
 def section() -> str:
     """A table for each label."""
-    reasons = {reason.value: f"{why}{'' if reason in EXPECTED else '; look at it'}" for reason, why in WHY.items()}
+    reasons = {each.value: f"{each.why}{'' if each.is_expected else '; look at it'}" for each in KeepReason}
     schemes = {scheme.name: f"`{scheme.cores}` and the like; several stand with commas" for scheme in SCHEMES}
     return "\n\n".join(
         [

@@ -122,16 +122,16 @@ _LIST = msgspec.json.Decoder(_List)
 class Kube:
     """A handle on one API server, to be shared by all threads. ``Kube.connect`` makes it.
 
-    The official client keeps the configuration, renews the token and owns the connection pool. Requests go to the
-    pool itself, with the headers that ``update_params_for_auth`` gives: the client's own ``request`` would
-    ``json.dumps`` a body that is JSON already, and turn a JSON Patch in bytes into a strategic merge patch.
-    No redirect is followed, and nothing is sent again but after a 401 whose credentials have been renewed: only the
-    caller knows whether a repeated write is harmless. Paths start with ``/api`` or ``/apis``; timeouts are seconds
-    for the whole call.
-
-    Every method raises NotFound, Conflict, Gone or another ApiError, with the API server's own sentence, for a
-    request that is refused; Unreachable for 429, 5xx, a connection that fails or breaks, and a timeout.
+    Paths start with ``/api`` or ``/apis``; timeouts are seconds for the whole call. Every method raises NotFound,
+    Conflict, Gone or another ApiError, with the API server's own sentence, for a request that is refused; Unavailable
+    for 429, 5xx, a connection that fails or breaks, and a timeout.
     """
+
+    # The official client keeps the configuration, renews the token and owns the connection pool. Requests go to the
+    # pool itself, with the headers that update_params_for_auth gives: the client's own `request` would json.dumps a
+    # body that is JSON already, and turn a JSON Patch in bytes into a strategic merge patch.
+    # No redirect is followed, and nothing is sent again but after a 401 whose credentials have been renewed: only the
+    # caller knows whether a repeated write is harmless.
 
     api: ApiClient
     load: Load
@@ -168,7 +168,7 @@ class Kube:
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
         """Read one object or list: consistent, as the API server reads from etcd, unless params say otherwise."""
-        return self._body(_Call("GET", path, params), timeout)
+        return self._heard(_Call("GET", path, params), timeout).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
         """Read as ``get`` does, and return the API server's time beside the object."""
@@ -176,7 +176,7 @@ class Kube:
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Create the object in ``body`` (JSON); Conflict where the name is taken."""
-        return self._body(_Call("POST", path, params, body), timeout)
+        return self._heard(_Call("POST", path, params, body), timeout).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
         """Create as ``post`` does, and return the warnings beside the object."""
@@ -184,17 +184,17 @@ class Kube:
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Replace an object; Conflict where ``body`` names a resourceVersion that is not the newest."""
-        return self._body(_Call("PUT", path, params, body), timeout)
+        return self._heard(_Call("PUT", path, params, body), timeout).body
 
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
     ) -> bytes:
         """Change an object; ``content_type`` is MERGE_PATCH, JSON_PATCH or another that the API server takes."""
-        return self._body(_Call("PATCH", path, params, body, content_type), timeout)
+        return self._heard(_Call("PATCH", path, params, body, content_type), timeout).body
 
     def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
         """Delete an object; ``body`` is a DeleteOptions, for preconditions."""
-        return self._body(_Call("DELETE", path, params, body), timeout)
+        return self._heard(_Call("DELETE", path, params, body), timeout).body
 
     def list_pages(
         self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30
@@ -228,9 +228,6 @@ class Kube:
             body = read_body(response, time.monotonic() + connect_timeout)
         raise refusal(str(request), response.status, body)
 
-    def _body(self, request: _Call, timeout: float) -> bytes:
-        return self._heard(request, timeout).body
-
     def _check_version(self, timeout: float) -> None:
         check = self.version_check
         if check is not None and not check.passed:
@@ -253,7 +250,7 @@ class Kube:
         raise refusal(str(request), response.status, answer)
 
     def _send(self, request: _Call, timeout: urllib3.Timeout) -> BaseHTTPResponse:
-        """Send, and once more if the answer is 401 and there are newer credentials than those it refused."""
+        # Send, and once more if the answer is 401 and there are newer credentials than those it refused.
         used = self._credentials()
         response = self._send_as(used, request, timeout)
         if response.status != HTTPStatus.UNAUTHORIZED or (renewed := self._renewed(used)) == used:
@@ -273,7 +270,7 @@ class Kube:
         )
 
     def _credentials(self) -> dict[str, str]:
-        """Headers that say who we are. The official client reads an expired token anew here, one thread at a time."""
+        # Headers that say who we are. The official client reads an expired token anew here, one thread at a time.
         headers: dict[str, str] = {**self.api.default_headers}
         with self._renewing:
             try:
@@ -283,7 +280,7 @@ class Kube:
         return {name: value.strip() for name, value in headers.items()}
 
     def _renewed(self, refused: Mapping[str, str]) -> dict[str, str]:
-        """Read the credentials from their source, unless another thread has done so since ``refused`` were made."""
+        # Read the credentials from their source, unless another thread has done so since refused were made.
         current = self._credentials()
         if current != refused:
             return current
@@ -341,7 +338,7 @@ def warnings_in(headers: Iterable[str]) -> tuple[str, ...]:
 
 
 def _text(quoted: str) -> str:
-    """Return a quoted-string's text. http.client decodes headers as Latin-1, whatever they are."""
+    # Return a quoted-string's text. http.client decodes headers as Latin-1, whatever they are.
     return _ESCAPED.sub(r"\1", quoted).encode("latin-1").decode("utf-8", "replace")
 
 
@@ -357,7 +354,7 @@ _CHUNK = 64 * 1024  # bytes; one read of the socket, so that a line is seen as s
 
 @contextlib.contextmanager
 def transport(what: str) -> Iterator[None]:
-    """Turn every way a connection can fail into Unreachable; ``what`` is the request, for the message."""
+    """Turn every way a connection can fail into Unavailable; ``what`` is the request, for the message."""
     try:
         yield
     except (HTTPError, OSError) as error:
@@ -383,7 +380,7 @@ def read_body(response: BaseHTTPResponse, deadline: float) -> bytes:
 
 
 def _set_timeout(response: BaseHTTPResponse, seconds: float) -> None:
-    """Set the socket's timeout; where the server closes after its answer, the connection keeps no socket to set."""
+    # Set the socket's timeout; where the server closes after its answer, the connection keeps no socket to set.
     sock = getattr(response.connection, "sock", None)
     if sock is not None:
         sock.settimeout(seconds)
@@ -393,7 +390,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a stream without their newline, however they are cut into chunks; blank ones are left out.
 
     Bytes only: 0x0A is never part of a longer UTF-8 character. Each byte is copied at most twice, also where one
-    line comes in a hundred chunks. Raises Unreachable where the stream ends inside a line.
+    line comes in a hundred chunks. Raises Unavailable where the stream ends inside a line.
     """
     parts: list[bytes] = []
     for chunk in chunks:
@@ -431,7 +428,7 @@ class Stream:
         self._socket.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the server ends the stream or is silent for the read timeout; Unreachable where it breaks.
+        """Yield lines until the server ends the stream or is silent for the read timeout; Unavailable where it breaks.
 
         Silence cannot be told from a connection that died without a word; either way the reader asks anew.
         """

@@ -93,9 +93,7 @@ def check_version(answer: bytes, server: str) -> str:
     A cluster that works must not stop for a version in words of its own, so that is no error. A build to which nobody
     gave a version says v0.0.0: that cannot be told either.
 
-    Raises:
-        UnsupportedVersion: it is older than OLDEST.
-
+    Raises UnsupportedVersion: it is older than OLDEST.
     """
     try:
         info = _INFO.decode(answer)

@@ -20,11 +20,13 @@ from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Quota
 from vcuda.requests.schemes import SCHEMES
 
-MOST_FAULTS = 20
-"""Faults of one document that are logged; an alias can repeat one without end."""
-
+# So many faults of one document are logged; an alias can repeat one without end.
+MAX_FAULTS = 20
 
 _decode = msgspec.json.Decoder(ConfigMap).decode
+_NODE = msgspec.json.Decoder(Node)
+_CARDS = tuple(name for scheme in INDEXED for name in (scheme.cores, scheme.memory))
+_LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
 
 class QuotaPlace(msgspec.Struct, frozen=True):
@@ -61,11 +63,9 @@ class QuotaInformer:
         self.reflector = Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
     def current(self) -> Quota | None:
-        """Return the quota in force, or None until it has been read once. An absent ConfigMap limits nobody.
-
-        Only the watch's own thread sets what is in force: an answer to a request that was about to find none must
-        not overwrite a document that has just come.
-        """
+        """Return the quota in force, or None until it has been read once. An absent ConfigMap limits nobody."""
+        # Nothing is set here: an answer to a request that was about to find none must not overwrite a document that has
+        # just come. Only the watch's own thread sets what is in force.
         if self._quota is None and self.reflector.synced.is_set() and not self._faulty:
             return self._nobody
         return self._quota
@@ -73,14 +73,13 @@ class QuotaInformer:
     def stored_version(self) -> str:
         """Return the resourceVersion of the document as etcd has it, by a consistent LIST; empty where there is none.
 
-        Raises:
-            Unreachable: no answer.
-
+        Raises Unavailable: no answer.
         """
-        found = [
-            _decode(raw).metadata for page in self._kube.list_pages(self._path, self._params) for raw in page.items
-        ]
-        return next((metadata.resource_version for metadata in found if metadata.name == self._place.name), "")
+        for page in self._kube.list_pages(self._path, self._params):
+            for metadata in (_decode(raw).metadata for raw in page.items):
+                if metadata.name == self._place.name:
+                    return metadata.resource_version
+        return ""
 
     def is_valid(self) -> bool:
         """Return False while the document in the cluster is malformed: not the one in force, if any is."""
@@ -114,27 +113,20 @@ class QuotaInformer:
     def _reject(self, config_map: ConfigMap, fault: QuotaFault) -> None:
         self._faulty = True
         kept = "the last good one stays in force" if self._quota else "no quota has been read yet"
-        self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MOST_FAULTS]], kept=kept)
+        self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
+        version, place = config_map.metadata.resource_version, self._place
+        subject = InvolvedObject("v1", "ConfigMap", place.name, place.namespace, config_map.metadata.uid, version)
+        message = f"the quota document is malformed, {kept}: {fault}"
+        # Its name holds the version that it is about: so all replicas together write it once.
+        event = Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
         try:
-            self._post_event(config_map, f"the quota document is malformed, {kept}: {fault}")
+            post_event(self._kube, event)
         except VcudaError as error:
             self._log.warning("event not written", error=str(error))
-
-    def _post_event(self, config_map: ConfigMap, message: str) -> None:
-        """Write an Event on the ConfigMap, once for all replicas: its name holds the version that it is about."""
-        version = config_map.metadata.resource_version
-        place = self._place
-        subject = InvolvedObject("v1", "ConfigMap", place.name, place.namespace, config_map.metadata.uid, version)
-        post_event(
-            self._kube, Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
-        )
 
 
 NodeChange = Callable[[Node | None, Node | None], None]
 """Called with a node before and after: (None, new) is an arrival, (old, None) a departure."""
-
-_CARDS = tuple(name for scheme in INDEXED for name in (scheme.cores, scheme.memory))
-_LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
 
 class NodeInformer:
@@ -166,7 +158,7 @@ class NodeInformer:
             return self._nodes
 
     def _on_event(self, old: Node | None, new: Node | None) -> None:
-        """Take over a change; heartbeats, which are most events, cost nothing more."""
+        # Take over a change; heartbeats, which are most events, cost nothing more.
         if old == new:
             return
         if not (old and new and old.labels == new.labels):
@@ -188,19 +180,12 @@ class NodeInformer:
         return node.labels.get(self.keys.model) if node else None
 
 
-_NODE = msgspec.json.Decoder(Node)
-
-
 def _decode_node(raw: bytes) -> Node:
-    """Keep a node's name, its labels, its locks and its cards alone."""
     node = _NODE.decode(raw)
     locks = {key: node.annotations[key] for key in _LOCKS if key in node.annotations} or None
     cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
     metadata = ObjectMeta(name=node.metadata.name, labels=node.metadata.labels, annotations=locks)
     return Node(metadata, NodeStatus(cards) if cards else None)
-
-
-_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
 
 
 class FreeCardsInformer:
@@ -218,4 +203,4 @@ class FreeCardsInformer:
 
 
 def _decode_cards(raw: bytes) -> FreeCardsByPool:
-    return read_free_cards((_CONFIG_MAP.decode(raw).data or {})[CARDS_KEY])
+    return read_free_cards((_decode(raw).data or {})[CARDS_KEY])

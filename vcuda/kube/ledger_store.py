@@ -43,21 +43,13 @@ class NamedLedger(msgspec.Struct, frozen=True):
     config_map: ConfigMap
 
     def read(self) -> Stored:
-        """Return the ledger.
-
-        Raises:
-            UnreadableLedger: it is damaged.
-
-        """
+        """Return the ledger. Raises UnreadableLedger: it is damaged."""
         return _read(self.config_map)
 
 
+# Has the API server drop, at an update, what it notes of who set which field (Server-Side Apply, "Clearing
+# managedFields"). Nobody applies a ledger, and keeping the notes is a quarter of what the API server does for a write.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
-"""Has the API server drop, at an update, what it notes of who set which field.
-
-That is Server-Side Apply's "Clearing managedFields". Nobody applies a ledger, and to keep the notes is a quarter of
-what the API server does for one of its writes.
-"""
 
 
 class LedgerStore:
@@ -74,37 +66,22 @@ class LedgerStore:
     def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return the newest ledger; where there is none, one that counts the pods stored now, from a consistent LIST.
 
-        ``timeout`` is in seconds, for each call.
-
-        Raises:
-            UnreadableLedger: it is damaged.
-            Unreachable: no answer.
-
+        ``timeout`` is in seconds, for each call. Raises UnreadableLedger: it is damaged.
         """
         try:
             raw = self._kube.get(self._path(namespace), timeout=timeout)
         except NotFound:
-            view = self.look(namespace, timeout)
-            return Stored(Ledger(view.committed, view.resource_version), None)
+            pods = self.count_pods(namespace, timeout)
+            return Stored(Ledger(pods.committed, pods.resource_version), None)
         return _read(_CONFIG_MAP.decode(raw), len(raw))
 
-    def look(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return what a namespace's pods take, from a consistent LIST of them; the timeout is for each page.
-
-        Raises:
-            Unreachable: no answer.
-
-        """
+    def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
+        """Return what a namespace's pods take, from a consistent LIST of them; the timeout is for each page."""
         version, stored = self.pods(namespace, timeout)
         return ObservedPods(version, charges_by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
 
     def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
-        """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page.
-
-        Raises:
-            Unreachable: no answer.
-
-        """
+        """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page."""
         path, version = f"/api/v1/namespaces/{segment(namespace)}/pods", ""
         stored: list[StoredPod] = []
         for page in self._kube.list_pages(path, timeout=timeout):
@@ -116,32 +93,24 @@ class LedgerStore:
     def write(self, namespace: str, ledger: Ledger, version: str | None, timeout: float = 10) -> Stored:
         """Replace the ledger read at ``version``, or create it where that is None; return it as stored.
 
-        Raises:
-            Conflict: another writer was first, or it has been deleted.
-            Unreachable: no answer; whether it was written is not known.
-
+        Raises Conflict: another writer was first, or it has been deleted. Unavailable: whether it was written is not
+        known.
         """
         body = self._encode(namespace, ledger, version)
-        if version is None:
-            raw = self._kube.post(self._collection, body, timeout=timeout)
-        else:
-            raw = self._replace(namespace, body, timeout)
+        try:
+            if version is None:
+                raw = self._kube.post(self._collection, body, timeout=timeout)
+            else:
+                raw = self._kube.put(self._path(namespace), body, timeout=timeout)
+        except NotFound as error:
+            # What was read is gone, as after any other write: read again. (Of a POST it is the system's namespace.)
+            if version is None:
+                raise
+            raise Conflict(error.status, error.message) from error
         return Stored(ledger, _CONFIG_MAP.decode(raw).metadata.resource_version, len(raw))
 
-    def _replace(self, namespace: str, body: bytes, timeout: float) -> bytes:
-        try:
-            return self._kube.put(self._path(namespace), body, timeout=timeout)
-        except NotFound as error:
-            raise Conflict(error.status, error.message) from error
-
     def delete(self, namespace: str, version: str) -> None:
-        """Delete the ledger, if it is still the one read at ``version``.
-
-        Raises:
-            Conflict: it has been written since.
-            NotFound: it is gone.
-
-        """
+        """Delete the ledger, if it is still the one read at ``version``; else Conflict, or NotFound."""
         self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
     def reflector(self, on_change: Callable[[str], None]) -> Reflector[NamedLedger]:

@@ -12,11 +12,10 @@ from vcuda.errors import Conflict, Unavailable
 from vcuda.k8s_types import UNDECODABLE, K8sStruct, ObjectMeta
 from vcuda.kube.client import Kube, segment
 
-LONGEST_MESSAGE = 1024
-"""Characters; the API server refuses an Event with more."""
+LONGEST_MESSAGE = 1024  # characters; the API server refuses an Event with more
 
+# Where Events on objects without a namespace belong: the API server takes them nowhere else.
 DEFAULT_NAMESPACE = "default"
-"""Where Events on objects without a namespace belong: the API server takes them nowhere else."""
 
 
 class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -47,10 +46,7 @@ class Event(msgspec.Struct, frozen=True):
 def post_event(kube: Kube, event: Event) -> None:
     """Write an Event; harmless where another process, or an earlier try, has written it.
 
-    Raises:
-        ApiError: the API server refuses it.
-        Unreachable: no answer.
-
+    Raises ApiError: the API server refuses it; Unavailable: no answer.
     """
     home = event.subject.namespace or DEFAULT_NAMESPACE
     try:

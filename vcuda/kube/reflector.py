@@ -62,31 +62,26 @@ class Backoff:
 class Reflector(Generic[T]):
     """The objects under one resource path, each decoded by ``decode``, as new as the watch has brought them.
 
-    It works as client-go's Reflector does: list, watch from the list's version, list again after 410.
     Once ``synced`` the store only moves forward, and every change reaches ``on_event``. Where the connection is lost
     the store stays and ages (``last_event_age``); it is never emptied.
-
-    A list is streamed where the API server does that (WatchList, KEP-3157): it comes as the initial events of a watch,
-    which goes on as the watch. That spares the API server the memory of a whole answer. Else it comes in pages. One
-    that refuses to stream is not asked again by this reflector: lists are rare, and pages are as right. After a
-    stream that was cut short the next list comes in pages, so that it ends whatever broke the stream. Either way the
-    view changes over in one step, to a list that is consistent: no change that was answered before it began is
-    missing.
 
     ``decode`` gets the raw JSON of one object and returns None for one that is not kept. One that it cannot decode
     costs only itself: logged, counted, and its last good value, if the object had one, stays.
 
     ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If it raises, that is
-    logged with its traceback and counted in ``counts.callback_errors``, and the next event follows: the store is right
-    all the same, and a thread that ends would freeze it for everybody. A fault in the reflector itself ends the
-    thread, loudly; ``alive`` tells a health check.
-
-    Objects are keyed by namespace and name. One that was deleted and made again under its name while nobody watched
-    has another uid: that is reported as a departure and an arrival, never as a change.
+    logged and counted, and the next event follows. A fault in the reflector itself ends the thread, loudly; ``alive``
+    tells a health check.
 
     ``params`` hold selectors; ``page_size`` is in objects; a stream that says nothing for ``silence`` seconds is given
     up, and begun anew. ``clock`` is in seconds; ``wait`` sleeps for seconds and returns True when it is time to stop.
     """
+
+    # It works as client-go's Reflector does: list, watch from the list's version, list again after 410. A list is
+    # streamed where the API server does that (WatchList, KEP-3157): it comes as the initial events of a watch, which
+    # goes on as the watch. That spares the API server the memory of a whole answer. Else it comes in pages. One that
+    # refuses to stream is not asked again: lists are rare, and pages are as right. After a stream that was cut short
+    # the next list comes in pages, so that it ends whatever broke the stream. Either way the store changes over in one
+    # step, to a list that is consistent: no change that was answered before it began is missing.
 
     def __init__(
         self,
@@ -167,7 +162,7 @@ class Reflector(Generic[T]):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        """Try, and wait, for ever. It waits after success too: a server that ends each watch at once meets no storm."""
+        # Try, and wait, for ever. It waits after success too: a server that ends each watch at once meets no storm.
         try:
             while not self._stopping.is_set():
                 self._attempt()
@@ -178,7 +173,7 @@ class Reflector(Generic[T]):
             raise
 
     def _attempt(self) -> None:
-        """List if due, and watch. A watch broken in transit goes on from its version; after all else, list again."""
+        # List if due, and watch. A watch broken in transit goes on from its version; after all else, list again.
         try:
             if self._list_due and self._list_and_watch():
                 return
@@ -213,7 +208,8 @@ class Reflector(Generic[T]):
         return True
 
     def relist(self) -> None:
-        """List without resourceVersion: the API server answers as new as etcd is, from its cache where it can."""
+        """Change over to a list in pages, once: what the thread does where lists are not streamed."""
+        # Without resourceVersion the API server answers as new as etcd is, from its cache where it can.
         pages = self._kube.list_pages(self._path, self._params, self._page_size)
         listing = from_pages(until(self._stopping, pages), self._reader)
         if not self._stopping.is_set():
@@ -221,7 +217,6 @@ class Reflector(Generic[T]):
             self._replace(listing, streamed=False)
 
     def _replace(self, listing: Listing[T], *, streamed: bool) -> None:
-        """Change over to the list in one step, and tell the differences."""
         fresh = listing.entries
         before = self._store.swap(fresh, listing.version)
         self._list_due = False
@@ -237,11 +232,9 @@ class Reflector(Generic[T]):
         self.synced.set()
 
     def _duration(self) -> float:
-        """Return for how many seconds to watch."""
         return _SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())
 
     def _follow(self, events: Iterable[WatchEvent]) -> None:
-        """Apply the events of a watch until it ends."""
         self.counts.watches += 1
         opened = self._last_event = self._clock()
         try:
@@ -264,6 +257,7 @@ class Reflector(Generic[T]):
         self._store.put(key, new, version)
         self._notify(old, new)
 
+    # Made again under its name while nobody watched, an object has another uid: a departure and an arrival, no change.
     def _notify(self, old: StoreEntry[T] | None, new: StoreEntry[T] | None) -> None:
         if old is new:
             return
@@ -280,6 +274,6 @@ class Reflector(Generic[T]):
             return
         try:
             self._on_event(old, new)
-        except Exception:  # noqa: BLE001  # the class docstring says why the thread goes on; logged and counted
+        except Exception:  # noqa: BLE001  # the store is right all the same, and a dead thread would freeze it for all
             self.counts.callback_errors += 1
             self._log.exception("callback failed")

@@ -158,7 +158,7 @@ def from_initial_events(events: Iterable[WatchEvent], reader: ObjectReader[T], w
     """Gather the initial events of the watch ``what``, up to the bookmark that ends them.
 
     What changes meanwhile may come before that bookmark too, so that every kind of event is applied.
-    Raises Unreachable where the events end without it: nobody can tell what is still missing.
+    Raises Unavailable where the events end without it: nobody can tell what is still missing.
     """
     entries: dict[Key, StoreEntry[T]] = {}
     for event in events:

@@ -14,12 +14,9 @@ from vcuda.kube.client import Kube, Params, Status, Stream, refusal
 
 T = TypeVar("T")
 
+# Has a watch begin with an ADDED event for every object (KEP-3157). Without a resourceVersion they are as new as a
+# quorum read: the API server asks etcd for its revision, and waits until its cache has come so far.
 INITIAL_EVENTS: Params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-"""Has a watch begin with an ADDED event for every object (KEP-3157).
-
-Without a resourceVersion they are as new as a quorum read: the API server asks etcd for its revision, and waits until
-its cache has come so far.
-"""
 
 _INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
@@ -85,10 +82,8 @@ def read_meta(raw: bytes) -> Meta:
 def read_event(line: bytes, what: str) -> WatchEvent:
     """Return the event in one line of the watch ``what``.
 
-    Raises:
-        ApiError: it is an ERROR event; Gone where the version is too old.
-        WatchLost: it is one of a fault in the server; or it cannot be read, and could be any object's.
-
+    Raises ApiError where it is an ERROR event, Gone among them; WatchLost where that is of a fault in the server, or
+    where the event cannot be read, and could be any object's.
     """
     try:
         event = _EVENT.decode(line)
@@ -139,7 +134,7 @@ class Watches:
     def open(self, start: Params, seconds: float) -> Iterator[Iterator[WatchEvent]]:
         """Open a watch from ``start``, which the server ends after ``seconds``; yield its events, until they end.
 
-        Raises what ``Kube.stream`` does; reading raises what ``read_event`` does, and Unreachable where it breaks.
+        Raises what ``Kube.stream`` does; reading raises what ``read_event`` does, and Unavailable where it breaks.
         """
         params = {**self._params, "timeoutSeconds": int(seconds), **start}
         with self._kube.stream(self._path, params, read_timeout=self._silence) as stream:

@@ -17,9 +17,8 @@ from controller.node.age import Now, ObservedAge
 from controller.node.agent import Action, DirectoryOutcome, Report
 from controller.node.fs import OutOfTime
 from controller.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason
-from controller.node.pods import Kubelet, NoKubelet
+from controller.node.pods import KubeletPods
 from controller.node.sweep import NodeSweep
-from controller.node.trash import OpenTrash, open_trash
 from vcuda.errors import VcudaError
 
 GRACE, RETENTION = 300.0, 3600.0
@@ -150,18 +149,15 @@ class Disk:
 class Agent:
     """What sweeps a disk again and again, as the real one does; a new one remembers nothing."""
 
-    def __init__(
-        self, disk: Disk, kubelet: Kubelet | None = None, trash: OpenTrash = open_trash, **more: object
-    ) -> None:
+    def __init__(self, disk: Disk, kubelet: KubeletPods | None = None, **more: object) -> None:
         self.disk = disk
         self._sweep = NodeSweep(
             disk.root,
             VM_DIRECTORIES[disk.scheme],
             disk.pods,
-            kubelet or NoKubelet(),
+            kubelet,
             ObservedAge(GRACE, 2),
             ObservedAge(RETENTION, 1),
-            trash,
             clock=disk.clocks,
             **{"disk_pressure": 1.0, **more},  # type: ignore[arg-type]  # the flags of a test, by name
         )

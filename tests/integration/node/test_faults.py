@@ -18,7 +18,6 @@ import pytest
 
 from controller.node.agent import Action, DirectoryOutcome
 from controller.node.names import TRASH, Keep, KeepReason
-from controller.node.trash import open_dry_run_trash
 from tests.integration.node import fuse
 from tests.integration.node.disk import (
     GRACE,
@@ -370,5 +369,5 @@ def test_sigkill(disk: Disk, point: int) -> None:
 def test_a_dry_run_takes_no_step(disk: Disk, steps: Steps) -> None:
     nested(disk, 1)
     steps.taken = 0
-    until_rest(disk, Agent(disk, trash=open_dry_run_trash))
+    until_rest(disk, Agent(disk, dry_run=True))
     assert steps.taken == 0

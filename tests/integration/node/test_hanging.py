@@ -111,7 +111,7 @@ def test_what_lies_on_another_mount_is_not_asked(disk: Disk, agent: Agent, serve
 def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(disk: Disk, server: Server) -> None:
     """It might be a file of the root's, so everything stays until it is known; a stop does not wait at all."""
     disk.make(uid(1))
-    agent = Agent(disk, scanner=ProcessScanner(patience=0.5))
+    agent = Agent(disk, scanner=ProcessScanner(timeout=0.5))
     agent.sweep()
     disk.clocks.advance(2 * GRACE)
     with held(server, "open"):
@@ -119,7 +119,7 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(dis
         assert swept(agent)[uid(1)].keep == Keep(KeepReason.UNSEEN, "nothing has moved for 0.5 s")
         disk.clocks.advance(HOUR)
         assert swept(agent)[uid(1)].keep == Keep(KeepReason.UNSEEN, "an earlier look has not ended")
-        impatient = Agent(disk, scanner=ProcessScanner(patience=HOUR))
+        impatient = Agent(disk, scanner=ProcessScanner(timeout=HOUR))
         swept(impatient)
         disk.clocks.advance(2 * GRACE)
         began = time.monotonic()
@@ -137,7 +137,7 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(dis
 def test_processes_that_hold_very_much_are_waited_for(disk: Disk, many: None) -> None:  # noqa: ARG001
     """Else anyone who opens enough would see to it that nothing goes."""
     disk.make(uid(1))
-    agent = Agent(disk, scanner=ProcessScanner(patience=1.5))
+    agent = Agent(disk, scanner=ProcessScanner(timeout=1.5))
     agent.sweep()
     disk.clocks.advance(2 * GRACE)
     assert swept(agent)[uid(1)].verdict is Action.MOVED
@@ -146,7 +146,7 @@ def test_processes_that_hold_very_much_are_waited_for(disk: Disk, many: None) ->
 def test_a_sweep_that_has_no_time_for_them_leaves_them_to_the_next(disk: Disk, many: None) -> None:  # noqa: ARG001
     for number in (1, 2):
         disk.make(uid(number))
-    agent = Agent(disk, scanner=ProcessScanner(patience=1.5))
+    agent = Agent(disk, scanner=ProcessScanner(timeout=1.5))
     agent.sweep()
     disk.clocks.advance(2 * GRACE)
     assert agent.sweep(give_up=lambda: True) == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from controller.node.names import MustStay
-from controller.node.pods import KubeletPods, NoKubelet, RecentPodList, WatchedPods, list_uids
+from controller.node.pods import KubeletPods, RecentPodList, WatchedPods, list_uids
 from tests.integration.scripted import Answer, Script, item, page, status
 from tests.processes import PATIENCE
 from vcuda.errors import Gone, Unavailable, VcudaError
@@ -31,7 +31,7 @@ def mirror(name: str, version: int) -> dict[str, object]:
 @contextmanager
 def watching(kube: Kube, own_uid: str | None = None) -> Iterator[WatchedPods]:
     """The pods of a node, watched."""
-    pods = WatchedPods(kube, NODE, own_uid, NoKubelet(), on_gone=lambda: None)
+    pods = WatchedPods(kube, NODE, own_uid, None, on_gone=lambda: None)
     pods.reflector.start()
     try:
         yield pods
@@ -68,13 +68,13 @@ def test_a_list_serves_for_seconds_and_one_that_failed_for_none(kube: Kube, scri
     now = [0.0]
     listing = RecentPodList(kube, NODE, "uid-a", clock=lambda: now[0])
     script.answers.extend([page(7, item("a", 1)), status(500, "down"), page(9, item("b", 1)), page(10, item("a", 2))])
-    assert listing.recent() == listing.recent() == {"uid-a"}
+    assert listing.known() == listing.known() == {"uid-a"}
     now[0] = 6.0
     with pytest.raises(Unavailable):
-        listing.recent()
+        listing.known()
     with pytest.raises(MustStay):
-        listing.recent()
-    assert listing.recent() == {"uid-a"}
+        listing.known()
+    assert listing.known() == {"uid-a"}
 
 
 def test_before_the_first_complete_list_nothing_is_known(kube: Kube, script: Script) -> None:

@@ -7,7 +7,6 @@ import pytest
 from controller.node.agent import Action
 from controller.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason, MustStay
 from controller.node.pods import KubeletPods
-from controller.node.trash import open_dry_run_trash
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, snapshot, uid
 from vcuda.errors import Unavailable
 
@@ -215,7 +214,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(disk: Disk) -> None:
     disk.make(uid(2))
     disk.clocks.advance(RETENTION)
     before = snapshot(disk.root)
-    agent = Agent(disk, trash=open_dry_run_trash, disk_pressure=0.0)
+    agent = Agent(disk, dry_run=True, disk_pressure=0.0)
     verdicts = {outcome.verdict for outcome in agent.sweep_after_grace().values()}
     assert verdicts == {Action.WOULD_MOVE, Action.WOULD_DELETE}
     assert snapshot(disk.root) == before
@@ -223,7 +222,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(disk: Disk) -> None:
 
 def test_a_dry_run_makes_no_trash(disk: Disk) -> None:
     disk.make(uid(1))
-    assert Agent(disk, trash=open_dry_run_trash).sweep_after_grace()[uid(1)].verdict is Action.WOULD_MOVE
+    assert Agent(disk, dry_run=True).sweep_after_grace()[uid(1)].verdict is Action.WOULD_MOVE
     assert set(disk.root.iterdir()) == {disk.root / uid(1)}
 
 
