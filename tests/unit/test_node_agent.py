@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -238,15 +237,13 @@ def test_many_pods_that_end_bring_one_sweep_after_the_spacing() -> None:
 
 def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
     wakeup = Wakeup()
-    agent = Agent(
-        Sweeps(), SweepReporter(SweepMetrics(registry), structlog.get_logger()), wakeup, SweepInterval(3600, 3600)
-    )
-    loop = threading.Thread(target=agent.loop)
-    loop.start()
-    wakeup.wake()
-    wakeup.stop()
-    loop.join(20)
-    assert not loop.is_alive()
+
+    def stopped(*_: object) -> None:
+        wakeup.wake()
+        wakeup.stop()
+
+    reporter = SweepReporter(SweepMetrics(registry), structlog.get_logger())
+    Agent(stopped, reporter, wakeup, SweepInterval(3600, 3600)).loop()
 
 
 @pytest.mark.parametrize(

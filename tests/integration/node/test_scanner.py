@@ -42,7 +42,7 @@ class Looks:
         """Let this look and all later ones end, and this one have ended."""
         self.may_end.set()
         for thread in threading.enumerate():
-            if thread.name == "survey":
+            if thread.name == "scan":
                 thread.join(PATIENT)
 
     def after(self, seconds: float, *, moves: bool) -> Callable[[], bool]:

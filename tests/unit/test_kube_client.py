@@ -1,0 +1,151 @@
+"""What the client makes of names, bytes and headers: paths, streams of lines, warnings."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import NoReturn, cast
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcuda.errors import NotFound, Unavailable, VcudaError
+from vcuda.kube import (
+    Event,
+    FreeCardsInformer,
+    InvolvedObject,
+    Kube,
+    LedgerStore,
+    QuotaInformer,
+    QuotaPlace,
+    post_event,
+)
+from vcuda.kube.client import read_body, split_lines, warnings_in
+from vcuda.ledger.ledger import Ledger
+from vcuda.placement.placement import Nodes
+
+NAME = "team-a/../team-b"
+QUOTED = "team-a%2F..%2Fteam-b"
+IN_IT = f"/api/v1/namespaces/{QUOTED}/"
+
+
+class Asked:
+    """Notes which path each call is for, and knows nothing."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def get(self, path: str, *_: object, **__: object) -> NoReturn:
+        """Answer any call."""
+        self.paths.append(path)
+        raise NotFound(404, "no such object")
+
+    post = put = list_pages = get
+
+
+def store(kube: Kube, namespace: str) -> LedgerStore:
+    return LedgerStore(kube, namespace, Nodes)
+
+
+@pytest.mark.parametrize(
+    ("call", "begin"),
+    [
+        pytest.param(lambda kube: store(kube, NAME).write("a", Ledger(), None), IN_IT, id="the ledgers' namespace"),
+        pytest.param(lambda kube: store(kube, "a").pods(NAME), IN_IT, id="a namespace's pods"),
+        pytest.param(
+            lambda kube: store(kube, "a").write(NAME, Ledger(), "1"),
+            f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",
+            id="a namespace's ledger",
+        ),
+        pytest.param(lambda kube: FreeCardsInformer(kube, NAME).reflector.relist(), IN_IT, id="the published cards"),
+        pytest.param(
+            lambda kube: QuotaInformer(kube, QuotaPlace(NAME), frozenset()).stored_version(), IN_IT, id="the quota"
+        ),
+        pytest.param(
+            lambda kube: post_event(
+                kube, Event(InvolvedObject("v1", "Pod", "a", NAME), "id", "Reason", "message", "test")
+            ),
+            IN_IT,
+            id="an Event",
+        ),
+    ],
+)
+def test_a_slash_in_a_name_is_part_of_the_name(call: Callable[[Kube], object], begin: str) -> None:
+    asked = Asked()
+    with pytest.raises(VcudaError, match="no such object"):
+        call(cast("Kube", asked))
+    assert asked.paths[0].startswith(begin)
+
+
+LINES = st.lists(st.text(min_size=1).map(lambda text: text.replace("\n", "é").encode()))
+
+
+@given(lines=LINES, cuts=st.lists(st.integers(0, 300)))
+def test_lines_come_whole_however_the_stream_is_cut(lines: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(line + b"\n" for line in lines)
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    chunks = [stream[start:end] for start, end in itertools.pairwise(edges)]
+    assert list(split_lines(chunks)) == lines
+
+
+def test_a_line_is_given_as_soon_as_it_is_whole() -> None:
+    """A watch says nothing for a minute; its last event must not wait for the next."""
+    lines = split_lines(itertools.chain([b"fir", b"st\nsec"], iter(pytest.fail, None)))
+    assert next(lines) == b"first"
+
+
+def test_blank_lines_are_left_out() -> None:
+    assert list(split_lines([b"\na\n\n", b"\nb\n"])) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("chunks", [[b"a\nb"], [b"a", b"b"]], ids=["after a line", "in the first line"])
+def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
+    with pytest.raises(Unavailable, match="inside a line"):
+        list(split_lines(chunks))
+
+
+def test_each_read_of_a_body_may_take_only_what_is_left_of_the_call() -> None:
+    """A server that drips meets the deadline all the same."""
+    response = Mock()
+    response.read1.side_effect = [b"a", b"b", b"c", b""]
+    assert read_body(response, time.monotonic() + 60) == b"abc"
+    timeouts = [call.args[0] for call in response.connection.sock.settimeout.call_args_list]
+    assert len(timeouts) == 4
+    assert timeouts == sorted(timeouts, reverse=True)
+    assert timeouts[0] <= 60
+
+
+def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again() -> None:
+    response = Mock()
+    response.read1.return_value = b""
+    with pytest.raises(TimeoutError):
+        read_body(response, time.monotonic() - 1)
+    response.close.assert_called_once_with()
+    response.read1.assert_not_called()
+
+
+def test_a_body_is_read_though_its_connection_was_given_up_already() -> None:
+    """As it is when the server has said that it will close."""
+    response = Mock(connection=None)
+    response.read1.side_effect = [b"a", b""]
+    assert read_body(response, time.monotonic() + 60) == b"a"
+
+
+@pytest.mark.parametrize(
+    ("headers", "texts"),
+    [
+        pytest.param([], (), id="none"),
+        pytest.param(['299 - "nearly used up"'], ("nearly used up",), id="as Kubernetes sends it"),
+        pytest.param(['299 - "one"', '299 - "two"'], ("one", "two"), id="one header each"),
+        pytest.param(['299 - "one, and more", 299 - "two"'], ("one, and more", "two"), id="one header for all"),
+        pytest.param([r'299 - "a \"quoted\" word, C:\\x"'], ('a "quoted" word, C:\\x',), id="escapes"),
+        pytest.param(['299 - "für M40"'.encode().decode("latin-1")], ("für M40",), id="UTF-8, decoded as Latin-1"),
+        pytest.param(['110 proxy:80 "stale" "Sat, 25 Aug 2012 23:34:45 GMT"'], ("stale",), id="agent and date"),
+        pytest.param(["", "299", '299 - "cut', "nothing of the kind"], (), id="malformed"),
+    ],
+)
+def test_warnings(headers: list[str], texts: tuple[str, ...]) -> None:
+    assert warnings_in(headers) == texts
