@@ -6,8 +6,6 @@ import http.client
 import json
 import socket
 import ssl
-import subprocess
-import sysconfig
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +28,6 @@ from controller.ui.page import Views
 from tests.api_double import ApiDouble
 from tests.e2e.installation import make_certificates
 from tests.extended import Leader, as_stored, shares, store_pod
-from tests.integration.scripted import write_kubeconfig
 from tests.usage_samples import NOW, Sample, company, model_use, namespace_use
 from vcuda import __version__
 from vcuda.tls import ServingCertificate
@@ -38,9 +35,6 @@ from vcuda.tls import ServingCertificate
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
 
-PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
-BAD_INPUT = 2
-COMMANDS = {"run": ["run"], "node": ["node", "--scheme", "gpu-manager", "--node", "gpu-7", "--pod-uid", "u"]}
 SHORT = 0.3
 """Seconds that these servers have for a request."""
 
@@ -293,28 +287,6 @@ def test_the_status_is_served_to_either_family(host: str) -> None:
     if ":" not in host:
         assert ask(server, b"GET /readyz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503 ")
     server.stop()
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(
-    ("address", "says"),
-    [
-        ("127.0.0.1:99999", "'127.0.0.1:99999' is not HOST:PORT."),
-        ("127.0.0.1:²", "'127.0.0.1:²' is not HOST:PORT."),
-        ("nowhere.invalid:8080", "nowhere.invalid:8080: "),
-        ("192.0.2.1:8080", "192.0.2.1:8080: Cannot assign requested address."),
-    ],
-)
-def test_an_address_that_cannot_be_had_is_bad_input(tmp_path: Path, command: str, address: str, says: str) -> None:
-    """Beside no API server at all, which is not even asked."""
-    kubeconfig = tmp_path / "kubeconfig"
-    write_kubeconfig(kubeconfig, "http://127.0.0.1:1", {"token": "letmein"})
-    flags = [*COMMANDS[command], "--kubeconfig", str(kubeconfig), "--status-address", address]
-    done = subprocess.run([PROGRAM, *flags], capture_output=True, text=True, check=False, timeout=60)
-    last = done.stderr.splitlines()[-1]
-    assert (done.returncode, "Traceback" in done.stderr) == (BAD_INPUT, False)
-    assert last.startswith("Error: ")
-    assert f"--status-address: {says}" in last
 
 
 # The usage page

@@ -1,7 +1,10 @@
-"""What `vcuda-controller run` makes of the extender's flags, and what becomes of an extender that cannot begin."""
+"""What the controller's commands make of addresses, and what becomes of an extender that cannot begin."""
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sysconfig
 import threading
 from pathlib import Path
 
@@ -16,29 +19,70 @@ from tests.api_double import ApiDouble, Script, lost_request
 from tests.builders import LABELS
 from tests.e2e.installation import make_certificates
 from tests.extended import JOURNAL, SYSTEM
+from tests.integration.scripted import write_kubeconfig
 from tests.waiting import PATIENT
 from vcuda.kube import NodeInformer
 from vcuda.tls import ServingCertificate
 
-ADDRESS = ("--extender-address", "127.0.0.1:0")
+PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
+BAD_INPUT = 2
+RUN, NODE = ("run",), ("node", "--scheme", "gpu-manager", "--node", "gpu-7", "--pod-uid", "u")
+EXTENDER = ("--extender-address", "127.0.0.1:0")
+ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (ADDRESS, "--extender-address wants --extender-cert-dir too"),
-        ((*ADDRESS, "--extender-cert-dir", "nowhere"), "nowhere/tls.crt cannot be read"),
+        *(
+            (("--ui-address", text), f"Invalid value for --ui-address: {text!r} is not HOST:PORT.")
+            for text in ("nonsense", "127.0.0.1", "127.0.0.1:", ":x")
+        ),
+        (EXTENDER, "--extender-address wants --extender-cert-dir too"),
+        ((*EXTENDER, "--extender-cert-dir", "nowhere"), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
-        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", "me"), "'me' is not IP:PORT"),
-        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", "a.example:1"), "'a.example:1' is not IP:PORT"),
-        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", ":1"), "':1' is not IP:PORT"),
-        ((*ADDRESS, "--extender-cert-dir", ".", "--extender-advertise", "[fe80::1%eth0]:1"), "is not IP:PORT"),
+        *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
     ],
 )
-def test_flags_that_cannot_be_used_are_told_before_anything_starts(flags: tuple[str, ...], message: str) -> None:
-    result = CliRunner().invoke(main, ["run", *flags])
-    assert result.exit_code == 2
-    assert message in result.output
+def test_flags_that_cannot_be_used_are_told_before_anything_starts(
+    tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "letmein"})
+    result = CliRunner().invoke(main, ["run", "--kubeconfig", str(tmp_path / "kubeconfig"), *flags])
+    assert (result.exit_code, result.stdout) == (BAD_INPUT, "")
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "address", "says"),
+    [
+        *(
+            (command, "--status-address", address, says)
+            for command in (RUN, NODE)
+            for address, says in (
+                ("127.0.0.1:99999", "'127.0.0.1:99999' is not HOST:PORT."),
+                ("127.0.0.1:²", "'127.0.0.1:²' is not HOST:PORT."),
+                ("nowhere.invalid:8080", "nowhere.invalid:8080: "),
+                ("192.0.2.1:8080", "192.0.2.1:8080: Cannot assign requested address."),
+            )
+        ),
+        ((*RUN, "--status-address", "127.0.0.1:0"), "--ui-address", "taken", ": Address already in use."),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_bad_input(
+    tmp_path: Path, command: tuple[str, ...], flag: str, address: str, says: str
+) -> None:
+    """Beside no API server at all, which is not even asked."""
+    write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "letmein"})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname()) if address == "taken" else address
+        arguments: list[str | Path] = [PROGRAM, *command, "--kubeconfig", tmp_path / "kubeconfig", flag, address]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, "Traceback" in done.stderr) == (BAD_INPUT, False)
+    assert last.startswith("Error: ")
+    assert f"{flag}: " in last
+    assert says in last
 
 
 class Beginning:

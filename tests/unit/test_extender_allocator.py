@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -125,31 +127,49 @@ def test_a_pod_that_is_no_longer_to_be_placed_is_not(
     assert (answer["NodeNames"], leader.cache.assumed()) == ([], ())
 
 
-def test_a_pod_that_others_change_all_the_time_is_left_to_the_next_call(api: ApiDouble, leader: Leader) -> None:
-    pod = store_pod(api, "train", 30)
+class Call(NamedTuple):
+    """One call of the scheduler about pod ``train``: ``ask`` returns the error, ``done`` whether it came to be."""
 
+    ask: Callable[[], str]
+    done: Callable[[], bool]
+    method: str
+
+
+@pytest.fixture(params=["PATCH", "POST"], ids=["filter", "bind"])
+def call(request: pytest.FixtureRequest, api: ApiDouble, leader: Leader) -> Call:
+    store_pod(api, "train", 100)
+    if request.param == "PATCH":
+        pod = as_stored(api, "train")
+        return Call(lambda: leader.filter(pod)["Error"], lambda: bool(shares(api, "train")), "PATCH")
+    leader.filter(as_stored(api, "train"))
+    leader.cache.pod_changed(None, seen(as_stored(api, "train")))
+    return Call(lambda: leader.bind("train", "n1"), lambda: "nodeName" in as_stored(api, "train")["spec"], "POST")
+
+
+def test_a_pod_that_others_change_all_the_time_is_left_to_the_next_call(
+    api: ApiDouble, leader: Leader, call: Call
+) -> None:
     def busy(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PATCH":
-            store_pod(api, "train", 30)
+        if method == call.method:
+            api.store(pod_path("train"), as_stored(api, "train"))
         return effect()
 
     api.deliver = busy
-    assert leader.filter(pod)["Error"] == "the pod changes too often"
+    assert call.ask() == "the pod changes too often"
     assert leader.cache.assumed() == ()
 
 
 @pytest.mark.parametrize("answered", [True, False])
-@pytest.mark.parametrize("slow", [("PUT",), ("PATCH",), ("GET",), ("PUT", "PATCH", "GET")], ids="+".join)
+@pytest.mark.parametrize("slow", [("PUT",), ("PATCH", "POST"), ("GET",), ("PUT", "PATCH", "POST", "GET")], ids="+".join)
 def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_server_is(
-    api: ApiDouble, leader: Leader, slow: tuple[str, ...], answered: bool
+    api: ApiDouble, leader: Leader, call: Call, slow: tuple[str, ...], answered: bool
 ) -> None:
     """And whoever else writes the pod and the journal at the same time."""
-    pod = store_pod(api, "train", 30)
 
     def deliver(method: str, timeout: float, effect: Effect) -> bytes:
         leader.seconds += timeout if method in slow else 0.0
-        if method == "PATCH":
-            store_pod(api, "train", 30)
+        if method == call.method:
+            api.store(pod_path("train"), as_stored(api, "train"))
         if method == "PUT" and leader.seconds < 6:
             api.store(JOURNAL, api.objects[JOURNAL])
         if method in slow and not answered:
@@ -157,9 +177,40 @@ def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_serve
         return effect()
 
     api.deliver = deliver
-    assert leader.filter(pod)["Error"]
+    assert call.ask()
     assert leader.seconds <= DEADLINE_SECONDS
     assert leader.lost == 0
+
+
+def test_a_call_whose_answer_was_lost_is_found_to_have_landed(api: ApiDouble, call: Call) -> None:
+    api.deliver = Script(lost_reply, methods=(call.method,))
+    assert (call.ask(), call.done()) == ("", True)
+
+
+def test_a_call_that_is_refused_counts_no_more(api: ApiDouble, leader: Leader, call: Call) -> None:
+    def forbidden(*_: object) -> bytes:
+        raise ApiError(403, "pods is forbidden")
+
+    api.deliver = Script(forbidden, methods=(call.method,))
+    assert "pods is forbidden" in call.ask()
+    assert leader.cache.assumed() == ()
+
+
+@pytest.mark.parametrize("delivery", [lost_request, lost_reply])
+def test_what_could_not_be_written_down_is_not_sent(
+    api: ApiDouble, leader: Leader, call: Call, delivery: Delivery
+) -> None:
+    api.deliver = Script(delivery, methods=("PUT",))
+    assert "timed out" in call.ask()
+    assert (call.done(), leader.cache.assumed()) == (False, ())
+    api.deliver = delivered
+    assert (call.ask(), call.done(), leader.lost) == ("", True, 0)
+
+
+def test_a_deposed_leader_does_nothing_and_ends(api: ApiDouble, leader: Leader, call: Call) -> None:
+    Leader(api, "them").leads()
+    assert call.ask() == "them has taken the journal of placements"
+    assert (leader.lost, call.done()) == (1, False)
 
 
 def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
@@ -167,13 +218,6 @@ def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
     config = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())["extenders"]
     assert [each["httpTimeout"] for each in config] == ["15s"]
     assert DEADLINE_SECONDS + TIMEOUT <= 15
-
-
-def test_a_patch_whose_answer_was_lost_is_found_to_have_landed(api: ApiDouble, leader: Leader) -> None:
-    pod = store_pod(api, "train", 100)
-    api.deliver = Script(lost_reply, methods=("PATCH",))
-    assert leader.filter(pod)["NodeNames"] == ["n1"]
-    assert shares(api, "train")
 
 
 def test_while_a_patch_may_land_still_its_shares_are_nobody_elses(api: ApiDouble, leader: Leader) -> None:
@@ -220,28 +264,6 @@ def test_the_next_call_for_the_pod_places_it_while_both_patches_count(api: ApiDo
     leader.cache.pod_changed(None, seen(as_stored(api, "late")))
     assert leader.cache.assumed() == ()
     assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
-
-
-def test_a_patch_that_is_refused_gives_its_shares_back(api: ApiDouble, leader: Leader) -> None:
-    def forbidden(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PATCH":
-            raise ApiError(403, "pods is forbidden")
-        return effect()
-
-    pod, api.deliver = store_pod(api, "train", 100), forbidden
-    assert "pods is forbidden" in leader.filter(pod)["Error"]
-    assert leader.cache.assumed() == ()
-
-
-@pytest.mark.parametrize("delivery", [lost_request, lost_reply])
-def test_what_could_not_be_written_down_is_not_sent(api: ApiDouble, leader: Leader, delivery: Delivery) -> None:
-    pod = store_pod(api, "train", 100)
-    api.deliver = Script(delivery, methods=("PUT",))
-    assert "timed out" in leader.filter(pod)["Error"]
-    assert (shares(api, "train"), leader.cache.assumed()) == ((), ())
-    api.deliver = delivered
-    assert leader.filter(pod)["NodeNames"] == ["n1"]
-    assert leader.lost == 0
 
 
 def test_a_pod_that_came_and_went_while_nobody_watched_is_forgotten_at_the_second_look(
@@ -311,13 +333,6 @@ def test_a_node_that_changes_or_comes_back_has_the_shares_that_are_stored(api: A
     assert leader.filter(as_stored(api, "next"))["FailedNodes"] == {"n1": "1 whole vcuda cards needed, 0 free"}
     leader.cache.node_changed(gpu_node("n1", 1), gpu_node("n1", 2))
     assert leader.filter(as_stored(api, "next"))["NodeNames"] == ["n1"]
-
-
-def test_a_deposed_leader_gives_nothing_and_ends(api: ApiDouble, leader: Leader) -> None:
-    pod = store_pod(api, "train", 100)
-    Leader(api, "them").leads()
-    assert leader.filter(pod)["Error"] == "them has taken the journal of placements"
-    assert (leader.lost, shares(api, "train")) == (1, ())
 
 
 def test_a_new_leader_counts_what_the_last_one_may_have_sent(api: ApiDouble, leader: Leader) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from controller.extender.journal import DEADLINE_SECONDS
 from controller.extender.protocol import BindingArgs
-from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.api_double import ApiDouble, Effect, Late, Script, delivered, lost_request
 from tests.builders import container, vcuda_pod
 from tests.extended import JOURNAL, Leader, as_stored, journaled, limits, pod_path, seen, shares, store_pod
-from vcuda.errors import ApiError, Unavailable
+from vcuda.errors import ApiError
 
 INDEX = "tencent.com/predicate-gpu-idx-0"
 
@@ -216,25 +215,6 @@ def test_a_pod_that_changed_meanwhile_is_read_and_bound_at_its_new_version(api: 
     assert api.calls == ["GET", "PUT", "POST"] * 2
 
 
-def test_a_pod_that_others_change_all_the_time_is_left_to_the_next_call(api: ApiDouble, leader: Leader) -> None:
-    place(leader, "train", "n1")
-
-    def busy(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "POST":
-            api.store(pod_path("train"), as_stored(api, "train"))
-        return effect()
-
-    api.deliver = busy
-    assert leader.bind("train", "n1") == "the pod changes too often"
-    assert leader.cache.assumed() == ()
-
-
-def test_a_binding_whose_answer_was_lost_is_found_to_have_landed(api: ApiDouble, leader: Leader) -> None:
-    place(leader, "train", "n1")
-    api.deliver = Script(lost_reply, methods=("POST",))
-    assert leader.bind("train", "n1") == ""
-
-
 @pytest.mark.parametrize(
     ("uid", "error"), [("uid-other", "the pod is gone, and another has its name"), (None, "the pod is gone")]
 )
@@ -277,21 +257,6 @@ def test_a_refusal_that_cannot_be_written_down_counts_no_more_all_the_same(api: 
     api.deliver = Script(delivered, forbidden, lost_request, methods=("PUT", "POST"))
     assert leader.bind("train", "n1") == "pods/binding is forbidden (HTTP 403)"
     assert leader.cache.assumed() == ()
-
-
-@pytest.mark.parametrize("delivery", [lost_request, lost_reply])
-def test_what_could_not_be_written_down_is_not_sent(api: ApiDouble, leader: Leader, delivery: Delivery) -> None:
-    place(leader, "train", "n1")
-    api.deliver = Script(delivery, methods=("PUT",))
-    assert leader.bind("train", "n1") == "timed out"
-    assert (node_of(api, "train"), leader.cache.assumed()) == (None, ())
-
-
-def test_a_deposed_leader_binds_nothing_and_ends(api: ApiDouble, leader: Leader) -> None:
-    place(leader, "train", "n1")
-    Leader(api, "them").leads()
-    assert leader.bind("train", "n1") == "them has taken the journal of placements"
-    assert (leader.lost, node_of(api, "train")) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -338,23 +303,3 @@ def test_a_pod_that_no_node_can_serve_is_bound_to_none(api: ApiDouble, leader: L
     manifest = vcuda_pod(limits(30), metadata={"name": "train", "namespace": "team-a", "uid": "uid-train"})
     api.store(pod_path("train"), {**manifest, "spec": {**manifest["spec"], "initContainers": init}})
     assert leader.bind("train", "n1") == "init containers cannot get vcuda cards"
-
-
-@pytest.mark.parametrize("answered", [True, False])
-@pytest.mark.parametrize("slow", [("PUT",), ("POST",), ("GET",), ("PUT", "POST", "GET")], ids="+".join)
-def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_server_is(
-    api: ApiDouble, leader: Leader, slow: tuple[str, ...], answered: bool
-) -> None:
-    place(leader, "train", "n1")
-
-    def deliver(method: str, timeout: float, effect: Effect) -> bytes:
-        leader.seconds += timeout if method in slow else 0.0
-        if method == "POST":
-            api.store(pod_path("train"), as_stored(api, "train"))
-        if method in slow and not answered:
-            raise Unavailable("timed out")
-        return effect()
-
-    api.deliver = deliver
-    assert leader.bind("train", "n1")
-    assert leader.seconds <= DEADLINE_SECONDS

@@ -1,12 +1,9 @@
-"""What only the leader does: it takes the journal, and the Service leads to it."""
+"""What the leader's extender tells others: free cards to the webhook, and its address to a Service."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from controller.extender.journal import Deadline, Journal
 from controller.extender.publish import (
     MIN_INTERVAL_SECONDS,
     REPEAT_SECONDS,
@@ -15,11 +12,11 @@ from controller.extender.publish import (
     count_free,
     delete_published,
 )
-from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
+from tests.api_double import ApiDouble, Effect, Script, lost_request
 from tests.builders import MODEL, POOL, nodes
-from tests.extended import JOURNAL, SYSTEM
+from tests.extended import SYSTEM
 from vcuda.allocations.cards import Cards, Share, Unplaceable
-from vcuda.errors import Conflict, Deposed, Unavailable, UnreadableJournal, VcudaError
+from vcuda.errors import VcudaError
 from vcuda.placement.placement import FreeCards, read_free_cards
 from vcuda.requests.schemes import GPU_MANAGER
 
@@ -30,48 +27,6 @@ LABELS = {
     "endpointslice.kubernetes.io/managed-by": "vcuda-quota",
     "app.kubernetes.io/managed-by": "vcuda-quota",
 }
-
-
-def test_the_first_journal_is_empty_and_ours(api: ApiDouble) -> None:
-    assert Journal(api.kube, SYSTEM, "us").take() == ()
-    assert json.loads(api.objects[JOURNAL]["data"]["journal"]) == {"holder": "us", "placements": [], "format": 1}
-
-
-def test_two_that_take_it_at_once_do_so_one_after_the_other(api: ApiDouble) -> None:
-    """Whoever is first loses it to the second, by compare-and-swap, and is told at its next write."""
-    ours, theirs = Journal(api.kube, SYSTEM, "us"), Journal(api.kube, SYSTEM, "them")
-
-    def between(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method in ("POST", "PUT"):
-            api.deliver = delivered
-            theirs.take()
-        return effect()
-
-    api.deliver = between
-    ours.take()
-    ours.write((), Deadline())
-    with pytest.raises(Deposed, match="us has taken"):
-        theirs.write((), Deadline())
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"holder": 3}', '{"holder": "x", "placements": [{}]}'])
-def test_a_damaged_journal_is_an_error_that_says_what_to_do(api: ApiDouble, text: str) -> None:
-    api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": text}})
-    with pytest.raises(UnreadableJournal, match="delete it, and restart the controllers"):
-        Journal(api.kube, SYSTEM, "us").take()
-
-
-def test_a_journal_that_others_always_write_first_is_not_ours(api: ApiDouble) -> None:
-    Journal(api.kube, SYSTEM, "them").take()
-
-    def conflict(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PUT":
-            raise Conflict(409, "the object has been modified")
-        return effect()
-
-    api.deliver = conflict
-    with pytest.raises(Unavailable, match="again and again"):
-        Journal(api.kube, SYSTEM, "us").take()
 
 
 def advertiser(api: ApiDouble, ip: str) -> Advertiser:
