@@ -1,23 +1,4 @@
-"""Every error this project raises on purpose.
-
-* VcudaError
-  * BadInput            what a person wrote cannot be read: a file, a flag, a manifest
-    * QuotaFault        the quota document; ``faults`` holds every one with its path
-  * BadReview           the HTTP request is no AdmissionReview this server answers
-  * ApiError            the API server answered with an error status
-    * Forbidden         403
-    * NotFound          404
-    * Conflict          409: another writer was first, or the name is taken
-    * Gone              410: the resourceVersion or continue token is too old
-  * Unavailable         the API server did not answer, or answered that it cannot (5xx, 429)
-    * HeldByBudget      429 to an eviction: a PodDisruptionBudget does not allow it now
-    * WatchLost         a watch told of a fault, or of something that cannot be read
-  * UnsupportedVersion  the API server is of a Kubernetes that is too old for this release
-  * UnreadableLedger    a stored ledger is damaged
-  * UnreadableJournal   the stored journal of placements is damaged
-  * Deposed             another process leads
-  * NotPlaced           where a pod goes was not decided; it may be tried again
-"""
+"""Every error this project raises on purpose; all are VcudaErrors, and each class stands below its own kind."""
 
 from __future__ import annotations
 

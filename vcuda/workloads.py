@@ -54,14 +54,15 @@ class Workload(msgspec.Struct, frozen=True):
 def workloads_in(source: str, text: str, namespace: str) -> list[Workload]:
     """Return every object in YAML or JSON that makes pods, in order; those that make none are passed over.
 
-    ``namespace`` is for those that name none; ``source`` says in messages where the text is from.
-
-    Raises:
-        BadInput: it is not YAML, or an object in it makes malformed pods, or pods in a way that is not known here.
-
+    ``namespace`` is for those that name none; ``source`` says in messages where the text is from. Raises BadInput where
+    it is not YAML, or an object in it makes malformed pods, or pods in a way that is not known here.
     """
-    objects = objects_in(source, text)
-    return [_workload(where, manifest, namespace) for where, manifest in objects if _makes_pods(manifest)]
+    # An object of a kind that is not known here makes pods if a pod template is anywhere in it: operators' kinds do.
+    return [
+        _workload(where, manifest, namespace)
+        for where, manifest in objects_in(source, text)
+        if manifest["kind"] in _KINDS or _holds_template(manifest.get("spec"))
+    ]
 
 
 def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
@@ -87,11 +88,6 @@ def _listed(where: str, document: object) -> Iterator[tuple[str, Manifest]]:
         raise BadInput(f"{where}: items must be a list")
     for item in items or ():
         yield from _listed(where, item)
-
-
-def _makes_pods(manifest: Manifest) -> bool:
-    # An object of a kind that is not known here makes pods if a pod template is anywhere in it: operators' kinds do.
-    return manifest["kind"] in _KINDS or _holds_template(manifest.get("spec"))
 
 
 def _holds_template(spec: object) -> bool:

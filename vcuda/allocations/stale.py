@@ -87,10 +87,6 @@ class Rule(NamedTuple):
     why: Callable[[Case], str]
 
 
-def _since_end(case: Case) -> float | None:
-    return None if case.pod.live else AT_ONCE
-
-
 def _since_node_gone(case: Case) -> float | None:
     waits = case.pod.live and not case.pod.node
     return AT_ONCE if waits and case.node and not case.exists(case.node) else None
@@ -115,7 +111,7 @@ def _since_bind_hung(case: Case) -> float | None:
 # scheduler counts them from then on. Nor from a bound pod where they do not name a node, or where the device plugin has
 # written that the cards are the pod's: only the plugin of the pod's own node writes that.
 RULES = (
-    Rule("finished", _since_end, lambda _: "the pod has ended"),
+    Rule("finished", lambda case: None if case.pod.live else AT_ONCE, lambda _: "the pod has ended"),
     Rule("node-gone", _since_node_gone, lambda case: f"its node {case.node} does not exist"),
     Rule("other-node", _since_bound_elsewhere, lambda case: f"made for {case.node}, bound to {case.pod.node}"),
     Rule("allocating", _since_bind_hung, lambda case: f"its binding began at {case.made_at()} and never came about"),
@@ -129,7 +125,7 @@ def find_stale(pod: StoredPod, exists: Exists, now: float, timeout: float) -> tu
 
     ``now`` is in Unix seconds, ``timeout`` in seconds. ``exists`` is only asked about nodes that unbound pods name.
     """
-    return tuple(removal for case in _cases(pod, exists, now, timeout) for removal in _judge(case))
+    return tuple(filter(None, map(_judge, _cases(pod, exists, now, timeout))))
 
 
 def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float) -> float | None:
@@ -148,13 +144,13 @@ def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float) -> Iterat
             yield Case(pod, pod.allocation, scheme, exists, now, timeout)
 
 
-def _judge(case: Case) -> Iterator[Removal]:
+def _judge(case: Case) -> Removal | None:
     for rule in RULES:
         since = rule.since(case)
         if since is not None and since <= case.now:
             keys = case.allocation.keys_of(case.scheme)
-            yield Removal(case.scheme.name, rule.name, rule.why(case), keys.annotations, keys.labels)
-            return
+            return Removal(case.scheme.name, rule.name, rule.why(case), keys.annotations, keys.labels)
+    return None
 
 
 def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:

@@ -191,15 +191,10 @@ class _Grouped(msgspec.Struct, frozen=True, rename="camel"):
     format: int = FORMAT
 
 
-class _PendingByUid(msgspec.Struct, frozen=True):
-    model: str
-    charge: Charge
-
-
 class _ByUid(msgspec.Struct, frozen=True, rename="camel"):
     committed: Mapping[str, Charge]
     pod_resource_version: str
-    pending: Mapping[str, _PendingByUid]
+    pending: Mapping[str, Pending]
 
 
 _HEAD = msgspec.json.Decoder(_Format)
@@ -217,9 +212,7 @@ def write_ledger(ledger: Ledger) -> str:
 def read_ledger(text: str) -> Ledger:
     """Return the ledger that a text holds, of this format or an earlier one.
 
-    Raises:
-        ValueError: it is damaged, or of a later format. What msgspec raises is one too.
-
+    Raises ValueError, as msgspec does too, where it is damaged or of a later format.
     """
     format_ = _HEAD.decode(text).format
     if format_ == FORMAT:
@@ -227,8 +220,7 @@ def read_ledger(text: str) -> Ledger:
         return Ledger(grouped.committed, grouped.pod_resource_version, dict(_entries(grouped.pending)))
     if format_ == 1:
         old = _BY_UID.decode(text)
-        pending = {uid: Pending(entry.model, entry.charge) for uid, entry in old.pending.items()}
-        return Ledger(old.committed, old.pod_resource_version, pending)
+        return Ledger(old.committed, old.pod_resource_version, old.pending)
     raise ValueError(f"format {format_} is of a later release")
 
 

@@ -38,7 +38,7 @@ from pydantic_core import ErrorDetails
 from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota.model import SYSTEM_NAMESPACES, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.yaml import Place, PlacedFault, Plain, read_text
+from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_text
 
 MAX_NAMESPACES = 10_000
 """Namespaces in one document: as many as Kubernetes itself is tested with."""
@@ -274,7 +274,7 @@ _SHAPES = (
 """What to write at the top, for a namespace and for its quota."""
 
 
-def _unknown_key(place: Place) -> str:
+def _unknown_key(place: KeyPath) -> str:
     is_limit = len(place) > len(("namespace", "quota", "model"))
     keys = tuple((_LimitEntry if is_limit else _NamespaceEntry).model_fields)
     known = f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
@@ -289,7 +289,7 @@ def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[Fa
     return tuple(Fault(_path(fault.place), fault.message) for fault in ordered)
 
 
-def _places(tree: Plain, place: Place) -> Iterator[Place]:
+def _places(tree: Plain, place: KeyPath) -> Iterator[KeyPath]:
     yield place
     children: Any = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, child in children:
@@ -299,7 +299,7 @@ def _places(tree: Plain, place: Place) -> Iterator[Place]:
 _SIMPLE_KEY = re.compile(r"[-_*A-Za-z0-9]+")
 
 
-def _path(place: Place) -> str:
+def _path(place: KeyPath) -> str:
     # As in `team-a.quota.V100.cards`; in brackets list positions, and keys that would not be clear between dots.
     path = ""
     for step in place:

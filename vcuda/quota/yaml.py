@@ -24,13 +24,13 @@ MAX_DEPTH = 16
 """Levels of nesting; a quota document has four, the rest is for merge keys."""
 
 Plain = None | bool | Decimal | str | list["Plain"] | dict[str, "Plain"]
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 class PlacedFault(NamedTuple):
     """A fault with the keys and list positions that lead to it."""
 
-    place: Place
+    place: KeyPath
     message: str
 
 
@@ -181,7 +181,7 @@ class _Walk:
         self.faults: list[PlacedFault] = []
         self._entries = 0
 
-    def plain(self, node: Any, place: Place, depth: int) -> Plain:
+    def plain(self, node: Any, place: KeyPath, depth: int) -> Plain:
         """Return ``node`` without repeated and merge keys; ``depth`` counts the levels of merging too."""
         children = node.value if isinstance(node, yaml.CollectionNode) else node
         if not isinstance(children, list):
@@ -199,7 +199,7 @@ class _Walk:
         if depth >= MAX_DEPTH:
             raise RecursionError
 
-    def _mapping(self, pairs: list[tuple[Any, Any]], place: Place, depth: int) -> Plain:
+    def _mapping(self, pairs: list[tuple[Any, Any]], place: KeyPath, depth: int) -> Plain:
         own: dict[str, Plain] = {}
         merged: list[Any] = []
         for key, node in pairs:
@@ -218,7 +218,7 @@ class _Walk:
             self._merge(own, node, place, depth)
         return own
 
-    def _merge(self, own: dict[str, Plain], node: yaml.Node, place: Place, depth: int) -> None:
+    def _merge(self, own: dict[str, Plain], node: yaml.Node, place: KeyPath, depth: int) -> None:
         """Add what a merge key brings: what is written out wins, then what is merged first (YAML's type ``merge``)."""
         self._count(1, depth)
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
