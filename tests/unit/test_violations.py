@@ -366,25 +366,21 @@ def test_each_pod_beyond_the_quota_is_told_once_and_counted(api: Cluster) -> Non
     assert "beyond GPU quota: M40 in namespace team-a, used: 4 cards, limited: 2 cards" in event["message"]
 
 
-def test_in_a_system_namespace_pods_are_told_and_none_is_evicted(api: Cluster) -> None:
-    """Nobody is asked when one is created there, so the next would only come in its place."""
-    watched = Watched(api, system=frozenset({"team-a"}))
-    for _ in range(3):
-        watched.look(PERIOD)
-    assert (len(api.told()), api.evicted()) == (2, [])
-
-
-def test_what_is_mended_is_found_no_longer(api: Cluster) -> None:
+@pytest.mark.parametrize("raised", [True, False], ids=["the limit is raised", "the quota goes"])
+def test_what_is_mended_is_found_no_longer(api: Cluster, raised: bool) -> None:
     watched = Watched(api, enforce=False)
     watched.look()
-    api.limit({"quota": {"M40": 4}})
+    if raised:
+        api.limit({"quota": {"M40": 4}})
+    else:
+        api.remove(QUOTA)
     watched.watch()
     watched.look()
     assert watched.watcher.ongoing() == []
     assert watched.counted("pods", namespace="team-a", finding="over-quota") is None
 
 
-def test_a_namespace_that_is_not_limited_has_no_findings(api: Cluster) -> None:
+def test_a_namespace_that_was_never_limited_is_left_alone(api: Cluster) -> None:
     api.remove(QUOTA)
     watched = Watched(api)
     watched.look()
@@ -423,24 +419,28 @@ def test_a_pod_made_again_under_its_name_is_told_anew(api: Cluster) -> None:
     assert [name for name, _ in api.told()] == ["free", "free", "new", "newest", "newest"]
 
 
-def test_without_the_flag_nobody_is_evicted(api: Cluster) -> None:
-    watched = Watched(api, enforce=False)
-    for _ in range(5):
-        watched.look(PERIOD)
-    assert api.evicted() == []
+ALL_THREE = ["free", "new", "newest"]
 
 
-@pytest.mark.parametrize(("mode", "told"), [("warn", ["free", "new", "newest"]), ("audit", [])])
-def test_a_quota_that_does_not_enforce_has_nobody_evicted_and_one_that_audits_tells_nobody(
-    api: Cluster, mode: str, told: list[str]
+@pytest.mark.parametrize(
+    ("mode", "enforce", "system", "told"),
+    [
+        pytest.param("enforce", False, frozenset(), ALL_THREE, id="without the flag"),
+        pytest.param("warn", True, frozenset(), ALL_THREE, id="a quota that only warns"),
+        pytest.param("audit", True, frozenset(), [], id="one that only audits tells nobody either"),
+        # Nobody is asked when a pod is created there, so the next would only come in its place.
+        pytest.param("enforce", True, frozenset({"team-a"}), ALL_THREE, id="a system namespace"),
+    ],
+)
+def test_who_is_not_to_be_evicted_is_counted_all_the_same(
+    api: Cluster, mode: str, enforce: bool, system: frozenset[str], told: list[str]
 ) -> None:
     api.limit({"quota": {"M40": 2}, "mode": mode})
     api.add("free", hour=9, affinity={})
-    watched = Watched(api)
+    watched = Watched(api, enforce=enforce, system=system)
     for _ in range(5):
         watched.look(PERIOD)
-    assert api.evicted() == []
-    assert [name for name, _ in api.told()] == told
+    assert ([name for name, _ in api.told()], api.evicted()) == (told, [])
     assert watched.counted("pods", namespace="team-a", finding="over-quota") == 2
 
 
