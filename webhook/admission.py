@@ -22,10 +22,8 @@ from vcuda.quota.model import Usage
 from webhook.context import PolicySource
 from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices
 from webhook.metrics import Metrics
-from webhook.mutate import mutate
-from webhook.pod_review import vcuda_pod_of
+from webhook.pod_review import mutate, validate, vcuda_pod_of
 from webhook.quota_edit import check_edit
-from webhook.validate import validate
 
 T = TypeVar("T")
 

@@ -23,8 +23,7 @@ from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Workload, workloads_in
 from webhook.context import PolicySnapshot, read_text
 from webhook.ledgers import MemoryLedgers, RecentChoices
-from webhook.mutate import mutate
-from webhook.validate import validate
+from webhook.pod_review import mutate, validate
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
 """Has a review answered, by its path."""

@@ -108,25 +108,25 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
 CHOICE_SECONDS = 2.0
 
 
-class _Choice(NamedTuple):
+class _Chosen(NamedTuple):
     until: float
     model: str
     charge: Charge
 
 
-class _Chosen:
+class _NamespaceChoices:
     """One namespace's choices, oldest first, and their sums per model."""
 
     def __init__(self) -> None:
-        self.choices: deque[_Choice] = deque()
+        self.choices: deque[_Chosen] = deque()
         # Kept, and not summed up at each call: a burst leaves thousands, and every pod of it asks for the sums.
         self.sums: dict[str, Charge] = {}
 
-    def add(self, choice: _Choice) -> None:
+    def add(self, choice: _Chosen) -> None:
         self.choices.append(choice)
         self.sums[choice.model] = self.sums.get(choice.model, Charge()) + choice.charge
 
-    def remove(self, choice: _Choice) -> None:
+    def remove(self, choice: _Chosen) -> None:
         self.choices.remove(choice)
         self.sums[choice.model] -= choice.charge
         if self.sums[choice.model] == Charge():
@@ -143,12 +143,12 @@ class RecentChoices:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._by_namespace: dict[str, _Chosen] = {}
+        self._by_namespace: dict[str, _NamespaceChoices] = {}
 
     def add(self, namespace: str, model: str, charge: Charge) -> None:
         """Count a charge on the model chosen for it, for `CHOICE_SECONDS`."""
         with self._lock:
-            self._current(namespace).add(_Choice(self._clock() + CHOICE_SECONDS, model, charge))
+            self._current(namespace).add(_Chosen(self._clock() + CHOICE_SECONDS, model, charge))
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
         """Forget the oldest choice like this one: it is about to be charged."""
@@ -172,8 +172,8 @@ class RecentChoices:
             with_chosen[model] = Usage(usage.used + charge, usage.pending)
         return with_chosen
 
-    def _current(self, namespace: str) -> _Chosen:
-        chosen, now = self._by_namespace.setdefault(namespace, _Chosen()), self._clock()
+    def _current(self, namespace: str) -> _NamespaceChoices:
+        chosen, now = self._by_namespace.setdefault(namespace, _NamespaceChoices()), self._clock()
         while chosen.choices and chosen.choices[0].until <= now:
             chosen.remove(chosen.choices[0])
         return chosen

@@ -1,4 +1,7 @@
-"""Whom a review is about: which pods the quota holds, and which it lets pass untouched."""
+"""What is decided about a pod that is created: /mutate picks a model and patches the pod, /validate charges it.
+
+/mutate writes nothing. /validate recomputes the charge from the pod as it will be stored; nothing else admits a pod.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,20 @@ import msgspec
 
 from vcuda.errors import Fault
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Pod
-from vcuda.placement.affinity import oversized
-from vcuda.quota.model import Mode, NamespaceQuota
+from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.placement.affinity import oversized, patch_for, unpinned_patch
+from vcuda.placement.placement import Candidates, Choice, Pin, choose, choose_regardless, find_candidates, read_pin
+from vcuda.quota.model import Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
 from webhook.context import PolicySnapshot
+from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices, RetryLater
 
 # Only nodes are in it, by their certificates or bound tokens; the API server does not let one name itself into it.
 NODES_GROUP = "system:nodes"
 
 ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
+
+RETRY_AFTER_SECONDS = 1
 
 _PODS = msgspec.json.Decoder(Pod)
 
@@ -110,3 +118,154 @@ def _malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
     # 422 as the API server's own validation: kubectl prints each fault with its path, from the causes of the Status.
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     return AdmissionResponse("malformed", False, status, malformed_sentence(faults), faults, scheme=scheme)
+
+
+async def mutate(
+    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
+) -> AdmissionResponse:
+    """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
+
+    Raises:
+        Unavailable: the ledger could not be read.
+
+    """
+    review = review_of(request, policy)
+    if isinstance(review, AdmissionResponse):
+        return review
+    namespace, asked = review.namespace, review.request
+    candidates = find_candidates(review.pod, asked.schemes, review.quota, policy.nodes, asked.share)
+    if not candidates.models:
+        return _without_model(review, candidates.sentence(namespace, review.quota))
+    choice = await _choose(review, candidates, ledgers, choices)
+    if not isinstance(choice, Choice):
+        return refused(review, "over-quota", exceeded(namespace, *choice), choice[0].model)
+    if not request.dry_run:
+        choices.add(namespace, choice.model, asked.charge)
+    # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
+    forecast = [choice.forecast] if request.dry_run and choice.forecast else []
+    return AdmissionResponse(
+        "pinned",
+        patch=patch_for(review.pod, choice.model, review.quota.pools, asked.schemes, policy.hints),
+        warnings=review.warnings(*forecast),
+        reason=choice.reason,
+        model=choice.model,
+        scheme=review.scheme,
+    )
+
+
+async def _choose(
+    review: PodReview, candidates: Candidates, ledgers: Ledgers, choices: RecentChoices
+) -> Choice | tuple[Shortage, ...]:
+    namespace, quota, asked = review.namespace, review.quota, review.request.charge
+    usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
+    choice = choose(candidates, quota, asked, usage)
+    if isinstance(choice, Choice):
+        return choice
+    # What is remembered, or was only chosen for others, refuses nobody: a refusal is by the ledger as it is.
+    decide = choose if review.enforced else choose_regardless
+    return decide(candidates, quota, asked, await ledgers.usage(namespace))
+
+
+def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
+    if review.enforced:
+        return refused(review, "not-allowed", sentence)
+    # It takes a card like any other: past the scheduler, that card would be given to another pod too.
+    return AdmissionResponse("unpinned", patch=unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme)
+
+
+async def validate(
+    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
+) -> AdmissionResponse:
+    """Return whether the pod may be stored, with its charge written down before it is allowed.
+
+    ``deadline`` is when the answer must be there, in seconds of the monotonic clock.
+
+    Raises:
+        Unavailable: the ledger could not be read or written.
+
+    """
+    review = review_of(request, policy)
+    if isinstance(review, AdmissionResponse):
+        return review
+    pin = read_pin(review.pod, policy.hints.labels)
+    # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did.
+    stray = () if pin.within(review.quota) else (_unpinned(review, pin),)
+    if stray and review.enforced:
+        return refused(review, "not-pinned", *stray)
+    if pin.model is None:
+        return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
+    # What /mutate has chosen for this pod counts no more: from here on its charge does.
+    choices.release(review.namespace, pin.model, review.request.charge)
+    return await _charge(request, review, ledgers, deadline, model=pin.model, stray=stray)
+
+
+async def _charge(
+    request: AdmissionRequest, review: PodReview, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
+) -> AdmissionResponse:
+    uid = review.pod.metadata.uid
+    if not uid:
+        # So it is in a mutating webhook. To admit it uncharged would be a way past the quota.
+        message = "the pod has no uid yet; register this path as a validating webhook"
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    asked = ChargeRequest(
+        namespace=review.namespace,
+        uid=uid,
+        model=model,
+        charge=review.request.charge,
+        quota=review.quota,
+        deadline=deadline,
+        counted_since=review.policy.quota.version,
+        dry_run=bool(request.dry_run),
+    )
+    return _answer(review, model, await ledgers.charge(asked), stray)
+
+
+def _answer(review: PodReview, model: str, decision: Decision, stray: Sequence[str]) -> AdmissionResponse:
+    match decision:
+        case Admitted():
+            return AdmissionResponse(
+                "over-quota-allowed" if decision.shortage else "charged",
+                warnings=review.warnings(*stray, *_warnings(review.namespace, model, decision)),
+                model=model,
+                scheme=review.scheme,
+            )
+        case Refused(shortage):
+            return refused(review, "over-quota", exceeded(review.namespace, shortage), model)
+        case RetryLater(reason):
+            # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
+            return AdmissionResponse(
+                "busy",
+                allowed=False,
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                message=f"{reason}; try again in {RETRY_AFTER_SECONDS} s",
+                retry_after=RETRY_AFTER_SECONDS,
+                model=model,
+                scheme=review.scheme,
+            )
+
+
+def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
+    """Say that a pod is over a quota that only warns, or that an enforced one is nearly used up."""
+    if granted.shortage:
+        return [f"{exceeded(namespace, granted.shortage)}; {ADMITTED_ALL_THE_SAME}"]
+    if granted.nearly_full:
+        used, limit = granted.usage.used, granted.limit
+        amounts = f"{cards(used.cores)} of {cards(limit.cores)}"
+        if limit.memory is not None:
+            amounts += f", {used.memory_under(limit)} of {limit.memory} MiB"
+        return [f"GPU quota nearly used up: {model} in namespace {namespace}, {amounts}"]
+    return []
+
+
+def _unpinned(review: PodReview, pin: Pin) -> str:
+    """Say why the pod is not held to one allowed model, with those it may use."""
+    quota = review.quota
+    if pin.model in quota.limits:
+        where = f"pools {', '.join(quota.pools)}, where namespace {review.namespace} must stay"
+        return f"the pod is not held to the {where}, by a required node affinity or nodeSelector"
+    allowed = [f"{model}: {cards(limit.cores)}" for model, limit in quota.limits.items() if limit.cores]
+    held = ", ".join(sorted(pin.models)) if pin.models else "none" if pin.models is not None else "any"
+    return (
+        f"the pod is not held to one GPU model that namespace {review.namespace} may use "
+        f"({', '.join(allowed) or 'none'}) by a required node affinity or nodeSelector: it allows {held}"
+    )

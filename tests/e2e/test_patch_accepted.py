@@ -25,7 +25,7 @@ from vcuda.placement.affinity import Hints
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers, RecentChoices
-from webhook.mutate import mutate
+from webhook.pod_review import mutate
 
 EXAMPLES = 60
 ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, pools=strategies.POOLS)

@@ -23,7 +23,7 @@ from bench.servers import PIN
 from tests.builders import policy_for, review
 from vcuda.quota.model import Limit, NamespaceQuota
 from webhook.ledgers import MemoryLedgers, RecentChoices
-from webhook.mutate import mutate
+from webhook.pod_review import mutate
 
 CASES = [Case(name, spread) for name in arrangements.EVERY for spread in creates.SPREADS]
 

@@ -26,7 +26,7 @@ from vcuda.k8s_types import AdmissionResponse
 from vcuda.placement.affinity import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
-from webhook.mutate import mutate
+from webhook.pod_review import mutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
 FORGED = {"tencent.com/gpu-assigned": "true"}

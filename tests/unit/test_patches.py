@@ -28,8 +28,7 @@ from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.requests.pod_request import read_request
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers, RecentChoices
-from webhook.mutate import mutate
-from webhook.validate import validate
+from webhook.pod_review import mutate, validate
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
 SCHEDULER = "gpu-scheduler"

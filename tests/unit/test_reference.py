@@ -27,7 +27,7 @@ OF_USERS = (
     *("vcuda.quota.document", "vcuda.quota.document"),
     *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
-    *("webhook.pod_review", "webhook.validate", "webhook.mutate", "webhook.quota_edit", "webhook.admission"),
+    *("webhook.pod_review", "webhook.quota_edit", "webhook.admission"),
     *("webhook.ledgers", "webhook.ledger_client"),
     "controller.stale_gc",
 )

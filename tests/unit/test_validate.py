@@ -28,7 +28,7 @@ from tests.builders import (
 from vcuda.k8s_types import AdmissionResponse, UserInfo
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices
-from webhook.validate import validate
+from webhook.pod_review import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))

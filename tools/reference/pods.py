@@ -26,9 +26,7 @@ from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledgers import ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
 from webhook.metrics import Metrics
-from webhook.mutate import mutate
-from webhook.pod_review import malformed_sentence
-from webhook.validate import validate
+from webhook.pod_review import malformed_sentence, mutate, validate
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
