@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import parse_qs
@@ -37,9 +38,11 @@ MAX_BODY = 3 * 2**20
 LARGE_BODY = 2**16
 
 # Bodies over that in memory at once: some 24 MiB, and as much again while they are decoded. The others stay unread, in
-# the kernel and at their sender, and are told to come again before the API server itself gives the call up.
+# the kernel and at their sender, and are told to come again before the API server itself gives the call up. Who sends
+# one slowly has less time than for a small one, since others wait for its place.
 MAX_LARGE_BODIES = 8
-LARGE_BODY_WAIT_SECONDS = 5.0
+LARGE_BODY_WAIT_SECONDS = 6.0
+LARGE_BODY_SECONDS = 3.0
 
 # A probe and a scrape at once are all there ever is.
 PAGE_THREADS = 4
@@ -97,25 +100,26 @@ class Application:
             # The API server repeats the call, and on another connection: so it reaches another replica.
             return _fault(str(error), HTTPStatus.SERVICE_UNAVAILABLE, *COME_AGAIN)
         except VcudaError as error:
-            self._service.log.error("not answered", path=scope["path"], reason=str(error))  # noqa: TRY400  # no trace: it is told
+            self._service.log.error("not answered", path=scope["path"], reason=str(error))  # noqa: TRY400  # says enough
             return _fault(str(error), HTTPStatus.INTERNAL_SERVER_ERROR)
         except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets a sentence and the log the trace
             return _fault(_internal(self._service, scope["path"], error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def _answer(self, scope: HTTPScope, receive: Receive) -> bytes:
         headers = dict(scope["headers"])
-        # The body is read before anything is refused: the next request on this connection stands behind it.
-        length = int(headers.get(b"content-length", MAX_BODY if b"transfer-encoding" in headers else 0))
-        if length > MAX_BODY:
+        if int(headers.get(b"content-length", 0)) > MAX_BODY:
             raise _too_large()
-        if length <= LARGE_BODY:
-            return await self._decide(scope, headers, await read_body(receive))
+        # The body is read before anything is refused: the next request on this connection stands behind it.
+        body = Body(receive)
+        await body.read(LARGE_BODY)
+        if body.whole:
+            return await self._decide(scope, headers, body.content())
+        crowded = Unavailable("too many large reviews are being read at once")
+        await _within(LARGE_BODY_WAIT_SECONDS, self._large_bodies.acquire(), crowded)
         try:
-            await asyncio.wait_for(self._large_bodies.acquire(), LARGE_BODY_WAIT_SECONDS)
-        except TimeoutError:
-            raise Unavailable("too many large reviews are being read at once") from None
-        try:
-            return await self._decide(scope, headers, await read_body(receive))
+            late = BadReview("the body has not come in time", HTTPStatus.REQUEST_TIMEOUT)
+            await _within(LARGE_BODY_SECONDS, body.read(), late)
+            return await self._decide(scope, headers, body.content())
         finally:
             self._large_bodies.release()
 
@@ -126,25 +130,37 @@ class Application:
         return await self._service.answer(scope["path"], body, timeout)
 
 
-async def read_body(receive: Receive) -> bytes:
-    """Return the whole body of a request.
+class Body:
+    """A request's body as it comes; ``whole`` tells whether all of it is here."""
 
-    Raises:
-        BadReview: it is over `MAX_BODY`.
-        ConnectionAbortedError: the client is gone, so there is nobody to answer.
+    def __init__(self, receive: Receive) -> None:
+        self.whole = False
+        self._receive = receive
+        self._chunks: list[bytes] = []
+        self._size = 0
 
-    """
-    chunks, size, more = list[bytes](), 0, True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ConnectionAbortedError
-        chunk, more = message.get("body", b""), message.get("more_body", False)
-        size += len(chunk)
-        if size > MAX_BODY:
-            raise _too_large()
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    async def read(self, enough: int = MAX_BODY) -> None:
+        """Take what comes until the body is whole, or more than ``enough`` bytes of it are here.
+
+        Raises:
+            BadReview: it is over `MAX_BODY`.
+            ConnectionAbortedError: the client is gone, so there is nobody to answer.
+
+        """
+        while not self.whole and self._size <= enough:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ConnectionAbortedError
+            self._chunks.append(message.get("body", b""))
+            self._size += len(self._chunks[-1])
+            self.whole = not message.get("more_body", False)
+            if self._size > MAX_BODY:
+                raise _too_large()
+
+    def content(self) -> bytes:
+        """Return what is here, once: it is not kept."""
+        chunks, self._chunks = self._chunks, []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 @functools.lru_cache(maxsize=64)
@@ -163,6 +179,13 @@ def timeout_of(query: bytes) -> float:
     except ValueError as error:
         raise BadReview(f"timeout={duration!r} is no duration: {error}") from error
     return seconds
+
+
+async def _within(seconds: float, work: Coroutine[object, object, object], late: VcudaError) -> None:
+    try:
+        await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise late from None
 
 
 def _too_large() -> BadReview:

@@ -1,4 +1,4 @@
-"""Clients that are slow, silent, many or greedy: far more of them than threads, and good requests are answered beside.
+"""Clients that are slow, silent, many or greedy, and good requests are answered beside them.
 
 No one here waits for a timeout of the server's, except where that is the promise: what these clients hold, they hold
 while the good requests are made.
@@ -6,22 +6,28 @@ while the good requests are made.
 
 from __future__ import annotations
 
+import json
+import re
 import resource
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
 from tests.integration.fuzzing import GOOD, SECONDS, Target, answers_in, for_a_while, read_all, under_fire
+from tests.integration.reviews import card_pod, review_of
 from tests.processes import exchange
 from webhook.server import MAX_CONNECTIONS
 
-THREADS = 4
-CROWD = 8 * THREADS
+FEW = 4
+CROWD = 8 * FEW
 IDLE = 10_000
 SHARE = 0.3
 LARGE = 100 * 2**20
@@ -34,7 +40,7 @@ ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A server of few threads; so many files may be open here, too, as the crowds need."""
+    """A server; so many files may be open here, too, as the crowds need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with under_fire(tmp_path_factory.mktemp("fuzz")) as running:
@@ -217,7 +223,7 @@ def test_bodies_of_100_mib_are_refused_and_not_kept(target: Target, chunks: bool
             statuses = [answer.status for answer in answers_in(read_all(connection)[0])]
             assert statuses in ([HTTPStatus.REQUEST_ENTITY_TOO_LARGE], [])
 
-    senders = [threading.Thread(target=send) for _ in range(THREADS)]
+    senders = [threading.Thread(target=send) for _ in range(FEW)]
     for sender in senders:
         sender.start()
     while any(sender.is_alive() for sender in senders):
@@ -231,7 +237,7 @@ def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None
 
     def come_and_go() -> None:
         with ExitStack() as stack:
-            held = [stack.enter_context(kind(target)) for kind in KINDS for _ in range(THREADS)]
+            held = [stack.enter_context(kind(target)) for kind in KINDS for _ in range(FEW)]
             target.assert_sound()
             for connection in held[::2]:
                 connection.setblocking(False)
@@ -242,7 +248,7 @@ def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None
     for_a_while(SHARE / 2, come_and_go)
     before = target.note_memory("before crowds")
     times = for_a_while(SHARE / 2, come_and_go)
-    after = target.note_memory(f"after {times} crowds of {len(KINDS) * THREADS}")
+    after = target.note_memory(f"after {times} crowds of {len(KINDS) * FEW}")
     assert after - before < 32
 
 
@@ -253,3 +259,42 @@ def test_a_connection_that_was_used_by_many_requests_is_still_kept(target: Targe
         for _ in range(200):
             exchange(connection, "POST", "/mutate", GOOD)
         assert connection.sock is used
+
+
+def slow_large(target: Target) -> socket.socket:
+    """Sends of a large body what is taken at once, and then nothing."""
+    connection = target.shake_hands()
+    connection.setblocking(False)
+    with suppress(ssl.SSLWantWriteError):
+        connection.send(HEAD + b"Content-Length: 2900000\r\n\r\n")
+        for _ in range(160):
+            connection.send(b" " * 2**14)
+    return connection
+
+
+def large_review() -> bytes:
+    """A review of 2.8 MiB."""
+    pod = card_pod("large", "steady")
+    pod["spec"]["containers"][0]["env"] = [{"name": f"SETTING_{n}", "value": "x" * 80} for n in range(25_000)]
+    return json.dumps(review_of(pod)).encode()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_large_reviews_at_once_beside_silent_and_slow_clients_take_less_than_200_mib(tmp_path: Path) -> None:
+    """All of the reviews are answered, and the good requests between them."""
+    review = large_review()
+    with under_fire(tmp_path) as target, ExitStack() as crowd, ThreadPoolExecutor(CROWD) as pool:
+        for _ in range(1000):
+            crowd.enter_context(silent(target))
+        for kind in (half_a_head, half_a_chunk, slow_large):
+            for _ in range(FEW):
+                crowd.enter_context(kind(target))
+        sent = [pool.submit(target.server.send, "POST", "/mutate", review) for _ in range(CROWD)]
+        while not all(each.done() for each in sent):
+            target.assert_sound()
+        assert Counter(each.result().status for each in sent) == {HTTPStatus.OK: CROWD}
+        target.note_memory("with everything at once")
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{target.pid}/status").read_text())
+        assert peak
+        assert int(peak[1]) < 200 * 1024
