@@ -88,6 +88,7 @@ class CertificateWatch(Collector):
         """
         endpoints = service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
+        # Some at once, as one that does not answer holds up the others for its whole timeout.
         with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
             self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))

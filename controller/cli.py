@@ -183,6 +183,7 @@ def run(
         signal.signal(number, lambda *_: stop.set())
     try:
         listening = _listening(extender_address, extender_cert_dir, extender_advertise)
+        # A connection for each thread that may call at once: six watches, the loops, and the extender's requests.
         kube = Kube.connect(kubeconfig, pool_size=16, version_check=VersionCheck(structlog.get_logger().warning))
     except BadInput as error:
         cli.fail(str(error))
@@ -254,10 +255,11 @@ def _lead(
     leader.start()
     started.set()
     with leading():
+        # Lost means that another may lead by now: the writes under way must not go on, not even for a clean stop.
         if not elector.hold():
             _end()
     leader.stop()
-    elector.release()
+    elector.release()  # after the last write, so that the next leader begins on a cluster that nobody else changes
     return 0
 
 

@@ -102,6 +102,7 @@ class Elector:
     def hold(self) -> bool:
         """Renew until told to stop, which is True, or until the lease is lost, which is False."""
         while not self._wait(self._timing.retry_period):
+            # Asked before each attempt too: one that begins after the deadline could succeed on a lease taken since.
             if self._in_time() and self._attempt():
                 continue
             if not self._in_time() or self._is_taken():

@@ -59,6 +59,7 @@ class ViolationsCollector(Collector):
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         self._counts = counts
 
+    # Collected when Prometheus asks: gauges that were set would go on telling of namespaces that have gone.
     def collect(self) -> Iterable[Metric]:
         """Yield one family."""
         pods = GaugeMetricFamily(

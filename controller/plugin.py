@@ -242,6 +242,7 @@ def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
 
 def bar(used: float, limit: float) -> str:
     """Return a bar such as ``[######----]``; empty only where nothing is used, full only from the limit on."""
+    # A limit of 0 is full as soon as anything is used, as where it was lowered below what runs.
     share = used / limit if limit else float(used > 0)
     filled = round(share * BAR) if share < 1 else BAR
     if 0 < share < 1:
