@@ -12,8 +12,9 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 from kubernetes.client import ApiClient
 
 from tests.e2e.control_plane import ADMIN, ControlPlane
-from tests.e2e.rest import Answer, Json, Rest, api_client, await_collection, write_kubeconfig
+from tests.e2e.rest import Answer, Json, Rest, api_client, states, write_kubeconfig
 from tests.processes import eventually
 
 TIMEOUT = 30.0
@@ -127,8 +128,17 @@ class Cluster:
     def await_collection(
         self, path: str, predicate: Callable[[list[Json]], bool], timeout: float = TIMEOUT, **selectors: str
     ) -> list[Json]:
-        """The objects at collection ``path`` once ``predicate`` holds; ``selectors``: labelSelector, fieldSelector."""
-        return await_collection(self.rest, path, predicate, timeout, **selectors)
+        """The objects at collection ``path`` once ``predicate`` holds for them all together.
+
+        ``selectors``: labelSelector, fieldSelector. Asked after the LIST and again after each watch event.
+        Raises TimeoutError after ``timeout`` seconds, with the objects as last seen.
+        """
+        last: list[Json] = []
+        with closing(states(self.rest, path, time.monotonic() + timeout, selectors)) as every:
+            for last in every:
+                if predicate(last):
+                    return last
+        raise TimeoutError(f"{path} {selectors or ''} not as awaited; last seen:\n{json.dumps(last, indent=1)}")
 
     def await_object(self, path: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
         """The object ``name`` of the collection at ``path`` once it exists and ``predicate`` holds for it."""
@@ -140,11 +150,31 @@ class Cluster:
     def await_gone(self, path: str, name: str, timeout: float = TIMEOUT) -> None:
         self.await_collection(path, lambda objects: not objects, timeout, fieldSelector=f"metadata.name={name}")
 
+    @contextmanager
     def register_webhooks(
         self, *, mutating: Sequence[Json] = (), validating: Sequence[Json] = (), timeout: float = TIMEOUT
-    ) -> AbstractContextManager[None]:
-        """`with` this, the webhooks (items of a configuration's `webhooks`) are in effect; after it they are not."""
-        return registered(self.rest, mutating, validating, timeout)
+    ) -> Iterator[None]:
+        """`with` this, the webhooks (items of a configuration's `webhooks`) are in effect; after it they are not.
+
+        Both configurations are stored, or deleted, before either is waited for: their seconds then pass together.
+        TimeoutError where either takes too long.
+        """
+        kinds = {"MutatingWebhookConfiguration": mutating, "ValidatingWebhookConfiguration": validating}
+        stored: dict[str, str] = {}
+        try:
+            for kind, webhooks in kinds.items():
+                if webhooks:
+                    name, path = f"e2e-{secrets.token_hex(4)}", f"{GROUP}/{RESOURCES[kind]}"
+                    self.rest.send("POST", path, configuration(kind, name, webhooks)).ok()
+                    stored[name] = path
+            for name in stored:
+                await_effect(self.rest, name, timeout, wanted=True)
+            yield
+        finally:
+            for name, path in stored.items():
+                self.rest.send("DELETE", f"{path}/{name}").ok()
+            for name in stored:
+                await_effect(self.rest, name, timeout, wanted=False)
 
     def events(self, namespace: str) -> list[Json]:
         items: list[Json] = self.rest.get(f"/api/v1/namespaces/{namespace}/events")["items"]
@@ -258,30 +288,6 @@ NOBODY = "https://127.0.0.1:1/"
 
 def is_bound(pod: Json) -> bool:
     return bool(pod["spec"].get("nodeName"))
-
-
-@contextmanager
-def registered(rest: Rest, mutating: Sequence[Json], validating: Sequence[Json], timeout: float) -> Iterator[None]:
-    """The webhooks in effect; deleted, and without effect, afterwards. TimeoutError where either takes too long.
-
-    Both configurations are stored, or deleted, before either is waited for: their seconds then pass together.
-    """
-    kinds = {"MutatingWebhookConfiguration": mutating, "ValidatingWebhookConfiguration": validating}
-    stored: dict[str, str] = {}
-    try:
-        for kind, webhooks in kinds.items():
-            if webhooks:
-                name, path = f"e2e-{secrets.token_hex(4)}", f"{GROUP}/{RESOURCES[kind]}"
-                rest.send("POST", path, configuration(kind, name, webhooks)).ok()
-                stored[name] = path
-        for name in stored:
-            await_effect(rest, name, timeout, wanted=True)
-        yield
-    finally:
-        for name, path in stored.items():
-            rest.send("DELETE", f"{path}/{name}").ok()
-        for name in stored:
-            await_effect(rest, name, timeout, wanted=False)
 
 
 def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -104,24 +104,6 @@ class Rest:
 
     def _url(self, path: str, query: Mapping[str, str]) -> str:
         return f"{self.api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
-
-
-def await_collection(
-    rest: Rest, path: str, predicate: Callable[[list[Json]], bool], timeout: float, **selectors: str
-) -> list[Json]:
-    """The objects at collection ``path`` once ``predicate`` holds for them all together.
-
-    ``selectors``: labelSelector, fieldSelector. Asked after the LIST and again after each watch event.
-    Raises TimeoutError after ``timeout`` seconds, with the objects as last seen.
-    """
-    last: list[Json] = []
-    with closing(states(rest, path, time.monotonic() + timeout, selectors)) as every:
-        for last in every:
-            if predicate(last):
-                return last
-    raise TimeoutError(
-        f"{path} {selectors or ''} not as awaited after {timeout:g} s; last seen:\n{json.dumps(last, indent=1)}"
-    )
 
 
 def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) -> Generator[list[Json]]:

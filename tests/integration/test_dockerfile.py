@@ -29,7 +29,7 @@ PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquot
 USER = 65532
 QUOTA = PROJECT / "manifests" / "examples" / "gpuquota.yaml"
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @dataclass(frozen=True)

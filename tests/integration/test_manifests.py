@@ -34,6 +34,8 @@ from tests.rendered import (
     rendered,
 )
 
+pytestmark = pytest.mark.slow
+
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
 VERSIONS = sorted({version for version in map(major_minor, all_versions()) if version >= SUPPORTED[0]})
 """Those that there are schemas of: what comes after the newest supported one has to understand the manifests too."""

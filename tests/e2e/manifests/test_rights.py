@@ -27,6 +27,8 @@ from tests.e2e.rest import streams_lists
 from tests.rendered import BASE, ours, rendered
 from vcuda.kube import Kube
 
+pytestmark = pytest.mark.slow
+
 USERS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(BASE))}
 """The accounts' full names, by their names."""
 

@@ -18,6 +18,8 @@ from tests.e2e.stage import own_address
 from tests.processes import free_ports
 from tests.rendered import BASE, MANIFESTS, rendered
 
+pytestmark = pytest.mark.slow
+
 COMPONENTS = ("scheduler", "enforce-audit")
 ADDED = [
     each

@@ -25,6 +25,8 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import WebhookProcess, eventually
 from tests.rendered import container, pod_spec
 
+pytestmark = pytest.mark.slow
+
 PACE = 20
 """Pods created a second."""
 
