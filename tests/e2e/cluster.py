@@ -286,6 +286,15 @@ NOBODY = "https://127.0.0.1:1/"
 """Where nothing listens."""
 
 
+@contextmanager
+def administering(control_plane: ControlPlane) -> Iterator[Cluster]:
+    """The control plane's API as admin, its own namespaces present."""
+    with closing(Cluster(control_plane)) as admin:
+        for name in ("default", "kube-system"):
+            admin.await_object("/api/v1/namespaces", name, lambda _: True)
+        yield admin
+
+
 def is_bound(pod: Json) -> bool:
     return bool(pod["spec"].get("nodeName"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, administering
 from tests.e2e.control_plane import ControlPlane, running_control_plane
 from tests.e2e.controller_process import controlling, limited_team
 from tests.e2e.installation import Installation, account_of, installed, named_quota
@@ -38,10 +38,8 @@ def control_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """The control plane's API as admin, its own namespaces present."""
-    with closing(Cluster(control_plane)) as admin:
-        for name in ("default", "kube-system"):
-            admin.await_object("/api/v1/namespaces", name, lambda _: True)
+    """The control plane's API as admin."""
+    with administering(control_plane) as admin:
         yield admin
 
 

@@ -55,6 +55,20 @@ def controlling(
         yield process
 
 
+@contextmanager
+def two_candidates(
+    installation: Installation, lease_seconds: int
+) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
+    """A controller that leads, identity `first`, and `second`, which waits."""
+    short = ("--lease-seconds", str(lease_seconds))
+    with (
+        controlling(installation, *short, "--identity", "first") as first,
+        candidate(installation, *short, "--identity", "second") as second,
+    ):
+        yield first, second
+    drop_lease(installation.cluster)
+
+
 def drop_lease(cluster: Cluster) -> None:
     """Delete the Lease that a killed controller has left; there may be none."""
     cluster.delete(f"{LEASES}/{LEASE}")

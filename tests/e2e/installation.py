@@ -195,11 +195,11 @@ def registered(installation: Installation) -> AbstractContextManager[None]:
     )
 
 
-def make_certificates(directory: Path) -> None:
-    """A CA and a certificate for 127.0.0.1, as `vcuda-certs issue` writes them."""
-    now = datetime.now(UTC)
-    authority = make_authority(now)
-    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+def make_certificates(directory: Path, at: datetime | None = None) -> None:
+    """A CA and a certificate for 127.0.0.1, as `vcuda-certs issue` writes them; made now, or ``at`` another time."""
+    at = at or datetime.now(UTC)
+    authority = make_authority(at)
+    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, at)))
 
 
 def create_system_namespace(cluster: Cluster) -> None:

@@ -49,10 +49,10 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificates:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
             # The thread of a connection shakes hands: one that says nothing holds up no other.
-            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.socket = tls(certificates).wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
         thread = threading.Thread(target=server.serve_forever, name="json server")
         thread.start()
         try:
@@ -60,6 +60,13 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
         finally:
             server.shutdown()
             thread.join()
+
+
+def tls(certificates: Path) -> ssl.SSLContext:
+    """For a server, with tls.crt and tls.key of this directory."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
+    return context
 
 
 def reviewed(review: Json, *, allowed: bool = True, **fields: object) -> Json:

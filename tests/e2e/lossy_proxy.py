@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import http.server
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import urllib3
 
 from tests.e2e.cluster import Cluster
+from tests.e2e.installation import make_certificates
+from tests.e2e.json_server import tls
 from tests.e2e.rest import write_kubeconfig
-from vcuda.tls import serving_files, write_files
-from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 PASSED_ON = ("Authorization", "Content-Type", "Accept")
 CHUNK = 65536
@@ -52,7 +50,8 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
     losses = losses or Losses()
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(("127.0.0.1", 0), handler(cluster.server, upstream, losses))
-        server.socket = server_context(directory).wrap_socket(server.socket, server_side=True)
+        make_certificates(directory)
+        server.socket = tls(directory).wrap_socket(server.socket, server_side=True)
         kubeconfig = directory / "kubeconfig"
         write_kubeconfig(kubeconfig, f"https://127.0.0.1:{server.server_port}", directory / "ca.crt", cluster.token)
         thread = threading.Thread(target=server.serve_forever)
@@ -63,16 +62,6 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
             server.shutdown()
             thread.join()
             server.server_close()
-
-
-def server_context(directory: Path) -> ssl.SSLContext:
-    """TLS for 127.0.0.1; the CA is ``ca.crt`` in ``directory``."""
-    now = datetime.now(UTC)
-    authority = make_authority(now)
-    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
-    return context
 
 
 class Server(http.server.ThreadingHTTPServer):

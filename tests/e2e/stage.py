@@ -21,7 +21,7 @@ from tests.e2e.conftest import require
 from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, QuotaConfigMap, create_system_namespace
 from tests.e2e.mounted import Volume
 from tests.e2e.rest import Json
-from tests.e2e.steady import plain
+from tests.e2e.steady import Creates, connecting, creating, plain
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
 from vcuda.kube.objects import SERVICE_NAME, EndpointSlice, read_addresses
 
@@ -167,6 +167,18 @@ def staged(
         for each in stage.replicas:
             each.await_ready()
         yield stage, QuotaConfigMap(quota.rest, quota.namespace, quota.name, {}, stage.replicas)
+
+
+@contextmanager
+def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
+    """`with` this, pods are created in ``namespace`` and new connections made without pause, and not one may fail."""
+    path = PATHS["ValidatingWebhookConfiguration"]
+    with (
+        creating(stage.cluster, namespace) as creates,
+        connecting(stage.cluster, path, stage.addresses, SERVER_NAME) as handshakes,
+    ):
+        yield creates
+    assert (creates.failures, handshakes.failures) == ([], [])
 
 
 @contextmanager

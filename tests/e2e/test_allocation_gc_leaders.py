@@ -6,7 +6,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import candidate, controlling, drop_lease
+from tests.e2e.controller_process import controlling, two_candidates
 from tests.e2e.installation import Installation
 from tests.e2e.rest import Json
 from tests.e2e.stale_objects import REASON, Allocated, is_allocated
@@ -44,14 +44,10 @@ def test_when_the_leader_is_killed_midway_another_does_the_rest_and_nothing_twic
     cluster: Cluster, installation: Installation, namespace: str
 ) -> None:
     """A crash between a patch and its Event costs that one Event, and nothing else."""
-    short = ("--lease-seconds", str(LEASE_SECONDS))
     path = f"/api/v1/namespaces/{namespace}/pods"
     pods = stale_pods(cluster, namespace, PODS)
     version = cluster.rest.get(path)["metadata"]["resourceVersion"]
-    with (
-        controlling(installation, *short, "--identity", "first") as first,
-        candidate(installation, *short, "--identity", "second") as second,
-    ):
+    with two_candidates(installation, LEASE_SECONDS) as (first, second):
         cluster.await_collection(path, lambda found: len(freed(found)) >= MIDWAY)
         first.kill()
         left = PODS - len(freed(cluster.pods(namespace)))
@@ -61,7 +57,6 @@ def test_when_the_leader_is_killed_midway_another_does_the_rest_and_nothing_twic
         cluster.await_collection(path, lambda found: len(freed(found)) == PODS)
         assert second.terminate() == 0
         done = [line["name"] for line in second.logs("stale allocation removed")]
-    drop_lease(cluster)
     assert writes_since(cluster, path, version, PODS) == Counter({pod.name: 1 for pod in pods})
     assert len(done) == len(set(done)) == left
     told = Counter(event["involvedObject"]["name"] for event in cluster.events(namespace) if event["reason"] == REASON)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from bench.arrangements import FLASK_PIN, GO_IDLE, GO_PIN, IN_GO, Arranged, arra
 from bench.plane import Plane, gpu_pod
 from tests.builders import held_to
 from tests.e2e.cluster import Cluster
+from tests.e2e.installation import make_certificates
 from tests.e2e.rest import Json
-from vcuda.tls import serving_files, write_files
-from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 
 @contextmanager
@@ -24,9 +22,7 @@ def running(cluster: Cluster, directory: Path, name: str) -> Iterator[Arranged]:
     """The arrangement, on the cluster of these tests; a test without Go is skipped, saying so."""
     if name in IN_GO and not go.installed():
         pytest.skip("there is no go on PATH to build bench/webhook.go with")
-    now = datetime.now(UTC)
-    authority = make_authority(now)
-    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+    make_certificates(directory)
     program = go.build(directory) if name in IN_GO else None
     with arranged(Plane(cluster, directory), name, program) as arrangement:
         yield arrangement

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.chaos import REASONS, STORED, Callers, Controllers, Observer, Victim, controllers, held, policy, replicas
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, administering
 from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
 from tests.e2e.installation import Installation, await_ready, registered, running
 from tests.e2e.steady import in_threads
@@ -61,9 +61,7 @@ def own_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
-    with closing(Cluster(own_plane)) as admin:
-        for name in ("default", "kube-system"):
-            admin.await_object("/api/v1/namespaces", name, lambda _: True)
+    with administering(own_plane) as admin:
         yield admin
 
 

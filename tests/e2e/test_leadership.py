@@ -26,9 +26,9 @@ from tests.e2e.controller_process import (
     candidate,
     committed,
     controlling,
-    drop_lease,
     lease_spec,
     limited_team,
+    two_candidates,
 )
 from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
 from tests.e2e.rest import Json
@@ -48,14 +48,9 @@ AWAY = 10.0
 
 @pytest.fixture
 def pair(installation: Installation) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
-    """A controller that leads, and one that waits; the lease is as short as a busy machine allows."""
-    short = ("--lease-seconds", str(LEASE_SECONDS))
-    with (
-        controlling(installation, *short, "--identity", "first") as first,
-        candidate(installation, *short, "--identity", "second") as second,
-    ):
-        yield first, second
-    drop_lease(installation.cluster)
+    """One that leads and one that waits; the lease is as short as a busy machine allows."""
+    with two_candidates(installation, LEASE_SECONDS) as both:
+        yield both
 
 
 def await_holder(cluster: Cluster, holder: str, timeout: float) -> Json:

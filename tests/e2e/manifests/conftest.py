@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, administering
 from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
 from tests.e2e.manifests.audit import AuditLog
 
@@ -48,7 +47,5 @@ def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def admin(plane: ControlPlane) -> Iterator[Cluster]:
-    with closing(Cluster(plane)) as cluster:
-        for name in ("default", "kube-system"):
-            cluster.await_object("/api/v1/namespaces", name, lambda _: True)
+    with administering(plane) as cluster:
         yield cluster

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,8 @@ from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.controller_process import await_enforced, await_published, await_unpublished
-from tests.e2e.installation import SYSTEM_NAMESPACE, QuotaConfigMap, ledger_path
+from tests.e2e.installation import SYSTEM_NAMESPACE, QuotaConfigMap, ledger_path, make_certificates
+from tests.e2e.json_server import tls
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
@@ -27,8 +27,6 @@ from tests.processes import WebhookProcess
 from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME
 from vcuda.ledger.ledger import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER
-from vcuda.tls import serving_files, write_files
-from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 EXTENDER_JOB = "vcuda-extender-certs-first"
 LOCK = "hami.io/mutex.lock"
@@ -177,11 +175,7 @@ def the_extenders_certificate_is_renewed(system: System) -> None:
 @contextmanager
 def showing_an_old_leaf(directory: Path) -> Iterator[str]:
     """The address of a server whose certificate ended ten days ago."""
-    long_ago = datetime.now(UTC) - timedelta(days=100)
-    authority = make_authority(long_ago)
     directory.mkdir()
-    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, long_ago)))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
-    with echoing(lambda: context, own_address()) as server:
+    make_certificates(directory, datetime.now(UTC) - timedelta(days=100))
+    with echoing(lambda: tls(directory), own_address()) as server:
         yield server.address
