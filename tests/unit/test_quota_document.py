@@ -92,24 +92,12 @@ def test_the_system_namespaces_are_passed_on() -> None:
     assert parse_quota('"*": {}', frozenset({"infra"})).for_namespace("infra") is None
 
 
-@pytest.mark.parametrize(
-    ("written", "cores"),
-    [
-        ("0", 0),
-        ("8", 800),
-        ("8.", 800),
-        ("2.5", 250),
-        (".5", 50),
-        ("0.01", 1),
-        ("0.29", 29),
-        ("2.500", 250),
-        ("+3", 300),
-        ("-0", 0),
-        ("100000", 10_000_000),
-    ],
-)
-def test_cards_become_hundredths_exactly(written: str, cores: int) -> None:
-    assert limits(f"M40: {written}") == {"M40": Limit(cores)}
+CARDS = "0=0 8=800 8.=800 2.5=250 .5=50 0.01=1 0.29=29 2.500=250 +3=300 -0=0 100000=10000000"
+
+
+@pytest.mark.parametrize(("written", "cores"), [pair.split("=") for pair in CARDS.split()])
+def test_cards_become_hundredths_exactly(written: str, cores: str) -> None:
+    assert limits(f"M40: {written}") == {"M40": Limit(int(cores))}
 
 
 @pytest.mark.parametrize(
@@ -170,20 +158,17 @@ NO_NAMESPACE = (
 )
 
 
+NOT_CARDS = "1:30 1_000 0x10 1e3 ٤ .nan 2020-01-01 yes"
+NOT_MEMORY = ("160GB", "160 Gi", "1_6Gi", "٤Gi", "NaN", "Infinity", "Gi")
+
+
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
         ('"8"', '"8" is text; write 8 without quotes'),
         ('" 2.5"', '" 2.5" is text; write 2.5 without quotes'),
         ("010", '"010" is text; write 10 without quotes'),
-        ("1:30", '"1:30" is no number of cards; write one such as 8 or 2.5'),
-        ("1_000", '"1_000" is no number of cards; write one such as 8 or 2.5'),
-        ("0x10", '"0x10" is no number of cards; write one such as 8 or 2.5'),
-        ("1e3", '"1e3" is no number of cards; write one such as 8 or 2.5'),
-        ("٤", '"٤" is no number of cards; write one such as 8 or 2.5'),
-        (".nan", '".nan" is no number of cards; write one such as 8 or 2.5'),
-        ("2020-01-01", '"2020-01-01" is no number of cards; write one such as 8 or 2.5'),
-        ("yes", '"yes" is no number of cards; write one such as 8 or 2.5'),
+        *((text, f'"{text}" is no number of cards; write one such as 8 or 2.5') for text in NOT_CARDS.split()),
         ("true", "true is no number of cards; write one such as 8 or 2.5"),
         ("", "an empty value is no number of cards; write one such as 8 or 2.5"),
         ("[8]", "a list is no number of cards; write one such as 8 or 2.5"),
@@ -218,13 +203,7 @@ def test_no_json_number_is_too_absurd_to_be_refused(written: str) -> None:
         ("0", "0 leaves no memory; leave `memory` out for no limit, or write 0 cards to block the model"),
         ("-1Gi", '"-1Gi" is no possible amount of memory; write one up to 102400000Gi'),
         ("100001Ti", '"100001Ti" is no possible amount of memory; write one up to 102400000Gi'),
-        ("160GB", '"160GB" is no amount of memory; write one such as 160Gi'),
-        ("160 Gi", '"160 Gi" is no amount of memory; write one such as 160Gi'),
-        ("1_6Gi", '"1_6Gi" is no amount of memory; write one such as 160Gi'),
-        ("٤Gi", '"٤Gi" is no amount of memory; write one such as 160Gi'),
-        ("NaN", '"NaN" is no amount of memory; write one such as 160Gi'),
-        ("Infinity", '"Infinity" is no amount of memory; write one such as 160Gi'),
-        ("Gi", '"Gi" is no amount of memory; write one such as 160Gi'),
+        *((text, f'"{text}" is no amount of memory; write one such as 160Gi') for text in NOT_MEMORY),
         ("true", "true is no amount of memory; write one such as 160Gi"),
         ("", "an empty value is no amount of memory; write one such as 160Gi"),
     ],

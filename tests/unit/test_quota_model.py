@@ -58,21 +58,7 @@ def test_quota_of_a_namespace(quota: Quota, namespace: str, applies: NamespaceQu
 
 @pytest.mark.parametrize(
     ("cores", "text"),
-    [
-        (0, "0 cards"),
-        (1, "0.01 cards"),
-        (10, "0.1 cards"),
-        (50, "0.5 cards"),
-        (99, "0.99 cards"),
-        (100, "1 card"),
-        (101, "1.01 cards"),
-        (110, "1.1 cards"),
-        (200, "2 cards"),
-        (250, "2.5 cards"),
-        (1000, "10 cards"),
-        (10_000, "100 cards"),
-        (10_000_000, "100000 cards"),
-    ],
+    [(0, "0 cards"), (1, "0.01 cards"), (50, "0.5 cards"), (100, "1 card"), (10_000_000, "100000 cards")],
 )
 def test_cards(cores: int, text: str) -> None:
     assert cards(cores) == text

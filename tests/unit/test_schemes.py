@@ -64,24 +64,14 @@ def test_only_hami_counts_plain_cards() -> None:
     assert [scheme for scheme in SCHEMES if scheme.counts_plain_cards] == [HAMI]
 
 
-@pytest.mark.parametrize(
-    ("key", "named"),
-    [
-        ("a/exact", True),
-        ("a/exact-", False),
-        ("a/exac", False),
-        ("a/exact0", False),
-        ("A/EXACT", False),
-        ("a/idx-", True),
-        ("a/idx-0", True),
-        ("a/idx-12", True),
-        ("a/idx", False),
-        ("b/a/idx-0", False),
-        ("", False),
-    ],
-)
-def test_is_named(key: str, named: bool) -> None:
-    assert is_named(key, ("a/exact", "a/idx-")) is named
+@pytest.mark.parametrize("key", ["a/exact", "a/idx-", "a/idx-0", "a/idx-12"])
+def test_a_key_is_named_whole_or_by_how_it_begins(key: str) -> None:
+    assert is_named(key, ("a/exact", "a/idx-"))
+
+
+@pytest.mark.parametrize("key", ["a/exact-", "a/exac", "a/exact0", "A/EXACT", "a/idx", "b/a/idx-0", ""])
+def test_no_other_key_is_named(key: str) -> None:
+    assert not is_named(key, ("a/exact", "a/idx-"))
 
 
 def test_nothing_is_named_by_no_names() -> None:
