@@ -34,12 +34,10 @@ _FIRST_PHASE = {GPU_MANAGER.name: "false", NVIDIA_VCUDA.name: "false"}
 
 
 def unix(scheme: Scheme, at: float) -> str:
-    """A Unix time in seconds as the scheme writes it."""
     return str(int(at) * scheme.time_unit) if scheme.time_unit != SECONDS else str(int(at))
 
 
 def rfc3339(at: float) -> str:
-    """A Unix time as the API server writes it."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

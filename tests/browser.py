@@ -114,7 +114,6 @@ class Tab:
         return self.page
 
     def close(self) -> None:
-        """Close it; anything that went wrong in it is an error."""
         violations = self.page.evaluate("window.violations") if self.context.browser else []
         self.context.close()
         if self.troubles or violations:

@@ -91,7 +91,6 @@ class Lines:
             self._changed.notify_all()
 
     def so_far(self) -> list[str]:
-        """The lines read until now."""
         with self._changed:
             return list(self._lines)
 
@@ -107,7 +106,6 @@ class Lines:
             return found()
 
     def join(self) -> None:
-        """Wait for the end of the stream."""
         self._thread.join(PATIENCE)
 
 
@@ -167,7 +165,6 @@ class OwnProcess:
         return [line for line in lines if event is None or line["event"] == event]
 
     def output(self) -> str:
-        """Everything printed so far, on both streams."""
         return "".join([*self._out.so_far(), *self._err.so_far()])
 
     def wait(self) -> int:
@@ -203,7 +200,6 @@ class Server(OwnProcess):
             return exchange(connection, method, path, body, headers)
 
     def get(self, path: str) -> Reply:
-        """GET on a new connection."""
         return self.send("GET", path)
 
     def samples(self, name: str, **labels: str) -> list[float]:
@@ -211,7 +207,6 @@ class Server(OwnProcess):
         return self.get("/metrics").samples(name, labels)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of those samples."""
         return sum(self.samples(name, **labels))
 
     def await_metric(self, name: str, least: float, **labels: str) -> None:
@@ -219,7 +214,6 @@ class Server(OwnProcess):
         eventually(lambda: self.metric(name, **labels) >= least, lambda: f"{name} {labels}\n{self.output()}")
 
     def await_ready(self) -> None:
-        """Return once it says so."""
         eventually(lambda: self.get("/readyz").status == HTTPStatus.OK, self.output)
 
 
@@ -345,7 +339,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def binds(listener: socket.socket, port: int) -> bool:
-    """Whether ``listener`` could be bound to ``port``."""
     try:
         listener.bind(("127.0.0.1", port))
     except OSError:

@@ -29,7 +29,6 @@ WORKLOADS = ("Deployment", "DaemonSet", "CronJob", "Job")
 
 @functools.cache
 def rendered_text(directory: Path) -> str:
-    """What ``kubectl kustomize`` prints."""
     done = subprocess.run((kubectl(), "kustomize", directory), capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr
@@ -42,7 +41,6 @@ def rendered(directory: Path) -> list[Json]:
 
 
 def overlay_of(name: str) -> list[Json]:
-    """The objects of the overlay of this name."""
     return rendered(MANIFESTS / "overlays" / name)
 
 
@@ -61,7 +59,6 @@ def composed(directory: Path, components: Sequence[str]) -> Path:
 
 
 def one(objects: Sequence[Json], kind: str, name: str) -> Json:
-    """The one object of this kind and name."""
     [found] = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name]
     return found
 
@@ -90,13 +87,11 @@ def ours(objects: Sequence[Json]) -> list[Json]:
 
 
 def pod_spec(workload: Json) -> Json:
-    """The spec of the pods that a workload makes."""
     spec = workload["spec"]["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else workload["spec"]
     found: Json = spec["template"]["spec"]
     return found
 
 
 def container(workload: Json) -> Json:
-    """The one container of the pods that a workload makes."""
     [found] = pod_spec(workload)["containers"]
     return dict(found)

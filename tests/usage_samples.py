@@ -30,7 +30,6 @@ def model_use(
 def namespace_use(
     namespace: str, *models: ModelUse, mode: str = "enforce", unpinned: tuple[str, ...] = ()
 ) -> NamespaceUse:
-    """A namespace's report."""
     return NamespaceUse(namespace, mode, models, unpinned)
 
 
@@ -51,7 +50,6 @@ class Sample:
         self.uses = {**self.uses, **{use.namespace: use for use in uses}}
 
     def source(self) -> Source:
-        """What the page asks."""
         return Source(
             uses=lambda: self.uses,
             pods=lambda namespace: self.pods.get(namespace, ()),

@@ -64,16 +64,13 @@ class Machine:
 
     @property
     def cache(self) -> Path:
-        """Where the script keeps what it built."""
         return self.directory / ".cache" / "vcuda-control-plane"
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """What the script sees."""
         source = {"SOURCE": str(self.directory / "source")}
         return {"PATH": str(self.directory / "bin"), "HOME": str(self.directory), **source, **variables}
 
     def install(self, name: str, text: str) -> None:
-        """Put a program on PATH."""
         program = self.directory / "bin" / name
         program.write_text(textwrap.dedent(text).lstrip())
         program.chmod(0o755)
@@ -83,7 +80,6 @@ class Machine:
         self.install("go", GO.format(version=version, download=download, build=build))
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run the script."""
         environment = self.environment(**variables)
         return subprocess.run(
             (SCRIPT, *arguments), env=environment, capture_output=True, text=True, check=False, timeout=60

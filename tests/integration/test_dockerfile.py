@@ -41,7 +41,6 @@ class Instruction:
 
 
 def stages() -> list[list[Instruction]]:
-    """The instructions of each stage, FROM first."""
     found: list[list[Instruction]] = []
     for line in DOCKERFILE.read_text().replace("\\\n", "").splitlines():
         name, _, text = line.partition(" ")
@@ -54,7 +53,6 @@ def stages() -> list[list[Instruction]]:
 
 
 def texts(stage: list[Instruction], name: str) -> list[str]:
-    """What follows each instruction of this name."""
     return [each.text for each in stage if each.name == name]
 
 
@@ -66,7 +64,6 @@ class Image:
     base: Path
 
     def program(self, name: str) -> Path:
-        """One of the programs in it."""
         return self.environment / "bin" / name
 
 

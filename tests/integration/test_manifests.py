@@ -128,7 +128,6 @@ def test_every_object_of_an_option_has_that_label_too(tmp_path: Path, option: st
 
 
 def unlabelled(objects: Sequence[Json]) -> set[str]:
-    """The objects without the label."""
     return {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()}
 
 
@@ -142,7 +141,6 @@ NOT_OURS = {"Deployment/vcuda-scheduler"}
 
 
 def images(objects: Sequence[Json]) -> dict[str, str]:
-    """The image of everything that makes pods, Kubernetes' own aside."""
     found = {label(workload): container(workload)["image"] for workload, _ in pod_specs(objects)}
     return {name: image for name, image in found.items() if name not in NOT_OURS}
 

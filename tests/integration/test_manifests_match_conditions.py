@@ -31,7 +31,6 @@ TYPE_ANNOTATIONS = {name for scheme in SCHEMES for name in (scheme.wanted_models
 
 
 def conditions(name: str) -> list[Json]:
-    """The matchConditions of a webhook."""
     found: list[Json] = webhooks(rendered(BASE))[name]["matchConditions"]
     return found
 
@@ -168,12 +167,10 @@ def test_a_pod_of_unusual_size_is_asked_about(condition: Condition, manifest: Js
 
 
 def optional(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
-    """An object with any of these fields."""
     return st.fixed_dictionaries({}, optional=parts)
 
 
 def resources() -> st.SearchStrategy[Json]:
-    """A container's or a pod's resources."""
     quantities = st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "/", ""]), st.just("1"))
     return optional(limits=quantities, requests=quantities, claims=st.just([]))
 

@@ -320,5 +320,4 @@ def test_the_second_scheduler_may_hold_the_lease_that_its_configuration_names() 
 
 
 def annotations_of_configurations(objects: Sequence[Json]) -> list[Json]:
-    """The annotations of every webhook configuration."""
     return [each["metadata"]["annotations"] for each in objects if each["kind"].endswith("WebhookConfiguration")]

@@ -181,5 +181,4 @@ def test_the_manifests_of_this_project_are_what_is_registered(tmp_path: Path) ->
 
 
 def called(webhook: Mapping[str, Mapping[str, str]]) -> str:
-    """Return where the webhook is called."""
     return webhook["clientConfig"]["url"]

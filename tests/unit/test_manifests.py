@@ -21,7 +21,6 @@ TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [co
 
 
 def workload(kind: str, name: str = "train", **spec: Any) -> Manifest:
-    """Return an object that makes pods from TEMPLATE."""
     made = {**spec, "template": TEMPLATE}
     body = {"jobTemplate": {"spec": made}} if kind == "CronJob" else made
     return {"apiVersion": "x/v1", "kind": kind, "metadata": {"name": name}, "spec": body}

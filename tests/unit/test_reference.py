@@ -38,13 +38,11 @@ LEAVES = tuple(flags.leaves())
 
 @pytest.fixture(scope="module")
 def said() -> tuple[str, ...]:
-    """Every message of the page."""
     return tuple(told.message for chapter in page.chapters() for told in chapter.messages)
 
 
 @pytest.fixture(scope="module")
 def rendered() -> str:
-    """The page as the code has it."""
     return page.render()
 
 
