@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,11 +22,11 @@ import pytest
 from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, await_effect, sentinel, webhook
 from tests.e2e.conftest import require
 from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, QuotaConfigMap, create_system_namespace
-from tests.e2e.mounted import Volume
-from tests.e2e.rest import Json
+from tests.e2e.rest import Json, Rest
 from tests.e2e.steady import Creates, connecting, creating, plain
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
 from vcuda.kube.objects import SERVICE_NAME, EndpointSlice, read_addresses
+from vcuda.tls import File, write_files
 
 SERVICE = "vcuda-webhook"
 SERVER_NAME = f"{SERVICE}.{SYSTEM_NAMESPACE}.svc"
@@ -249,3 +252,59 @@ def own_address() -> str:
 def utc_now() -> str:
     """The time, as --issued-before takes it."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+POLL_SECONDS = 0.1
+MODES = {"tls.key": 0o600}
+
+
+class Volume:
+    """``directory`` holds the Secret at ``path`` as it was ``delay()`` seconds ago; a deleted one stays as it was.
+
+    kubelet swaps the files of a volume in one step, and leaves them in place while their Secret does not exist.
+    """
+
+    def __init__(self, rest: Rest, path: str, directory: Path, delay: Callable[[], float]) -> None:
+        self.directory = directory
+        self._rest = rest
+        self._path = path
+        self._delay = delay
+        self._seen = ""
+        self._coming: list[tuple[float, Json]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """`with` this, the directory follows the Secret; it holds the present one from the start."""
+        self._read(0)
+        self._swap()
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            self._read(self._delay())
+            self._swap()
+
+    def _read(self, delay: float) -> None:
+        answer = self._rest.send("GET", self._path)
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return
+        secret = answer.ok()
+        if (version := secret["metadata"]["resourceVersion"]) != self._seen:
+            self._seen = version
+            self._coming.append((time.monotonic() + delay, secret.get("data") or {}))
+
+    def _swap(self) -> None:
+        due = [data for moment, data in self._coming if moment <= time.monotonic()]
+        if due:
+            files = [
+                File(name, name, base64.b64decode(text), MODES.get(name, 0o644), None) for name, text in due[-1].items()
+            ]
+            write_files(self.directory, files)
+            self._coming = [(moment, data) for moment, data in self._coming if moment > time.monotonic()]

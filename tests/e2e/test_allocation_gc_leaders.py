@@ -51,7 +51,6 @@ def test_when_the_leader_is_killed_midway_another_does_the_rest_and_nothing_twic
         cluster.await_collection(path, lambda found: len(freed(found)) >= MIDWAY)
         first.kill()
         left = PODS - len(freed(cluster.pods(namespace)))
-        print(f"killed with {left} of {PODS} pods left")
         assert left > 0, "the leader was done before it was killed"
         second.await_synced()
         cluster.await_collection(path, lambda found: len(freed(found)) == PODS)

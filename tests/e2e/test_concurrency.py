@@ -9,7 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import REPLICA, Installation, installed
+from tests.e2e.installation import REPLICA, installed
 from tests.e2e.rest import Answer, Json
 from tests.integration.reviews import gpu_pod
 
@@ -39,7 +39,6 @@ def test_no_more_pods_are_stored_than_there_are_cards(cluster: Cluster, tmp_path
         with ThreadPoolExecutor(THREADS) as threads:
             tries = list(threads.map(lambda pod: create_as_client_go_does(cluster, pod), pods))
         stored = cluster.pods(namespace)
-        report(own, stored, tries)
 
         assert len(stored) == CARDS
         assert Counter(answers[-1].status for answers in tries) == {201: CARDS, 403: PODS - CARDS}
@@ -48,13 +47,3 @@ def test_no_more_pods_are_stored_than_there_are_cards(cluster: Cluster, tmp_path
         assert [message for message in messages if over not in message] == []
         assert own.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in stored}
         assert all(replica.metric("vcuda_admissions_total", outcome="charged") for replica in own.replicas)
-
-
-def report(own: Installation, stored: list[Json], tries: list[list[Answer]]) -> None:
-    """Print what happened, for whoever reads the run (`pytest -s`, or the report of a failure)."""
-    statuses = Counter(answer.status for answers in tries for answer in answers)
-    lost = sum(replica.metric("vcuda_ledger_conflicts_total") for replica in own.replicas)
-    print(  # the figures are what the run is for
-        f"{len(tries)} pods for {CARDS} cards by {THREADS} threads through {REPLICAS} replicas: {len(stored)} stored; "
-        f"answers by status: {dict(statuses)}; ledger writes lost to the other replica: {lost:g}"
-    )

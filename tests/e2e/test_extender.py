@@ -26,7 +26,7 @@ from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, may
 from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import COMPONENT, NAME, config_file, scheduling
 from tests.e2e.stage import SLICES
-from tests.processes import ControllerProcess, free_ports
+from tests.processes import free_ports
 
 NODES, CARDS, CARD_MEMORY = 5, 8, 64
 PODS = 200
@@ -147,7 +147,6 @@ def test_200_mixed_pods_at_once_are_bound_where_they_fit_and_the_rest_say_why(
         leader.await_log("serving extender")
         create_all(cluster, namespace, [mixed(number, rng) for number in range(PODS)])
         stored = settle(cluster, namespace, gpu_nodes, PODS)
-        print_figures(stored, leader)
         assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == len(bound_with_cards(stored))
     assert any(is_bound(each) for each in stored)
     assert any("whole vcuda cards needed" in why_not(each) or "Insufficient" in why_not(each) for each in stored)
@@ -162,7 +161,6 @@ def test_200_shares_that_fill_every_card_are_all_bound_by_the_extender(
         leader.await_log("serving extender")
         create_all(cluster, namespace, [{**share, "metadata": {"name": f"share-{each}"}} for each in range(PODS)])
         stored = settle(cluster, namespace, gpu_nodes, PODS)
-        print_figures(stored, leader)
         assert len(bound_with_cards(stored)) == PODS
         assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == PODS
 
@@ -183,8 +181,6 @@ def test_when_the_leader_is_killed_half_way_the_next_one_goes_on_and_no_card_is_
         second.await_log("serving extender")
         wake(cluster, gpu_nodes[0])
         stored = settle(cluster, namespace, gpu_nodes, PODS)
-        print(f"{before} pods were bound at the kill")
-        print_figures(stored, second)
         assert before < sum(map(is_bound, stored))
     drop_lease(cluster)
 
@@ -241,17 +237,6 @@ def as_sent(placed: Json, node: str) -> Json:
     metadata = {key: placed["metadata"][key] for key in keys}
     target = {"apiVersion": "v1", "kind": "Node", "name": node}
     return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-
-
-def print_figures(stored: list[Json], leader: ControllerProcess) -> None:
-    used = taken(stored, CARD_MEMORY)
-    cores = sum(cores for cores, _ in used.values())
-    placed = leader.metric("vcuda_extender_placements_total", outcome="placed")
-    binds = leader.metric("vcuda_extender_bindings_total", outcome="bound")
-    print(
-        f"{sum(map(is_bound, stored))} of {len(stored)} bound, {cores} of {NODES * CARDS * 100} cores, {placed} placed"
-    )
-    print(f"{binds} by the extender")
 
 
 @pytest.fixture

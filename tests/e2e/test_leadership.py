@@ -80,13 +80,10 @@ def test_when_the_leader_is_killed_the_other_takes_over_after_the_lease_and_sett
             cluster.create(card_pod(name, namespace))
         await_committed(installation, namespace, M40=200)
         leader.kill()
-        killed = time.monotonic()
         cluster.delete_pod(namespace, "gone")
         cluster.create(card_pod("new", namespace))
         assert committed(installation.ledger(namespace)) == {"M40": 200}
         successor.await_synced()
-        seconds = time.monotonic() - killed
-        print(f"another led and had listed everything {seconds:.1f} s after the kill, lease {LEASE_SECONDS} s")
         await_committed(installation, namespace, PROMPTLY, M40=200)
         assert lease_spec(cluster)["leaseTransitions"] == 1
         assert {pod["metadata"]["name"] for pod in cluster.pods(namespace)} == {"stays", "new"}
