@@ -82,19 +82,25 @@ def test_without_a_lease_it_is_made(api: ApiDouble, us: Candidate) -> None:
     assert spec["acquireTime"] == spec["renewTime"]
 
 
-@pytest.mark.parametrize("nobody", ["", None])
-def test_a_free_lease_is_taken_at_once(api: ApiDouble, us: Candidate, nobody: str | None) -> None:
-    held_by(api, "them", holderIdentity=nobody)
-    assert us.acquires_within(0)
-    assert (spec_of(api)["holderIdentity"], spec_of(api)["leaseTransitions"]) == ("us", 5)
+AT = "2026-01-01T00:00:00.000000Z"
 
 
-def test_its_own_lease_is_taken_at_once(api: ApiDouble, us: Candidate) -> None:
-    """The attempt that took it got no answer."""
-    held_by(api, "us", acquireTime="2026-01-01T00:00:00.000000Z")
+@pytest.mark.parametrize(
+    ("holder", "transitions"),
+    [
+        pytest.param("", 5, id="free"),
+        pytest.param(None, 5, id="never held"),
+        pytest.param("us", 4, id="its own: the attempt that took it got no answer"),
+    ],
+)
+def test_a_lease_that_nobody_else_holds_is_taken_at_once(
+    api: ApiDouble, us: Candidate, holder: str | None, transitions: int
+) -> None:
+    held_by(api, "", holderIdentity=holder, acquireTime=AT)
     assert us.acquires_within(0)
     spec = spec_of(api)
-    assert (spec["acquireTime"], spec["leaseTransitions"]) == ("2026-01-01T00:00:00.000000Z", 4)
+    assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("us", transitions)
+    assert (spec["acquireTime"] == AT) is (holder == "us")
 
 
 def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -> None:

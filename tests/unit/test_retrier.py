@@ -113,6 +113,10 @@ def test_refused_at_a_time_that_is_not_told() -> None:
 # Who may try again
 
 
+HELD_M40, HELD_P100 = owner(affinity=held_to("M40")), owner(affinity=held_to("P100"))
+SELECTS_P100 = owner(nodeSelector={MODEL: "P100"})
+
+
 @pytest.mark.parametrize(
     ("free", "owners", "tries"),
     [
@@ -126,29 +130,18 @@ def test_refused_at_a_time_that_is_not_told() -> None:
         pytest.param({"M40": 300}, [owner(missing=0), owner()], [1], id="one without missing pods"),
         pytest.param({"V100": 300}, [owner()], [], id="free on a model that is not in the quota"),
         pytest.param({"M40": 300}, [owner({})], [], id="one that asks for no vcuda"),
+        pytest.param({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2], id="flexible ones spread over the models"),
+        pytest.param({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0], id="one takes of both models"),
+        # So it leaves the model with little room to one that can use no other.
+        pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0, 1], id="a flexible one takes where most is"),
+        pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="one held to a model waits for that"),
+        pytest.param({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0], id="and takes that, where it is"),
+        pytest.param({"M40": 800}, [SELECTS_P100, owner()], [1], id="held by a nodeSelector"),
+        pytest.param({"M40": 0, "P100": 100}, [SELECTS_P100, owner()], [0], id="and served"),
     ],
 )
 def test_oldest_first_and_no_more_than_fit(free: Mapping[str, int], owners: list[Owner], tries: list[int]) -> None:
     assert chosen(free, *owners) == tries
-
-
-def test_flexible_owners_spread_over_the_models() -> None:
-    assert chosen({"M40": 200, "P100": 100}, *[owner()] * 5) == [0, 1, 2]
-    assert chosen({"M40": 100, "P100": 100}, owner(missing=2), owner()) == [0]
-
-
-def test_a_flexible_owner_takes_where_most_is_free() -> None:
-    """It leaves the model with little room to one that can use no other."""
-    held = owner(affinity=held_to("M40"))
-    assert chosen({"M40": 100, "P100": 200}, owner(), held) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    "held", [owner(affinity=held_to("P100")), owner(nodeSelector={MODEL: "P100"})], ids=["affinity", "nodeSelector"]
-)
-def test_an_owner_held_to_one_model_waits_for_that(held: Owner) -> None:
-    assert chosen({"M40": 800}, held, owner()) == [1]
-    assert chosen({"M40": 0, "P100": 100}, held, owner()) == [0]
 
 
 def test_an_owner_whose_pods_would_be_refused_for_their_size_is_not_looked_at() -> None:
