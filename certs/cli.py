@@ -12,18 +12,8 @@ from typing import Any
 
 import click
 
-from certs import report
+from certs import options, report
 from certs.cluster import ClusterStore
-from certs.options import (
-    cluster_options,
-    parse_life,
-    parse_past,
-    parse_span,
-    parsed,
-    policy_of,
-    span_option,
-    store_of,
-)
 from certs.plan import shown
 from certs.rotation import DryRunStore, Rotation, SystemClock, explained
 from certs.steps import OVERLAP, RETENTION, Done, End, RotationPolicy, Step, StepRefused, Wait
@@ -35,6 +25,7 @@ from vcuda.tls import File, present_files, serving_files, signing_files, write_f
 NEEDS_A_PERSON = 1
 
 _LONG = timedelta(days=36500)
+_DNS_NAME, _ADDRESS, _LABEL = map(options.parsed, (x509.parse_dns_name, x509.parse_address, x509.parse_label))
 _OUTPUT = option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 
 
@@ -56,15 +47,15 @@ def main() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to write; made if missing.",
 )
-@option("--dns", multiple=True, metavar="NAME", type=parsed(x509.parse_dns_name), help="A DNS name; repeatable.")
-@option("--ip", multiple=True, metavar="ADDRESS", type=parsed(x509.parse_address), help="An IP address; repeatable.")
+@option("--dns", multiple=True, metavar="NAME", type=_DNS_NAME, help="A DNS name; repeatable.")
+@option("--ip", multiple=True, metavar="ADDRESS", type=_ADDRESS, help="An IP address; repeatable.")
 @option(
     "--service",
     metavar="NAME",
-    type=parsed(x509.parse_label),
+    type=_LABEL,
     help="A Service: adds NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local.",
 )
-@option("--namespace", metavar="NS", type=parsed(x509.parse_label), help="The namespace of --service.")
+@option("--namespace", metavar="NS", type=_LABEL, help="The namespace of --service.")
 @option(
     "--days",
     type=click.IntRange(1, x509.AUTHORITY_LIFE.days),
@@ -171,28 +162,30 @@ class StepLog:
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
-@cluster_options
-@span_option("--ca-life", x509.AUTHORITY_LIFE, parse_life, "Life of a new CA.")
-@span_option("--leaf-life", x509.LEAF_LIFE, parse_life, "Life of a new leaf.")
-@span_option(
+@options.cluster_options
+@options.span_option("--ca-life", x509.AUTHORITY_LIFE, options.parse_life, "Life of a new CA.")
+@options.span_option("--leaf-life", x509.LEAF_LIFE, options.parse_life, "Life of a new leaf.")
+@options.span_option(
     "--overlap",
     OVERLAP,
-    parse_span,
+    options.parse_span,
     "How long every caBundle has a new CA before a leaf of it is served; the API servers follow meanwhile.",
 )
-@span_option(
+@options.span_option(
     "--retention",
     RETENTION,
-    parse_span,
+    options.parse_span,
     "How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
 )
 @option(
     "--issued-before",
     metavar="TIME",
-    type=parsed(parse_past),
+    type=options.parsed(options.parse_past),
     help="Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
 )
-@span_option("--timeout", timedelta(minutes=5), parse_span, "How long to wait in all; then another run goes on.")
+@options.span_option(
+    "--timeout", timedelta(minutes=5), options.parse_span, "How long to wait in all; then another run goes on."
+)
 @option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing.")
 @_OUTPUT
 def rotate(
@@ -228,7 +221,7 @@ def rotate(
     Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
     Kubernetes is too old; 2 bad input.
     """
-    policy = policy_of(
+    policy = options.policy_of(
         where,
         authority_life=ca_life,
         leaf_life=leaf_life,
@@ -237,11 +230,11 @@ def rotate(
         issued_before=issued_before,
     )
     log = StepLog(click.echo if output == "table" else lambda _: None)
-    with_faults(lambda: _finish(_rotate(store_of(where), policy, timeout, log, dry_run=dry_run), log, output))
+    with_faults(lambda: _finish(_rotate(options.store_of(where), policy, timeout, log, dry_run=dry_run), log, output))
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
-@cluster_options
+@options.cluster_options
 @_OUTPUT
 def status(*, output: str, **where: Any) -> None:
     """Show every certificate, where it is, when it expires, and whether the webhooks trust what is served.
@@ -256,10 +249,10 @@ def status(*, output: str, **where: Any) -> None:
     """
 
     def show() -> int:
-        store = store_of(where)
+        store = options.store_of(where)
         now = SystemClock().now()
         again = f"kubectl -n {store.refs.namespace} create job --from=cronjob/vcuda-certs vcuda-certs-now"
-        found = report.report_on(store.read(SystemClock().now), store.refs, now, policy_of(where), again)
+        found = report.report_on(store.read(SystemClock().now), store.refs, now, options.policy_of(where), again)
         click.echo({"table": report.table, "json": report.document}[output](found))
         return NEEDS_A_PERSON if found.problems else 0
 

@@ -43,7 +43,7 @@ class CertificateRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WebhookCall:
     """Whether the API server, calling this webhook at this endpoint, trusts what it sees; ``fault`` says why not.
 
     ``trusted`` is None where that cannot be told from here, and ``fault`` says why.
@@ -60,7 +60,7 @@ class Report:
     """Everything that is shown. ``next_step`` is what the next rotation would begin with."""
 
     rows: tuple[CertificateRow, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[WebhookCall, ...]
     notes: tuple[str, ...]
     next_step: str
     problems: tuple[Problem, ...]
@@ -84,13 +84,13 @@ def report_on(state: State, refs: ObjectRefs, now: datetime, policy: RotationPol
     return Report(rows, calls, tuple(_notes(state, policy)), _next_step(decision), every)
 
 
-def _failing(calls: Iterable[Call], command: str) -> tuple[Problem, ...]:
+def _failing(calls: Iterable[WebhookCall], command: str) -> tuple[Problem, ...]:
     # What does not work though no rotation has anything to do.
     texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in calls})
     return tuple(Problem(text, command) for text in texts)
 
 
-def _undone(calls: Iterable[Call], late: str, command: str) -> tuple[Problem, ...]:
+def _undone(calls: Iterable[WebhookCall], late: str, command: str) -> tuple[Problem, ...]:
     # What a rotation would mend, and should have mended before.
     texts = [*sorted({call.fault for call in calls}), *filter(None, [late])]
     return tuple(Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts)
@@ -172,15 +172,15 @@ def _grouped(pairs: Iterable[tuple[Certificates, str]]) -> dict[Certificates, li
     return grouped
 
 
-def _calls(state: State, now: datetime) -> Iterator[Call]:
+def _calls(state: State, now: datetime) -> Iterator[WebhookCall]:
     return (_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
 
 
-def _call(hook: Hook, endpoint: DialledEndpoint, now: datetime) -> Call:
+def _call(hook: Hook, endpoint: DialledEndpoint, now: datetime) -> WebhookCall:
     fault = endpoint.fault or _fault(hook, endpoint.leaf, now)
     if fault == _UNTRUSTED and endpoint.leaf and may_chain(hook.bundle, endpoint.leaf, now):
-        return Call(hook.name, endpoint.address, None, _PERHAPS)
-    return Call(hook.name, endpoint.address, not fault, fault)
+        return WebhookCall(hook.name, endpoint.address, None, _PERHAPS)
+    return WebhookCall(hook.name, endpoint.address, not fault, fault)
 
 
 def _fault(hook: Hook, leaf: x509.Certificate | None, now: datetime) -> str:
@@ -191,7 +191,7 @@ def _fault(hook: Hook, leaf: x509.Certificate | None, now: datetime) -> str:
     return "" if trusts(hook.bundle, leaf, now) else _UNTRUSTED
 
 
-def _answer(call: Call) -> str:
+def _answer(call: WebhookCall) -> str:
     return {True: "yes", False: f"no: {call.fault}", None: f"cannot tell: {call.fault}"}[call.trusted]
 
 

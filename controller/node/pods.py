@@ -41,14 +41,14 @@ class _PodMeta(msgspec.Struct, frozen=True, gc=False):
     annotations: Mapping[str, str] | None = None
 
 
-class _PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _NodePodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     node_name: str = ""
 
 
 class _NodePod(msgspec.Struct, frozen=True, gc=False):
     metadata: _PodMeta
     kind: str = "Pod"
-    spec: _PodSpec = _PodSpec()
+    spec: _NodePodSpec = _NodePodSpec()
 
     def uids(self) -> tuple[str, ...]:
         return tuple(present_uids(self.metadata.uid, self.metadata.annotations))

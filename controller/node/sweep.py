@@ -14,19 +14,9 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from controller.node import fs
 from controller.node.age import MAX_TRACKED, AgePolicy, Now
 from controller.node.agent import Action, DirectoryOutcome, Report
-from controller.node.fs import (
-    DirectoryEntry,
-    Identity,
-    OpenDirectory,
-    OutOfTime,
-    TreeRemoval,
-    entries,
-    identity_of,
-    opened,
-    opened_root,
-)
 from controller.node.in_use import InUse, ProcessScanner, check_unused, mount_points
 from controller.node.names import (
     TRASH,
@@ -114,7 +104,7 @@ class NodeSweep:
         presence = self._presence()
         with ExitStack() as stack:
             try:
-                root = stack.enter_context(opened_root(self.root))
+                root = stack.enter_context(fs.opened_root(self.root))
             except FileNotFoundError:
                 return presence.unknown
             trash = self._trash(root, presence, stack)
@@ -124,14 +114,14 @@ class NodeSweep:
             SweepRun(self, root, presence, trash, report, give_up, stopping).over_all()
         return None
 
-    def _trash(self, root: OpenDirectory, presence: PodPresence, stack: ExitStack) -> Trash | Keep:
+    def _trash(self, root: fs.OpenDirectory, presence: PodPresence, stack: ExitStack) -> Trash | Keep:
         try:
             return presence.unknown or stack.enter_context(open_trash(root, dry_run=self.dry_run))
         except (OSError, MustStay) as error:
             keep = keep_after(error)
             return Keep(keep.reason, f"{TRASH}: {keep.detail}")
 
-    def _only_report(self, root: OpenDirectory, presence: PodPresence, report: Report) -> None:
+    def _only_report(self, root: fs.OpenDirectory, presence: PodPresence, report: Report) -> None:
         for entry in _but_trash(root):
             report(DirectoryOutcome(entry.name, Action.KEPT, keep_in_root(self.form, entry.name, entry.kind, presence)))
 
@@ -144,8 +134,8 @@ class NodeSweep:
             return PodPresence(pods, None, keep_after(error))
 
 
-def _but_trash(root: OpenDirectory) -> Iterator[DirectoryEntry]:
-    return (entry for entry in entries(root.fd) if entry.name != TRASH)
+def _but_trash(root: fs.OpenDirectory) -> Iterator[fs.DirectoryEntry]:
+    return (entry for entry in fs.entries(root.fd) if entry.name != TRASH)
 
 
 @dataclass
@@ -153,7 +143,7 @@ class SweepRun:
     """One pass under way."""
 
     sweep: NodeSweep
-    root: OpenDirectory
+    root: fs.OpenDirectory
     presence: PodPresence
     trash: Trash
     report: Report
@@ -174,7 +164,7 @@ class SweepRun:
         """Take the root, and then the trash: the latter has its turn though the former took all the time."""
         try:
             self.over_root()
-        except OutOfTime:
+        except fs.OutOfTime:
             if not self.stopping():
                 self.over_trash()
             raise
@@ -183,7 +173,7 @@ class SweepRun:
     def over_root(self) -> None:
         """Report everything in the root, and move to the trash what may go."""
         self.sweep.grace.begin(self.sweep.clock())
-        gone: list[DirectoryEntry] = []
+        gone: list[fs.DirectoryEntry] = []
         for entry in _but_trash(self.root):
             keep = keep_in_root(self.sweep.form, entry.name, entry.kind, self.presence)
             if keep is None and len(gone) < MAX_TRACKED:
@@ -193,7 +183,7 @@ class SweepRun:
         found = [(entry.name, self._may_go(entry)) for entry in gone]
         self._in_turn(self._move, [(name, identity) for name, identity in found if identity])
 
-    def _may_go(self, entry: DirectoryEntry) -> Identity | None:
+    def _may_go(self, entry: fs.DirectoryEntry) -> fs.Identity | None:
         # Return what it is where it may go; all are asked before anything is done, so that each sweep sees each.
         if entry.name in self.mount_points:
             self._keep(entry.name, Keep(KeepReason.MOUNT, entry.name))
@@ -206,7 +196,7 @@ class SweepRun:
         except OSError as error:
             keep = keep_after(error)
         if keep is None:
-            return Identity(about.st_dev, about.st_ino)
+            return fs.Identity(about.st_dev, about.st_ino)
         self._keep(entry.name, keep)
         return None
 
@@ -214,17 +204,17 @@ class SweepRun:
         # Act on one after the other; on the first whatever the time.
         for number, each in enumerate(all_of_them):
             if self.stopping() or (number and self.give_up()):
-                raise OutOfTime
+                raise fs.OutOfTime
             act(each)
 
-    def _move(self, gone: tuple[str, Identity]) -> None:
+    def _move(self, gone: tuple[str, fs.Identity]) -> None:
         name, _ = gone
         try:
             self.report(DirectoryOutcome(name, self._take(*gone)))
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.grace, name, name, error)
 
-    def _take(self, name: str, identity: Identity) -> Action:
+    def _take(self, name: str, identity: fs.Identity) -> Action:
         # Check once more, at the last moment, everything that may have changed, and move the directory.
         uid = self.sweep.form.uid(name) or ""
         self._check_names({name, uid})  # first, as it may wait for the look at processes
@@ -232,8 +222,8 @@ class SweepRun:
             raise MustStay(KeepReason.POD)
         if self.sweep.kubelet:
             self.sweep.kubelet.check_gone(uid)
-        with opened(self.root, name) as fd:
-            if identity_of(fd) != identity:
+        with fs.opened(self.root, name) as fd:
+            if fs.identity_of(fd) != identity:
                 raise MustStay(KeepReason.CHANGED)
             self._check_unused(fd)
             return self.trash.take(name, fd, int(self.sweep.clock().wall))
@@ -244,8 +234,8 @@ class SweepRun:
         if trash is None:
             return
         self.sweep.retention.begin(self.sweep.clock())
-        found: list[tuple[Trashed, DirectoryEntry]] = []
-        for entry in islice(entries(trash.fd), MAX_TRACKED):
+        found: list[tuple[Trashed, fs.DirectoryEntry]] = []
+        for entry in islice(fs.entries(trash.fd), MAX_TRACKED):
             trashed = self.sweep.form.read_trashed(entry.name)
             if trashed is None or not (trashed.moving or entry.kind.may_be_directory):
                 self._keep(f"{TRASH}/{entry.name}", Keep(KeepReason.FOREIGN))
@@ -257,7 +247,7 @@ class SweepRun:
         found.sort(key=lambda each: (order.position(each[1].name), each[0].time))
         self._in_turn(lambda each: self._delete(trash, *each), [each for each in found if self._may_be_deleted(*each)])
 
-    def _may_be_deleted(self, trashed: Trashed, entry: DirectoryEntry) -> bool:
+    def _may_be_deleted(self, trashed: Trashed, entry: fs.DirectoryEntry) -> bool:
         # Give back what is in the trash by mistake; then as in the root.
         path = f"{TRASH}/{entry.name}"
         keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else keep_for_pod(trashed.uid, self.presence)
@@ -270,7 +260,7 @@ class SweepRun:
         self._keep(path, Keep(KeepReason.RETAINED) if keep.reason is KeepReason.YOUNG else keep)
         return False
 
-    def _give_back(self, path: str, trashed: Trashed, entry: DirectoryEntry, keep: Keep) -> None:
+    def _give_back(self, path: str, trashed: Trashed, entry: fs.DirectoryEntry, keep: Keep) -> None:
         # Move back what should not have come here, or was on its way here when something went wrong.
         try:
             self.report(DirectoryOutcome(path, self.trash.give_back(entry.name, trashed.name)))
@@ -279,16 +269,16 @@ class SweepRun:
         except OSError as error:
             self._keep(path, keep_after(error))
 
-    def _delete(self, trash: OpenDirectory, trashed: Trashed, entry: DirectoryEntry) -> None:
+    def _delete(self, trash: fs.OpenDirectory, trashed: Trashed, entry: fs.DirectoryEntry) -> None:
         path = f"{TRASH}/{entry.name}"
-        removal = TreeRemoval(trash, self.give_up, self.stopping)
+        removal = fs.TreeRemoval(trash, self.give_up, self.stopping)
         try:
             self._check_names({entry.name, trashed.name, trashed.uid})
-            with opened(trash, entry.name) as fd:
+            with fs.opened(trash, entry.name) as fd:
                 self._check_unused(fd)
             verdict = self.trash.delete(entry.name, removal)
             self.report(DirectoryOutcome(path, verdict, freed=removal.freed))
-        except OutOfTime:
+        except fs.OutOfTime:
             self.sweep.order.ran_out(entry.name)
             self._keep(path, Keep(KeepReason.TOO_MANY), removal.freed)
             raise

@@ -25,37 +25,30 @@ from kubernetes.config import ConfigException
 from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from vcuda import __version__
-from vcuda.errors import (
-    ApiError,
-    BadInput,
-    Cause,
-    Conflict,
-    Forbidden,
-    Gone,
-    HeldByBudget,
-    NotFound,
-    Unavailable,
-    VcudaError,
-)
+from vcuda import __version__, errors
 from vcuda.kube.connection import Load, VersionCheck, loader
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
+# The cause of a 429 that a PodDisruptionBudget is behind (policyv1.DisruptionBudgetCause).
 DISRUPTION_BUDGET = "DisruptionBudget"
-"""The cause of a 429 that a PodDisruptionBudget is behind (``policyv1.DisruptionBudgetCause``)."""
 
 Params = Mapping[str, str | int]
 """Query parameters by Kubernetes' own names."""
 
-_BY_STATUS: Mapping[int, type[ApiError]] = {403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone}
+_BY_STATUS: Mapping[int, type[errors.ApiError]] = {
+    403: errors.Forbidden,
+    404: errors.NotFound,
+    409: errors.Conflict,
+    410: errors.Gone,
+}
 
 
 class Details(msgspec.Struct, frozen=True):
     """What a Status says besides its sentence."""
 
-    causes: tuple[Cause, ...] | None = None
+    causes: tuple[errors.Cause, ...] | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -66,7 +59,7 @@ class Status(msgspec.Struct, frozen=True):
     details: Details | None = None
 
     @property
-    def causes(self) -> tuple[Cause, ...]:
+    def causes(self) -> tuple[errors.Cause, ...]:
         """Its causes; empty where it tells none."""
         return (self.details and self.details.causes) or ()
 
@@ -86,7 +79,7 @@ class Heard(NamedTuple):
     date: datetime.datetime | None = None
 
 
-class _Call(NamedTuple):
+class _ApiRequest(NamedTuple):
     method: str
     path: str
     params: Params | None = None
@@ -168,33 +161,33 @@ class Kube:
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
         """Read one object or list: consistent, as the API server reads from etcd, unless params say otherwise."""
-        return self._heard(_Call("GET", path, params), timeout).body
+        return self._heard(_ApiRequest("GET", path, params), timeout).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
         """Read as ``get`` does, and return the API server's time beside the object."""
-        return self._heard(_Call("GET", path, params), timeout)
+        return self._heard(_ApiRequest("GET", path, params), timeout)
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Create the object in ``body`` (JSON); Conflict where the name is taken."""
-        return self._heard(_Call("POST", path, params, body), timeout).body
+        return self._heard(_ApiRequest("POST", path, params, body), timeout).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
         """Create as ``post`` does, and return the warnings beside the object."""
-        return self._heard(_Call("POST", path, params, body), timeout)
+        return self._heard(_ApiRequest("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Replace an object; Conflict where ``body`` names a resourceVersion that is not the newest."""
-        return self._heard(_Call("PUT", path, params, body), timeout).body
+        return self._heard(_ApiRequest("PUT", path, params, body), timeout).body
 
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
     ) -> bytes:
         """Change an object; ``content_type`` is MERGE_PATCH, JSON_PATCH or another that the API server takes."""
-        return self._heard(_Call("PATCH", path, params, body, content_type), timeout).body
+        return self._heard(_ApiRequest("PATCH", path, params, body, content_type), timeout).body
 
     def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
         """Delete an object; ``body`` is a DeleteOptions, for preconditions."""
-        return self._heard(_Call("DELETE", path, params, body), timeout).body
+        return self._heard(_ApiRequest("DELETE", path, params, body), timeout).body
 
     def list_pages(
         self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30
@@ -209,7 +202,7 @@ class Kube:
             try:
                 page = _LIST.decode(body)
             except msgspec.MsgspecError as error:
-                raise Unavailable(f"GET {path}: the answer is no list: {error}") from error
+                raise errors.Unavailable(f"GET {path}: the answer is no list: {error}") from error
             yield Page(page.metadata.resource_version, page.items or ())
             if not page.metadata.continue_:
                 return
@@ -220,7 +213,7 @@ class Kube:
     ) -> Stream:
         """Open a GET whose answer is lines without end; it ends after ``read_timeout`` seconds of silence."""
         self._check_version(connect_timeout)
-        request = _Call("GET", path, params)
+        request = _ApiRequest("GET", path, params)
         with transport(str(request)):
             response = self._send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
             if response.status == HTTPStatus.OK:
@@ -233,13 +226,13 @@ class Kube:
         if check is not None and not check.passed:
             host = urlsplit(self.api.configuration.host)
             server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # before the @ may be a password
-            check.make(lambda: self._answer(_Call("GET", "/version"), timeout).body, server)
+            check.make(lambda: self._answer(_ApiRequest("GET", "/version"), timeout).body, server)
 
-    def _heard(self, request: _Call, timeout: float) -> Heard:
+    def _heard(self, request: _ApiRequest, timeout: float) -> Heard:
         self._check_version(timeout)
         return self._answer(request, timeout)
 
-    def _answer(self, request: _Call, timeout: float) -> Heard:
+    def _answer(self, request: _ApiRequest, timeout: float) -> Heard:
         deadline = time.monotonic() + timeout
         with transport(str(request)):
             response = self._send(request, urllib3.Timeout(total=timeout))
@@ -249,7 +242,7 @@ class Kube:
             return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
         raise refusal(str(request), response.status, answer)
 
-    def _send(self, request: _Call, timeout: urllib3.Timeout) -> BaseHTTPResponse:
+    def _send(self, request: _ApiRequest, timeout: urllib3.Timeout) -> BaseHTTPResponse:
         # Send, and once more if the answer is 401 and there are newer credentials than those it refused.
         used = self._credentials()
         response = self._send_as(used, request, timeout)
@@ -258,7 +251,9 @@ class Kube:
         response.close()
         return self._send_as(renewed, request, timeout)
 
-    def _send_as(self, credentials: Mapping[str, str], request: _Call, timeout: urllib3.Timeout) -> BaseHTTPResponse:
+    def _send_as(
+        self, credentials: Mapping[str, str], request: _ApiRequest, timeout: urllib3.Timeout
+    ) -> BaseHTTPResponse:
         return self.api.rest_client.pool_manager.request(
             request.method,
             self.api.configuration.host + request.target(),
@@ -276,7 +271,7 @@ class Kube:
             try:
                 self.api.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
             except (ConfigException, OSError) as error:
-                raise Unavailable(f"the API server's credentials cannot be read: {error}") from error
+                raise errors.Unavailable(f"the API server's credentials cannot be read: {error}") from error
         return {name: value.strip() for name, value in headers.items()}
 
     def _renewed(self, refused: Mapping[str, str]) -> dict[str, str]:
@@ -287,8 +282,8 @@ class Kube:
         with self._renewing:
             try:
                 self.load(self.api.configuration)
-            except BadInput as error:
-                raise Unavailable(f"the API server's credentials cannot be read: {error}") from error
+            except errors.BadInput as error:
+                raise errors.Unavailable(f"the API server's credentials cannot be read: {error}") from error
         return self._credentials()
 
 
@@ -300,12 +295,12 @@ def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
     body = msgspec.json.encode(manifest)
     try:
         return kube.patch(f"{collection}/{segment(manifest['metadata']['name'])}", body, MERGE_PATCH)
-    except NotFound:
+    except errors.NotFound:
         # A patch creates nothing, unless it is a server-side apply, which would take the fields from other managers.
         return kube.post(collection, body)
 
 
-def refusal(what: str, status: int, body: bytes) -> VcudaError:
+def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
     """Make the error for an answer that is none of 2xx, with the sentence of the Status in its body, if it is one."""
     try:
         told = _STATUS.decode(body)
@@ -314,17 +309,15 @@ def refusal(what: str, status: int, body: bytes) -> VcudaError:
     message = told.message or "no reason given"
     budget = next((cause for cause in told.causes if cause.reason == DISRUPTION_BUDGET), None)
     if status == HTTPStatus.TOO_MANY_REQUESTS and budget:
-        return HeldByBudget(f"{what}: {message} (HTTP {status})", budget.message or message)
+        return errors.HeldByBudget(f"{what}: {message} (HTTP {status})", budget.message or message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return Unavailable(f"{what}: {message} (HTTP {status})")
-    return _BY_STATUS.get(status, ApiError)(status, message, told.causes, what)
+        return errors.Unavailable(f"{what}: {message} (HTTP {status})")
+    return _BY_STATUS.get(status, errors.ApiError)(status, message, told.causes, what)
 
 
 def segment(name: str) -> str:
-    """Return a name as one segment of a path.
-
-    Whoever writes an Event, a flag or a manifest chooses some of them: a slash in one leads to no other object.
-    """
+    """Return a name as one segment of a path."""
+    # Whoever writes an Event, a flag or a manifest chooses some of them: a slash in one leads to no other object.
     return quote(name, safe="")
 
 
@@ -358,14 +351,12 @@ def transport(what: str) -> Iterator[None]:
     try:
         yield
     except (HTTPError, OSError) as error:
-        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+        raise errors.Unavailable(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def read_body(response: BaseHTTPResponse, deadline: float) -> bytes:
-    """Read the whole body until ``deadline`` (time.monotonic seconds); TimeoutError past it, HTTPError when cut short.
-
-    urllib3's own timeout starts again with every read, so a server that drips would never meet it.
-    """
+    """Read the body until ``deadline`` (time.monotonic seconds); TimeoutError past it, HTTPError when cut short."""
+    # urllib3's own timeout starts again with every read, so a server that drips would never meet it.
     parts: list[bytes] = []
     while True:
         remaining = deadline - time.monotonic()
@@ -389,9 +380,10 @@ def _set_timeout(response: BaseHTTPResponse, seconds: float) -> None:
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a stream without their newline, however they are cut into chunks; blank ones are left out.
 
-    Bytes only: 0x0A is never part of a longer UTF-8 character. Each byte is copied at most twice, also where one
-    line comes in a hundred chunks. Raises Unavailable where the stream ends inside a line.
+    Raises Unavailable where the stream ends inside a line.
     """
+    # Bytes, as 0x0A is never part of a longer UTF-8 character. Each is copied at most twice, also where one line comes
+    # in a hundred chunks.
     parts: list[bytes] = []
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
@@ -402,18 +394,15 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             if line:
                 yield line
     if any(parts):
-        raise Unavailable("the stream ended inside a line")
+        raise errors.Unavailable("the stream ended inside a line")
 
 
 class Stream:
-    """The lines of one streaming answer: read by one thread, ended by any with ``abort``.
-
-    It is a context manager; leaving it closes the answer. A second descriptor of the same socket serves to end it:
-    closing a socket does not wake the thread that reads it, shutting it down does; and a descriptor of our own cannot
-    have been closed and given to another file in between.
-    """
+    """The lines of one streaming answer: read by one thread, ended by any with ``abort``; leaving it closes it."""
 
     def __init__(self, response: BaseHTTPResponse, what: str) -> None:
+        # A second descriptor of the same socket serves to end it: closing a socket does not wake the thread that reads
+        # it, shutting it down does; and a descriptor of our own cannot have been closed and given to another file.
         self._response = response
         self._what = what
         self._socket = socket.socket(fileno=os.dup(response.fileno()))
@@ -428,10 +417,8 @@ class Stream:
         self._socket.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the server ends the stream or is silent for the read timeout; Unavailable where it breaks.
-
-        Silence cannot be told from a connection that died without a word; either way the reader asks anew.
-        """
+        """Yield lines until the server ends it or is silent for the read timeout; Unavailable where it breaks."""
+        # Silence cannot be told from a connection that died without a word; either way the reader asks anew.
         with transport(self._what):
             yield from split_lines(self._chunks())
 

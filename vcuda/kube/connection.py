@@ -28,12 +28,10 @@ _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError,
 
 
 def loader(kubeconfig: Path | None, context: str | None) -> Load:
-    """Choose the source: the file given; else the service account when in a pod; else kubectl's default.
-
-    A context names an entry of a kubeconfig, so giving one rules the service account out.
-    """
+    """Choose the source: the file given; else the service account when in a pod; else kubectl's default."""
     if kubeconfig is not None:
         return _from_kubeconfig(str(kubeconfig), context)
+    # A context names an entry of a kubeconfig, so giving one rules the service account out.
     if context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
         return _from_service_account
     return _from_kubeconfig(os.environ.get("KUBECONFIG") or "~/.kube/config", context)
@@ -90,11 +88,10 @@ _INFO = msgspec.json.Decoder(_Info)
 def check_version(answer: bytes, server: str) -> str:
     """Return a warning where the version cannot be told from ``answer``, the body of GET /version; else "".
 
-    A cluster that works must not stop for a version in words of its own, so that is no error. A build to which nobody
-    gave a version says v0.0.0: that cannot be told either.
-
     Raises UnsupportedVersion: it is older than OLDEST.
     """
+    # A cluster that works must not stop for a version in words of its own, so that is no error. A build to which nobody
+    # gave a version says v0.0.0: that cannot be told either.
     try:
         info = _INFO.decode(answer)
     except UNDECODABLE as error:

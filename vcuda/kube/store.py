@@ -95,37 +95,31 @@ class Listing(NamedTuple, Generic[T]):
     version: str
 
 
+@dataclass(frozen=True, slots=True)
 class ObjectReader(Generic[T]):
     """Decodes objects, unless this very version of one is known, from ``store`` for example.
 
     What cannot be decoded is logged and counted.
     """
 
-    def __init__(
-        self,
-        decode: Callable[[bytes], T | None],
-        store: Store[T],
-        counts: Counts,
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
-        self._decode = decode
-        self._store = store
-        self._counts = counts
-        self._log = log
+    decode: Callable[[bytes], T | None]
+    store: Store[T]
+    counts: Counts
+    _log: structlog.typing.FilteringBoundLogger
 
     def entry(self, meta: Meta, raw: bytes, known: StoreEntry[T] | None = None) -> StoreEntry[T] | None:
         """Decode an object; None when it is not kept, its last good value when it cannot be decoded.
 
         ``known`` is what a list that is not complete yet has of it.
         """
-        old = known or self._store.entry(meta.key)
+        old = known or self.store.entry(meta.key)
         last_good = old if old is not None and old.uid == meta.uid else None
         if last_good is not None and last_good.version == meta.resource_version:
             return last_good
         try:
-            value = self._decode(raw)
+            value = self.decode(raw)
         except Exception:  # noqa: BLE001  # whatever a decoder raises costs this object alone; logged and counted
-            self._counts.undecodable += 1
+            self.counts.undecodable += 1
             self._log.exception("undecodable object", namespace=meta.namespace, name=meta.name)
             return last_good
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
@@ -135,7 +129,7 @@ class ObjectReader(Generic[T]):
         try:
             return read_meta(raw)
         except msgspec.MsgspecError as error:
-            self._counts.undecodable += 1
+            self.counts.undecodable += 1
             self._log.error("object without readable metadata", error=str(error))
             return None
 
@@ -157,10 +151,10 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
 def from_initial_events(events: Iterable[WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
     """Gather the initial events of the watch ``what``, up to the bookmark that ends them.
 
-    What changes meanwhile may come before that bookmark too, so that every kind of event is applied.
     Raises Unavailable where the events end without it: nobody can tell what is still missing.
     """
     entries: dict[Key, StoreEntry[T]] = {}
+    # What changes meanwhile may come before that bookmark too, so that every kind of event is applied.
     for event in events:
         if event.ends_initial_events:
             return Listing(entries, event.meta.resource_version)
