@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import cheroot.server
 import cheroot.ssl
@@ -100,7 +100,7 @@ class Server(cheroot.wsgi.Server):
         """Where it listens."""
         return int(self.bind_addr[1])
 
-    def start(self) -> None:
+    def in_threads(self) -> Self:
         """Serve in threads of its own, which end with the process; return once it does."""
         prepared: Future[None] = Future()
 
@@ -116,6 +116,7 @@ class Server(cheroot.wsgi.Server):
         # Its workers inherit that they are daemons: cheroot's own would keep a process that ends waiting for a reader.
         threading.Thread(target=run, name=f"http {self.port}", daemon=True).start()
         prepared.result()
+        return self
 
     def stop(self) -> None:
         """Take no more connections, and hang up on those there are: nothing is answered any more."""
@@ -256,9 +257,9 @@ def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healt
 
     Raises OSError where the address cannot be had.
     """
-    server = Server(address, status_application(registry, {"/healthz": healthy, "/readyz": ready}), threads=4)
-    server.start()
-    return server
+    return Server(
+        address, status_application(registry, {"/healthz": healthy, "/readyz": ready}), threads=4
+    ).in_threads()
 
 
 def status_application(registry: CollectorRegistry, checks: Mapping[str, Check]) -> WSGIApplication:

@@ -76,8 +76,7 @@ class Allocator:
     def filter(self, args: protocol.ExtenderArgs) -> bytes:
         """Place the pod on one of the nodes, and return the ExtenderFilterResult that says so.
 
-        A pod that wants no card by number passes everywhere. Where nothing could be decided the answer is an error, on
-        which the scheduler tries the pod again.
+        Where nothing could be decided the answer is an error, on which the scheduler tries the pod again.
         """
         deadline = Deadline(self._clock)
         request = read_card_request(args.pod)
@@ -100,10 +99,8 @@ class Allocator:
         return args.failing(placed)
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
-        """Return the nodes on which the pod would fit on cards once its victims are gone.
-
-        The scheduler has chosen them by sums alone. Where they do not make room on any one card, nobody is evicted.
-        """
+        """Return the nodes on which the pod would fit on cards once its victims are gone."""
+        # The scheduler has chosen them by sums alone. Where they make no room on any one card, nobody is evicted.
         request = read_card_request(args.pod)
         if request is None:
             return args.victims
@@ -114,10 +111,8 @@ class Allocator:
         }
 
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
-        """Return 10 for a node without cards and 0 for one with, as gpu-admission: other pods leave cards to those.
-
-        A vcuda pod has one node left when it gets here.
-        """
+        """Return 10 for a node without cards and 0 for one with, as gpu-admission."""
+        # So other pods leave the nodes with cards to those that need them; a vcuda pod has one node left by now.
         cards = self._cache.cards()
         return {name: 0 if isinstance(cards.get(name), Cards) else 10 for name in args.names}
 
@@ -137,16 +132,13 @@ class Allocator:
             return str(error)
 
     def forget_gone(self) -> None:
-        """Read the pods with assumed placements that the watch has not shown since the last call.
-
-        One that came and went while nobody watched is never reported, and its shares would stay taken. That a pod
-        cannot be read now is no fault; it is read at the next call.
-        """
+        """Read the pods with assumed placements that the watch has not shown since the last call; forget the gone."""
+        # One that came and went while nobody watched is never reported, and its shares would stay taken.
         assumed = frozenset(self._cache.assumed())
         for placement in assumed & self._unshown:
             try:
                 self._read(placement)
-            except (VcudaError, *UNDECODABLE) as error:
+            except (VcudaError, *UNDECODABLE) as error:  # no fault: it is read again at the next call
                 self._log.info("promised shares to a pod that is not to be had", pod=placement.name, error=str(error))
         self._unshown = assumed
 
@@ -161,10 +153,7 @@ class Allocator:
             self._turn.release()
 
     def _assume(self, placement: AssumedPlacement, deadline: Deadline) -> float:
-        """Count what is to be sent, and write down that it may be; return the seconds for that. Only then may it be.
-
-        The caller decides alone.
-        """
+        # Counted and written down first, sent only then; returns the seconds for that. The caller decides alone.
         self._cache.assume(placement)
         try:
             self._journal.write(self._cache.assumed(), deadline)
@@ -177,7 +166,7 @@ class Allocator:
             raise
 
     def _read(self, asked: AssumedPlacement | protocol.BindingArgs, timeout: float = TIMEOUT) -> Pod:
-        """Return the pod as it is stored; raises NotPlaced where it is gone, or another has its name."""
+        # From the API server, never from the watch: a binding must name the version that is stored now.
         message = "the pod is gone"
         try:
             pod = _POD.decode(self._kube.get(_path_of(asked), timeout=timeout))
@@ -194,12 +183,11 @@ class Allocator:
     # Placing
 
     def _would_fit(self, pod: Pod, request: CardRequest, node: str, victims: protocol.Victims) -> bool:
+        # Without the pod itself too: an earlier call may have placed it there.
         cards = self._cache.node_without(node, (*victims.uids, pod.metadata.uid))
-        return (
-            isinstance(cards, Cards)
-            and cards.scheme is request.scheme
-            and not isinstance(strategy.assign(cards, request.containers), Unplaceable)
-        )
+        if not isinstance(cards, Cards) or cards.scheme is not request.scheme:
+            return False
+        return not isinstance(strategy.assign(cards, request.containers), Unplaceable)
 
     def _place(
         self, pod: Pod, request: CardRequest, names: tuple[str, ...], deadline: Deadline
@@ -230,7 +218,7 @@ class Allocator:
         return self._strategy(request, names, nodes)
 
     def _write(self, pod: Pod, request: CardRequest, found: Placement, deadline: Deadline) -> Pod | None:
-        """Write the placement; return None once it is known to have landed, else the pod as it is now, to try again."""
+        # Returns None once it is known to have landed, else the pod as it is now, to try again.
         cards = PodCards(found.node, found.assignment.all_shares())
         placement = _assumed(pod, cards)
         written = annotations_for(request.scheme, found.node, found.assignment.shares, self._now())
@@ -252,7 +240,7 @@ class Allocator:
     def _after_unknown(
         self, placement: AssumedPlacement, written: dict[str, str], error: Unavailable, deadline: Deadline
     ) -> Pod | None:
-        """Find out what came of a patch that was not answered. While it may land still its shares stay taken."""
+        # While the patch may land still its shares stay taken: the pod's version tells.
         pod = self._read(placement, deadline.timeout())
         if written.items() <= pod.annotations.items():
             self._cache.confirm(placement, pod.metadata.resource_version)
@@ -265,7 +253,7 @@ class Allocator:
     # Binding
 
     def _binding_landed(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> bool:
-        """Bind the pod; return False where it has changed since it was read, or was bound by another call."""
+        # Returns False where the pod has changed since it was read, or was bound by another call.
         placement = self._assume_binding(pod, args, deadline)
         try:
             self._send_binding(pod, args, deadline.timeout())
@@ -285,10 +273,7 @@ class Allocator:
         return True
 
     def _assume_binding(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> AssumedPlacement | None:
-        """Check the placement, and write down that it may be bound; None for a pod that needs no cards.
-
-        Raises NotPlaced where the pod is not placed on the node, or not as we know it.
-        """
+        # The scheduler has every pod bound by the extender that names the resource, one that needs no cards too.
         request = read_card_request(pod)
         if request is None:
             return None
@@ -326,7 +311,7 @@ class Allocator:
         self._kube.post(f"{_path_of(args)}/binding", msgspec.json.encode(manifest), timeout=timeout)
 
     def _retract(self, placement: AssumedPlacement, deadline: Deadline) -> None:
-        """Count no more what was refused for certain, and write that down if it can be: the next leader reads it."""
+        # Written down if it can be: the next leader reads it, and would count what was refused.
         self._cache.forget(placement)
         try:
             with self._alone():

@@ -15,10 +15,10 @@ from vcuda.ledger.ledger import is_older
 
 
 class AssumedPlacement(msgspec.Struct, frozen=True):
-    """A placement or binding that this process has sent, or is about to, and that the watch has not shown yet.
+    """A placement or binding that a leader has sent, or is about to, and that the watch has not shown yet.
 
     It is written by a call that only lands while the pod has resourceVersion ``base``; ``landed`` is the version that
-    this made, and None while it may land still. The shares are the pod's until its own version tells what came of it.
+    this made, and None while it may land still.
     """
 
     uid: str
@@ -50,11 +50,10 @@ class _PodShares(msgspec.Struct):
 
 
 class CardCache:
-    """The cards of all nodes. Fed by the watches, each in its own thread, and by the allocator with what it sends.
+    """The cards of all nodes, as the watches show them and as the allocator assumes them; it may be used by threads."""
 
-    While it is not known whether an assumed placement landed, both what was seen and what was assumed count: the cache
-    may only ever count too much.
-    """
+    # While it is not known whether an assumed placement landed, both what was seen and what was assumed count: the
+    # cache may only ever count too much, else two pods would get one share.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -80,10 +80,7 @@ class Journal:
     def take(self) -> tuple[AssumedPlacement, ...]:
         """Become its only writer; return what those before may have sent.
 
-        Raises:
-            UnreadableJournal: it is damaged; a person has to look.
-            Unavailable: no answer, or others took it again and again.
-
+        Raises UnreadableJournal where it is damaged, Unavailable where others took it again and again.
         """
         for _ in range(MAX_ATTEMPTS):
             try:
@@ -99,13 +96,9 @@ class Journal:
         raise Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
 
     def write(self, placements: Iterable[AssumedPlacement], deadline: Deadline) -> None:
-        """Write down what may be sent from now on.
+        """Write down what may be sent from now on; after an error nothing may be sent.
 
-        Raises:
-            Deposed: another process has taken the journal.
-            Unavailable: no answer; nothing may be sent.
-            NotPlaced: there was no time left; nothing may be sent.
-
+        Raises Deposed where another process has taken the journal, NotPlaced where there was no time left.
         """
         wanted = JournalData(self._holder, tuple(placements))
         for _ in range(MAX_ATTEMPTS):

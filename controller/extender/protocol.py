@@ -19,8 +19,7 @@ from vcuda.k8s_types import UNDECODABLE, K8sStruct, Pod
 class ExtenderArgs(msgspec.Struct, frozen=True):
     """A pod, and the names of the nodes it may go to as far as the scheduler knows.
 
-    ``nodes`` are the nodes themselves by name, undecoded, where the scheduler has sent them (``nodeCacheCapable:
-    false``); it then wants nodes back.
+    ``nodes`` are the nodes themselves by name, undecoded, where it has sent them (``nodeCacheCapable: false``).
     """
 
     pod: Pod

@@ -22,18 +22,15 @@ from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, Fr
 MIN_INTERVAL_SECONDS = 3.0
 """Between two writes at least."""
 
+# A patch that changes nothing is not stored by the API server, and nobody who watches hears of it.
 REPEAT_SECONDS = 60.0
-"""Seconds after which the same figures are written again, should somebody have deleted or edited them.
-
-A patch that changes nothing is not stored by the API server, and nobody who watches hears of it.
-"""
+"""After which the same figures are written again, should somebody have deleted or edited them."""
 
 
 class CardsPublisher:
-    """Writes the figures when they have changed. Nothing is decided by them but what is tried first.
+    """Writes the figures when they have changed. ``clock`` is in seconds, and only runs forward."""
 
-    ``clock`` is in seconds, and only runs forward.
-    """
+    # Nothing is decided by them but what is tried first, so it is no fault that they are some seconds old.
 
     def __init__(
         self,
@@ -61,10 +58,8 @@ class CardsPublisher:
 
 
 def delete_published(kube: Kube, namespace: str) -> None:
-    """Delete the figures that a leader before us has published: where no extender keeps them up they mislead for ever.
-
-    Where that fails it is logged, and the next call tries again.
-    """
+    """Delete the figures that a leader before us has published; where that fails it is logged."""
+    # Where no extender keeps them up they would mislead the webhook for ever.
     log = structlog.get_logger()
     try:
         kube.delete(f"{_collection(namespace)}/{CARDS_CONFIG_MAP}")
@@ -102,10 +97,7 @@ _SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 class Advertiser:
-    """Holds the one EndpointSlice of Service ``vcuda-extender`` to one address (IP and port) while it runs.
-
-    Raises ValueError where ``ip`` is no IP address.
-    """
+    """Holds the one EndpointSlice of Service ``vcuda-extender`` to one IP address and port."""
 
     def __init__(self, kube: Kube, namespace: str, ip: str, port: int) -> None:
         self._kube = kube

@@ -102,26 +102,21 @@ class Listening(msgspec.Struct, frozen=True):
 
 def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
     """Serve the extender. Raises OSError where the address cannot be had."""
-    server = httpd.Server(
+    return httpd.Server(
         listening.address,
         application,
         threads=32,  # the scheduler asks about one pod at a time, and binds several beside that
         tls=listening.certificate.current,
         idle_seconds=300.0,  # Go's client drops a connection that was idle for 90
         max_body=MAX_BODY,
-    )
-    server.start()
-    return server
+    ).in_threads()
 
 
 class Extender:
     """What the leader serves to kube-scheduler.
 
-    ``take`` comes before the watches start, ``serve`` when everything has been listed. Only the leader listens, and it
-    writes its address in the EndpointSlice of Service ``vcuda-extender``, which has no selector. So the Service leads
-    to the leader, and the others are ready all the same: a rollout need not wait for them to lead.
-
-    ``on_fault`` is called when this process may not lead any longer, or cannot, and when a loop of it has ended.
+    ``take`` comes before the watches start, ``serve`` when everything has been listed. ``on_fault`` is called when this
+    process may not lead any longer, or cannot, and when a loop of it has ended.
     """
 
     def __init__(
@@ -167,13 +162,10 @@ class Extender:
         return publish.count_free(self._cache.cards(), self._nodes.current())
 
     def take(self) -> None:
-        """Take the journal over, before the pods are listed. Where that cannot be done, that is a fault.
-
-        A damaged journal ends the extender alone: pods wait, and all else that the leader does goes on.
-        """
+        """Take the journal over, before the pods are listed. Where that cannot be done, that is a fault."""
         try:
             placements = self._take()
-        except UnreadableJournal as error:
+        except UnreadableJournal as error:  # ends the extender alone: pods wait, and the leader's other work goes on
             self._log.error("no extender: the journal of placements is damaged", error=str(error))
             return
         except VcudaError as error:

@@ -77,9 +77,7 @@ def serve(address: tuple[str, int], application: WSGIApplication) -> Server:
     Raises OSError where the address cannot be had.
     """
     # Listeners stay, and each holds a thread: half as many again are left for those who only look.
-    server = Server(address, application, threads=MAX_LISTENERS + MAX_LISTENERS // 2)
-    server.start()
-    return server
+    return Server(address, application, threads=MAX_LISTENERS + MAX_LISTENERS // 2).in_threads()
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def running() -> Iterator[Serve]:
 
         def run(application: WSGIApplication = hello, threads: int = 8, seconds: float = SHORT, **more: Any) -> Server:
             server = Server(("127.0.0.1", 0), application, threads=threads, request_seconds=seconds, **more)
-            server.start()
+            server.in_threads()
             teardown.callback(server.stop)
             return server
 
