@@ -186,13 +186,7 @@ def test_replicas_that_fare_alike_share_a_row(directory: Path) -> None:
 
 def test_replicas_spread_over_models(directory: Path) -> None:
     found = decisions(directory, deployment(11, {"tencent.com/vcuda-core": 100}))
-    assert found == [
-        "7 admitted M40",
-        "1 admitted P100",
-        "1 admitted M40",
-        "1 admitted P100",
-        "1 refused M40",
-    ]
+    assert found == ["7 admitted M40", "1 admitted P100", "1 admitted M40", "1 admitted P100", "1 refused M40"]
 
 
 def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None:

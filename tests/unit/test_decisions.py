@@ -162,12 +162,7 @@ CASES = [
         vcuda_pod(metadata={}, affinity=HELD),
         Refusal("bad-request", HTTPStatus.BAD_REQUEST, "the pod has no uid yet; register this path as a validating"),
     ),
-    Case(
-        "no pod",
-        BOTH,
-        [],
-        Refusal("malformed", HTTPStatus.BAD_REQUEST, "the pod cannot be read: "),
-    ),
+    Case("no pod", BOTH, [], Refusal("malformed", HTTPStatus.BAD_REQUEST, "the pod cannot be read: ")),
     Case(
         "another kind",
         BOTH,

@@ -30,12 +30,7 @@ def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
 
 def test_a_group_is_decided_in_order_each_beside_those_before_it(api: ApiDouble, replica: Replica) -> None:
     """A refusal in the midst holds nobody up: who comes after it may be smaller."""
-    rest = [
-        asked("b", charge=CARD + CARD),
-        asked("c", charge=CARD + CARD),
-        asked("d"),
-        asked("e"),
-    ]
+    rest = [asked("b", charge=CARD + CARD), asked("c", charge=CARD + CARD), asked("d"), asked("e")]
     decisions = together(api, replica, asked("a"), rest)
     assert kinds(decisions) == ["Admitted", "Admitted", "Refused", "Admitted", "Refused"]
     assert sorted(replica.uids()) == ["a", "b", "d"]

@@ -65,12 +65,7 @@ def test_a_deadline_that_has_come_is_busy_without_a_call(api: ApiDouble, replica
 
 def test_a_late_caller_holds_nobody_up(api: ApiDouble, replica: Replica) -> None:
     """Its charge is not decided; those of its group are."""
-    decisions = together(
-        api,
-        replica,
-        asked("a"),
-        [asked("b"), asked("c", deadline=time.monotonic()), asked("d")],
-    )
+    decisions = together(api, replica, asked("a"), [asked("b"), asked("c", deadline=time.monotonic()), asked("d")])
     assert kinds(decisions) == ["Admitted", "Admitted", "RetryLater", "Admitted"]
     assert replica.uids() == ["a", "b", "d"]
 

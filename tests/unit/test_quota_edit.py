@@ -98,11 +98,7 @@ def test_what_is_wrong_with_the_document_as_a_whole_has_its_path() -> None:
 
 def test_a_malformed_document_is_refused_with_the_path_of_every_fault() -> None:
     answer = edited("team-a: {quota: {M40: 8, V100: {cards: -1}}, pools: [x]}")
-    assert (answer.outcome, answer.allowed, answer.status) == (
-        "quota-refused",
-        False,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-    )
+    assert (answer.outcome, answer.allowed, answer.status) == ("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY)
     assert [fault.path for fault in answer.faults] == ["team-a.quota.V100.cards", "team-a.pools"]
     assert answer.message == "the quota document is malformed: " + "; ".join(str(fault) for fault in answer.faults)
 
