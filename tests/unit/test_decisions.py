@@ -26,8 +26,8 @@ from webhook.metrics import Metrics
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0)}, pools=("public",))
 HELD = held_to("M40", "public")
-BOTH = ("/mutate", "/validate")
-ONLY_WARNS = "; admitted, because this quota only warns"
+MUTATE, VALIDATE = ("/mutate",), ("/validate",)
+BOTH = (*MUTATE, *VALIDATE)
 
 
 class Ledgers(MemoryLedgers):
@@ -79,120 +79,67 @@ class Case(NamedTuple):
     fault: Decision | VcudaError | None = None
 
 
-MALFORMED = (
-    "malformed GPU request: spec.containers[0].resources.limits[nvidia.com/vcuda-core]: 150 is more than one card"
-)
-SHORT = (
-    "exceeded GPU quota: M40 in namespace team-a, requested: 5 cards, used: 4 (4 pending), limited: 8, 1 more needed"
-)
-BLOCKED = (
-    "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never fit"
-)
-NOT_HELD = (
-    "the pod is not held to one GPU model that namespace team-a may use (M40: 8 cards) by a required node affinity"
-)
+FORBIDDEN, UNPROCESSABLE, BAD_REQUEST = HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.BAD_REQUEST
+
+MALFORMED = "malformed GPU request: spec.containers[0].resources.limits[nvidia.com/vcuda-core]: 150 is more than one"
+SHORT = "exceeded GPU quota: M40 in namespace team-a, requested: 5 cards, used: 4 (4 pending), limited: 8, 1 more"
+NEVER = "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never"
+NO_MODEL = "no GPU model that this pod may use in namespace team-a"
+NOT_HELD = "the pod is not held to one GPU model that namespace team-a may use (M40: 8 cards) by a required node"
 NOT_IN_POOL = "the pod is not held to the pools public, where namespace team-a must stay, by a required node affinity"
+NO_UID = "the pod has no uid yet; register this path as a validating webhook"
+NO_PODS = "this webhook answers for pods, not for apps/v1/Deployment"
+DAMAGED = "ledger x cannot be read"
+
+SOME = pod_of_cores(100, affinity=HELD)
+MANY = pod_of_cores(500, affinity=HELD)
+BLOCKED = pod_of_cores(100, affinity=held_to("P100", "public"))
 WANTS_A100 = vcuda_pod({"nvidia.com/gpu": 1}, annotations={"nvidia.com/use-gputype": "A100"})
-MIRROR = {"annotations": {"kubernetes.io/config.mirror": "x"}}
+STATIC = pod_of_cores(900, annotations={"kubernetes.io/config.mirror": "x"})
 NODE = {"user_info": UserInfo("system:node:a", ("system:nodes",))}
-FORBIDDEN, UNPROCESSABLE = HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY
+DEPLOYMENT = {"kind": GroupVersionKind("apps", "v1", "Deployment")}
+
+OVER, BLOCKS = Refusal("over-quota", FORBIDDEN, SHORT), Refusal("over-quota", FORBIDDEN, NEVER)
+WRONG = Refusal("malformed", UNPROCESSABLE, MALFORMED)
+BUSY = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{TOO_MANY.reason}; try again in 1 s")
+MAYBE = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{UNSURE.reason}; try again in 1 s")
+UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
 
 CASES = [
     # What is refused by the quota, or warned of
-    Case(
-        "malformed",
-        BOTH,
-        pod_of_cores(150, affinity=HELD),
-        Refusal("malformed", UNPROCESSABLE, MALFORMED),
-        ("", MALFORMED),
-    ),
-    Case(
-        "over quota",
-        ("/mutate",),
-        pod_of_cores(500, affinity=HELD),
-        Refusal("over-quota", FORBIDDEN, SHORT),
-        ("pinned", ""),
-    ),
-    Case(
-        "over quota",
-        ("/validate",),
-        pod_of_cores(500, affinity=HELD),
-        Refusal("over-quota", FORBIDDEN, SHORT),
-        ("over-quota-allowed", SHORT),
-    ),
-    Case(
-        "a blocked model",
-        ("/mutate",),
-        pod_of_cores(100, affinity=held_to("P100")),
-        Refusal("over-quota", FORBIDDEN, BLOCKED),
-        ("pinned", ""),
-    ),
-    Case(
-        "a blocked model",
-        ("/validate",),
-        pod_of_cores(100, affinity=held_to("P100", "public")),
-        Refusal("over-quota", FORBIDDEN, BLOCKED),
-        ("over-quota-allowed", BLOCKED),
-    ),
-    Case(
-        "no model that it may use",
-        ("/mutate",),
-        WANTS_A100,
-        Refusal("not-allowed", FORBIDDEN, "no GPU model that this pod may use in namespace team-a"),
-        ("unpinned", ""),
-    ),
+    Case("malformed", BOTH, pod_of_cores(150, affinity=HELD), WRONG, ("", MALFORMED)),
+    Case("over quota", MUTATE, MANY, OVER, ("pinned", "")),
+    Case("over quota", VALIDATE, MANY, OVER, ("over-quota-allowed", SHORT)),
+    Case("a blocked model", MUTATE, BLOCKED, BLOCKS, ("pinned", "")),
+    Case("a blocked model", VALIDATE, BLOCKED, BLOCKS, ("over-quota-allowed", NEVER)),
+    Case("no model", MUTATE, WANTS_A100, Refusal("not-allowed", FORBIDDEN, NO_MODEL), ("unpinned", "")),
     Case(
         "not held to a model",
-        ("/validate",),
+        VALIDATE,
         pod_of_cores(100, affinity=None),
         Refusal("not-pinned", FORBIDDEN, NOT_HELD),
         ("unpinned", NOT_HELD),
     ),
     Case(
         "not held to the pools",
-        ("/validate",),
+        VALIDATE,
         pod_of_cores(100, affinity=held_to("M40", "private")),
         Refusal("not-pinned", FORBIDDEN, NOT_IN_POOL),
         ("charged", NOT_IN_POOL),
     ),
     # What is refused whatever the mode
-    Case(
-        "no uid",
-        ("/validate",),
-        vcuda_pod(metadata={}, affinity=HELD),
-        Refusal("bad-request", HTTPStatus.BAD_REQUEST, "the pod has no uid yet; register this path as a validating"),
-    ),
-    Case("no pod", BOTH, [], Refusal("malformed", HTTPStatus.BAD_REQUEST, "the pod cannot be read: ")),
-    Case(
-        "another kind",
-        BOTH,
-        vcuda_pod(),
-        Refusal("bad-request", HTTPStatus.BAD_REQUEST, "this webhook answers for pods, not for apps/v1/Deployment"),
-        fields={"kind": GroupVersionKind("apps", "v1", "Deployment")},
-    ),
-    *(
-        Case(
-            name,
-            ("/validate",),
-            pod_of_cores(100, affinity=HELD),
-            Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{fault.reason}; try again in 1 s"),
-            fault=fault,
-        )
-        for name, fault in {"too many charges": TOO_MANY, "an unsure write": UNSURE}.items()
-    ),
-    Case(
-        "a damaged ledger",
-        BOTH,
-        pod_of_cores(100, affinity=HELD),
-        Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, "ledger x cannot be read"),
-        fault=UnreadableLedger("ledger x cannot be read"),
-    ),
+    Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Refusal("bad-request", BAD_REQUEST, NO_UID)),
+    Case("no pod", BOTH, [], Refusal("malformed", BAD_REQUEST, "the pod cannot be read: ")),
+    Case("another kind", BOTH, SOME, Refusal("bad-request", BAD_REQUEST, NO_PODS), fields=DEPLOYMENT),
+    Case("too many charges", VALIDATE, SOME, BUSY, fault=TOO_MANY),
+    Case("an unsure write", VALIDATE, SOME, MAYBE, fault=UNSURE),
+    Case("a damaged ledger", BOTH, SOME, UNREADABLE, fault=UnreadableLedger(DAMAGED)),
     # What passes untouched whatever the mode
     Case("no cards", BOTH, pod(container()), passes="ignored"),
     Case("an update", BOTH, pod_of_cores(150), passes="ignored", fields={"operation": "UPDATE"}),
     Case("a subresource", BOTH, pod_of_cores(150), passes="ignored", fields={"sub_resource": "binding"}),
     Case("no limit", BOTH, pod_of_cores(900), passes="unlimited", fields={"namespace": "team-b"}),
-    Case("a static pod", BOTH, pod_of_cores(900, **MIRROR), passes="mirror", fields=NODE),
+    Case("a static pod", BOTH, STATIC, passes="mirror", fields=NODE),
 ]
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import pytest
 
 from tests.waiting import PATIENT
 from webhook.ledger_client import BatchCommitter, PendingCall
 
+P = ParamSpec("P")
 Batch = Sequence[PendingCall[str, str]]
 LATE = "late"
 
@@ -64,12 +66,18 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    async def in_time() -> None:
-        async with asyncio.timeout(PATIENT):
-            await test
+def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test on an event loop of its own, for as long as tests wait."""
 
-    asyncio.run(in_time())
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def in_time() -> None:
+            async with asyncio.timeout(PATIENT):
+                await test(*args, **kwargs)
+
+        asyncio.run(in_time())
+
+    return run
 
 
 async def results(*callers: asyncio.Task[str]) -> list[str | BaseException]:
@@ -79,52 +87,44 @@ async def results(*callers: asyncio.Task[str]) -> list[str | BaseException]:
 # Batches
 
 
-def test_a_caller_alone_is_served_at_once() -> None:
-    async def test() -> None:
-        gated = Gated()
-        await gated.open(2)
-        assert [await gated.committer.serve(item, math.inf) for item in "ab"] == ["A", "B"]
-        assert gated.batches == [["a"], ["b"]]
-
-    run(test())
+@on_a_loop
+async def test_a_caller_alone_is_served_at_once() -> None:
+    gated = Gated()
+    await gated.open(2)
+    assert [await gated.committer.serve(item, math.inf) for item in "ab"] == ["A", "B"]
+    assert gated.batches == [["a"], ["b"]]
 
 
-def test_callers_that_wait_together_are_one_batch_in_order() -> None:
-    async def test() -> None:
-        gated = Gated()
-        callers = [*await gated.calls("a"), *await gated.calls("bcde")]
-        await gated.open(2)
-        assert await results(*callers) == list("ABCDE")
-        assert gated.batches == [["a"], ["b", "c", "d", "e"]]
-
-    run(test())
+@on_a_loop
+async def test_callers_that_wait_together_are_one_batch_in_order() -> None:
+    gated = Gated()
+    callers = [*await gated.calls("a"), *await gated.calls("bcde")]
+    await gated.open(2)
+    assert await results(*callers) == list("ABCDE")
+    assert gated.batches == [["a"], ["b", "c", "d", "e"]]
 
 
-def test_who_is_served_has_its_answer_while_the_next_batch_is_in_work() -> None:
-    async def test() -> None:
-        gated = Gated()
-        [first], others = await gated.calls("a"), await gated.calls("bc")
-        await gated.open()
-        assert first.result() == "A"
-        fourth = await gated.calls("d")
-        await gated.open(2)
-        assert await results(*others, *fourth) == ["B", "C", "D"]
-        assert gated.batches == [["a"], ["b", "c"], ["d"]]
-
-    run(test())
+@on_a_loop
+async def test_who_is_served_has_its_answer_while_the_next_batch_is_in_work() -> None:
+    gated = Gated()
+    [first], others = await gated.calls("a"), await gated.calls("bc")
+    await gated.open()
+    assert first.result() == "A"
+    fourth = await gated.calls("d")
+    await gated.open(2)
+    assert await results(*others, *fourth) == ["B", "C", "D"]
+    assert gated.batches == [["a"], ["b", "c"], ["d"]]
 
 
-def test_more_are_waited_for_only_after_a_batch_of_several() -> None:
-    async def test() -> None:
-        gated = Gated()
-        callers = [*await gated.calls("a"), *await gated.calls("bc")]
-        await gated.open(4)
-        assert await results(*callers) == list("ABC")
-        assert (gated.batches, gated.gathered) == ([["a"], ["b", "c"]], 0)
-        assert [await gated.committer.serve(item, math.inf) for item in "de"] == ["D", "E"]
-        assert gated.gathered == 1, "before d, and no more before e"
-
-    run(test())
+@on_a_loop
+async def test_more_are_waited_for_only_after_a_batch_of_several() -> None:
+    gated = Gated()
+    callers = [*await gated.calls("a"), *await gated.calls("bc")]
+    await gated.open(4)
+    assert await results(*callers) == list("ABC")
+    assert (gated.batches, gated.gathered) == ([["a"], ["b", "c"]], 0)
+    assert [await gated.committer.serve(item, math.inf) for item in "de"] == ["D", "E"]
+    assert gated.gathered == 1, "before d, and no more before e"
 
 
 # Callers that leave
@@ -134,86 +134,77 @@ def test_more_are_waited_for_only_after_a_batch_of_several() -> None:
 @pytest.mark.parametrize(
     ("in_work", "batches"), [(False, [["a"], ["c"]]), (True, [["a"], ["b", "c"]])], ids=["it waits", "it is in work"]
 )
-def test_a_caller_that_leaves_takes_nothing_from_the_others(how: str, in_work: bool, batches: list[list[str]]) -> None:
+@on_a_loop
+async def test_a_caller_that_leaves_takes_nothing_from_the_others(
+    how: str, in_work: bool, batches: list[list[str]]
+) -> None:
     """One that waits is not worked for any more. One in work is told nothing of what became of it."""
-
-    async def test() -> None:
-        gated = Gated()
-        first = await gated.calls("a")
-        [late] = await gated.calls("b", time.monotonic() + 0.05 if how == "its deadline comes" else math.inf)
-        last = await gated.calls("c")
-        if in_work:
-            await gated.open()
-        if how == "it is cancelled":
-            late.cancel()
-        await asyncio.wait([late])
-        assert late.cancelled() or late.result() == LATE
-        await gated.open(3)
-        assert await results(*first, *last) == ["A", "C"]
-        assert gated.batches == batches
-
-    run(test())
+    gated = Gated()
+    first = await gated.calls("a")
+    [late] = await gated.calls("b", time.monotonic() + 0.5 if how == "its deadline comes" else math.inf)
+    last = await gated.calls("c")
+    if in_work:
+        await gated.open()
+    if how == "it is cancelled":
+        late.cancel()
+    await asyncio.wait([late])
+    assert late.cancelled() or late.result() == LATE
+    await gated.open(3)
+    assert await results(*first, *last) == ["A", "C"]
+    assert gated.batches == batches
 
 
-def test_when_the_last_that_waited_has_left_the_next_caller_is_served() -> None:
-    async def test() -> None:
-        gated = Gated()
-        first, [gone] = await gated.calls("a"), await gated.calls("b")
-        gone.cancel()
-        await settled()
-        await gated.open(2)
-        assert await results(*first, *await gated.calls("c")) == ["A", "C"]
-        assert gated.batches == [["a"], ["c"]]
-
-    run(test())
+@on_a_loop
+async def test_when_the_last_that_waited_has_left_the_next_caller_is_served() -> None:
+    gated = Gated()
+    first, [gone] = await gated.calls("a"), await gated.calls("b")
+    gone.cancel()
+    await settled()
+    await gated.open(2)
+    assert await results(*first, *await gated.calls("c")) == ["A", "C"]
+    assert gated.batches == [["a"], ["c"]]
 
 
-def test_what_a_late_caller_is_told_may_change_while_it_is_in_work() -> None:
+@on_a_loop
+async def test_what_a_late_caller_is_told_may_change_while_it_is_in_work() -> None:
     async def unsure(batch: Batch) -> None:
         for call in batch:
             call.late = "unsure"
         await asyncio.sleep(PATIENT)
 
-    async def test() -> None:
-        gated = Gated()
-        gated.work = unsure
-        await gated.open()
-        assert await gated.committer.serve("a", time.monotonic() + 0.05) == "unsure"
-
-    run(test())
+    gated = Gated()
+    gated.work = unsure
+    await gated.open()
+    assert await gated.committer.serve("a", time.monotonic() + 0.05) == "unsure"
 
 
 # Errors
 
 
 @pytest.mark.parametrize("error", [BrokenError(), TimeoutError()], ids=repr)
-def test_an_error_reaches_every_caller_that_has_no_result(error: Exception) -> None:
+@on_a_loop
+async def test_an_error_reaches_every_caller_that_has_no_result(error: Exception) -> None:
     async def half(batch: Batch) -> None:
         await capitals([call for call in batch if call.item in "ac"])
         raise error
 
-    async def test() -> None:
-        gated = Gated()
-        gated.work = half
-        callers = [*await gated.calls("a"), *await gated.calls("bcd")]
-        await gated.open(2)
-        assert await results(*callers) == ["A", error, "C", error]
-        gated.work = capitals
-        await gated.open()
-        assert await results(*await gated.calls("e")) == ["E"], "the queue goes on"
-
-    run(test())
+    gated = Gated()
+    gated.work = half
+    callers = [*await gated.calls("a"), *await gated.calls("bcd")]
+    await gated.open(2)
+    assert await results(*callers) == ["A", error, "C", error]
+    gated.work = capitals
+    await gated.open()
+    assert await results(*await gated.calls("e")) == ["E"], "the queue goes on"
 
 
-def test_an_item_that_the_work_passes_over_is_told_as_one_that_is_late() -> None:
-    async def test() -> None:
-        gated = Gated()
-        gated.work = lambda batch: capitals([call for call in batch if call.item != "b"])
-        callers = [*await gated.calls("a"), *await gated.calls("bc")]
-        await gated.open(2)
-        assert await results(*callers) == ["A", LATE, "C"]
-
-    run(test())
+@on_a_loop
+async def test_an_item_that_the_work_passes_over_is_told_as_one_that_is_late() -> None:
+    gated = Gated()
+    gated.work = lambda batch: capitals([call for call in batch if call.item != "b"])
+    callers = [*await gated.calls("a"), *await gated.calls("bc")]
+    await gated.open(2)
+    assert await results(*callers) == ["A", LATE, "C"]
 
 
 # Many callers
@@ -265,9 +256,10 @@ class Crowd:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_caller_is_forgotten_and_nothing_is_served_twice(seed: int) -> None:
+@on_a_loop
+async def test_no_caller_is_forgotten_and_nothing_is_served_twice(seed: int) -> None:
     crowd = Crowd(seed)
-    run(crowd.run(callers=12, calls=150))
+    await crowd.run(callers=12, calls=150)
     assert crowd.outcomes["lost"] == 0
     assert crowd.outcomes.total() == 12 * 150
     assert len(set(crowd.served)) == len(crowd.served) >= crowd.outcomes["served"] > 0
