@@ -13,6 +13,7 @@ import socket
 import ssl
 import struct
 from collections import OrderedDict
+from contextlib import suppress
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -129,17 +130,14 @@ class WebhookProtocol(ASGIProtocol):
         if not self._closed:
             self.worker.enter(self, Phase.RESPONSE)
 
-    def close(self) -> None:
-        """Close it when what is written has been sent."""
-        self._close_transport()
-
     def reset(self) -> None:
         """Close it by a reset: a request that is on its way is then known to have failed.
 
         After an orderly close the API server could not tell, and would not repeat the call; after a reset it does.
         """
         self.worker.leave(self)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        with suppress(OSError):  # it has just been closed, and connection_lost() is still to come
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         if self.transport is not None:
             self.transport.abort()
         elif self.handshake is not None:
@@ -150,9 +148,10 @@ class WebhookProtocol(ASGIProtocol):
         if self.phase is Phase.REQUEST:
             self.worker.overdue += 1
             self._send_error_response(408, "it has not come in time")
-            self.close()
+            self._close_transport()
         elif self.phase in (Phase.FIRST, Phase.NEXT):
-            self.close()
+            self._begin_to_close()
+            self.transport.close()
         else:
             self.reset()
 
@@ -197,24 +196,29 @@ class WebhookProtocol(ASGIProtocol):
         )
         self._safe_write(head.encode() + body)
 
+    def _is_websocket_upgrade(self, request: Any) -> bool:  # noqa: ARG002
+        return False  # an Upgrade may be ignored (RFC 9110, section 7.8)
+
     def _close_transport(self) -> None:
         if self._closed or self.transport is None:
             return
-        self._closed = True
-        unfinished = self.phase is Phase.REQUEST or not self._callback_parser.is_complete
-        self.worker.enter(self, Phase.CLOSING)
-        if self._body_receiver is not None:
-            self._body_receiver.signal_disconnect()
-        if unfinished:
+        self._begin_to_close()
+        if self._callback_parser.is_complete:
+            self.transport.close()
+        else:
             # A close while the peer still sends makes a reset of it, which can destroy the answer before it is read.
             self._resume_reading()
             self.worker.loop.call_later(FLUSH_SECONDS, self._end_output)
-        else:
-            self.transport.close()
+
+    def _begin_to_close(self) -> None:
+        self._closed = True
+        self.worker.enter(self, Phase.CLOSING)
+        if self._body_receiver is not None:
+            self._body_receiver.signal_disconnect()
         self._wake()
 
     def _end_output(self) -> None:
-        """Tell the peer that nothing more comes, while what it sends is still read; TLS in asyncio cannot do that."""
+        # Nothing more comes, but what the peer sends is still read: with asyncio's TLS that takes the socket itself.
         if not self.transport.is_closing():
             try:
                 self._sock.shutdown(socket.SHUT_WR)
@@ -222,7 +226,7 @@ class WebhookProtocol(ASGIProtocol):
                 self.transport.abort()
 
     def _wake(self) -> None:
-        """End gunicorn's wait for a next request on this connection, where it would else be cancelled much later."""
+        # gunicorn's wait for a next request would else go on until asgi_disconnect_grace_period cancels it.
         self._request_ready.set()
 
 
@@ -271,7 +275,7 @@ class WebhookWorker(ASGIWorker):
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                sock, _ = listener.accept()
+                sock, peer = listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:  # of the network, or no file is left: nothing to end the server for
@@ -282,13 +286,12 @@ class WebhookWorker(ASGIWorker):
             sock.setblocking(False)
             connection = WebhookProtocol(self, sock)
             self.enter(connection, Phase.HANDSHAKE)
-            connection.handshake = self.loop.create_task(self._shake_hands(connection, sock))
+            connection.handshake = self.loop.create_task(self._shake_hands(connection, sock, peer))
             if self.connections > self.worker_connections:
                 self._shed_one()
 
-    async def _shake_hands(self, connection: WebhookProtocol, sock: socket.socket) -> None:
+    async def _shake_hands(self, connection: WebhookProtocol, sock: socket.socket, peer: object) -> None:
         """Speak TLS from here on, with the certificate of now: open connections keep that of their handshake."""
-        peer = sock.getpeername()
         try:
             await self.loop.connect_accepted_socket(
                 lambda: connection, sock, ssl=self.app.certificate.current(), ssl_shutdown_timeout=LINGER_SECONDS
@@ -301,6 +304,7 @@ class WebhookWorker(ASGIWorker):
             connection.handshake = None
             if connection.transport is None:
                 self.leave(connection)
+                sock.close()
 
     def _shed_one(self) -> None:
         """Close the oldest connection of the phase that has the most.

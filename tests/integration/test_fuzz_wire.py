@@ -33,6 +33,13 @@ def sized(length: int) -> bytes:
     return f"Content-Length: {length}".encode()
 
 
+def upgrade(protocol: bytes) -> bytes:
+    """A request that could be answered in another protocol."""
+    keys = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nHTTP2-Settings: AAMAAABk\r\n"
+    asked = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + protocol + b"\r\n"
+    return b"GET /healthz HTTP/1.1\r\n" + HOST + asked + keys + b"\r\n"
+
+
 CHUNKED = b"Transfer-Encoding: chunked"
 IN_CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(REVIEW), REVIEW)
 
@@ -73,6 +80,8 @@ SHAPES = {
     "CONNECT": (b"CONNECT webhook:443 HTTP/1.1\r\nHost: webhook\r\n\r\n" + SMUGGLED, [HTTPStatus.NOT_FOUND]),
     "a forged script name": (b"GET /healthz HTTP/1.1\r\nSCRIPT_NAME: /x\r\n\r\n" + CLOSING, [200, 200]),
     "an absolute target": (b"GET http://a/healthz HTTP/1.1\r\n" + HOST + b"\r\n" + CLOSING, [404, 200]),
+    "an upgrade to WebSocket": (upgrade(b"websocket") + CLOSING, [BAD, 200]),
+    "an upgrade to HTTP/2": (upgrade(b"h2c") + CLOSING, [200, 200]),
     "a short length": (post(sized(1), body=b"{}") + CLOSING, [BAD, BAD]),
     "reviews in one go": ((post(sized(len(REVIEW)), body=REVIEW) * 3) + CLOSING, [200] * 4),
     "a review in chunks": (post(CHUNKED, body=IN_CHUNKS) + CLOSING, [200, 200]),
