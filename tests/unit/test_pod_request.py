@@ -1,4 +1,4 @@
-"""What a pod is charged, for every way to ask and every shape of pod."""
+"""What a pod is charged, for every way to ask and every shape of pod, and every way to ask that is refused."""
 
 from __future__ import annotations
 

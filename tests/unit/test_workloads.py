@@ -128,21 +128,6 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
         pytest.param("kind: List\nitems: [x]", "no Kubernetes object: it has no kind", id="listed text"),
         pytest.param("kind: List\nitems: 5", "items must be a list", id="items is a number"),
         pytest.param("kind: List\nitems: {a: b}", "items must be a list", id="items is a mapping"),
-        pytest.param(
-            "kind: Rollout\nspec: {template: {spec: {containers: []}}}",
-            "how many pods a Rollout makes is not known here; give its pods instead",
-            id="an unknown kind with a template",
-        ),
-        pytest.param(
-            "kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}",
-            "how many pods a PyTorchJob makes is not known here; give its pods instead",
-            id="an unknown kind with a template further in",
-        ),
-        pytest.param(
-            "kind: RayCluster\nspec: {template: x, workers: [{template: {spec: {containers: []}}}]}",
-            "how many pods a RayCluster makes is not known here; give its pods instead",
-            id="an unknown kind with a template in a list",
-        ),
         pytest.param("kind: Pod\nmetadata: []", "metadata must be a mapping", id="metadata is a list"),
         pytest.param(
             "kind: Pod\nmetadata: {namespace: a/../b}",
@@ -155,30 +140,42 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
         pytest.param("kind: Job\nspec: x", "spec must be a mapping", id="spec is text"),
         pytest.param("kind: Job\nspec: {template: x}", "template must be a mapping", id="template"),
         pytest.param("kind: CronJob\nspec: {jobTemplate: []}", "jobTemplate must be a mapping", id="jobTemplate"),
-        pytest.param(
-            "---\nkind: Job\nspec: {parallelism: -1, template: {spec: {}}}",
-            "-1 is no number of pods from 0 to 10000",
-            id="negative",
-        ),
-        pytest.param(
-            "kind: Deployment\nspec: {replicas: 10001, template: {spec: {}}}",
-            "10001 is no number of pods from 0 to 10000",
-            id="too many",
-        ),
-        pytest.param(
-            "kind: Deployment\nspec: {replicas: true, template: {spec: {}}}",
-            "True is no number of pods from 0 to 10000",
-            id="a truth",
-        ),
-        pytest.param(
-            "kind: Deployment\nspec: {replicas: '3', template: {spec: {}}}",
-            "'3' is no number of pods from 0 to 10000",
-            id="text for a number",
-        ),
     ],
 )
 def test_no_workload(text: str, message: str) -> None:
     assert fault(text) == f"file, document 1: {message}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("kind: Rollout\nspec: {template: {spec: {containers: []}}}", id="a template"),
+        pytest.param(
+            "kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}",
+            id="further in",
+        ),
+        pytest.param(
+            "kind: RayCluster\nspec: {template: x, workers: [{template: {spec: {containers: []}}}]}", id="in a list"
+        ),
+    ],
+)
+def test_an_unknown_kind_that_makes_pods(text: str) -> None:
+    kind = text.split()[1]
+    assert fault(text) == f"file, document 1: how many pods a {kind} makes is not known here; give its pods instead"
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "shown"),
+    [
+        ("Job", "parallelism: -1", "-1"),
+        ("Deployment", "replicas: 10001", "10001"),
+        ("Deployment", "replicas: true", "True"),
+        ("Deployment", "replicas: '3'", "'3'"),
+    ],
+)
+def test_no_number_of_pods(kind: str, count: str, shown: str) -> None:
+    message = f"file, document 1: {shown} is no number of pods from 0 to 10000"
+    assert fault(f"---\nkind: {kind}\nspec: {{{count}, template: {{spec: {{}}}}}}") == message
 
 
 @pytest.mark.parametrize(
@@ -310,19 +307,13 @@ def test_a_quota_file(text: str, tmp_path: Path) -> None:
     assert read_quota(path).namespaces["team-a"].limits == {"M40": Limit(800)}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("kind: ConfigMap", "{path}: the ConfigMap has no key gpu_quota"),
-        ("kind: ConfigMap\ndata: {other: x}", "{path}: the ConfigMap has no key gpu_quota"),
-    ],
-)
-def test_a_config_map_without_a_quota(text: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["kind: ConfigMap", "kind: ConfigMap\ndata: {other: x}"])
+def test_a_config_map_without_a_quota(text: str, tmp_path: Path) -> None:
     path = tmp_path / "quota.yaml"
     path.write_text(text)
     with pytest.raises(BadInput) as caught:
         read_quota(path)
-    assert str(caught.value) == message.format(path=path)
+    assert str(caught.value) == f"{path}: the ConfigMap has no key gpu_quota"
 
 
 @pytest.mark.parametrize("text", ["{", "team-a: {quota: {M40: -8}}", "team-a: {quota: {M40: 2024-13-45}}", "[" * 5000])
