@@ -288,22 +288,22 @@ class _PublishedCards(msgspec.Struct, frozen=True):
     free: FreeCards
 
 
-def free_by_model(figures: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
+def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
     """Return the sums by model over these pools; none named: over all."""
     allowed = frozenset(pools)
     found: dict[str, FreeCards] = {}
-    for (model, pool), free in figures.items():
+    for (model, pool), free in published.items():
         if not allowed or pool in allowed:
             found[model] = found.get(model, FreeCards()) + free
     return found
 
 
-def write_free_cards(figures: FreeCardsByPool) -> str:
-    """Return the figures as they are published, in a fixed order."""
-    rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(figures.items())]
+def write_free_cards(by_pool: FreeCardsByPool) -> str:
+    """Return the free cards as they are published, in a fixed order."""
+    rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(by_pool.items())]
     return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
 
 
 def read_free_cards(text: str) -> FreeCardsByPool:
-    """Return published figures; raises ValueError where they are none."""
+    """Return published free cards; raise ValueError for a text that holds none."""
     return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}
