@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,8 +14,7 @@ import click
 import msgspec
 import structlog
 
-from vcuda import __version__
-from vcuda.cli import FiniteRange
+from vcuda import __version__, cli
 from vcuda.errors import BadInput, QuotaFault
 from vcuda.kube import QuotaPlace
 from vcuda.logs import configure_batched
@@ -28,26 +26,18 @@ from webhook import check as offline
 from webhook.assembly import Cluster, MakeService, Standalone
 from webhook.server import Failure, Settings, WebhookServer
 
-BAD_INPUT = 2
 FAILED = 1
 LAST_PORT = 65535
 T = TypeVar("T")
 
-_option = functools.partial(click.option, show_envvar=True, show_default=True)
 _file = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 _ENVIRONMENT = {"auto_envvar_prefix": "VCUDA"}
 
 
 def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that are the same wherever a model is picked."""
-    labels = NodeLabels()
-    for option in (
-        _option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one."),
-        _option("--pool-label", default=labels.pool, help="Node label that holds a node's pool."),
-        _option("--model-label", default=labels.model, help="Node label that holds a node's GPU model."),
-    ):
-        command = option(command)
-    return command
+    scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one.")
+    return cli.model_label_option(cli.pool_label_option(scheduler_name(command)))
 
 
 def _host_and_port(_context: click.Context, _option: click.Parameter, text: str) -> str:
@@ -57,37 +47,37 @@ def _host_and_port(_context: click.Context, _option: click.Parameter, text: str)
     return text
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings=cli.HELP)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
     """Holds every namespace to its GPU quota, per GPU model, when pods are created."""
 
 
 @main.command(context_settings=_ENVIRONMENT)
-@_option(
+@cli.option(
     "--bind",
     default="0.0.0.0:8443",
     metavar="HOST:PORT",
     callback=_host_and_port,
     help="Where to listen; port 0 takes a free one.",
 )
-@_option("--cert-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of tls.crt and tls.key.")
-@_option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the pod's service account.")
-@_option("--quota-configmap", default="kube-system/gpuquota", metavar="NS/NAME", help="ConfigMap that holds the quota.")
-@_option("--quota-key", default="gpu_quota", help="Its key.")
-@_option("--system-namespace", default="vcuda-quota", help="Namespace of this system, where the ledgers are.")
+@cli.option("--cert-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of tls.crt and tls.key.")
+@cli.kubeconfig_option
+@cli.quota_configmap_option
+@cli.quota_key_option
+@cli.option("--system-namespace", default="vcuda-quota", help="Namespace of this system, where the ledgers are.")
 @_hint_options
-@_option("--drain-seconds", default=5.0, type=FiniteRange(0, 600), help="Work on after readiness has failed.")
-@_option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
-@_option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
-@_option("--quota", type=_file, help="Quota document, or the ConfigMap that holds it; for --standalone.")
-@_option("--nodes", type=_file, help="Nodes, as `kubectl get nodes -o yaml` prints them; for --standalone.")
+@cli.option("--drain-seconds", default=5.0, type=cli.FiniteRange(0, 600), help="Work on after readiness has failed.")
+@cli.log_level_option
+@cli.option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
+@cli.option("--quota", type=_file, help="Quota document, or the ConfigMap that holds it; for --standalone.")
+@cli.option("--nodes", type=_file, help="Nodes, as `kubectl get nodes -o yaml` prints them; for --standalone.")
 def serve(
     *,
     bind: str,
     cert_dir: Path | None,
     kubeconfig: Path | None,
-    quota_configmap: str,
+    quota_configmap: tuple[str, str],
     quota_key: str,
     system_namespace: str,
     scheduler_name: str | None,
@@ -128,7 +118,7 @@ def serve(
     if cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
     failure = Failure()
-    cluster = Cluster(kubeconfig, _place(quota_configmap, quota_key), system_namespace, hints, failure.end)
+    cluster = Cluster(kubeconfig, QuotaPlace(*quota_configmap, quota_key), system_namespace, hints, failure.end)
     _or_exit(cluster.check)
     try:
         _run(Settings(bind, cert_dir, drain_seconds), cluster.make_service)
@@ -139,11 +129,11 @@ def serve(
 
 @main.command(context_settings=_ENVIRONMENT)
 @click.argument("manifests", nargs=-1, required=True, type=_file, metavar="POD.yaml...")
-@_option("--quota", required=True, type=_file, help="Quota document, or the ConfigMap that holds it.")
-@_option("--nodes", type=_file, help="Nodes, as `kubectl get nodes -o yaml` prints them.")
-@_option("-n", "--namespace", default="default", help="Namespace of manifests that name none.")
+@cli.option("--quota", required=True, type=_file, help="Quota document, or the ConfigMap that holds it.")
+@cli.option("--nodes", type=_file, help="Nodes, as `kubectl get nodes -o yaml` prints them.")
+@cli.option("-n", "--namespace", default="default", help="Namespace of manifests that name none.")
 @_hint_options
-@_option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@cli.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def check(
     *,
     manifests: tuple[Path, ...],
@@ -196,15 +186,8 @@ def _or_exit(read: Callable[[], T]) -> T:
         lines = [str(each) for each in fault.faults]
         click.echo("\n".join(["Error: the quota document is malformed:", *(f"  {line}" for line in lines)]), err=True)
     except BadInput as error:
-        click.echo(f"Error: {error}", err=True)
-    sys.exit(BAD_INPUT)
-
-
-def _place(configmap: str, key: str) -> QuotaPlace:
-    namespace, slash, name = configmap.partition("/")
-    if not (namespace and slash and name):
-        raise click.BadParameter(f"{configmap!r} is not NAMESPACE/NAME.", param_hint="--quota-configmap")
-    return QuotaPlace(namespace, name, key)
+        cli.fail(str(error))
+    sys.exit(cli.BAD_INPUT)
 
 
 @contextmanager
