@@ -91,8 +91,6 @@ class WebhookServer(BaseApplication):
             "worker_connections": max_connections(),
             "keepalive": int(KEEP_ALIVE_SECONDS),
             "graceful_timeout": int(self.settings.drain) + 10,
-            "certfile": str(self.settings.certificate / "tls.crt"),
-            "keyfile": str(self.settings.certificate / "tls.key"),
             "forwarded_allow_ips": "",
             "post_worker_init": self._ready,
             "control_socket_disable": True,
@@ -116,7 +114,7 @@ class WebhookServer(BaseApplication):
     def _ready(self, worker: WebhookWorker) -> None:
         """Announce the address when the worker serves it: gunicorn's own ``when_ready`` comes before there is one."""
         if self.service is not None:
-            _export(self.service.metrics, worker)
+            export_connections(self.service.metrics, worker)
         host, port = worker.sockets[0].getsockname()[:2]
         self._announce(f"https://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -130,7 +128,8 @@ def max_connections() -> int:
     return min(MAX_CONNECTIONS, max(hard - OTHER_FILES, 1))
 
 
-def _export(metrics: Metrics, worker: WebhookWorker) -> None:
+def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
+    """Export how the worker's bounds on clients fare."""
     metrics.watch("vcuda_connections", "Connections open.", lambda: worker.connections)
     metrics.count(
         "vcuda_connections_shed", "Connections closed, since the start, to have room for new ones.", lambda: worker.shed

@@ -9,6 +9,7 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from itertools import count
@@ -33,7 +34,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from tests.integration.tls_echo import Echo, echo, echoing
-from tests.processes import PATIENCE, WebhookProcess, serving
+from tests.processes import PATIENCE, WebhookProcess, exchange, serving
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate, serving_files, watch, write_files
 from vcuda.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
@@ -430,6 +431,32 @@ def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
     quota.write_text("team-a: {quota: {M40: 8}}")
     with serving("--standalone", "--quota", quota, "--cert-dir", directory, ca=directory / "ca.crt") as running:
         yield running
+
+
+def presented_by(server: WebhookProcess) -> bytes | None:
+    """The leaf that the webhook shows a new connection, in DER; a request on it is answered."""
+    with closing(server.connect()) as connection:
+        assert exchange(connection, "GET", "/healthz").status == HTTPStatus.OK
+        assert connection.sock is not None
+        leaf: bytes | None = connection.sock.getpeercert(binary_form=True)
+        return leaf
+
+
+def test_the_webhook_takes_a_new_pair_without_a_lost_request_and_never_half_of_one(
+    directory: Path, server: WebhookProcess
+) -> None:
+    new = new_leaf()
+    with closing(server.connect()) as kept:
+        exchange(kept, "GET", "/healthz")
+        used = kept.sock
+        write_as_kubelet(directory, new)
+        while presented_by(server) != der(new):
+            assert exchange(kept, "GET", "/healthz").status == HTTPStatus.OK
+        (directory / "tls.key").write_bytes(new_leaf().key_pem()[:100])
+        while not server.metric("vcuda_serving_certificate_reload_failures_total"):
+            assert presented_by(server) == der(new)
+        assert exchange(kept, "GET", "/healthz").status == HTTPStatus.OK
+        assert kept.sock is used
 
 
 def replace_worker(server: WebhookProcess) -> None:

@@ -25,7 +25,7 @@ from vcuda.tls import ServingCertificate, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.assembly import Cluster
 from webhook.context import ClusterPolicy
-from webhook.server import _export
+from webhook.server import export_connections
 
 _NAME = re.compile(r"vcuda_[a-z0-9_]+")
 _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{name: none, user: {}}],
@@ -81,7 +81,7 @@ def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegi
     cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints())
     with mock.patch.object(ClusterPolicy, "start"):  # there is no cluster to watch
         metrics = cluster.make_service(certificate).metrics
-    _export(metrics, mock.Mock(connections=0, shed=0, overdue=0))
+    export_connections(metrics, mock.Mock(connections=0, shed=0, overdue=0))
     return metrics.registry
 
 
