@@ -204,6 +204,15 @@ class Cluster:
             self.await_object(f"/api/v1/namespaces/{namespace}/serviceaccounts", "default", lambda _: True)
         return namespace
 
+    @contextmanager
+    def fresh_namespace(self, labels: Mapping[str, str] | None = None) -> Iterator[str]:
+        """A namespace with these labels, deleted with its pods afterwards."""
+        name = self.create_namespace(labels=labels)
+        try:
+            yield name
+        finally:
+            self.delete_namespace(name)
+
     def delete_namespace(self, name: str) -> None:
         """Delete ``name`` and its pods at once; what the controller manager then does to it is not awaited."""
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}").ok()

@@ -46,9 +46,8 @@ def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A fresh namespace, deleted with its pods afterwards."""
-    name = cluster.create_namespace()
-    yield name
-    cluster.delete_namespace(name)
+    with cluster.fresh_namespace() as name:
+        yield name
 
 
 @pytest.fixture

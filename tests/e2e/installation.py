@@ -61,29 +61,17 @@ class Installation:
     @contextmanager
     def team(self, entry: Json) -> Iterator[str]:
         """A fresh namespace that is enforced and has this entry in the quota; deleted afterwards."""
-        with self._namespace({SERVED_BY: self.label, ENFORCED: "true"}) as namespace:
+        with self.unlisted_team() as namespace:
             self.quota.limit(**{namespace: entry})
             yield namespace
 
-    @contextmanager
-    def unlisted_team(self) -> Iterator[str]:
+    def unlisted_team(self) -> AbstractContextManager[str]:
         """A fresh namespace that is enforced, as its label says, and has no entry of its own in the quota."""
-        with self._namespace({SERVED_BY: self.label, ENFORCED: "true"}) as namespace:
-            yield namespace
+        return self.cluster.fresh_namespace({SERVED_BY: self.label, ENFORCED: "true"})
 
-    @contextmanager
-    def free_team(self) -> Iterator[str]:
+    def free_team(self) -> AbstractContextManager[str]:
         """A fresh namespace that is neither enforced nor in the quota."""
-        with self._namespace({SERVED_BY: self.label}) as namespace:
-            yield namespace
-
-    @contextmanager
-    def _namespace(self, labels: dict[str, str]) -> Iterator[str]:
-        namespace = self.cluster.create_namespace(labels=labels)
-        try:
-            yield namespace
-        finally:
-            self.cluster.delete_namespace(namespace)
+        return self.cluster.fresh_namespace({SERVED_BY: self.label})
 
     def ledger(self, namespace: str) -> Ledger:
         """The ledger of ``namespace`` as it is stored; an empty one where there is none yet."""

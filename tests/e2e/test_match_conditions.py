@@ -65,17 +65,15 @@ def registered(cluster: Cluster, recorder: Recorder) -> Iterator[None]:
 
 @pytest.fixture
 def watched(cluster: Cluster) -> Iterator[str]:
-    name = cluster.create_namespace(labels={LABEL: "true"})
-    yield name
-    cluster.delete_namespace(name)
+    with cluster.fresh_namespace({LABEL: "true"}) as name:
+        yield name
 
 
 @pytest.fixture
 def apart(cluster: Cluster) -> Iterator[str]:
     """A namespace that a test has its own webhooks asked about."""
-    name = cluster.create_namespace(labels={APART: "true"})
-    yield name
-    cluster.delete_namespace(name)
+    with cluster.fresh_namespace({APART: "true"}) as name:
+        yield name
 
 
 @pytest.fixture(scope="module")
