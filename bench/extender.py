@@ -28,7 +28,7 @@ from controller.extender.publish import ExtenderMetrics
 from controller.extender.service import Listening, create_application, serve, verbs_of
 from controller.extender.strategy import Placement, bin_pack
 from tests.builders import LABELS, container, pod, view
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Json
 from vcuda.allocations.cards import CardRequest, Cards, annotations_for, read_card_request
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.cli import aligned

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Json
 
 REGISTRATION = Path(__file__).parents[1] / "manifests/base/registration.yaml"
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"

@@ -25,7 +25,7 @@ from bench import cpu, load
 from bench.arrangements import Arranged
 from bench.figures import Figures, figures_of
 from bench.plane import GPU_POD, SYSTEM_NAMESPACE, Plane, gpu_pod
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Json
 from vcuda.ledger.ledger import Ledger, read_ledger
 
 CONNECTIONS = 16

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.builders import LABELS, MODEL
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Settings, running_control_plane
-from tests.e2e.rest import Json
 from tests.processes import ControllerProcess
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import Ledger, read_ledger

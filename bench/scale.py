@@ -27,7 +27,7 @@ from bench.plane import (
     write_quota,
 )
 from tests.builders import held_to
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Json
 from vcuda.cli import aligned
 from vcuda.quota.model import Charge
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Json
 
 CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 INDEX = "tencent.com/predicate-gpu-idx-"

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
-from kubernetes.client import ApiClient
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
 
-from tests.e2e.control_plane import ADMIN, ControlPlane
-from tests.e2e.rest import Answer, Json, Rest, api_client, states, write_kubeconfig
+from tests.e2e.control_plane import ADMIN, ControlPlane, write_kubeconfig
 from tests.processes import eventually
+from vcuda.kube import Kube
 
 TIMEOUT = 30.0
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
@@ -352,3 +357,128 @@ def in_effect(rest: Rest, name: str) -> bool:
         return True
     answer.ok()
     return False
+
+
+Json = dict[str, Any]
+
+CONNECT_SECONDS = 5
+REQUEST_SECONDS = 60
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+
+def api_client(server: str, ca_file: Path, token: str) -> ApiClient:
+    """The official client as the bearer of ``token``, with connections enough for many threads; ``close`` it."""
+    configuration = Configuration(host=server, connection_pool_maxsize=64)
+    configuration.ssl_ca_cert = str(ca_file)
+    configuration.proxy = None
+    return ApiClient(configuration, header_name="Authorization", header_value=f"Bearer {token}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server answered: an object or list with status 2xx, else a `Status` object.
+
+    ``warnings``: the texts of the Warning headers, as kubectl prints them.
+    """
+
+    status: int
+    body: Json
+    headers: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        return str(self.body.get("message", "")) if self.body.get("kind") == "Status" else ""
+
+    def ok(self) -> Json:
+        """The body of a success; else ApiException with the status, the `Status` message and its JSON as ``body``."""
+        if HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
+            return self.body
+        raise ApiException(status=self.status, reason=self.message, body=json.dumps(self.body))
+
+
+def warning_text(header: str) -> str:
+    """The text of `299 - "text"`: a quoted-string as in RFC 7230, whose escapes JSON reads the same."""
+    return str(json.loads(header.removeprefix("299 - ")))
+
+
+@dataclass(frozen=True)
+class Rest:
+    """JSON requests as the user of ``api``."""
+
+    api: ApiClient
+
+    def send(
+        self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **query: str
+    ) -> Answer:
+        """One request, whatever its status. Raises urllib3's HTTPError where no answer came."""
+        response = self.api.call_api(
+            method,
+            self._url(path, query),
+            {**self.api.default_headers, "Content-Type": content_type},
+            body=body,
+            _request_timeout=REQUEST_SECONDS,
+        )
+        warnings = tuple(map(warning_text, response.headers.getlist("Warning")))
+        return Answer(response.status, json.loads(response.response.data or b"{}"), response.headers, warnings)
+
+    def get(self, path: str, **query: str) -> Json:
+        return self.send("GET", path, **query).ok()
+
+    def merge_patch(self, path: str, patch: Json) -> Json:
+        """The object after a JSON merge patch; ApiException where it is refused."""
+        return self.send("PATCH", path, patch, content_type=MERGE_PATCH).ok()
+
+    def watch(self, path: str, seconds: float, **query: str) -> Generator[Json]:
+        """Watch events as they come, until the server ends the watch after ``seconds``, rounded up."""
+        whole = int(seconds) + 1
+        query = {**query, "watch": "true", "timeoutSeconds": str(whole)}
+        timeout = (CONNECT_SECONDS, whole + CONNECT_SECONDS)
+        raw = self.api.call_api(
+            "GET", self._url(path, query), self.api.default_headers, _request_timeout=timeout
+        ).response
+        with closing(raw):
+            if raw.status != HTTPStatus.OK:
+                Answer(raw.status, json.loads(raw.data), raw.headers).ok()
+            yield from map(json.loads, raw)
+
+    def _url(self, path: str, query: Mapping[str, str]) -> str:
+        return f"{self.api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) -> Generator[list[Json]]:
+    """The collection after each change, until ``deadline`` of the monotonic clock. A watch that ends is begun anew."""
+    while (left := deadline - time.monotonic()) > 0:
+        listing = rest.get(path, **selectors)
+        objects = {item["metadata"]["uid"]: item for item in listing["items"]}
+        yield list(objects.values())
+        version = listing["metadata"]["resourceVersion"]
+        with closing(rest.watch(path, left, resourceVersion=version, **selectors)) as events:
+            for event in events:
+                if expired(event):
+                    break
+                follow(objects, event)
+                yield list(objects.values())
+
+
+def follow(objects: dict[str, Json], event: Json) -> None:
+    uid = event["object"]["metadata"]["uid"]
+    if event["type"] == "DELETED":
+        objects.pop(uid, None)
+    else:
+        objects[uid] = event["object"]
+
+
+def expired(event: Json) -> bool:
+    """Whether the watch fell out of etcd's history, so that a new LIST is due; RuntimeError for another ERROR."""
+    if event["type"] != "ERROR":
+        return False
+    if event["object"].get("code") == HTTPStatus.GONE:
+        return True
+    raise RuntimeError(f"the watch ended with {event['object']}")
+
+
+def streams_lists(kube: Kube) -> bool:
+    """Whether the API server's feature gate WatchList is on: by default it is in 1.32, and from 1.34 on."""
+    return bool(re.search(rb'kubernetes_feature_enabled\{name="WatchList",stage="\w*"\} 1', kube.get("/metrics")))

@@ -8,9 +8,8 @@ import urllib.request
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.rest import Json
 from tests.processes import eventually
 
 COMPACT_REVISION = "compact_rev_key"

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, administering
+from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.control_plane import ControlPlane, running_control_plane
 from tests.e2e.controller_process import controlling, limited_team
 from tests.e2e.installation import Installation, account_of, installed, named_quota
-from tests.e2e.rest import Json
 from tests.processes import ControllerProcess
 from vcuda.kube import Kube
 

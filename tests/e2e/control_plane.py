@@ -6,6 +6,7 @@ Everything listens on 127.0.0.1, on free ports, and keeps its files in one fresh
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import secrets
@@ -24,7 +25,6 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.e2e.rest import write_kubeconfig
 from tests.processes import free_ports
 
 ADMIN = "admin"
@@ -394,3 +394,17 @@ class Probe:
             return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
         context = ssl.create_default_context(cafile=self.ca_file)
         return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS, context=context)
+
+
+def write_kubeconfig(path: Path, server: str, ca_file: Path, token: str) -> None:
+    """Write a kubeconfig for the bearer of ``token`` at ``server``, whose certificate ``ca_file`` signs."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "e2e", "cluster": {"server": server, "certificate-authority": str(ca_file)}}],
+        "users": [{"name": "bearer", "user": {"token": token}}],
+        "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "bearer"}}],
+        "current-context": "e2e",
+    }
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(document))

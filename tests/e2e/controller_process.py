@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.cluster import TIMEOUT, Cluster
+from tests.e2e.cluster import TIMEOUT, Cluster, Json
 from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation, ledger_path
-from tests.e2e.rest import Json
 from tests.integration.reviews import gpu_pod
 from tests.processes import ControllerProcess
 from vcuda.ledger.ledger import Ledger, read_ledger

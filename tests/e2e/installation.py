@@ -16,8 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.builders import MODEL, POOL
-from tests.e2e.cluster import Cluster, webhook
-from tests.e2e.rest import Answer, Json, Rest
+from tests.e2e.cluster import Answer, Cluster, Json, Rest, webhook
 from tests.match_conditions import base_conditions
 from tests.processes import WebhookProcess, eventually, serving
 from vcuda.ledger.ledger import Ledger, read_ledger

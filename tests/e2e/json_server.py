@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.e2e.cluster import webhook
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Json, webhook
 
 Answer = Callable[[str, Json], Json]
 """The answer to a body that was sent to a path; called in a thread for each connection."""

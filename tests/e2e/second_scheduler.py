@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
+from tests.e2e.cluster import Json
 from tests.e2e.control_plane import Component, ControlPlane, Probe
 from tests.e2e.json_server import answering
-from tests.e2e.rest import Json
 from tests.processes import free_ports
 
 NAME = "vcuda-scheduler"

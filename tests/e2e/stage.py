@@ -19,10 +19,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, await_effect, sentinel, webhook
+from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, Json, Rest, await_effect, sentinel, webhook
 from tests.e2e.conftest import require
 from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, QuotaConfigMap, create_system_namespace
-from tests.e2e.rest import Json, Rest
 from tests.e2e.steady import Creates, connecting, creating, plain
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
 from vcuda.kube.objects import SERVICE_NAME, EndpointSlice, read_addresses

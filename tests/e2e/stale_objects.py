@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from tests.allocated import ASKED, marks
 from tests.builders import vcuda_pod
-from tests.e2e.cluster import Cluster
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Cluster, Json
 from vcuda.requests.schemes import Scheme, is_named
 
 REASON = "StaleAllocationRemoved"

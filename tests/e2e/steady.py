@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from tests.e2e.cluster import Cluster
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Cluster, Json
 from tests.integration.reviews import card_pod
 
 PODS_PER_SECOND = 20

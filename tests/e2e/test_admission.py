@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.builders import MODEL, POOL, held_to, requirement
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_nodes
-from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod
 
 Team = Callable[[Json], str]

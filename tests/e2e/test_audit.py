@@ -13,10 +13,9 @@ from prometheus_client import CollectorRegistry
 from controller.metrics import EvictionMetrics
 from controller.violations import EvictionOutcome, Evictor, Violation, ViolationKind
 from tests.builders import LABELS, MODEL
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.controller_process import await_committed, controlling, limited_team
 from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
-from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
 from vcuda.allocations.stored_pods import read_stored

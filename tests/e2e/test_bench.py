@@ -12,9 +12,8 @@ from bench import cpu, go
 from bench.arrangements import FLASK_PIN, GO_IDLE, GO_PIN, IN_GO, Arranged, arranged
 from bench.plane import Plane, gpu_pod
 from tests.builders import held_to
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import make_certificates
-from tests.e2e.rest import Json
 
 
 @contextmanager

@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Answer, Cluster, Json
 from tests.e2e.installation import REPLICA, installed
-from tests.e2e.rest import Answer, Json
 from tests.integration.reviews import gpu_pod
 
 ONE_CARD = {"tencent.com/vcuda-core": "100"}

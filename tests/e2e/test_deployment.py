@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster, is_bound
+from tests.e2e.cluster import Cluster, Json, is_bound
 from tests.e2e.installation import Installation
-from tests.e2e.rest import Json
 from tests.e2e.workloads import workload
 
 

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 from controller.extender.publish import SERVICE, Advertiser
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE, create_system_namespace
-from tests.e2e.rest import Json
 from tests.e2e.stage import SLICES
 from vcuda.kube import Kube
 

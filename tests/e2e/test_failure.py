@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import Installation, await_ready, installed, ledger_path, registered, running, started_again
 from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
-from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod, pinned, review_of, with_uid
 
 Team = Callable[[Json], str]

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.controller_process import await_committed, controlling
 from tests.e2e.installation import Installation
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
-from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod
 
 TAKEN = 2

@@ -12,7 +12,7 @@ import pytest
 from kubernetes.client import CoreV1Api
 from kubernetes.client.exceptions import ApiException
 
-from tests.e2e.cluster import Cluster, await_effect, webhook
+from tests.e2e.cluster import Cluster, Json, await_effect, warning_text, webhook
 from tests.e2e.control_plane import (
     ControlPlane,
     NoControlPlane,
@@ -22,7 +22,6 @@ from tests.e2e.control_plane import (
     prepare,
     running_control_plane,
 )
-from tests.e2e.rest import Json, warning_text
 from tests.e2e.workloads import workload
 
 

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from controller.publisher import is_without_home
-from tests.e2e.cluster import Cluster
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Cluster, Json
 from vcuda.errors import ApiError, Conflict, Gone, NotFound
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, Page
 

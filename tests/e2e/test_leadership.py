@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.manager import Leader
 from controller.settler import SettleTiming
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.controller_process import (
     LEASE,
@@ -31,7 +31,6 @@ from tests.e2e.controller_process import (
     two_candidates,
 )
 from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
-from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 from vcuda.errors import ApiError, Unavailable

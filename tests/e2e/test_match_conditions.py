@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.builders import container, pod
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import make_certificates
 from tests.e2e.json_server import answering, ca_bundle, reviewed
-from tests.e2e.rest import Json
 from tests.e2e.workloads import workload
 from tests.match_conditions import ASKING, ORDINARY, PLAIN, RUNTIME_CLASS
 from tests.rendered import BASE, rendered, webhooks

@@ -15,10 +15,9 @@ import msgspec
 import pytest
 import structlog
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, streams_lists
 from tests.e2e.compaction import expire, token_of
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.rest import streams_lists
 from tests.integration.rounds import running
 from vcuda.errors import ApiError, Conflict, NotFound, Unavailable
 from vcuda.kube import MERGE_PATCH, Kube, Params, Reflector, Stream

@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from certs.cluster import dial
 from certs.parsing import read_certificates
 from certs.state import fingerprint
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE
-from tests.e2e.rest import Json
 from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, staged, utc_now
 from tests.e2e.steady import shake
 from tests.processes import eventually

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster, webhook
+from tests.e2e.cluster import Cluster, Json, webhook
 from tests.e2e.controller_process import (
     PROMPTLY,
     await_committed,
@@ -19,7 +19,6 @@ from tests.e2e.controller_process import (
     await_unpublished,
 )
 from tests.e2e.installation import Installation, ledger_path
-from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 

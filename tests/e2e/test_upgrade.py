@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import held_to
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.controller_process import await_committed, controlling
 from tests.e2e.installation import (
     ENFORCED,
@@ -21,7 +21,6 @@ from tests.e2e.installation import (
     installed,
     ledger_path,
 )
-from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod, gpu_pod
 from vcuda.ledger.ledger import FORMAT, read_ledger
 

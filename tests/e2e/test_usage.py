@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.controller_process import (
     USAGE,
     await_committed,
@@ -26,7 +26,6 @@ from tests.e2e.controller_process import (
     limited_team,
 )
 from tests.e2e.installation import Installation
-from tests.e2e.rest import Json
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.integration.scripted import write_kubeconfig

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Component
-from tests.e2e.rest import Json
 from tests.integration.reviews import card_pod
 
 RETRIED = "quota.vcuda.io/retried-at"

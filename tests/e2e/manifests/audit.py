@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.e2e.cluster import Cluster
-from tests.e2e.rest import Json
+from tests.e2e.cluster import Cluster, Json
 from tests.processes import eventually
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import yaml
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Component
 from tests.e2e.controller_process import LEASES, drop_lease
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.manifests.balancer import Balancer, balancing
-from tests.e2e.rest import Json
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.second_scheduler import config_file, scheduling
 from tests.e2e.stage import CORE, SLICES, own_address

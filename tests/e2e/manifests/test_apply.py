@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.manifests.system import apply
-from tests.e2e.rest import Json
 from tests.rendered import BASE, EVERY, SYSTEM_NAMESPACE, label, rendered
 
 OTHERS = ("cert-manager.io", "monitoring.coreos.com")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, streams_lists
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.manifests import scenes
 from tests.e2e.manifests.audit import (
@@ -23,7 +23,6 @@ from tests.e2e.manifests.audit import (
     spare,
 )
 from tests.e2e.manifests.system import NODE, System, applied, user_of
-from tests.e2e.rest import streams_lists
 from tests.rendered import BASE, ours, rendered
 from vcuda.kube import Kube
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 import yaml
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.conftest import require
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.manifests import scenes
 from tests.e2e.manifests.audit import Asked, AuditLog, Permission, bindings, check_refused_without, permissions, spare
 from tests.e2e.manifests.system import NODE, System, applied
-from tests.e2e.rest import Json
 from tests.e2e.stage import own_address
 from tests.processes import free_ports
 from tests.rendered import BASE, MANIFESTS, rendered

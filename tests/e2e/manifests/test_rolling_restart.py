@@ -15,11 +15,10 @@ from http import HTTPStatus
 import pytest
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.controller_process import await_enforced
 from tests.e2e.installation import QuotaConfigMap
 from tests.e2e.manifests.system import NODE, System, applied, port_of
-from tests.e2e.rest import Json
 from tests.e2e.steady import creating
 from tests.integration.reviews import gpu_pod
 from tests.processes import WebhookProcess, eventually
