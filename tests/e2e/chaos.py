@@ -24,8 +24,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Answer, Json, Rest, states
-from tests.e2e.controller_process import flags_of
-from tests.e2e.installation import REPLICA, Installation
+from tests.e2e.installation import REPLICA, Installation, flags_of
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, ControllerProcess, WebhookProcess

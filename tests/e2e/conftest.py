@@ -11,8 +11,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.control_plane import ControlPlane, running_control_plane
-from tests.e2e.controller_process import controlling, limited_team
-from tests.e2e.installation import Installation, account_of, installed, named_quota
+from tests.e2e.installation import Installation, account_of, controlling, installed, limited_team, named_quota
 from tests.processes import ControllerProcess
 from vcuda.kube import Kube
 

@@ -6,8 +6,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import controlling, two_candidates
-from tests.e2e.installation import Installation
+from tests.e2e.installation import Installation, controlling, two_candidates
 from tests.e2e.stale_objects import REASON, Allocated, is_allocated
 from vcuda.requests.schemes import SCHEMES
 

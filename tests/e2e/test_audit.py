@@ -14,8 +14,7 @@ from controller.metrics import EvictionMetrics
 from controller.violations import EvictionOutcome, Evictor, Violation, ViolationKind
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import await_committed, controlling, limited_team
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, await_committed, controlling, limited_team
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
 from vcuda.allocations.stored_pods import read_stored

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import PROMPTLY, STORABLE, await_committed, controlling, pass_by
-from tests.e2e.installation import Installation, ledger_path
+from tests.e2e.installation import PROMPTLY, STORABLE, Installation, await_committed, controlling, ledger_path, pass_by
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 from vcuda.ledger.ledger import Ledger, write_ledger

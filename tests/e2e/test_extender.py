@@ -21,8 +21,7 @@ from tests.builders import MODEL, POOL, container, pod
 from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken, wanted
 from tests.e2e.cluster import Cluster, Json, is_bound
 from tests.e2e.control_plane import Component, ControlPlane
-from tests.e2e.controller_process import candidate, controlling, drop_lease
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, may
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, candidate, controlling, drop_lease, may
 from tests.e2e.second_scheduler import COMPONENT, NAME, config_file, scheduling
 from tests.e2e.stage import SLICES
 from tests.processes import free_ports

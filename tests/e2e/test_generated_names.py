@@ -9,8 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import await_committed, controlling
-from tests.e2e.installation import Installation
+from tests.e2e.installation import Installation, await_committed, controlling
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.integration.reviews import card_pod, gpu_pod
 

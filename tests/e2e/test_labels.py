@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import await_enforced, limited_team
-from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation
+from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation, await_enforced, limited_team
 
 pytestmark = pytest.mark.usefixtures("controller")
 

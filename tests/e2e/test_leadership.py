@@ -15,11 +15,13 @@ from controller.manager import Leader
 from controller.settler import SettleTiming
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.controller_process import (
+from tests.e2e.installation import (
     LEASE,
     LEASES,
     PROMPTLY,
+    SYSTEM_NAMESPACE,
     USAGE,
+    Installation,
     await_committed,
     await_published,
     await_unpublished,
@@ -30,7 +32,6 @@ from tests.e2e.controller_process import (
     limited_team,
     two_candidates,
 )
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 from vcuda.errors import ApiError, Unavailable

@@ -12,8 +12,7 @@ import pytest
 
 from tests.builders import MODEL, container, held_to, pod, required, requirement, sidecar, term
 from tests.e2e.cluster import Answer, Cluster, Json
-from tests.e2e.controller_process import await_committed, pass_by
-from tests.e2e.installation import Installation
+from tests.e2e.installation import Installation, await_committed, pass_by
 from tests.integration.reviews import card_pod, gpu_pod
 
 CARD = "tencent.com/vcuda-core"

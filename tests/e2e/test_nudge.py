@@ -15,8 +15,7 @@ from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.conftest import require
 from tests.e2e.control_plane import Component, ControlPlane
-from tests.e2e.controller_process import await_committed, limited_team
-from tests.e2e.installation import Installation
+from tests.e2e.installation import Installation, await_committed, limited_team
 from tests.e2e.workloads import was_nudged, workload
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, WebhookProcess

@@ -9,16 +9,17 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, webhook
-from tests.e2e.controller_process import (
+from tests.e2e.installation import (
     PROMPTLY,
+    Installation,
     await_committed,
     await_enforced,
     await_ledger,
     await_ledger_gone,
     await_published,
     await_unpublished,
+    ledger_path,
 )
-from tests.e2e.installation import Installation, ledger_path
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 

@@ -11,8 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.browser import Tab, browsing, tab
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import candidate, controlling, limited_team
-from tests.e2e.installation import Installation
+from tests.e2e.installation import Installation, candidate, controlling, limited_team
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import ControllerProcess

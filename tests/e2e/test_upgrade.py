@@ -11,12 +11,13 @@ import pytest
 
 from tests.builders import held_to
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import await_committed, controlling
 from tests.e2e.installation import (
     ENFORCED,
     SERVED_BY,
     SYSTEM_NAMESPACE,
     Installation,
+    await_committed,
+    controlling,
     create_system_namespace,
     installed,
     ledger_path,

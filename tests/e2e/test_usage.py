@@ -17,15 +17,15 @@ import yaml
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import (
+from tests.e2e.installation import (
     USAGE,
+    Installation,
     await_committed,
     await_enforced,
     await_published,
     await_unpublished,
     limited_team,
 )
-from tests.e2e.installation import Installation
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.integration.scripted import write_kubeconfig

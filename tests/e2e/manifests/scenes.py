@@ -12,8 +12,15 @@ from controller.certificates import REASON
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.controller_process import await_enforced, await_published, await_unpublished
-from tests.e2e.installation import SYSTEM_NAMESPACE, QuotaConfigMap, ledger_path, make_certificates
+from tests.e2e.installation import (
+    SYSTEM_NAMESPACE,
+    QuotaConfigMap,
+    await_enforced,
+    await_published,
+    await_unpublished,
+    ledger_path,
+    make_certificates,
+)
 from tests.e2e.json_server import tls
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.second_scheduler import NAME as SCHEDULER

@@ -17,8 +17,7 @@ import yaml
 
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Component
-from tests.e2e.controller_process import LEASES, drop_lease
-from tests.e2e.installation import SYSTEM_NAMESPACE
+from tests.e2e.installation import LEASES, SYSTEM_NAMESPACE, drop_lease
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.second_scheduler import config_file, scheduling

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.controller_process import await_enforced
-from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, ledger_path
 from tests.e2e.manifests.system import System, applied, kubectl_k
 from tests.integration.reviews import card_pod
 from tests.kubectl import kubectl

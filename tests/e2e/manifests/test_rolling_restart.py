@@ -16,8 +16,7 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import await_enforced
-from tests.e2e.installation import QuotaConfigMap
+from tests.e2e.installation import QuotaConfigMap, await_enforced
 from tests.e2e.manifests.system import NODE, System, applied, port_of
 from tests.e2e.steady import creating
 from tests.integration.reviews import gpu_pod

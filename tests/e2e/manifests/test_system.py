@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.controller_process import await_enforced
-from tests.e2e.installation import SYSTEM_NAMESPACE
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced
 from tests.e2e.manifests.audit import AuditLog
 from tests.e2e.manifests.system import NODE, System, applied, apply, user_of
 from tests.integration.reviews import card_pod, gpu_pod
