@@ -122,10 +122,8 @@ class ClusterStore:
     def _configurations(
         self, listed: dict[str, list[Json]], tool: str
     ) -> tuple[tuple[Configuration, ...], tuple[str, ...], tuple[Problem, ...]]:
-        """Return those that are ours, what is left alone, and those that another tool looks after than the Secret.
-
-        All are listed, whatever their labels: one that has lost ours would be cut off when the CA changes.
-        """
+        """Return those that are ours, what is left alone, and those that another tool looks after than the Secret."""
+        # All are listed, whatever their labels: one that has lost ours would be cut off when the CA changes.
         ours: list[Configuration] = []
         left: list[str] = []
         mixed: list[Problem] = []

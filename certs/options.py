@@ -25,7 +25,7 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 SHORTEST_LIFE = timedelta(minutes=1)
-LONGEST = timedelta(days=36500)
+LONGEST = timedelta(days=36500)  # a date beyond year 9999 cannot be put into a certificate, or counted with
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")

@@ -39,6 +39,8 @@ TRUSTED = "quota.vcuda.io/ca-trusted-since"
 SERVED = "quota.vcuda.io/ca-served-since"
 TLS_TYPE = "kubernetes.io/tls"
 
+# By the annotations that their controllers act on: cert-manager's cainjector and OpenShift's service-ca would each undo
+# what we write, and we what they do.
 _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
 
@@ -58,10 +60,8 @@ class UnusablePair(ValueError):
 
 
 def read_certificates(text: bytes) -> tuple[Certificates, bool]:
-    """Return the certificates in a bundle, each once, and whether that is all there is in it.
-
-    What is no certificate is passed over, as Go's AppendCertsFromPEM does.
-    """
+    """Return the certificates in a bundle, each once, and whether that is all there is in it."""
+    # What is no certificate is passed over, as Go's AppendCertsFromPEM does, by which the API server reads a caBundle.
     found: dict[x509.Certificate, None] = {}
     whole = not _BLOCK.sub(b"", text).strip()
     for block in _BLOCK.findall(text):
@@ -178,14 +178,13 @@ def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> P
 
 
 def read_authorities(secret: Json) -> Authorities:
-    """Return what the CA Secret holds. Certificates whose key is lost count as retired: leaves of theirs may be served.
-
-    A certificate in two places is counted once, where it can do most.
-    """
+    """Return what the CA Secret holds."""
     data = _data(secret)
     current, fault = _authority(data, "ca")
     next_ca, another = _authority(data, "next")
     listed, whole = read_certificates(data.get("retired.crt", b""))
+    # Certificates whose key is lost count as retired: leaves of theirs may be served. One in two places is counted
+    # once, where it can do most.
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
     signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))

@@ -1,4 +1,4 @@
-"""What is true of a state: which certificates are due, whether calls can succeed, who still serves what."""
+"""Decides the next step of a rotation from what is true of a state. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ from vcuda.x509 import Signed
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
-    """Why it is to be replaced; empty where it is not.
-
-    An ``issued_before`` of the future counts for nothing: what is made now would be replaced again and again.
-    """
+    """Why it is to be replaced; empty where it is not."""
     if not is_valid(certificate, now):
         return f"is valid from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
+    # One of the future counts for nothing: what is made now would be replaced again and again.
     if policy.issued_before and issued(certificate) < policy.issued_before <= now:
         return f"was issued before {shown(policy.issued_before)}"
     if in_look_ahead(certificate, now):
@@ -62,11 +60,9 @@ def published(state: State, authority: Signed | None) -> bool:
 
 
 def would_break(state: State, authority: Signed | None, now: datetime) -> bool:
-    """Whether calls that succeed now would fail if ``authority`` signed: of a configuration that may not be written.
-
-    That is one which trusts what is served, or is about to be, and not the authority. What cannot be asked may show
-    what it trusts.
-    """
+    """Whether calls that succeed now would fail if ``authority`` signed, of a configuration that is read-only."""
+    # That is one which trusts what is served, or is about to be, and not the authority. An endpoint that cannot be asked
+    # may show what it trusts.
     if authority is None:
         return False
     leaf = state.serving.leaf
@@ -108,15 +104,14 @@ def current_signs(state: State, now: datetime) -> bool:
 
 
 def noted_since(state: State, now: datetime, *, served: bool) -> datetime | None:
-    """Since when the current authority is served everywhere, or the next one trusted everywhere, as was written down.
-
-    A time in the future was written by a clock that went wrong: it says nothing.
-    """
+    """Since when the current authority is served everywhere, or the next one trusted everywhere, by the Secret."""
     there = state.authorities
-    mark, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
-    if mark is None or authority is None or mark.fingerprint != fingerprint(authority.certificate) or mark.since > now:
+    seen, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
+    # What is noted of another authority is of the rotation before. A time in the future was written by a clock that
+    # went wrong: it says nothing.
+    if seen is None or authority is None or seen.fingerprint != fingerprint(authority.certificate) or seen.since > now:
         return None
-    return mark.since
+    return seen.since
 
 
 def shown(moment: datetime) -> str:
@@ -134,6 +129,8 @@ _MOMENT = "the API servers are given a moment to read the caBundles"
 
 def plan(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
     """Return what comes next: of these, the first that applies. Their order is the order of the steps."""
+    # Nothing is written before a person has seen to these: a wrong clock, or a Secret of somebody else's, would make
+    # every step below a mistake.
     if state.problems:
         return steps.StepRefused(state.problems)
     if state.tool:

@@ -28,6 +28,7 @@ from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
+# A report watches nothing, so it takes what is written down at its word: else every one would say "wait".
 _FOREVER = SeenFor(*[timedelta(days=36500)] * 3)
 
 

@@ -153,10 +153,8 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return authorities of ours in caBundles that the CA Secret does not know: it was restored, or a part of it lost.
-
-    They go as retired ones do, and are put into no other caBundle: their name alone does not make them trusted.
-    """
+    """Return authorities of ours in caBundles that the CA Secret does not know: it was restored, or partly lost."""
+    # They go as retired ones do, and are put into no other caBundle: their name alone does not make them trusted.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))
 
@@ -177,7 +175,8 @@ def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
 
 
 def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
-    """Whether less than a third of its life is left, as cert-manager counts: renewed while there is time to fail."""
+    """Whether less than a third of its life is left: renewed while there is time to fail."""
+    # As cert-manager counts, so that whoever knows the one expects the other.
     life = certificate.not_valid_after_utc - issued(certificate)
     return certificate.not_valid_after_utc - now < life / 3
 
@@ -199,10 +198,9 @@ def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, no
 
 
 def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: datetime) -> bool:
-    """Whether a client that goes by ``bundle`` may accept ``leaf`` by an intermediate CA that is served along with it.
-
-    None of what is served but the leaf is read here. Authorities of ours sign no others.
-    """
+    """Whether a client that goes by ``bundle`` may accept ``leaf`` by an intermediate CA that is served with it."""
+    # Of what is served only the leaf is read here, so that can be told of nobody else's. Authorities of ours sign no
+    # others (path length 0).
     if is_signed_by_ours(leaf) or not is_valid(leaf, now):
         return False
     roots = [authority for authority in bundle if is_valid(authority, now) and not is_ours(authority)]
