@@ -172,7 +172,9 @@ def store_of(where: Mapping[str, Any]) -> ClusterStore:
     refs = ObjectRefs(
         where["namespace"], where["service"], where["ca_secret"], where["serving_secret"], frozenset(endpoints)
     )
-    kube = Kube.connect(where["kubeconfig"], version_check=VersionCheck(_warn))
+    kube = Kube.connect(
+        where["kubeconfig"], version_check=VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
+    )
     return ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints)
 
 
@@ -188,7 +190,3 @@ def policy_of(where: Mapping[str, Any], **times: Any) -> RotationPolicy:
     )
     names = service_names(service, namespace) + Names(where["dns"], where["ip"])
     return RotationPolicy(names, registered=not where["unregistered"], commands=commands, **times)
-
-
-def _warn(message: str) -> None:
-    click.echo(f"Warning: {message}", err=True)

@@ -61,7 +61,7 @@ def published(state: State, authority: Signed | None) -> bool:
 
 def would_break(state: State, authority: Signed | None, now: datetime) -> bool:
     """Whether calls that succeed now would fail if ``authority`` signed, of a configuration that is read-only."""
-    # That is one which trusts what is served, or is about to be, and not the authority. An endpoint that cannot be asked
+    # That is one which trusts what is served, or is about to be, and not the authority. One that cannot be asked
     # may show what it trusts.
     if authority is None:
         return False

@@ -70,7 +70,7 @@ class Report:
 def report_on(state: State, refs: ObjectRefs, now: datetime, policy: RotationPolicy, rotate: str) -> Report:
     """Return the report. ``rotate`` is the command that rotates now, for what should have been done by a rotation."""
     decision = plan(state, now, policy, _FOREVER)
-    calls = tuple(_calls(state, now))
+    calls = tuple(_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
     failing = [call for call in calls if call.trusted is False]
     if isinstance(decision, StepRefused):
         problems = decision.problems
@@ -171,10 +171,6 @@ def _grouped(pairs: Iterable[tuple[Certificates, str]]) -> dict[Certificates, li
     for bundle, name in pairs:
         grouped.setdefault(bundle, []).append(name)
     return grouped
-
-
-def _calls(state: State, now: datetime) -> Iterator[WebhookCall]:
-    return (_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
 
 
 def _call(hook: Hook, endpoint: DialledEndpoint, now: datetime) -> WebhookCall:

@@ -156,7 +156,9 @@ class Rotation:
                 if isinstance(decision, steps.Done | steps.StepRefused):
                     return _ended(decision, state)
                 if isinstance(decision, steps.Wait):
-                    last = self._announce(decision, last)
+                    if decision.reason != last:
+                        self.told(decision)
+                    last = decision.reason
                     if not self._wait(decision, deadline):
                         return _ended(decision, state)
                 else:
@@ -190,11 +192,6 @@ class Rotation:
                 f"{step.configuration} may not be written: {explained(error)}", self.policy.commands.allow
             )
             observations.forbidden[step.configuration] = problem
-
-    def _announce(self, decision: steps.Wait, last: str) -> str:
-        if decision.reason != last:
-            self.told(decision)
-        return decision.reason
 
     def _wait(self, decision: steps.Wait, deadline: float) -> bool:
         left = deadline - self.clock.monotonic()
