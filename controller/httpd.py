@@ -138,7 +138,7 @@ class Server(cheroot.wsgi.Server):
                 self.requests.put(conn)
             except queue.Full:
                 conn.refuse()
-        elif len(self.open) <= self.max_connections:
+        elif self.ready and len(self.open) <= self.max_connections:
             self.put_conn(conn)
             # The selector closes what was not used for `timeout`, which may be minutes for one that is kept.
             conn.last_used -= self.timeout - self.request_seconds

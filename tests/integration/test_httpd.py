@@ -24,6 +24,7 @@ from controller.extender.service import serve as serve_extender
 from controller.httpd import MAX_HEAD_BYTES, Server, serve_status
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
+from controller.ui.leading import UsagePage
 from controller.ui.page import Views
 from tests.api_double import ApiDouble
 from tests.e2e.installation import make_certificates
@@ -47,6 +48,19 @@ def hello(_: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
     """Answer everything."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "5")])
     return [b"hello"]
+
+
+class Held:
+    """An application that answers once it may."""
+
+    def __init__(self) -> None:
+        self.going = threading.Event()
+        self.entered = threading.Semaphore(0)
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        self.entered.release()
+        assert self.going.wait(20)
+        return hello(environ, start_response)
 
 
 @pytest.fixture
@@ -157,20 +171,13 @@ def test_a_reader_who_does_not_read_is_hung_up_on(running: Serve) -> None:
     """The thread is free again."""
     closed = threading.Event()
 
-    class Endless:
-        """A body that never ends, and tells when it is closed."""
-
-        def __iter__(self) -> Iterator[bytes]:
+    def endless(_: dict[str, Any], start_response: StartResponse) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        try:
             while True:
                 yield b"x" * 2**20
-
-        def close(self) -> None:
-            """Tell."""
+        finally:
             closed.set()
-
-    def endless(_: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return Endless()
 
     with connected(running(endless, threads=1)) as lazy:
         lazy.sendall(GET)
@@ -179,20 +186,13 @@ def test_a_reader_who_does_not_read_is_hung_up_on(running: Serve) -> None:
 
 def test_one_connection_too_many_is_told_to_come_again_and_costs_no_thread(running: Serve) -> None:
     """Two are served, two more wait for a thread."""
-    going = threading.Event()
-    entered = threading.Semaphore(0)
-
-    def held(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        entered.release()
-        assert going.wait(20)
-        return hello(environ, start_response)
-
+    held = Held()
     server = running(held, threads=2, seconds=20)
     with ExitStack() as stack:
         served = [stack.enter_context(connected(server)) for _ in range(4)]
         for connection in served[:2]:
             connection.sendall(GET)
-            assert entered.acquire(timeout=20)
+            assert held.entered.acquire(timeout=20)
         threads = threading.active_count()
         for connection in served[2:]:
             connection.sendall(GET)
@@ -202,7 +202,7 @@ def test_one_connection_too_many_is_told_to_come_again_and_costs_no_thread(runni
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"\r\nRetry-After: 5\r\n" in answer
         assert threading.active_count() <= threads
-        going.set()
+        held.going.set()
         assert all(said(connection).endswith(b"hello") for connection in served)
     assert ask(server).endswith(b"hello")
 
@@ -253,21 +253,15 @@ def test_the_process_s_environment_is_not_the_application_s(running: Serve) -> N
 
 
 def test_a_stop_hangs_up_in_the_middle_of_an_answer(running: Serve) -> None:
-    going, entered = threading.Event(), threading.Event()
-
-    def held(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        entered.set()
-        assert going.wait(20)
-        return hello(environ, start_response)
-
+    held = Held()
     server = running(held, seconds=20)
     server.shutdown_timeout = 1
     with connected(server) as served, connected(server) as silent:
         served.sendall(GET)
-        assert entered.wait(20)
+        assert held.entered.acquire(timeout=20)
         server.stop()
         assert (said(served), said(silent)) == (b"", b"")
-        going.set()
+        held.going.set()
 
 
 # The status of the controller and of the node agent
@@ -316,6 +310,20 @@ def status_of_listening(server: Server, version: str) -> bytes:
     with connected(server) as listener, listener.makefile("rb") as stream:
         listener.sendall(f"GET /updates?since={version} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         return stream.readline()
+
+
+def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
+    ready = [False]
+    page = UsagePage(lambda: "pod-7")
+    assert page.standing().reason == "This controller stands by: pod-7 leads."
+    page.show(Sample().source(), lambda: ready[0])
+    assert page.standing().feed is None
+    assert "is reading the cluster" in page.standing().reason
+    ready[0] = True
+    feed = page.standing().feed
+    assert feed is not None
+    page.close()
+    assert page.standing().feed is None
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"])

@@ -13,7 +13,7 @@ import pytest
 from controller.ui.feed import MAX_KEPT_CHANGES, Feed, Listener, TooManyListeners
 from controller.ui.model import PodRow
 from controller.ui.page import Views
-from controller.ui.snapshot import ModelCards, RefusedWorkload
+from controller.ui.snapshot import ModelCards, Picture, RefusedWorkload
 from tests.usage_samples import NOW, Sample, ago, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)
@@ -29,7 +29,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def pass_by(self, seconds: float = 1.0) -> None:
+    def pass_by(self, seconds: float) -> None:
         """Let them pass."""
         self.now += seconds
 
@@ -87,6 +87,12 @@ def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Itera
     return listener, stream
 
 
+def look(feed: Feed, clock: Clock) -> Picture:
+    """The picture a second later."""
+    clock.pass_by(1)
+    return feed.picture()
+
+
 def changes(text: bytes) -> list[dict[str, Any]]:
     """The changes in a part of a stream."""
     lines = text.decode().splitlines()
@@ -107,16 +113,14 @@ def test_a_picture_stands_for_a_second(feed: Feed, sample: Sample, clock: Clock)
 def test_where_nothing_changes_the_version_stays(feed: Feed, sample: Sample, clock: Clock) -> None:
     first = feed.picture()
     use_cards(sample, 0)
-    clock.pass_by()
-    assert feed.picture() is first
+    assert look(feed, clock) is first
 
 
 def test_a_listener_hears_only_of_the_rows_that_changed(feed: Feed, sample: Sample, clock: Clock) -> None:
     before = feed.picture()
     _, stream = listen(feed, before.version)
     use_cards(sample, 3)
-    clock.pass_by()
-    after = feed.picture()
+    after = look(feed, clock)
     [change] = changes(next(stream))
     assert list(change["rows"]) == ["team-a"]
     assert "<b>3</b> of 8" in change["rows"]["team-a"]
@@ -129,8 +133,7 @@ def test_changes_within_a_second_come_as_one(feed: Feed, sample: Sample, clock: 
     for cards in range(1, 6):
         use_cards(sample, cards)
         feed.picture()
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     [change] = changes(next(stream))
     assert "<b>5</b> of 8" in change["rows"]["team-a"]
 
@@ -138,18 +141,15 @@ def test_changes_within_a_second_come_as_one(feed: Feed, sample: Sample, clock: 
 def test_parts_come_when_what_they_show_changed(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     sample.refusals = (REFUSAL,)
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     [change] = changes(next(stream))
     assert (list(change["parts"]), change["rows"], change["refused"]) == (["refusals"], {}, ["team-b"])
     sample.refusals = (msgspec.structs.replace(REFUSAL, namespace="team-a"), REFUSAL)
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     [change] = changes(next(stream))
     assert change["refused"] == ["team-a"], "the other one was told before"
     sample.cluster = (ModelCards("M40", 17, 0, 16),)
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     [change] = changes(next(stream))
     assert list(change["parts"]) == ["summary", "cluster", "free"]
 
@@ -157,16 +157,14 @@ def test_parts_come_when_what_they_show_changed(feed: Feed, sample: Sample, cloc
 def test_a_namespace_that_comes_or_goes_has_the_page_loaded_again(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     sample.report(namespace_use("team-c", model_use("M40", 1)))
-    clock.pass_by()
-    version = feed.picture().version
+    version = look(feed, clock).version
     assert next(stream) == f"id: {version}\nevent: reset\ndata: {version}\n\n".encode()
 
 
 def test_a_model_that_comes_has_the_page_loaded_again(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     sample.cluster = (*sample.cluster, ModelCards("P100", 2, 0, 0))
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     assert b"event: reset" in next(stream)
 
 
@@ -174,11 +172,9 @@ def test_pods_that_move_touch_the_namespace_of_those_who_look_at_it(feed: Feed, 
     """Its figures are the same: a pod was bound to a node."""
     version = feed.picture().version
     _, looker = listen(feed, version, "team-a")
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     sample.pods["team-a"] = (PodRow("p", "M40", 100, 0, "gpu-1", ago(hours=1)),)
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     [change] = changes(next(looker))
     assert (change["touched"], change["rows"]) == (["team-a"], {})
 
@@ -188,8 +184,7 @@ def test_only_pods_of_namespaces_that_somebody_looks_at_are_asked_for(feed: Feed
     version = feed.picture().version
     for namespace in ("", "team-b"):
         listen(feed, version, namespace)
-        clock.pass_by()
-        feed.picture()
+        look(feed, clock)
     assert asked.names == ["team-b"]
 
 
@@ -197,8 +192,7 @@ def test_a_listener_that_is_late_hears_everything_it_missed_at_once(feed: Feed, 
     _, stream = listen(feed, feed.picture().version)
     for cards in (1, 2, 3):
         use_cards(sample, cards)
-        clock.pass_by()
-        feed.picture()
+        look(feed, clock)
     assert [f"<b>{cards}</b>" in each["rows"]["team-a"] for cards, each in enumerate(changes(next(stream)), 1)] == [
         True,
         True,
@@ -210,8 +204,7 @@ def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sa
     _, stream = listen(feed, feed.picture().version)
     for number in range(MAX_KEPT_CHANGES + 1):
         use_cards(sample, 1 + number % 2)
-        clock.pass_by()
-        feed.picture()
+        look(feed, clock)
     assert b"event: reset" in next(stream)
 
 
@@ -267,8 +260,7 @@ def test_a_message_is_one_line_whatever_is_in_it(feed: Feed, sample: Sample, clo
     sample.refusals = (
         RefusedWorkload("team-a", "Job", "x", "a\n\nevent: reset\ndata: forged\r\n\r\n", ago(seconds=1)),
     )
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     text = next(stream)
     assert text.count(b"\n\n") == 1
     assert b"\r" not in text
@@ -279,7 +271,6 @@ def test_a_message_is_one_line_whatever_is_in_it(feed: Feed, sample: Sample, clo
 def test_a_row_that_is_used_up_changes_the_summary(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     use_cards(sample, 8)
-    clock.pass_by()
-    feed.picture()
+    look(feed, clock)
     [change] = changes(next(stream))
     assert "<b>1</b> of them has used up a model" in change["parts"]["summary"]

@@ -11,7 +11,7 @@ from controller.ui.leading import UsagePage, certificate_row, cluster_cards, fra
 from controller.ui.model import PodRow
 from controller.ui.snapshot import Certificate, ModelCards
 from tests.builders import MODEL, nodes
-from tests.usage_samples import Sample, model_use, namespace_use
+from tests.usage_samples import model_use, namespace_use
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.placement import FreeCards
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
@@ -60,20 +60,6 @@ def test_fragments_are_summed_by_model_in_cards() -> None:
 def test_more_in_use_than_there_are_leaves_nothing_free_and_nothing_negative() -> None:
     assert ModelCards("M40", 4, 5, 8).free == 0
     assert ModelCards("M40", None, 5, 8).free is None
-
-
-def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
-    ready = [False]
-    page = UsagePage(lambda: "pod-7")
-    assert page.standing().reason == "This controller stands by: pod-7 leads."
-    page.show(Sample().source(), lambda: ready[0])
-    assert page.standing().feed is None
-    assert "is reading the cluster" in page.standing().reason
-    ready[0] = True
-    feed = page.standing().feed
-    assert feed is not None
-    page.close()
-    assert page.standing().feed is None
 
 
 def test_nobody_may_lead() -> None:
