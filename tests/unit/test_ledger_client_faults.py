@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
 import pytest
 
 from tests.api_double import ApiDouble, Effect, Late, Script, delivered, lost_reply, lost_request
-from tests.replicas import CARD, LEDGER, Clock, Replica, asked, kinds, together
+from tests.replicas import CARD, LEDGER, Clock, Gate, Replica, asked, kinds, together
+from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, UnreadableLedger
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota.model import Charge
 from webhook.ledger_client import TOO_MANY, UNSURE
+from webhook.ledgers import Decision
 
 # Other writers
 
@@ -184,3 +187,42 @@ def test_a_damaged_ledger_is_counted_from_by_nobody(api: ApiDouble, replica: Rep
     for _ in range(2):
         with pytest.raises(UnreadableLedger):
             replica.charge("b")
+
+
+# Callers that leave
+
+
+def test_a_caller_that_is_cancelled_while_its_group_is_written_takes_nothing_from_the_others(
+    api: ApiDouble, replica: Replica
+) -> None:
+    """Its own charge is written with theirs; when the API server repeats the call it is granted as it stands."""
+
+    async def leave() -> list[Decision]:
+        first = asyncio.create_task(replica.ledgers.charge(asked("x")))
+        gate = Gate(api)
+        callers = [asyncio.create_task(replica.ledgers.charge(asked(uid))) for uid in "abc"]
+        assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
+        callers[1].cancel()
+        gate.opened.set()
+        return [await first, await callers[0], await callers[2]]
+
+    assert kinds(asyncio.run(leave())) == ["Admitted"] * 3
+    assert sorted(replica.uids()) == ["a", "b", "c", "x"]
+    assert isinstance(replica.charge("b"), Admitted)
+    assert isinstance(replica.charge("d"), Refused)
+
+
+def test_a_deadline_that_comes_while_the_charge_is_being_written_is_unsure(api: ApiDouble, replica: Replica) -> None:
+    replica.charge("x")
+
+    async def come_late() -> Decision:
+        gate = Gate(api)
+        caller = asyncio.create_task(replica.ledgers.charge(asked("a", deadline=time.monotonic() + 0.3)))
+        assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
+        decision = await caller
+        gate.opened.set()
+        return decision
+
+    assert asyncio.run(come_late()) == UNSURE
+    assert isinstance(replica.charge("a"), Admitted), "the API server repeats the call"
+    assert replica.uids() == ["x", "a"]
