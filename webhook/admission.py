@@ -118,13 +118,6 @@ class WorkerThreads:
             return asyncio.run(work(ledgers))
 
 
-class _Named(msgspec.Struct):
-    metadata: ObjectMeta = ObjectMeta()
-
-
-_NAMED = msgspec.json.Decoder(_Named)
-
-
 class Service(msgspec.Struct, frozen=True):
     """Everything a review is answered from."""
 
@@ -219,9 +212,13 @@ def _without_policy(request: AdmissionRequest) -> AdmissionResponse:
 
 
 def _generated_name(request: AdmissionRequest) -> str:
-    # In /mutate a pod under generateName has no name yet, in the request neither.
+    # In /mutate a pod under generateName has no name yet, in the request neither. Of the pod only this is decoded.
     try:
-        metadata = _NAMED.decode(request.object).metadata
+        metadata = msgspec.json.decode(request.object, type=_Named).metadata
     except UNDECODABLE:
         return ""
     return metadata.name or f"{metadata.generate_name}*"
+
+
+class _Named(msgspec.Struct):
+    metadata: ObjectMeta = ObjectMeta()

@@ -20,7 +20,7 @@ from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, re
 from webhook.context import PolicySnapshot
 from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices, RetryLater
 
-# Only nodes are in it, by their certificates or bound tokens; the API server does not let one name itself into it.
+# The group in every kubelet's client certificate. Unlike anything in the pod it is what the API server authenticated.
 NODES_GROUP = "system:nodes"
 
 ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
@@ -59,9 +59,9 @@ class PodReview(msgspec.Struct, frozen=True, gc=False):
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
-    """Return the pod under review, or the answer where its quota has nothing to decide: it has none, or is malformed.
+    """Return the pod under review, or the answer where nothing is left to decide.
 
-    A malformed pod is under review all the same where its quota does not enforce.
+    That is: it asks for no cards, its namespace has no limit, or it is malformed and its quota is enforced.
     """
     pod = vcuda_pod_of(request)
     if isinstance(pod, AdmissionResponse):

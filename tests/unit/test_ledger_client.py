@@ -195,7 +195,7 @@ def test_over_a_quota_that_only_warns_is_written(replica: Replica) -> None:
     assert replica.uids() == ["a", "b", "c"]
 
 
-def test_an_estimate_is_a_moment_old_and_headroom_is_not(
+def test_cached_usage_is_a_moment_old_and_usage_is_not(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
     replica.charge("a", deadline=clock.now + 1)
@@ -209,8 +209,8 @@ def test_an_estimate_is_a_moment_old_and_headroom_is_not(
     assert asyncio.run(replica.ledgers.cached_usage("team-a"))["M40"].used.cores == 300
 
 
-def test_headroom_is_no_memory_to_decide_by(api: ApiDouble, replica: Replica) -> None:
-    """/mutate reads in other threads than the one that writes."""
+def test_usage_is_no_memory_to_decide_by(api: ApiDouble, replica: Replica) -> None:
+    """/mutate reads while another charge may be being written."""
     replica.charge("a")
     replica.usage()
     api.forget_calls()
