@@ -96,7 +96,7 @@ class CertificateWatch(Collector):
             self._tell(late, now)
 
     def _look_safely(self) -> None:
-        # A fault that lasts is logged once, not every five minutes: the metric's absence goes on telling of it.
+        # A fault that lasts is logged once, and not every five minutes: it is as long as the webhook is not installed.
         try:
             self.look(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"
