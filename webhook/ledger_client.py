@@ -148,8 +148,8 @@ class ClusterLedgers:
     metrics: LedgerMetrics
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    # The API server's client blocks, so its calls are in threads, and bounded by them; all else is on the event loop. To
-    # hand a call over takes 50 µs, beside a write's milliseconds: too little to have a second HTTP client for.
+    # The API server's client blocks, so its calls are in threads, and bounded by them; all else is on the event loop.
+    # To hand a call over takes 50 µs, beside a write's milliseconds: too little to have a second HTTP client for.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
     _ledgers: dict[str, NamespaceLedger] = field(default_factory=dict)
 
