@@ -132,6 +132,11 @@ def test_without_any_time_it_is_never_stale_by_time(scheme: Scheme, created: str
     assert rules(timeless, START + 10 * ABSURD) == []
 
 
+def test_a_creation_at_the_end_of_time_is_no_fault() -> None:
+    pod = msgspec.structs.replace(stored(HAMI), created="9999-12-31T23:59:59-14:00")
+    assert rules(pod, LATE) == []
+
+
 @WITH_PHASE
 def test_a_bind_that_began_and_never_came_about_is_told_as_such(scheme: Scheme) -> None:
     pod = stored(scheme, phase="allocating")

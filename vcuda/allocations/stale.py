@@ -74,50 +74,37 @@ class Case:
                 times.append(at)
         return max(times, default=math.inf)
 
-    def made_at(self) -> str:
-        """Return when it was allocated, for people."""
-        return rfc3339(self.allocated())
+
+class Staleness(NamedTuple):
+    """The rule by which an allocation is stale, from when on, in Unix seconds, and why, for people."""
+
+    rule: str
+    since: float
+    why: str
 
 
-class Rule(NamedTuple):
-    """``since`` says from when on an allocation is stale by it, in Unix seconds; None where it does not apply."""
-
-    name: str
-    since: Callable[[Case], float | None]
-    why: Callable[[Case], str]
-
-
-def _since_node_gone(case: Case) -> float | None:
-    waits = case.pod.live and not case.pod.node
-    return AT_ONCE if waits and case.node and not case.exists(case.node) else None
-
-
-def _since_bound_elsewhere(case: Case) -> float | None:
-    # Not at once: kubelet and the device plugin may be at work on what the scheduler wrote last.
-    elsewhere = case.pod.live and case.pod.node and case.node and case.node != case.pod.node
-    return case.allocated() + case.timeout if elsewhere and not case.is_in("done") else None
-
-
-def _since_unbound(case: Case) -> float | None:
-    return case.allocated() + case.timeout if case.pod.live and not case.pod.node else None
-
-
-def _since_bind_hung(case: Case) -> float | None:
-    return _since_unbound(case) if case.is_in("allocating") else None
-
-
-# No rule takes anything from a live pod that is bound to the node it was allocated on: gpu-manager reads its
-# annotations while its containers start (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager too, and every
-# scheduler counts them from then on. Nor from a bound pod where they do not name a node, or where the device plugin has
-# written that the cards are the pod's: only the plugin of the pod's own node writes that.
-RULES = (
-    Rule("finished", lambda case: None if case.pod.live else AT_ONCE, lambda _: "the pod has ended"),
-    Rule("node-gone", _since_node_gone, lambda case: f"its node {case.node} does not exist"),
-    Rule("other-node", _since_bound_elsewhere, lambda case: f"made for {case.node}, bound to {case.pod.node}"),
-    Rule("allocating", _since_bind_hung, lambda case: f"its binding began at {case.made_at()} and never came about"),
-    Rule("unbound", _since_unbound, lambda case: f"made at {case.made_at()}, and the pod was never bound"),
-)
-"""One table for every scheme: its row in `vcuda.requests` says what each rule reads. The first that holds counts."""
+def _stale_by(case: Case) -> Iterator[Staleness]:
+    """Yield each rule that applies; the first that holds counts. A scheme's row says what is read for it."""
+    pod, node = case.pod, case.node
+    if not pod.live:
+        yield Staleness("finished", AT_ONCE, "the pod has ended")
+        return
+    if not pod.node and node and not case.exists(node):
+        yield Staleness("node-gone", AT_ONCE, f"its node {node} does not exist")
+    made = case.allocated()
+    since = made + case.timeout
+    # Nothing is taken from a pod that is bound to the node it was allocated on: gpu-manager reads its annotations while
+    # its containers start (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager too, and every scheduler counts them
+    # from then on. Nor where they do not name a node, or where the device plugin has written that the cards are the
+    # pod's: only the plugin of the pod's own node writes that. Nor at once: kubelet may be at work on what was written.
+    if pod.node and node and node != pod.node and not case.is_in("done"):
+        yield Staleness("other-node", since, f"made for {node}, bound to {pod.node}")
+    if pod.node or math.isinf(made):
+        return
+    told = rfc3339(min(made, case.now))  # no date has more than four digits for its year, and a later one is not told
+    if case.is_in("allocating"):
+        yield Staleness("allocating", since, f"its binding began at {told} and never came about")
+    yield Staleness("unbound", since, f"made at {told}, and the pod was never bound")
 
 
 def find_stale(pod: StoredPod, exists: Exists, now: float, timeout: float) -> tuple[Removal, ...]:
@@ -133,8 +120,8 @@ def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float) -> f
 
     None where only a change of the pod, or of the nodes, can make it so.
     """
-    every = (rule.since(case) for case in _cases(pod, exists, now, timeout) for rule in RULES)
-    first = min((since for since in every if since is not None), default=math.inf)
+    every = (stale.since for case in _cases(pod, exists, now, timeout) for stale in _stale_by(case))
+    first = min(every, default=math.inf)
     return None if first == math.inf else first
 
 
@@ -145,11 +132,10 @@ def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float) -> Iterat
 
 
 def _judge(case: Case) -> Removal | None:
-    for rule in RULES:
-        since = rule.since(case)
-        if since is not None and since <= case.now:
+    for rule, since, why in _stale_by(case):
+        if since <= case.now:
             keys = case.allocation.keys_of(case.scheme)
-            return Removal(case.scheme.name, rule.name, rule.why(case), keys.annotations, keys.labels)
+            return Removal(case.scheme.name, rule, why, keys.annotations, keys.labels)
     return None
 
 
