@@ -42,6 +42,11 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         ((*EXTENDER, "--extender-cert-dir", "nowhere"), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
         *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
+        # Between two full passes a charge must not be forgotten to be pending.
+        (("--storable-seconds", "301"), "--full-pass-seconds: 600 is less than twice --storable-seconds, 301."),
+        (("--full-pass-seconds", "239"), "--full-pass-seconds: 239 is less than twice --storable-seconds, 120."),
+        (("--full-pass-seconds", "240", *EXTENDER), "--extender-address wants --extender-cert-dir too"),
+        *((("--quota-configmap", text), f"--quota-configmap: {text!r} is not NAMESPACE/NAME.") for text in ("/", "x")),
     ],
 )
 def test_flags_that_cannot_be_used_are_told_before_anything_starts(
