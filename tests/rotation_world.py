@@ -8,8 +8,27 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 
+from certs.plan import plan
 from certs.state import Authorities, Certificates, Configuration, DialledEndpoint, Hook, Serving, State, trusts
-from certs.steps import RotationPolicy, Write, WriteAuthorities, WriteBundles, WriteServing, after
+from certs.steps import (
+    Decision,
+    Forget,
+    IssueLeaf,
+    MakeAuthority,
+    NoteServed,
+    NoteTrusted,
+    Promote,
+    RotationPolicy,
+    SeenFor,
+    SetBundles,
+    Wait,
+    Write,
+    WriteAuthorities,
+    WriteBundles,
+    WriteServing,
+    after,
+    write_of,
+)
 from vcuda.errors import Conflict, Forbidden
 from vcuda.x509 import Signed, make_authority, make_leaf, service_names
 
@@ -230,3 +249,41 @@ def versioned(state: State, write: Write, version: str) -> State:
     written = configuration_of(state, write)
     every = tuple(replace(one, version=version) if one is written else one for one in state.configurations)
     return replace(state, configurations=every)
+
+
+LONG = timedelta(days=1000)
+SEEN_LONG = SeenFor(LONG, LONG, LONG)
+NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
+"""Every certificate of a healthy world is to be replaced."""
+
+
+def at(world: World, policy: RotationPolicy = NEW, seen: SeenFor = SEEN_LONG) -> Decision:
+    """What is decided as the world is now."""
+    return plan(world.read(world.now), world.now(), policy, seen)
+
+
+def take(world: World, decision: Decision, policy: RotationPolicy = NEW) -> None:
+    """Do what was decided; endpoints follow at once."""
+    assert isinstance(decision, MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget)
+    world.write(write_of(decision, world.read(world.now), world.now(), policy))
+
+
+def go_on(world: World, until: type[Decision], policy: RotationPolicy = NEW) -> tuple[list[type[Decision]], Decision]:
+    """Take every step and sit every wait out until a decision is one of ``until``; return those taken, and it."""
+    taken: list[type[Decision]] = []
+    while not isinstance(decision := at(world, policy), until):
+        taken.append(type(decision))
+        if isinstance(decision, Wait):
+            assert decision.until
+            world.sleep((decision.until - world.now()).total_seconds())
+        else:
+            take(world, decision, policy)
+    return taken, decision
+
+
+def rotated(until: type[Decision], policy: RotationPolicy = NEW) -> World:
+    """A world in the middle of a rotation: the next step, or wait, is one of ``until``."""
+    world = healthy([timedelta(0)] * 2)
+    world.sleep(60)
+    go_on(world, until, policy)
+    return world

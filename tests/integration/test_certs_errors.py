@@ -49,6 +49,11 @@ def kubeconfig(server: str, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def store(kubeconfig: Path) -> ClusterStore:
+    return ClusterStore(Kube.connect(kubeconfig), REFS, LABELS)
+
+
 @pytest.mark.parametrize("command", ["rotate", "status"])
 def test_what_is_forbidden_ends_the_command_with_the_api_servers_sentence(
     script: Script, kubeconfig: Path, command: str
@@ -99,10 +104,9 @@ def test_an_answer_that_is_no_json_is_quoted(script: Script, kubeconfig: Path) -
 
 @pytest.mark.parametrize("off", [timedelta(minutes=6), -timedelta(days=3650)])
 def test_a_clock_that_differs_from_the_api_servers_stops_everything(
-    script: Script, server: str, tmp_path: Path, off: timedelta
+    script: Script, store: ClusterStore, off: timedelta
 ) -> None:
     """Good certificates would be found expired, and new ones made that nobody accepts."""
-    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
     date = {"Date": format_datetime(NOW, usegmt=True)}
     missing = {"message": "not found"}
     script.answers += [
@@ -111,23 +115,20 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
         Answer(missing, status=404, headers=date),
         NO_SLICES,
     ]
-    state = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS).read(lambda: NOW + off)
+    state = store.read(lambda: NOW + off)
     [problem] = state.problems
     assert "the clock here says" in problem.text
 
 
-def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(
-    script: Script, server: str, tmp_path: Path
-) -> None:
+def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Script, store: ClusterStore) -> None:
     """One that was left out would keep a leaf that nobody trusts any more."""
-    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
     ports = [{"name": "https", "port": port} for port in free_ports(2)]
     slices = [{"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [port]} for port in ports]
     script.answers += [
         Answer({"metadata": {"resourceVersion": "1", "continue": "more"}, "items": slices[:1]}),
         Answer({"metadata": {"resourceVersion": "1"}, "items": slices[1:]}),
     ]
-    found = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS).dial()
+    found = store.dial()
     assert [one.address for one in found] == [f"127.0.0.1:{port['port']}" for port in ports]
     asked = {"labelSelector": "kubernetes.io/service-name=vcuda-webhook", "limit": "500"}
     assert [dict(request.params) for request in script.seen] == [asked, {**asked, "continue": "more"}]
@@ -146,10 +147,9 @@ def configuration(
 
 
 def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_told_with_the_command(
-    script: Script, server: str, tmp_path: Path
+    script: Script, store: ClusterStore
 ) -> None:
     """Else its caBundle would stay behind when the CA changes, and all that it guards could not be created."""
-    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
     items = [
         configuration("vcuda-quota", LABELS),
         configuration("lost", {"app.kubernetes.io/part-of": "another"}),
@@ -158,7 +158,7 @@ def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_to
     ]
     missing = Answer({"message": "not found"}, status=404)
     script.answers += [missing, Answer({"items": []}), Answer({"items": items}), missing, NO_SLICES]
-    state = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS).read(lambda: NOW)
+    state = store.read(lambda: NOW)
     assert [(one.name, bool(one.read_only)) for one in state.configurations] == [("vcuda-quota", False), ("lost", True)]
     [problem] = state.read_only()
     assert problem.command == (
@@ -167,14 +167,13 @@ def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_to
     assert (state.left_alone, state.problems) == ((), ())
 
 
-def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, server: str, tmp_path: Path) -> None:
+def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, store: ClusterStore) -> None:
     """So that `status` can tell whether its caBundles trust what is served; nothing of it is ever written."""
-    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
     missing = Answer({"message": "not found"}, status=404)
     script.answers += [Answer(theirs), Answer({"items": []}), Answer({"items": items}), missing, NO_SLICES]
-    state = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS).read(lambda: NOW)
+    state = store.read(lambda: NOW)
     assert (state.tool, [one.name for one in state.configurations]) == ("cert-manager", ["vcuda-quota"])
     assert state.problems == ()
     assert plan(state, NOW, POLICY, SeenFor()) == Done(None)
@@ -239,10 +238,8 @@ def test_a_secret_that_may_not_be_written_ends_the_run() -> None:
         rotation.run()
 
 
-def test_the_api_servers_refusal_of_a_write_is_told_apart(script: Script, server: str, tmp_path: Path) -> None:
-    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
+def test_the_api_servers_refusal_of_a_write_is_told_apart(script: Script, store: ClusterStore) -> None:
     script.answers.append(status(403, "not allowed"))
-    store = ClusterStore(Kube.connect(tmp_path / "kubeconfig"), REFS, LABELS)
     with pytest.raises(Forbidden, match="not allowed"):
         store.write(WriteBundles("MutatingWebhookConfiguration", "x", "1", (), ()))
 

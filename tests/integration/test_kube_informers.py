@@ -1,4 +1,4 @@
-"""The nodes as watched: whoever counts pods by their node's model hears of every change of it, and of nothing else."""
+"""NodeInformer against a scripted API server."""
 
 from __future__ import annotations
 
