@@ -198,7 +198,7 @@ class NamespaceLedger:
         """Decide a charge together with those that wait beside it."""
         started = self._clock()
         decision = await self._committer.serve(request, request.deadline)
-        self._metrics.waited(self._clock() - started)
+        self._metrics.wait.observe(self._clock() - started)
         return decision
 
     async def cached_usage(self) -> Mapping[str, Usage]:
@@ -218,7 +218,7 @@ class NamespaceLedger:
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
         """Give every call its decision. Raises Unavailable where nothing is known to be written."""
-        self._metrics.batch(len(calls))
+        self._metrics.batch.observe(len(calls))
         unsure = False
         while open_ := self._in_time(calls):
             try:
@@ -264,7 +264,7 @@ class NamespaceLedger:
                 stored = await self._in_thread(self._store.write, ledger, stored.version, WRITE_TIMEOUT_SECONDS)
             except Unavailable as error:
                 raise WriteUnanswered from error
-            self._metrics.written(stored.size)
+            self._metrics.size.observe(stored.size)
         if stored.version is not None:  # one that has yet to be created counts pods, and those change unseen
             self._remembered = stored
         self._note(ledger)

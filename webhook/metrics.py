@@ -40,14 +40,11 @@ class Metrics:
         self._seconds_of: dict[str, Histogram] = {}
 
     def observe(self, path: str, answer: AdmissionResponse, seconds: float) -> None:
-        """Count one answer. Children are kept: looking one up by its labels costs more than counting."""
+        """Count one answer."""
+        # Children are kept: looking one up by its labels costs more than counting.
         key = (path, answer.outcome, answer.scheme)
-        counter = self._admission_of.get(key)
-        if counter is None:
-            counter = self._admission_of.setdefault(key, self._admissions.labels(*key))
-        histogram = self._seconds_of.get(path)
-        if histogram is None:
-            histogram = self._seconds_of.setdefault(path, self._seconds.labels(path))
+        counter = self._admission_of.get(key) or self._admission_of.setdefault(key, self._admissions.labels(*key))
+        histogram = self._seconds_of.get(path) or self._seconds_of.setdefault(path, self._seconds.labels(path))
         counter.inc()
         histogram.observe(seconds)
 
@@ -68,19 +65,19 @@ class LedgerMetrics:
     """How the group commit fares."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._batch = Histogram(
+        self.batch = Histogram(
             "vcuda_ledger_batch_charges",
             "Charges decided together.",
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=registry,
         )
-        self._wait = Histogram(
+        self.wait = Histogram(
             "vcuda_ledger_wait_seconds",
             "Time from a charge's arrival to its decision written.",
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._bytes = Histogram(
+        self.size = Histogram(
             "vcuda_ledger_bytes",
             "Size of a ledger as written.",
             buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
@@ -88,18 +85,6 @@ class LedgerMetrics:
         )
         self.conflicts = Counter("vcuda_ledger_conflicts", "Writes lost to another writer.", registry=registry)
         self.unsure = Counter("vcuda_ledger_unsure", "Writes that got no answer, looked for again.", registry=registry)
-
-    def batch(self, charges: int) -> None:
-        """Count a batch."""
-        self._batch.observe(charges)
-
-    def waited(self, seconds: float) -> None:
-        """Count one charge's wait."""
-        self._wait.observe(seconds)
-
-    def written(self, size: int) -> None:
-        """Count a ledger written, in bytes."""
-        self._bytes.observe(size)
 
 
 class _Count(Collector):
