@@ -95,13 +95,13 @@ class Settler:
             self.queue.add(namespace)
 
     def _differs(self, known: NamedLedger) -> bool:
-        view = self.pods.observed(known.namespace, self._nodes.current())
+        observed = self.pods.observed(known.namespace, self._nodes.current())
         try:
             ledger = known.read().ledger
         except UnreadableLedger:
             return False  # to settle it will fail, and say so
-        newer = not is_older(view.resource_version, ledger.pod_resource_version)
-        return newer and view.committed != ledger.committed
+        newer = not is_older(observed.resource_version, ledger.pod_resource_version)
+        return newer and observed.committed != ledger.committed
 
     def known_namespaces(self) -> Iterable[str]:
         """Return every namespace that has a quota, a ledger or vcuda pods, and the others."""
@@ -173,13 +173,13 @@ class Settler:
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has."""
-        view = self.pods.observed(namespace, self._nodes.current())
-        if not is_older(view.resource_version, ledger.pod_resource_version):
-            return view
+        observed = self.pods.observed(namespace, self._nodes.current())
+        if not is_older(observed.resource_version, ledger.pod_resource_version):
+            return observed
         # A webhook that counts pods may do so at a later version than a quiet watch has come to, and the API server
         # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
         newest = self._store.count_pods(namespace)
-        return msgspec.structs.replace(newest, seen={*newest.seen, *view.seen})
+        return msgspec.structs.replace(newest, seen={*newest.seen, *observed.seen})
 
     def _drop_ledger(self, namespace: str, stored: Stored, version: str) -> None:
         # Not before its last pending charge is settled: a ledger that is made anew counts the pods stored by then, and
