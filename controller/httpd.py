@@ -18,7 +18,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self
@@ -40,6 +40,11 @@ REQUEST_SECONDS = 10.0
 
 MAX_HEAD_BYTES = 16 * 2**10
 """Of a request line and its headers."""
+
+# Those that are silent cost a descriptor each, so there may be more of them than a neighbour can hold open by accident:
+# else a probe of kubelet's would be refused, and the container restarted.
+MAX_CONNECTIONS = 256
+"""Open at the same time, served or not."""
 
 SERVER_NAME = "vcuda-controller"
 
@@ -88,9 +93,8 @@ class Server(cheroot.wsgi.Server):
         self.request_seconds = request_seconds
         self.max_request_header_size = MAX_HEAD_BYTES
         self.max_request_body_size = max_body
-        self.max_connections = 4 * threads
         # With 0 cheroot ends each answer by "Connection: close".
-        self.keep_alive_conn_limit = self.max_connections if idle_seconds else 0
+        self.keep_alive_conn_limit = MAX_CONNECTIONS if idle_seconds else 0
         self.ConnectionClass = _Connection
         self.ssl_adapter = _TlsAdapter(tls) if tls else None
         self.open: set[_Connection] = set()
@@ -138,7 +142,7 @@ class Server(cheroot.wsgi.Server):
                 self.requests.put(conn)
             except queue.Full:
                 conn.refuse()
-        elif self.ready and len(self.open) <= self.max_connections:
+        elif self.ready and len(self.open) <= MAX_CONNECTIONS:
             self.put_conn(conn)
             # The selector closes what was not used for `timeout`, which may be minutes for one that is kept.
             conn.last_used -= self.timeout - self.request_seconds
@@ -257,13 +261,7 @@ def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healt
 
     Raises OSError where the address cannot be had.
     """
-    return Server(
-        address, status_application(registry, {"/healthz": healthy, "/readyz": ready}), threads=4
-    ).in_threads()
-
-
-def status_application(registry: CollectorRegistry, checks: Mapping[str, Check]) -> WSGIApplication:
-    """Return the application that answers each check by its path: 200, or 503 with what is wrong."""
+    checks = {"/healthz": healthy, "/readyz": ready}
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
@@ -276,7 +274,7 @@ def status_application(registry: CollectorRegistry, checks: Mapping[str, Check])
         wrong = checks[path]()
         return reply(start_response, HTTPStatus.SERVICE_UNAVAILABLE if wrong else HTTPStatus.OK, wrong or "ok")
 
-    return application
+    return Server(address, application, threads=4).in_threads()
 
 
 def reply(
