@@ -34,7 +34,9 @@ QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
 DEADLINE = 5.0
 M40, P100, V100 = (requirement(MODEL, "In", model) for model in ("M40", "P100", "V100"))
-PUBLIC, PRIVATE = (requirement(POOL, "In", pool) for pool in ("public", "private"))
+PUBLIC, PRIVATE, LAB = (requirement(POOL, "In", pool) for pool in ("public", "private", "lab"))
+EITHER, NO_P100 = requirement(MODEL, "In", "P100", "M40"), requirement(MODEL, "NotIn", "P100")
+PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term(M40)}]}
 
 
 def validated(
@@ -77,24 +79,27 @@ def test_a_pinned_pod_within_its_quota_is_charged() -> None:
 
 
 @pytest.mark.parametrize(
-    "placed",
+    ("quota", "placed"),
     [
-        pytest.param({"affinity": None, "nodeSelector": {MODEL: "M40"}}, id="nodeSelector"),
-        pytest.param({"affinity": required(term(M40), term(M40, PUBLIC))}, id="every term"),
-        pytest.param({"affinity": required(term(PUBLIC), term(PRIVATE)), "nodeSelector": {MODEL: "M40"}}, id="both"),
-        pytest.param({"affinity": required(term(M40), {})}, id="a term that matches nothing"),
-        pytest.param({"affinity": required(term(M40), term(M40, P100))}, id="a term that no node can match"),
-        pytest.param({"affinity": required(term(requirement(MODEL, "In", "M40", "P100"), M40))}, id="an intersection"),
+        pytest.param(QUOTA, {"affinity": None, "nodeSelector": {MODEL: "M40"}}, id="nodeSelector"),
+        pytest.param(QUOTA, {"affinity": required(term(M40), term(M40, PUBLIC))}, id="every term"),
         pytest.param(
-            {"affinity": required(term(requirement(MODEL, "In", "M40", "P100"), requirement(MODEL, "NotIn", "P100")))},
-            id="all others taken away",
+            QUOTA, {"affinity": required(term(PUBLIC), term(PRIVATE)), "nodeSelector": {MODEL: "M40"}}, id="both"
         ),
-        pytest.param({"nodeName": "gpu-1"}, id="beside a nodeName"),
+        pytest.param(QUOTA, {"affinity": required(term(M40), {})}, id="a term that matches nothing"),
+        pytest.param(QUOTA, {"affinity": required(term(M40), term(M40, P100))}, id="a term that no node can match"),
+        pytest.param(QUOTA, {"affinity": required(term(EITHER, M40))}, id="an intersection"),
+        pytest.param(QUOTA, {"affinity": required(term(EITHER, NO_P100))}, id="all others taken away"),
+        pytest.param(QUOTA, {"nodeName": "gpu-1"}, id="beside a nodeName"),
+        pytest.param(POOLED, {"affinity": held_to("M40", "public")}, id="a pool"),
+        pytest.param(POOLED, {"affinity": held_to("M40", "lab", "public")}, id="all pools"),
+        pytest.param(POOLED, {"nodeSelector": {POOL: "lab"}}, id="a pool by nodeSelector"),
+        pytest.param(POOLED, {"affinity": required(term(M40, PUBLIC), term(M40, LAB))}, id="a pool in each term"),
     ],
 )
-def test_ways_to_be_held_to_one_model(placed: dict[str, Any]) -> None:
+def test_ways_to_be_held_to_one_model(quota: NamespaceQuota, placed: dict[str, Any]) -> None:
     ledgers = MemoryLedgers()
-    assert validated(pod_of_cores(100, **placed), ledgers).outcome == "charged"
+    assert validated(pod_of_cores(100, **placed), ledgers, quota).outcome == "charged"
     assert list(used(ledgers)) == ["M40"]
 
 
@@ -175,25 +180,13 @@ def test_over_quota() -> None:
         pytest.param({"affinity": None}, "any", id="nothing said"),
         pytest.param({"affinity": None, "nodeName": "m40-node"}, "any", id="nodeName alone, past the scheduler"),
         pytest.param({"affinity": {"nodeAffinity": {}}}, "any", id="no required affinity"),
-        pytest.param(
-            {
-                "affinity": {
-                    "nodeAffinity": {
-                        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term(M40)}]
-                    }
-                }
-            },
-            "any",
-            id="only preferred",
-        ),
+        pytest.param({"affinity": {"nodeAffinity": PREFERRED}}, "any", id="only preferred"),
         pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any", id="one term leaves it open"),
         pytest.param({"affinity": required(term(requirement(MODEL, "Exists")))}, "any", id="any model"),
-        pytest.param({"affinity": required(term(requirement(MODEL, "NotIn", "P100")))}, "any", id="all but one"),
+        pytest.param({"affinity": required(term(NO_P100))}, "any", id="all but one"),
         pytest.param({"affinity": required(term(requirement(f"{MODEL}x", "In", "M40")))}, "any", id="another label"),
         pytest.param({"affinity": required(term(M40), term(P100))}, "M40, P100", id="two terms"),
-        pytest.param(
-            {"affinity": required(term(requirement(MODEL, "In", "P100", "M40")))}, "M40, P100", id="two values"
-        ),
+        pytest.param({"affinity": required(term(EITHER))}, "M40, P100", id="two values"),
         pytest.param({"affinity": held_to("V100")}, "V100", id="not listed"),
         pytest.param({"affinity": held_to("m40")}, "m40", id="another case"),
         pytest.param({"affinity": required()}, "none", id="no term"),
@@ -239,19 +232,6 @@ def test_not_held_to_the_pools(affinity: Manifest) -> None:
     )
     answer = validated(pod_of_cores(100, affinity=affinity), quota=POOLED)
     assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
-
-
-@pytest.mark.parametrize(
-    "placed",
-    [
-        {"affinity": held_to("M40", "public")},
-        {"affinity": held_to("M40", "lab", "public")},
-        {"nodeSelector": {POOL: "lab"}},
-        {"affinity": required(term(M40, PUBLIC), term(M40, requirement(POOL, "In", "lab")))},
-    ],
-)
-def test_held_to_the_pools(placed: dict[str, Any]) -> None:
-    assert validated(pod_of_cores(100, **placed), quota=POOLED).outcome == "charged"
 
 
 # Nobody else is exempt, and nobody else charged
