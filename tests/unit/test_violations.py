@@ -274,6 +274,11 @@ class Cluster(ApiDouble):
         found = self.objects[f"{PODS}/{name}"]
         self.store(f"{PODS}/{name}", {**found, "metadata": {**found["metadata"], "deletionTimestamp": "now"}})
 
+    def make_anew(self, name: str) -> None:
+        """Store another pod under the name of one."""
+        found = self.objects[f"{PODS}/{name}"]
+        self.store(f"{PODS}/{name}", {**found, "metadata": {**found["metadata"], "uid": f"other-{name}"}})
+
     def limit(self, entry: Manifest) -> None:
         """Write the quota of team-a."""
         metadata = {"name": "gpuquota", "namespace": "kube-system"}
@@ -413,7 +418,7 @@ def test_a_pod_made_again_under_its_name_is_told_anew(api: Cluster) -> None:
     watched = Watched(api, enforce=False)
     watched.look()
     for name in ("free", "newest"):
-        made_anew(api, name)
+        api.make_anew(name)
     watched.see_pods()
     watched.look()
     assert [name for name, _ in api.told()] == ["free", "free", "new", "newest", "newest"]
@@ -487,43 +492,21 @@ def test_one_that_was_found_before_the_quota_was_enforced_has_a_period_from_then
     assert api.evicted() == ["newest"]
 
 
-def newest_gone(api: Cluster) -> None:
-    api.remove(f"{PODS}/newest")
-    api.remove(f"{PODS}/new")
-
-
-def made_anew(api: Cluster, name: str) -> None:
-    found = api.objects[f"{PODS}/{name}"]
-    api.store(f"{PODS}/{name}", {**found, "metadata": {**found["metadata"], "uid": f"other-{name}"}})
-
-
-def newest_made_anew(api: Cluster) -> None:
-    """Both have successors of their names, which are not those that were found."""
-    for name in ("new", "newest"):
-        made_anew(api, name)
-
-
-def older_gone(api: Cluster) -> None:
-    api.remove(f"{PODS}/oldest")
-    api.terminate("old")
-
-
-def quota_raised(api: Cluster) -> None:
-    api.limit({"quota": {"M40": 4}})
-
-
-def quota_malformed(api: Cluster) -> None:
-    api.store(QUOTA, {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": {"gpu_quota": "{"}})
-
-
-def quota_gone(api: Cluster) -> None:
-    api.remove(QUOTA)
+TWO = ("new", "newest")
 
 
 @pytest.mark.parametrize(
-    "change", [newest_gone, newest_made_anew, older_gone, quota_raised, quota_malformed, quota_gone]
+    "change",
+    [
+        pytest.param(lambda api: [api.remove(f"{PODS}/{name}") for name in TWO], id="both are gone"),
+        pytest.param(lambda api: [api.make_anew(name) for name in TWO], id="both have successors of their names"),
+        pytest.param(lambda api: [api.remove(f"{PODS}/oldest"), api.terminate("old")], id="the older are gone or go"),
+        pytest.param(lambda api: api.limit({"quota": {"M40": 4}}), id="the limit is raised"),
+        pytest.param(lambda api: api.limit({"quota": {"M40": "many"}}), id="the quota is malformed"),
+        pytest.param(lambda api: api.remove(QUOTA), id="the quota is gone"),
+    ],
 )
-def test_what_etcd_has_counts_and_not_what_the_watches_saw(api: Cluster, change: Callable[[Cluster], None]) -> None:
+def test_what_etcd_has_counts_and_not_what_the_watches_saw(api: Cluster, change: Callable[[Cluster], object]) -> None:
     watched = Watched(api)
     watched.look()
     change(api)
