@@ -41,6 +41,10 @@ def faults(text: str) -> list[str]:
             ),
         ),
         ("a: {quota: {M: 1}", "line 1, column 18: did not find expected ',' or '}' while parsing a flow mapping"),
+        (
+            "a: {quota:{M: 1}}",
+            "line 1, column 10: found unexpected ':' while scanning a plain scalar; write a space behind the colon",
+        ),
         ("a: {}\n b: {}", "line 2, column 2: did not find expected key while parsing a block mapping"),
         ("a:\n  b: c: 1", "line 2, column 7: mapping values are not allowed in this context"),
         ("a: 'b", "line 1, column 6: found unexpected end of stream while scanning a quoted scalar"),
@@ -66,6 +70,10 @@ def faults(text: str) -> list[str]:
 )  # fmt: skip
 def test_a_syntax_error_is_one_fault_with_line_and_column(text: str, found: str) -> None:
     assert faults(text) == [found]
+
+
+def test_json_within_yaml_needs_no_space_behind_a_colon() -> None:
+    assert parse_quota('a: {"quota":{"M40":1}}').namespaces["a"].limits.keys() == {"M40"}
 
 
 @pytest.mark.parametrize("opening", ["[", "{", '{"a":', "{a: ", "- ", "? ", "a: &a {<<: "])

@@ -109,6 +109,8 @@ def _parse_yaml(text: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark.index if error.problem_mark else 0
         hint = "; indent with spaces, not tabs" if text[at : at + 1] == "\t" else ""
+        # `{quota:{M40: 8}}` is no YAML to libyaml, nor to kubectl; only behind a key in quotes needs a colon no space.
+        hint = "; write a space behind the colon" if re.match(r":\S", text[at:]) else hint
         raise _unreadable(text, at, f"{error.problem} {error.context or ''}".strip() + hint) from None
     except yaml.reader.ReaderError as error:
         at = len(text.encode()[: error.position].decode(errors="ignore"))  # libyaml counts bytes here
