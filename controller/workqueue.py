@@ -25,7 +25,7 @@ MIN_INTERVAL_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 """After which a key whose look failed is tried again at first, where a loop has no other."""
 
-MAX_RETRY_SECONDS = 20.0
+MAX_RETRY_SECONDS = 10.0
 """To this the delay between two tries of one key grows, where it does not begin above."""
 
 
