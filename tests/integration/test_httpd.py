@@ -42,6 +42,7 @@ SHORT = 0.3
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 FILTER = "/scheduler/predicates"
 Serve = Callable[..., Server]
+Scheduler = http.client.HTTPSConnection
 
 
 def hello(_: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -393,7 +394,7 @@ def extender(api: ApiDouble, registry: CollectorRegistry, listening: Listening) 
 
 
 @pytest.fixture
-def scheduler(extender: Server, tmp_path: Path) -> Iterator[http.client.HTTPSConnection]:
+def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
     """One connection of the scheduler."""
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     with closing(http.client.HTTPSConnection("127.0.0.1", extender.port, timeout=20, context=context)) as kept:
@@ -406,9 +407,7 @@ def post(connection: http.client.HTTPConnection, path: str, body: object) -> tup
     return answer.status, answer.read()
 
 
-def test_a_connection_is_kept_from_filter_to_prioritize_to_preempt_to_bind(
-    api: ApiDouble, scheduler: http.client.HTTPSConnection
-) -> None:
+def test_a_connection_is_kept_from_filter_to_bind(api: ApiDouble, scheduler: Scheduler) -> None:
     pod = store_pod(api, "train", 100)
     status, answer = post(scheduler, FILTER, {"Pod": pod, "NodeNames": ["n1", "cpu"]})
     assert (status, json.loads(answer)["NodeNames"]) == (HTTPStatus.OK, ["n1"])
@@ -426,7 +425,7 @@ def test_a_connection_is_kept_from_filter_to_prioritize_to_preempt_to_bind(
     assert scheduler.sock is before
 
 
-def test_its_version_is_told(scheduler: http.client.HTTPSConnection) -> None:
+def test_its_version_is_told(scheduler: Scheduler) -> None:
     scheduler.request("GET", "/version")
     assert scheduler.getresponse().read().decode().strip() == __version__
 
@@ -443,7 +442,7 @@ def test_its_version_is_told(scheduler: http.client.HTTPSConnection) -> None:
     ],
 )
 def test_what_is_no_request_of_ours_is_refused_and_the_connection_is_kept(
-    scheduler: http.client.HTTPSConnection, method: str, path: str, body: bytes | None, status: HTTPStatus
+    scheduler: Scheduler, method: str, path: str, body: bytes | None, status: HTTPStatus
 ) -> None:
     scheduler.request(method, path, body)
     answer = scheduler.getresponse()
@@ -462,9 +461,7 @@ def test_what_is_no_request_of_ours_is_refused_and_the_connection_is_kept(
         (str(MAX_BODY + 1), HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     ],
 )
-def test_a_body_whose_length_is_no_good_is_not_read(
-    scheduler: http.client.HTTPSConnection, length: str, status: HTTPStatus
-) -> None:
+def test_a_body_whose_length_is_no_good_is_not_read(scheduler: Scheduler, length: str, status: HTTPStatus) -> None:
     scheduler.putrequest("POST", FILTER)
     if length:
         scheduler.putheader("Content-Length", length)
@@ -475,14 +472,14 @@ def test_a_body_whose_length_is_no_good_is_not_read(
         post(scheduler, "/scheduler/prioritize", {"Pod": {}})
 
 
-def test_a_body_of_many_nodes_is_read(scheduler: http.client.HTTPSConnection) -> None:
+def test_a_body_of_many_nodes_is_read(scheduler: Scheduler) -> None:
     names = [f"node-{number:0200}" for number in range(40_000)]
     status, answer = post(scheduler, "/scheduler/prioritize", {"Pod": {}, "NodeNames": names})
     assert (status, len(json.loads(answer))) == (HTTPStatus.OK, len(names))
 
 
-def test_a_fault_of_our_own_is_an_error_and_the_next_request_is_answered(
-    scheduler: http.client.HTTPSConnection,
+def test_a_fault_of_our_own_is_an_error_and_the_next_is_answered(
+    scheduler: Scheduler,
 ) -> None:
     """The scheduler tries the pod again: an error is never taken for an answer."""
     status, answer = post(scheduler, "/broken", {})
@@ -490,9 +487,7 @@ def test_a_fault_of_our_own_is_an_error_and_the_next_request_is_answered(
     assert post(scheduler, "/scheduler/prioritize", {"Pod": {}})[0] == HTTPStatus.OK
 
 
-def test_a_client_without_tls_or_without_a_word_costs_nobody_else(
-    extender: Server, scheduler: http.client.HTTPSConnection
-) -> None:
+def test_a_client_without_tls_or_a_word_costs_nobody_else(extender: Server, scheduler: Scheduler) -> None:
     with (
         connected(extender),
         closing(http.client.HTTPConnection("127.0.0.1", extender.port, timeout=20)) as plain,
@@ -503,8 +498,8 @@ def test_a_client_without_tls_or_without_a_word_costs_nobody_else(
         assert post(scheduler, "/scheduler/prioritize", {"Pod": {}})[0] == HTTPStatus.OK
 
 
-def test_a_renewed_certificate_is_served_to_new_connections_and_those_that_are_kept_stay(
-    extender: Server, listening: Listening, scheduler: http.client.HTTPSConnection, tmp_path: Path
+def test_a_renewed_certificate_is_served_to_new_connections_alone(
+    extender: Server, listening: Listening, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     assert post(scheduler, "/scheduler/prioritize", {"Pod": {}})[0] == HTTPStatus.OK
     before = ssl.get_server_certificate(("127.0.0.1", extender.port))
@@ -515,7 +510,7 @@ def test_a_renewed_certificate_is_served_to_new_connections_and_those_that_are_k
     assert post(scheduler, "/scheduler/prioritize", {"Pod": {}})[0] == HTTPStatus.OK
 
 
-def test_a_stop_hangs_up_on_everybody(extender: Server, scheduler: http.client.HTTPSConnection) -> None:
+def test_a_stop_hangs_up_on_everybody(extender: Server, scheduler: Scheduler) -> None:
     """Who does not lead any more must not answer on a connection that is kept."""
     assert post(scheduler, "/scheduler/prioritize", {"Pod": {}})[0] == HTTPStatus.OK
     assert scheduler.sock is not None
@@ -527,9 +522,7 @@ def test_a_stop_hangs_up_on_everybody(extender: Server, scheduler: http.client.H
         socket.create_connection(("127.0.0.1", extender.port))
 
 
-def test_calls_are_counted_by_what_was_asked(
-    scheduler: http.client.HTTPSConnection, registry: CollectorRegistry
-) -> None:
+def test_calls_are_counted_by_what_was_asked(scheduler: Scheduler, registry: CollectorRegistry) -> None:
     post(scheduler, "/scheduler/prioritize", {"Pod": {}})
     post(scheduler, "/scheduler/predicates", {"Pod": {}, "NodeNames": []})
     text = generate_latest(registry).decode()

@@ -112,7 +112,7 @@ def test_a_pod_that_changed_meanwhile_is_read_and_placed_at_its_new_version(api:
     ],
     ids=["bound", "made anew", "deleted"],
 )
-def test_a_pod_that_is_no_longer_to_be_placed_is_not(
+def test_a_pod_that_is_not_to_be_placed_is_not(
     api: ApiDouble, leader: Leader, change: dict[str, str] | None, error: str
 ) -> None:
     old = store_pod(api, "train", 30)
@@ -146,9 +146,7 @@ def call(request: pytest.FixtureRequest, api: ApiDouble, leader: Leader) -> Call
     return Call(lambda: leader.bind("train", "n1"), lambda: "nodeName" in as_stored(api, "train")["spec"], "POST")
 
 
-def test_a_pod_that_others_change_all_the_time_is_left_to_the_next_call(
-    api: ApiDouble, leader: Leader, call: Call
-) -> None:
+def test_a_pod_that_others_change_all_the_time_is_left(api: ApiDouble, leader: Leader, call: Call) -> None:
     def busy(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == call.method:
             api.store(pod_path("train"), as_stored(api, "train"))
@@ -197,9 +195,7 @@ def test_a_call_that_is_refused_counts_no_more(api: ApiDouble, leader: Leader, c
 
 
 @pytest.mark.parametrize("delivery", [lost_request, lost_reply])
-def test_what_could_not_be_written_down_is_not_sent(
-    api: ApiDouble, leader: Leader, call: Call, delivery: Delivery
-) -> None:
+def test_what_is_not_written_down_is_not_sent(api: ApiDouble, leader: Leader, call: Call, delivery: Delivery) -> None:
     api.deliver = Script(delivery, methods=("PUT",))
     assert "timed out" in call.ask()
     assert (call.done(), leader.cache.assumed()) == (False, ())
@@ -266,9 +262,7 @@ def test_the_next_call_for_the_pod_places_it_while_both_patches_count(api: ApiDo
     assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
 
 
-def test_a_pod_that_came_and_went_while_nobody_watched_is_forgotten_at_the_second_look(
-    api: ApiDouble, leader: Leader
-) -> None:
+def test_a_pod_that_came_and_went_unseen_is_forgotten_at_the_second_look(api: ApiDouble, leader: Leader) -> None:
     for name in ("gone", "stays"):
         leader.filter(store_pod(api, name, 100))
     api.remove(pod_path("gone"))
@@ -280,24 +274,14 @@ def test_a_pod_that_came_and_went_while_nobody_watched_is_forgotten_at_the_secon
     assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
 
 
-def test_what_cannot_be_looked_for_now_is_looked_for_later(api: ApiDouble, leader: Leader) -> None:
+@pytest.mark.parametrize("answer", [lost_request, lambda *_: b"<html>"], ids=["none", "unreadable"])
+def test_what_cannot_be_looked_for_now_is_looked_for_later(api: ApiDouble, leader: Leader, answer: Delivery) -> None:
     leader.filter(store_pod(api, "train", 100))
     leader.allocator.forget_gone()
     api.remove(pod_path("train"))
-    api.deliver = Script(lost_request, methods=("GET",))
+    api.deliver = Script(answer, methods=("GET",))
     leader.allocator.forget_gone()
     assert len(leader.cache.assumed()) == 1
-    leader.allocator.forget_gone()
-    assert leader.cache.assumed() == ()
-
-
-def test_an_answer_that_cannot_be_read_ends_no_look(api: ApiDouble, leader: Leader) -> None:
-    leader.filter(store_pod(api, "train", 100))
-    leader.allocator.forget_gone()
-    api.deliver = Script(lambda *_: b"<html>", methods=("GET",))
-    leader.allocator.forget_gone()
-    assert len(leader.cache.assumed()) == 1
-    api.remove(pod_path("train"))
     leader.allocator.forget_gone()
     assert leader.cache.assumed() == ()
 

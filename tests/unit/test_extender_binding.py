@@ -146,9 +146,7 @@ def test_a_pod_whose_placement_was_removed_meanwhile_is_not_bound(api: ApiDouble
 
 
 @pytest.mark.parametrize("moved_by", ["the same leader", "the next leader"])
-def test_a_binding_that_lands_when_the_pod_was_moved_is_refused_and_the_cards_it_was_for_are_free(
-    api: ApiDouble, leader: Leader, moved_by: str
-) -> None:
+def test_a_binding_that_lands_when_the_pod_was_moved_is_refused(api: ApiDouble, leader: Leader, moved_by: str) -> None:
     """It names the version that was placed on the first node, so nobody need keep these cards for it."""
     late = Late()
     place(leader, "train", "n1")
@@ -181,7 +179,7 @@ def test_a_binding_that_lands_when_another_pod_has_the_name_is_refused(api: ApiD
 
 
 @pytest.mark.parametrize("end", ["bound", "ended", "gone"])
-def test_what_a_binding_may_still_bring_is_free_once_the_pod_is_bound_elsewhere_has_ended_or_is_gone(
+def test_what_a_binding_may_bring_is_free_once_the_pod_is_elsewhere_or_gone(
     api: ApiDouble, leader: Leader, end: str
 ) -> None:
     place(leader, "train", "n1")
@@ -228,9 +226,7 @@ def test_a_pod_that_is_gone_is_not_bound(api: ApiDouble, leader: Leader, uid: st
     assert leader.cache.assumed() == ()
 
 
-def test_a_caller_that_names_one_pod_and_the_uid_of_another_takes_nothing_from_that(
-    api: ApiDouble, leader: Leader
-) -> None:
+def test_a_caller_that_names_the_uid_of_another_takes_nothing_from_that(api: ApiDouble, leader: Leader) -> None:
     place(leader, "train", "n1")
     store_pod(api, "other", 60)
     for name in ("other", "nobody"):
@@ -270,9 +266,7 @@ def test_a_refusal_that_cannot_be_written_down_counts_no_more_all_the_same(api: 
     ],
     ids=["another pod's", "none", "too few", "one twice", "as given"],
 )
-def test_a_pod_is_not_bound_with_cards_that_its_owner_has_written_on_it(
-    api: ApiDouble, cores: int, index: str, error: str
-) -> None:
+def test_a_pod_is_not_bound_with_cards_of_its_owner_s(api: ApiDouble, cores: int, index: str, error: str) -> None:
     leader = Leader(api, cards={"n1": 3}).leads()
     place(leader, "other", "n1", 60)
     place(leader, "train", "n1", cores)

@@ -71,9 +71,7 @@ def test_the_service_leads_to_whoever_holds_it_last(api: ApiDouble, earlier: str
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("text", ["another", None])
-def test_a_slice_that_somebody_took_from_the_service_leads_here_again(
-    api: ApiDouble, label: str, text: str | None
-) -> None:
+def test_a_slice_that_was_taken_away_leads_here_again(api: ApiDouble, label: str, text: str | None) -> None:
     advertiser(api, "10.0.0.1").hold()
     api.store(SLICE, {**api.objects[SLICE], "metadata": {"labels": {**LABELS, label: text} if text else {}}})
     advertiser(api, "10.0.0.1").hold()

@@ -120,9 +120,7 @@ DEMANDS = st.sampled_from([(5, 256), (30, 4096), (50, 8192), (75, 16384), (100, 
 
 
 @given(st.lists(st.lists(DEMANDS, min_size=1, max_size=3), max_size=30), st.sampled_from([least_free, bin_pack]))
-def test_no_card_is_ever_allotted_over_its_cores_or_its_memory(
-    pods: list[list[tuple[int, int]]], strategy: Strategy
-) -> None:
+def test_no_card_is_ever_given_over_what_it_has(pods: list[list[tuple[int, int]]], strategy: Strategy) -> None:
     nodes = {"a": node(0), "b": node(0, 0, 0), "c": node(0, 0)}
     for demands in pods:
         choice = strategy(request(*demands), nodes, nodes)

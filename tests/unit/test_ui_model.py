@@ -159,9 +159,7 @@ def test_rows(order: TableQuery, expected: list[str]) -> None:
         ({"q": "x" * 1000}, TableQuery("x" * MAX_SEARCH_LENGTH)),
     ],
 )
-def test_what_an_address_asks_for_and_does_not_exist_counts_as_not_asked_for(
-    query: dict[str, str], expected: TableQuery
-) -> None:
+def test_what_does_not_exist_counts_as_not_asked_for(query: dict[str, str], expected: TableQuery) -> None:
     assert read_table_query(query, SORTS) == expected
 
 
@@ -174,9 +172,7 @@ def test_what_an_address_asks_for_and_does_not_exist_counts_as_not_asked_for(
         (TableQuery("a", "total", descending=True), "name", TableQuery("a")),
     ],
 )
-def test_a_header_turns_its_own_order_and_begins_with_the_fullest(
-    now: TableQuery, click: str, then: TableQuery
-) -> None:
+def test_a_header_turns_its_order_and_begins_with_the_fullest(now: TableQuery, click: str, then: TableQuery) -> None:
     assert now.toggled(click) == then
 
 
