@@ -74,27 +74,27 @@ class ObservedAge:
         """Return why this must wait, or None."""
         if len(self._seen) >= self._most:
             return Keep(KeepReason.TOO_MANY)
-        sighting = self._seen[name] = _again(self._before.get(name), inode, self._now.steady)
-        if sighting.times < self._times:
+        before = self._before.get(name)
+        # Another inode is another directory under the same name: made anew, it is as young as any.
+        if before is None or before.inode != inode:
+            record = AgeRecord(inode, self._now.steady)
+        else:
+            record = msgspec.structs.replace(before, times=before.times + 1)
+        self._seen[name] = record
+        if record.times < self._times:
             return Keep(KeepReason.SEEN_ONCE)
-        if self._now.steady < sighting.retry_at:
-            return sighting.failed
-        short = self._now.steady - sighting.since < self._seconds
+        if self._now.steady < record.retry_at:
+            return record.failed
+        short = self._now.steady - record.since < self._seconds
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
         """Let what failed wait a minute, and twice as long each time in a row, up to an hour."""
-        sighting = self._seen[name]
-        delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(sighting.failures, _MOST_DOUBLINGS))
+        record = self._seen[name]
+        delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(
-            sighting, failures=sighting.failures + 1, retry_at=self._now.steady + delay, failed=keep
+            record, failures=record.failures + 1, retry_at=self._now.steady + delay, failed=keep
         )
-
-
-def _again(before: AgeRecord | None, inode: int, now: float) -> AgeRecord:
-    if before is None or before.inode != inode:
-        return AgeRecord(inode, now)
-    return msgspec.structs.replace(before, times=before.times + 1)
 
 
 class ModifiedAge:

@@ -66,10 +66,8 @@ def _from_kubeconfig(paths: str, context: str | None) -> Load:
     return load
 
 
-OLDEST = (1, 30)
-"""Major and minor version."""
-
-EXIT_STATUS = 1
+OLDEST = (1, 30)  # major and minor version
+_OLDEST = f"v{OLDEST[0]}.{OLDEST[1]}"
 
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?!\d)", re.ASCII)
 
@@ -103,7 +101,7 @@ def check_version(answer: bytes, server: str) -> str:
     if (int(found[1]), int(found[2])) < OLDEST:
         named = found.string.removeprefix("v")[:60]
         raise UnsupportedVersion(
-            f"Kubernetes v{named} at {server} is older than {_oldest()}, the oldest version that this release"
+            f"Kubernetes v{named} at {server} is older than {_OLDEST}, the oldest version that this release"
             " supports: upgrade the cluster first"
         )
     return ""
@@ -111,18 +109,15 @@ def check_version(answer: bytes, server: str) -> str:
 
 def unknown_version(server: str, why: str) -> str:
     """Return the warning for a version that is not known."""
-    return f"the version of Kubernetes at {server} is not known ({why}): {_oldest()} is the oldest that is supported"
-
-
-def _oldest() -> str:
-    return f"v{OLDEST[0]}.{OLDEST[1]}"
+    return f"the version of Kubernetes at {server} is not known ({why}): {_OLDEST} is the oldest that is supported"
 
 
 def end_process(message: str) -> NoReturn:
     """Print an error and end the process with status 1 at once, from any thread."""
     sys.stderr.write(f"Error: {message}\n")
     sys.stderr.flush()
-    os._exit(EXIT_STATUS)
+    # Not sys.exit: in a thread that would end the thread, and the process would go on without it.
+    os._exit(1)
 
 
 @dataclass(slots=True)

@@ -62,6 +62,7 @@ class LedgerStore:
         self._kube = kube
         self._namespace = namespace
         self._nodes = nodes
+        self._collection = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return the newest ledger; where there is none, one that counts the pods stored now, from a consistent LIST.
@@ -142,10 +143,6 @@ class LedgerStore:
         }
         data = {KEY: write_ledger(ledger)}
         return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
-
-    @property
-    def _collection(self) -> str:
-        return f"/api/v1/namespaces/{segment(self._namespace)}/configmaps"
 
     def _path(self, namespace: str) -> str:
         return f"{self._collection}/{segment(ledger_name(namespace))}"

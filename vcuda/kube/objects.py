@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -49,15 +50,8 @@ def post_event(kube: Kube, event: Event) -> None:
     Raises ApiError: the API server refuses it; Unavailable: no answer.
     """
     home = event.subject.namespace or DEFAULT_NAMESPACE
-    try:
-        kube.post(f"/api/v1/namespaces/{segment(home)}/events", msgspec.json.encode(_manifest(event, home)))
-    except Conflict:
-        return
-
-
-def _manifest(event: Event, home: str) -> dict[str, object]:
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
+    manifest = {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"{event.subject.name}.{event.id}", "namespace": home},
@@ -70,6 +64,8 @@ def _manifest(event: Event, home: str) -> dict[str, object]:
         "lastTimestamp": now,
         "count": 1,
     }
+    with contextlib.suppress(Conflict):
+        kube.post(f"/api/v1/namespaces/{segment(home)}/events", msgspec.json.encode(manifest))
 
 
 SERVICE_NAME = "kubernetes.io/service-name"
@@ -152,8 +148,6 @@ def _endpoints(found: EndpointSlice, port_name: str) -> Iterator[tuple[str, bool
     numbers = [each.port for each in ports if each.port and (len(ports) == 1 or each.name == port_name)]
     for endpoint in found.endpoints or ():
         # No meaning is defined for further addresses of an endpoint.
-        yield from ((_join(host, number), endpoint.is_ready) for host in endpoint.addresses[:1] for number in numbers)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        for host in endpoint.addresses[:1]:
+            bracketed = f"[{host}]" if ":" in host else host
+            yield from ((f"{bracketed}:{number}", endpoint.is_ready) for number in numbers)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from vcuda.errors import Unavailable, VcudaError, WatchLost
+from vcuda.errors import Unavailable, WatchLost
 from vcuda.kube.client import Kube, Params, Status, Stream, refusal
 
 T = TypeVar("T")
@@ -88,7 +88,8 @@ def read_event(line: bytes, what: str) -> WatchEvent:
     try:
         event = _EVENT.decode(line)
         if event.type == "ERROR":
-            raise _told(what, event.object)
+            error = refusal(what, _STATUS.decode(event.object).code, event.object)
+            raise WatchLost(str(error)) if isinstance(error, Unavailable) else error
         if event.type == "BOOKMARK":
             marked = _BOOKMARK.decode(event.object).metadata
             ends = (marked.annotations or {}).get(_INITIAL_EVENTS_END) == "true"
@@ -96,11 +97,6 @@ def read_event(line: bytes, what: str) -> WatchEvent:
         return WatchEvent(event.type, read_meta(event.object), event.object)
     except msgspec.MsgspecError as error:
         raise WatchLost(f"{what}: unreadable event: {error}") from error
-
-
-def _told(what: str, status: bytes) -> VcudaError:
-    error = refusal(what, _STATUS.decode(status).code, status)
-    return WatchLost(str(error)) if isinstance(error, Unavailable) else error
 
 
 def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
