@@ -28,7 +28,7 @@ REPEAT_SECONDS = 60.0
 
 
 class CardsPublisher:
-    """Writes the figures when they have changed. ``clock`` is in seconds, and only runs forward."""
+    """Writes the free cards when they have changed. ``clock`` is in seconds, and only runs forward."""
 
     # Nothing is decided by them but what is tried first, so it is no fault that they are some seconds old.
 
@@ -36,19 +36,19 @@ class CardsPublisher:
         self,
         kube: Kube,
         namespace: str,
-        figures: Callable[[], FreeCardsByPool],
+        free_cards: Callable[[], FreeCardsByPool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
         self._namespace = namespace
-        self._figures = figures
+        self._free_cards = free_cards
         self._clock = clock
         self._written: str | None = None
         self._repeat_at = 0.0
 
     def publish(self) -> None:
-        """Write the figures, unless they were written a moment ago; raises VcudaError where that fails."""
-        text, now = write_free_cards(self._figures()), self._clock()
+        """Write them, unless they were written a moment ago; raises VcudaError where that fails."""
+        text, now = write_free_cards(self._free_cards()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
         metadata = {"name": CARDS_CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
@@ -58,7 +58,7 @@ class CardsPublisher:
 
 
 def delete_published(kube: Kube, namespace: str) -> None:
-    """Delete the figures that a leader before us has published; where that fails it is logged."""
+    """Delete the free cards that a leader before us has published; where that fails it is logged."""
     # Where no extender keeps them up they would mislead the webhook for ever.
     log = structlog.get_logger()
     try:
@@ -76,7 +76,7 @@ def _collection(namespace: str) -> str:
 
 
 def count_free(node_cards: NodeCards, nodes: Nodes) -> FreeCardsByPool:
-    """Return the figures by model and pool; a node without a model counts for nothing."""
+    """Return the free cards by model and pool; a node without a model counts for nothing."""
     found: dict[tuple[str, str], FreeCards] = {}
     for name, cards in node_cards.items():
         model = nodes.model_of(name)
@@ -183,12 +183,12 @@ _GAUGES = (
 class CardsCollector(Collector):
     """The cards of the nodes by model and pool, as the extender counts them now."""
 
-    def __init__(self, figures: Callable[[], FreeCardsByPool]) -> None:
-        self._figures = figures
+    def __init__(self, free_cards: Callable[[], FreeCardsByPool]) -> None:
+        self._free_cards = free_cards
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family per figure."""
-        free = self._figures()
+        free = self._free_cards()
         for field, name, documentation in _GAUGES:
             family = GaugeMetricFamily(name, documentation, labels=["model", "pool"])
             for key, cards in free.items():

@@ -145,7 +145,7 @@ class Extender:
         self._log = structlog.get_logger()
         pods.follow(self._cache.pod_changed)
         nodes.follow(self._cache.node_changed)
-        registry.register(publish.CardsCollector(self.figures))
+        registry.register(publish.CardsCollector(self.free_cards))
 
     @property
     def serving(self) -> bool:
@@ -157,7 +157,7 @@ class Extender:
         """Whether it keeps up the published figures of free cards."""
         return self._server is not None
 
-    def figures(self) -> FreeCardsByPool:
+    def free_cards(self) -> FreeCardsByPool:
         """Return how much of the cards is free, by model and pool."""
         return publish.count_free(self._cache.cards(), self._nodes.current())
 
@@ -188,7 +188,7 @@ class Extender:
         self._log.info("serving extender", port=self._server.port)
         certificate = self._listening.certificate
         spawn("certificate", lambda: watch(certificate, self._stopping), self._on_fault)
-        publisher = publish.CardsPublisher(self._kube, self._namespace, self.figures)
+        publisher = publish.CardsPublisher(self._kube, self._namespace, self.free_cards)
         self._repeat("cards", publisher.publish, publish.MIN_INTERVAL_SECONDS, "free cards not published")
         if self._listening.advertised:
             advertiser = publish.Advertiser(self._kube, self._namespace, *self._listening.advertised)

@@ -136,7 +136,7 @@ class LeaderSource:
         models = cluster_cards(self._capacity.totals(), uses, unlimited, self._leader.nodes.current())
         # Only the extender knows which card a share is on; without one nobody can tell what is in fragments.
         extender = self._leader.extender
-        fragments = fragmented(extender.figures()) if extender else {}
+        fragments = fragmented(extender.free_cards()) if extender else {}
         return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]
 
     def _found(self) -> Sequence[PodFinding]:
@@ -153,9 +153,9 @@ class LeaderSource:
         return None if refusals is None else merge_by_workload(refusals)
 
 
-def fragmented(figures: FreeCardsByPool) -> Mapping[str, float]:
+def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
     """Return the cards of each model that are free only as shares of cards in use."""
-    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in free_by_model(figures, ()).items()}
+    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in free_by_model(free_cards, ()).items()}
 
 
 def certificate_row(shown: ServedCertificate) -> Certificate:

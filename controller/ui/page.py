@@ -10,7 +10,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from controller.ui import model as figures
+from controller.ui import model
 
 Clock = Callable[[], datetime.datetime]
 """Returns now, with its time zone."""
@@ -30,11 +30,11 @@ class Views:
             auto_reload=False,  # else the files are looked at with every rendering
         )
         self._templates.filters |= {
-            "number": figures.number,
-            "memory": figures.memory,
+            "number": model.number,
+            "memory": model.memory,
             "path": lambda name: quote(name, safe=""),  # a slash in a name would lead to another page
             "time": self.time,
-            "plural": figures.plural,
+            "plural": model.plural,
             "until": self.until,
         }
         self._row = self._templates.get_template("_row.html")
@@ -43,28 +43,28 @@ class Views:
         """Return a page, or a part of one."""
         return self._templates.get_template(template).render(values)
 
-    def row(self, row: figures.NamespaceRow, columns: tuple[str, ...]) -> str:
+    def row(self, row: model.NamespaceRow, columns: tuple[str, ...]) -> str:
         """Return one namespace's row of the table."""
         return self._row.render(row=row, columns=columns)
 
     def time(self, text: str) -> Markup:
         """Return how long ago an RFC 3339 time is, in an element that holds the time itself."""
-        at = figures.moment(text)
+        at = model.moment(text)
         if at is None:
             return Markup("<span>{}</span>").format(text or "unknown")
         return Markup('<time datetime="{}" title="{}">{}</time>').format(
-            text, text, figures.span((self._clock() - at).total_seconds())
+            text, text, model.span((self._clock() - at).total_seconds())
         )
 
     def until(self, text: str) -> tuple[str, str]:
         """Return what there is to say of an end, and how grave that is: ``ended``, ``soon``, ``later``, ``unknown``."""
-        at = figures.moment(text)
+        at = model.moment(text)
         if at is None:
             return "end not known", "unknown"
         left = (at - self._clock()).total_seconds()
         if left <= 0:
-            return f"ended {figures.span(-left)} ago", "ended"
-        return f"{figures.span(left)} left", "soon" if left < SOON else "later"
+            return f"ended {model.span(-left)} ago", "ended"
+        return f"{model.span(left)} left", "soon" if left < SOON else "later"
 
 
 # Time enough to look, when a rotation that should have come has not.
