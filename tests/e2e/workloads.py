@@ -31,8 +31,8 @@ def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 
     return {"apiVersion": API_VERSIONS.get(kind, "apps/v1"), "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def check_nudged(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
-    """Assert that one workload of every kind is refused in ``namespace``, and nudged once ``free`` has made room."""
+def check_retried(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
+    """Assert that one workload of every kind is refused, and told to try again once ``free`` has made room."""
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
     await_refused(cluster, namespace)
@@ -40,7 +40,7 @@ def check_nudged(cluster: Cluster, manager: Component | None, namespace: str, fr
     with manager.away():
         free()
         for each in created:
-            cluster.await_object(cluster.path_of(each), each["metadata"]["name"], was_nudged)
+            cluster.await_object(cluster.path_of(each), each["metadata"]["name"], was_told)
 
 
 def await_refused(cluster: Cluster, namespace: str) -> None:
@@ -58,5 +58,5 @@ def kinds_told(events: list[Json]) -> set[str]:
     return {event["involvedObject"]["kind"] for event in events}
 
 
-def was_nudged(found: Json) -> bool:
+def was_told(found: Json) -> bool:
     return RETRIED in found["metadata"].get("annotations", {})

@@ -26,7 +26,7 @@ from tests.e2e.manifests.system import NODE, System
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.stage import SERVICE, SLICES, own_address
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
-from tests.e2e.workloads import check_nudged
+from tests.e2e.workloads import check_retried
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
 from tests.processes import WebhookProcess
@@ -101,11 +101,11 @@ def stale_allocations_are_removed(cluster: Cluster) -> None:
     cluster.delete_namespace(namespace)
 
 
-def every_kind_of_workload_is_nudged(cluster: Cluster, plane: ControlPlane, quota: QuotaConfigMap) -> None:
+def every_kind_of_workload_tries_again(cluster: Cluster, plane: ControlPlane, quota: QuotaConfigMap) -> None:
     """By a patch of each, once quota is free."""
     with limited(cluster, quota, {"quota": {"M40": 5}}) as namespace:
         cluster.create(card_pod("holder", namespace, cards=5))
-        check_nudged(cluster, plane.controller_manager, namespace, lambda: cluster.delete_pod(namespace, "holder"))
+        check_retried(cluster, plane.controller_manager, namespace, lambda: cluster.delete_pod(namespace, "holder"))
 
 
 def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> None:

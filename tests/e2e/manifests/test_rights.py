@@ -63,7 +63,7 @@ def live(system: System, plane: ControlPlane) -> None:
         scenes.a_namespace_is_led_through_its_life(cluster, quota)
         scenes.a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster, quota)
         scenes.stale_allocations_are_removed(cluster)
-        scenes.every_kind_of_workload_is_nudged(cluster, plane, quota)
+        scenes.every_kind_of_workload_tries_again(cluster, plane, quota)
         scenes.a_malformed_quota_is_reported(cluster, quota)
         done = system.rotate(issued_before=now(), overlap="1s", retention="1s")
         assert "IssueLeaf" in done.stdout, done.stdout + done.stderr

@@ -16,13 +16,13 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.conftest import require
 from tests.e2e.control_plane import Component, ControlPlane
 from tests.e2e.installation import Installation, await_committed, limited_team
-from tests.e2e.workloads import was_nudged, workload
+from tests.e2e.workloads import was_told, workload
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, WebhookProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 
-NODE = "nudge-m40"
+NODE = "retry-m40"
 ONE = {"quota": {"M40": 1}}
 WITHIN = 14.0
 """Seconds from quota being free to the pod being stored: fewer than until the owner would try again by itself."""
@@ -100,7 +100,7 @@ def test_a_workload_deep_in_its_back_off_gets_its_pod_before_it_would_try_again(
     print(f"{case}: the pod was stored {seconds:.0f} s after quota was free")
     assert seconds < WITHIN
     [owner] = cluster.rest.get(cluster.path_of(workload(waiting[case].kind, namespace)))["items"]
-    assert was_nudged(owner)
+    assert was_told(owner)
 
 
 def is_own(pod: Json) -> bool:
@@ -138,11 +138,11 @@ def test_a_crowd_of_refused_deployments_does_not_stampede(
         with hasty.away():
             for number in range(FREED):
                 cluster.delete_pod(namespace, f"holder-{number}")
-            owners = cluster.await_collection(replica_sets, lambda owners: sum(map(was_nudged, owners)) >= FREED)
-            told = {owner["metadata"]["name"] for owner in owners if was_nudged(owner)}
-            nudges = [line for line in controller.logs("nudged") if f"/{namespace}/" in line["owner"]]
+            owners = cluster.await_collection(replica_sets, lambda owners: sum(map(was_told, owners)) >= FREED)
+            told = {owner["metadata"]["name"] for owner in owners if was_told(owner)}
+            lines = [line for line in controller.logs("nudged") if f"/{namespace}/" in line["owner"]]
             assert len(told) == FREED
-            assert len(nudges) <= 2 * FREED, "each once, and once more where it took its time"
+            assert len(lines) <= 2 * FREED, "each once, and once more where it took its time"
         cluster.await_pods(namespace, lambda pods: len(pods) == FREED and all(map(is_own, pods)), 60)
         await_committed(installation, namespace, M40=100 * FREED)
 
