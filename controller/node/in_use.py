@@ -19,7 +19,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,9 +191,9 @@ class Scan:
         namespace = str((process / "ns" / "mnt").readlink())
         if namespace in self.namespaces:
             return
-        lines = _lines_of(process / "mountinfo")
+        mounts = _mounts_in(process / "mountinfo")
         self.namespaces.add(namespace)
-        for found in _mounts_in(lines):
+        for found in mounts:
             self.mounts[found.number] = found.device
             for path in (found.root, found.point):
                 self.found.mounted.update(_VOLUMES.sub("", path).split("/"))
@@ -219,7 +219,7 @@ def _has_path(link: str) -> bool:
 
 def _mounted_at(root: int, mount: Mount) -> _Mounted:
     # Return the root's mount. Its device is the file system's own, as in maps, where btrfs shows others in st_dev.
-    for found in _mounts_in(_lines_of(_OWN_MOUNTS)):
+    for found in _mounts_in(_OWN_MOUNTS):
         if found.number == mount.number:
             return found
     raise MustStay(KeepReason.ERROR, f"mount {mount.number} of descriptor {root} is not in {_OWN_MOUNTS}")
@@ -227,20 +227,17 @@ def _mounted_at(root: int, mount: Mount) -> _Mounted:
 
 def mount_points() -> frozenset[str]:
     """Return the last parts of the paths of all mount points that this process sees."""
-    return frozenset(found.point.rpartition("/")[2] for found in _mounts_in(_lines_of(_OWN_MOUNTS)))
+    return frozenset(found.point.rpartition("/")[2] for found in _mounts_in(_OWN_MOUNTS))
 
 
-def _mounts_in(lines: Iterable[str]) -> Iterator[_Mounted]:
-    for line in lines:
-        match = _MOUNT.match(line)
-        if match:
-            number, major, minor, root, point, kind = match.groups()
-            yield _Mounted(int(number), (int(major), int(minor)), root, point, kind)
-
-
-def _lines_of(path: Path) -> list[str]:
-    # Return the lines of one of /proc's files: there a newline in a path is escaped, and no other end of a line.
-    return os.fsdecode(path.read_bytes()).split("\n")
+def _mounts_in(path: Path) -> list[_Mounted]:
+    # A newline in a path is escaped there, and no other character ends a line. What is no mount is passed over.
+    matches = map(_MOUNT.match, os.fsdecode(path.read_bytes()).split("\n"))
+    return [
+        _Mounted(int(found[1]), (int(found[2]), int(found[3])), found[4], found[5], found[6])
+        for found in matches
+        if found
+    ]
 
 
 def sees_host() -> bool:
