@@ -220,11 +220,11 @@ def _generated_name(request: AdmissionRequest) -> str:
     return named.name or f"{named.generate_name}*"
 
 
-class _Names(K8sStruct, frozen=True):
+class _PodNames(K8sStruct, frozen=True):
     name: str = ""
     generate_name: str = ""
 
 
 # The names alone: the annotations of a large pod take longer to decode than all else in it.
 class _Named(K8sStruct, frozen=True):
-    metadata: _Names = _Names()
+    metadata: _PodNames = _PodNames()
