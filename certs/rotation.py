@@ -172,7 +172,7 @@ class Rotation:
                 # Of two runs at once one goes on at once and the other later: they do not meet in every write.
                 self.clock.sleep(min(faults * 0.2, 2.0))
         text = f"after {MAX_STEPS} steps there is still something to do, so something else undoes them"
-        return steps.StepRefused((Problem(text, self.policy.commands.rehearse),))
+        return steps.StepRefused((Problem(text, self.policy.commands.dry_run),))
 
     def _decide(self, observations: Observations) -> tuple[steps.Decision, State]:
         state = observations.with_read_only(self.store.read(self.clock.now))

@@ -37,7 +37,7 @@ class Commands:
 
     restart: str = "kubectl -n vcuda-quota rollout restart deployment/vcuda-webhook"
     endpoints: str = "kubectl -n vcuda-quota get pods,endpointslices"
-    rehearse: str = "vcuda-certs rotate --dry-run"
+    dry_run: str = "vcuda-certs rotate --dry-run"
     allow: str = "kubectl edit clusterrole vcuda-certs"
     register: str = "kubectl label validatingwebhookconfiguration NAME app.kubernetes.io/part-of=vcuda-quota"
     replace: str = "kubectl -n vcuda-quota delete secret vcuda-webhook-ca vcuda-webhook-tls"

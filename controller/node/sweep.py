@@ -98,7 +98,7 @@ class NodeSweep:
         OSError where the root cannot be read; one that does not exist holds nothing.
         OutOfTime once ``give_up`` answers true; what was done until then stands, and a later pass does the rest. It is
         not asked before one directory of the root and one of the trash have had their turn, so that there is an end
-        however slow the disk, or the look at processes has had its patience; that goes on, and a later pass takes it
+        however slow the disk, or the scan of processes has had its timeout; that goes on, and a later pass takes it
         up. ``stopping`` is asked at every step.
         """
         presence = self._presence()
