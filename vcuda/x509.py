@@ -8,6 +8,7 @@ import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address
+from typing import Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -51,7 +52,11 @@ def parse_dns_name(text: str) -> str:
     Raises ValueError with a sentence that says what to write instead.
     """
     name = text.lower()
-    if _is_address(name):
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        pass  # as it should be: in a certificate an address is no name
+    else:
         raise ValueError(f"{text!r} is an IP address: give it with --ip")
     labels = name.removeprefix("*.").split(".")
     if len(name) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
@@ -87,14 +92,6 @@ def service_names(service: str, namespace: str) -> Names:
     """
     parts = (service, namespace, "svc", "cluster.local")
     return Names(tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)))
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 AUTHORITY_LIFE = timedelta(days=730)
@@ -172,25 +169,20 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
 
 
 def is_ours(certificate: x509.Certificate) -> bool:
-    """Whether a certificate bears the name that `make_authority` gives; anybody may give it too, so nothing is trusted
-    by it.
-    """
-    try:
-        return _is_our_name(certificate.subject)
-    except ValueError:  # a subject that cannot be read
-        return False
+    """Whether it bears the name that `make_authority` gives; anybody may give it too, so nothing is trusted by it."""
+    return _is_our_name(certificate, "subject")
 
 
 def is_signed_by_ours(certificate: x509.Certificate) -> bool:
-    """Whether a certificate names an authority of `make_authority` as its issuer."""
+    """Whether it names an authority of `make_authority` as its issuer."""
+    return _is_our_name(certificate, "issuer")
+
+
+def _is_our_name(certificate: x509.Certificate, attribute: Literal["subject", "issuer"]) -> bool:
     try:
-        return _is_our_name(certificate.issuer)
-    except ValueError:
+        return any(str(one.value).startswith(_AUTHORITY_NAME) for one in getattr(certificate, attribute))
+    except ValueError:  # a name that cannot be read
         return False
-
-
-def _is_our_name(name: x509.Name) -> bool:
-    return any(str(one.value).startswith(_AUTHORITY_NAME) for one in name)
 
 
 def _builder(
