@@ -36,9 +36,9 @@ def pinned(pod: Json) -> Json:
     return {**pod, "spec": {**pod["spec"], "affinity": held_to("M40")}}
 
 
-def review_of(subject: object, **fields: object) -> Json:
-    """A review of the creation of ``subject``; ``fields`` replace those of its request, by Kubernetes' own names."""
-    metadata = subject.get("metadata") if isinstance(subject, dict) else None
+def review_of(manifest: object, **fields: object) -> Json:
+    """A review of the creation of ``manifest``; ``fields`` replace those of its request, by Kubernetes' own names."""
+    metadata = manifest.get("metadata") if isinstance(manifest, dict) else None
     named = metadata if isinstance(metadata, dict) else {}
     request = {
         "uid": str(uuid.uuid4()),
@@ -48,7 +48,7 @@ def review_of(subject: object, **fields: object) -> Json:
         "namespace": named.get("namespace", ""),
         "operation": "CREATE",
         "userInfo": {"username": "alice", "groups": ["system:authenticated"]},
-        "object": subject,
+        "object": manifest,
         "dryRun": False,
         **fields,
     }
