@@ -33,8 +33,8 @@ QUIET = frozenset({"ignored", "unlimited", "mirror"})
 MARGIN_SECONDS = 0.5
 """Kept back from the API server's timeout, so that the answer is there before it gives up."""
 
-# The longest that one review may keep the event loop from the others is about 5 ms: so long takes 64 KiB of what takes
-# longest, annotations (`python -m bench large-pods`). A usual review has 4 to 20 KiB, and stays on the loop.
+# So much takes 1 to 5 ms of the event loop, by the machine and its load, in which it serves nobody else
+# (`python -m bench large-pods`). A usual review has 4 to 20 KiB; to hand one over takes about as long as to answer it.
 LARGE_REVIEW = 64 * 1024
 
 # One of them computes at a time; the others are those that wait for a ledger, which takes as long as the API server.
