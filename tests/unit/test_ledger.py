@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -348,7 +347,6 @@ def test_the_version_that_was_read_is_left_as_it_was(
     assert msgspec.json.encode(ledger) == before
 
 
-SAMPLE = Path(__file__).parents[1] / "data" / "ledger-format-1.json"
 ANY_CHARGES = st.builds(Charge, st.integers(0, 800), st.integers(0, 10_000), st.integers(0, 800))
 ANY_UIDS = st.uuids().map(str) | st.text(max_size=40)
 ANY_LEDGERS = st.builds(
@@ -384,36 +382,25 @@ def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, 
     assert len(json.dumps(write_ledger(ledger))) < bytes_
 
 
-def test_the_first_format_is_read_and_replaced() -> None:
-    """The sample was written by the first build that kept ledgers."""
-    ledger = read_ledger(SAMPLE.read_text())
-    assert ledger.committed == {"M40": Charge(250, 1024, 100), "P100": Charge(100, 0, 100)}
-    assert ledger.pod_resource_version == "48213"
-    assert ledger.pending == {
-        "5b0b9a9e-4a5e-4a38-9c63-6f3a1d1f6a10": Pending("M40", Charge(100, 0, 100)),
-        "c2f7d0a4-8a5f-4f0e-b1d2-93f5c1d7e811": Pending("P100", Charge(50, 2048)),
-    }
-    assert json.loads(write_ledger(ledger))["format"] == 2
-
-
 @pytest.mark.parametrize(
     "text",
     [
         pytest.param("", id="nothing"),
         pytest.param("[]", id="no object"),
+        pytest.param('{"committed": {}, "podResourceVersion": "", "pending": {}}', id="no format"),
         pytest.param("{", id="cut off"),
-        pytest.param('{"format": 3}', id="of a later release"),
-        pytest.param('{"format": "2"}', id="a format that is no number"),
-        pytest.param('{"format": 2}', id="without what belongs in it"),
+        pytest.param('{"format": 2}', id="of a later release"),
+        pytest.param('{"format": "1"}', id="a format that is no number"),
+        pytest.param('{"format": 1}', id="without what belongs in it"),
         pytest.param(
-            '{"format": 2, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0]]}}', id="short"
+            '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0]]}}', id="short"
         ),
         pytest.param(
-            '{"format": 2, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0, 0, "abc"]]}}',
+            '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0, 0, "abc"]]}}',
             id="a uid cut off",
         ),
         pytest.param(
-            '{"format": 2, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0, 0, "'
+            '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[1, 0, 0, "'
             + "!" * 22
             + '"]]}}',
             id="no Base64",

@@ -160,7 +160,7 @@ def is_older(version: str, than: str) -> bool:
 
 # The text is small, since each batch of admissions writes it whole: pending charges that are alike share their amounts,
 # and a uid is 22 characters of base64 instead of 36. 512 pending charges are under 20 kB.
-FORMAT = 2
+FORMAT = 1
 
 UIDS_REMEMBERED = 8192
 """A pending uid is written again with every batch until it is settled; its two spellings are worked out once."""
@@ -181,7 +181,7 @@ class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class _Format(msgspec.Struct, frozen=True):
-    format: int = 1
+    format: int
 
 
 class _Grouped(msgspec.Struct, frozen=True, rename="camel"):
@@ -191,15 +191,8 @@ class _Grouped(msgspec.Struct, frozen=True, rename="camel"):
     format: int = FORMAT
 
 
-class _ByUid(msgspec.Struct, frozen=True, rename="camel"):
-    committed: Mapping[str, Charge]
-    pod_resource_version: str
-    pending: Mapping[str, Pending]
-
-
 _HEAD = msgspec.json.Decoder(_Format)
 _GROUPED = msgspec.json.Decoder(_Grouped)
-_BY_UID = msgspec.json.Decoder(_ByUid)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -210,18 +203,15 @@ def write_ledger(ledger: Ledger) -> str:
 
 
 def read_ledger(text: str) -> Ledger:
-    """Return the ledger that a text holds, of this format or an earlier one.
+    """Return the ledger that a text holds.
 
-    Raises ValueError, as msgspec does too, where it is damaged or of a later format.
+    Raises ValueError, as msgspec does too, where it is damaged or of another format.
     """
-    format_ = _HEAD.decode(text).format
-    if format_ == FORMAT:
-        grouped = _GROUPED.decode(text)
-        return Ledger(grouped.committed, grouped.pod_resource_version, dict(_entries(grouped.pending)))
-    if format_ == 1:
-        old = _BY_UID.decode(text)
-        return Ledger(old.committed, old.pod_resource_version, old.pending)
-    raise ValueError(f"format {format_} is of a later release")
+    # The format is read by itself first, since one of a later release may lack what is asked for below.
+    if (found := _HEAD.decode(text).format) != FORMAT:
+        raise ValueError(f"format {found} is of another release")
+    grouped = _GROUPED.decode(text)
+    return Ledger(grouped.committed, grouped.pod_resource_version, dict(_entries(grouped.pending)))
 
 
 def _grouped(pending: Mapping[str, Pending]) -> dict[str, tuple[_Group, ...]]:
