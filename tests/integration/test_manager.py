@@ -66,8 +66,11 @@ def test_a_leader_without_an_extender_deletes_the_figures_of_one_that_was(api: A
     assert path not in api.objects
 
 
-def test_a_stop_waits_for_the_removal_that_is_on_its_way(api: ApiDouble, leader: Leader) -> None:
+def test_a_stop_waits_for_the_removal_that_is_on_its_way(
+    api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The patch has landed, and its Event is still to come."""
+    monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
