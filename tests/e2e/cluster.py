@@ -30,7 +30,7 @@ from tests.e2e.control_plane import ADMIN, ControlPlane, write_kubeconfig
 from tests.processes import eventually
 from vcuda.kube import Kube
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
 NOT_READY = "node.kubernetes.io/not-ready"
 
