@@ -81,7 +81,7 @@ class CertificateWatch(Collector):
             if stop.wait(INTERVAL_SECONDS):
                 return
 
-    def look(self, now: datetime.datetime) -> None:
+    def check(self, now: datetime.datetime) -> None:
         """Dial every ready endpoint, and write an Event on the Service for each leaf that should have been renewed.
 
         Raises VcudaError.
@@ -98,7 +98,7 @@ class CertificateWatch(Collector):
     def _look_safely(self) -> None:
         # A fault that lasts is logged once, and not every five minutes: it is as long as the webhook is not installed.
         try:
-            self.look(datetime.datetime.now(datetime.UTC))
+            self.check(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"
         except (VcudaError, *UNDECODABLE) as error:
             fault = str(error)

@@ -79,7 +79,7 @@ class Publisher:
         published = self.published.get((namespace, NAME))
         if use is None:
             if published:
-                self._withdraw(namespace)
+                self._delete_report(namespace)
             return
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         if published and published.text == text:
@@ -94,7 +94,7 @@ class Publisher:
                 raise
             self._log.debug("no usage published: the namespace is gone or going", namespace=namespace)
 
-    def _withdraw(self, namespace: str) -> None:
+    def _delete_report(self, namespace: str) -> None:
         try:
             self._kube.delete(f"{_collection(namespace)}/{NAME}")
         except NotFound:

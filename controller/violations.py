@@ -294,7 +294,7 @@ class ViolationWatcher:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
         found = find_violations(namespace, limits, self._pods(namespace), self._nodes.current()) if limits else ()
-        ongoing = self._keep(namespace, found)
+        ongoing = self._update_ongoing(namespace, found)
         if limits is None or not ongoing:
             self._told.pop(namespace, None)
             return None
@@ -303,7 +303,7 @@ class ViolationWatcher:
         # The next one at once, which the queue's interval keeps a second apart: each is judged without those before.
         return 0.0 if self._evict(namespace, ongoing) else self._period
 
-    def _keep(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
+    def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
         """Take over what was found, by uid; what was found before just so goes on since then."""
         before = self._ongoing.get(namespace, {})
         ongoing = {violation.pod.uid: self._since(before.get(violation.pod.uid), violation) for violation in found}

@@ -179,14 +179,14 @@ class SweepRun:
             if keep is None and len(gone) < MAX_TRACKED:
                 gone.append(entry)
             else:
-                self._keep(entry.name, keep or Keep(KeepReason.TOO_MANY))
+                self._report_kept(entry.name, keep or Keep(KeepReason.TOO_MANY))
         found = [(entry.name, self._may_go(entry)) for entry in gone]
         self._in_turn(self._move, [(name, identity) for name, identity in found if identity])
 
     def _may_go(self, entry: fs.DirectoryEntry) -> fs.Identity | None:
         # Return what it is where it may go; all are asked before anything is done, so that each sweep sees each.
         if entry.name in self.mount_points:
-            self._keep(entry.name, Keep(KeepReason.MOUNT, entry.name))
+            self._report_kept(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
         try:
             about = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False)
@@ -197,7 +197,7 @@ class SweepRun:
             keep = keep_after(error)
         if keep is None:
             return fs.Identity(about.st_dev, about.st_ino)
-        self._keep(entry.name, keep)
+        self._report_kept(entry.name, keep)
         return None
 
     def _in_turn(self, act: Callable[[T], None], all_of_them: list[T]) -> None:
@@ -238,7 +238,7 @@ class SweepRun:
         for entry in islice(fs.entries(trash.fd), MAX_TRACKED):
             trashed = self.sweep.form.read_trashed(entry.name)
             if trashed is None or not (trashed.moving or entry.kind.may_be_directory):
-                self._keep(f"{TRASH}/{entry.name}", Keep(KeepReason.FOREIGN))
+                self._report_kept(f"{TRASH}/{entry.name}", Keep(KeepReason.FOREIGN))
             else:
                 found.append((trashed, entry))
         order = self.sweep.order
@@ -257,7 +257,7 @@ class SweepRun:
         keep = self.sweep.retention.hold(entry.name, entry.inode, trashed.time)
         if keep is None or (keep.reason is KeepReason.YOUNG and self._pressed()):
             return True
-        self._keep(path, Keep(KeepReason.RETAINED) if keep.reason is KeepReason.YOUNG else keep)
+        self._report_kept(path, Keep(KeepReason.RETAINED) if keep.reason is KeepReason.YOUNG else keep)
         return False
 
     def _give_back(self, path: str, trashed: Trashed, entry: fs.DirectoryEntry, keep: Keep) -> None:
@@ -265,9 +265,9 @@ class SweepRun:
         try:
             self.report(DirectoryOutcome(path, self.trash.give_back(entry.name, trashed.name)))
         except FileExistsError:
-            self._keep(path, keep)
+            self._report_kept(path, keep)
         except OSError as error:
-            self._keep(path, keep_after(error))
+            self._report_kept(path, keep_after(error))
 
     def _delete(self, trash: fs.OpenDirectory, trashed: Trashed, entry: fs.DirectoryEntry) -> None:
         path = f"{TRASH}/{entry.name}"
@@ -280,7 +280,7 @@ class SweepRun:
             self.report(DirectoryOutcome(path, verdict, freed=removal.freed))
         except fs.OutOfTime:
             self.sweep.order.ran_out(entry.name)
-            self._keep(path, Keep(KeepReason.TOO_MANY), removal.freed)
+            self._report_kept(path, Keep(KeepReason.TOO_MANY), removal.freed)
             raise
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.retention, entry.name, path, error, removal.freed)
@@ -309,7 +309,7 @@ class SweepRun:
         keep = keep_after(error)
         if keep.reason not in _GENERAL:
             policy.put_off(name, keep)
-        self._keep(path, keep, freed)
+        self._report_kept(path, keep, freed)
 
-    def _keep(self, path: str, keep: Keep, freed: int = 0) -> None:
+    def _report_kept(self, path: str, keep: Keep, freed: int = 0) -> None:
         self.report(DirectoryOutcome(path, Action.KEPT, keep, freed))

@@ -116,7 +116,7 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
     with serving(tmp_path) as server:
         watch = watched(api, server.address, f"127.0.0.1:{free_ports(1)[0]}")
         registry.register(watch)
-        watch.look(NOW)
+        watch.check(NOW)
     name, labels = "vcuda_webhook_certificate_expiry_seconds", {"endpoint": server.address}
     assert registry.get_sample_value(name, labels) == LEAF.expires.timestamp()
     assert [bool(one.fault) for one in watch.shown() or ()] == [False, True]
@@ -137,9 +137,9 @@ def test_a_leaf_that_no_rotation_has_renewed_is_told_once_a_day_on_the_service(
     with serving(tmp_path) as server:
         watch = watched(api, server.address, server.address)
         for _ in range(2):
-            watch.look(NOW + days * DAY)
+            watch.check(NOW + days * DAY)
         [event] = events(api)
-        watch.look(NOW + (days + 1) * DAY)
+        watch.check(NOW + (days + 1) * DAY)
     assert len(events(api)) == 2
     assert event["reason"] == REASON
     assert event["involvedObject"] == {
