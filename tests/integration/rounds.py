@@ -73,3 +73,17 @@ def running(reflector: Reflector[Any]) -> Iterator[None]:
     finally:
         reflector.stop()
         reflector.join(20)
+
+
+def stopped_at_its_first_object(kube: Kube) -> Reflector[int]:
+    """A reflector of ``PATH`` that is told to stop while it decodes the first object of its list, and has ended."""
+    reflector: Reflector[int]
+
+    def stop(_raw: bytes) -> int:
+        reflector.stop()
+        return 1
+
+    reflector = Reflector(kube, PATH, stop)
+    reflector.start()
+    reflector.join(20)
+    return reflector

@@ -9,7 +9,7 @@ import threading
 import kmock
 import pytest
 
-from tests.integration.rounds import GONE, PATH, Rounds, run, running, thing
+from tests.integration.rounds import GONE, PATH, Rounds, run, running, stopped_at_its_first_object, thing
 from tests.integration.scripted import (
     Answer,
     Script,
@@ -367,15 +367,7 @@ def test_stop_while_a_watch_is_being_opened_ends_that_watch(kube: Kube, script: 
 
 def test_stop_between_the_pages_of_a_list_asks_for_no_more_and_shows_no_half(kube: Kube, script: Script) -> None:
     script.answers.append(page(10, item("a", 1, value=1), token="t"))
-    reflector: Reflector[int]
-
-    def stop(_raw: bytes) -> int:
-        reflector.stop()
-        return 1
-
-    reflector = Reflector(kube, PATH, stop)
-    reflector.start()
-    reflector.join(20)
+    reflector = stopped_at_its_first_object(kube)
     assert script.asked() == ["LIST"]
     assert not reflector.synced.is_set()
     assert dict(reflector.snapshot()) == {}

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.integration.rounds import GONE, PATH, Rounds, run, running, thing
+from tests.integration.rounds import GONE, PATH, Rounds, run, running, stopped_at_its_first_object, thing
 from tests.integration.scripted import (
     NOT_STREAMED,
     Answer,
@@ -186,15 +186,7 @@ def test_an_object_of_the_version_that_is_known_is_not_decoded_again(kube: Kube,
 def test_stop_amid_the_initial_events_ends_them_at_once_and_shows_no_half(kube: Kube, script: Script) -> None:
     """What follows is on its way already, and the stream goes on for minutes."""
     script.streams.append(stream(listed(10, item("a", 1, value=1)), b"\n"))
-    reflector: Reflector[int]
-
-    def stop(_raw: bytes) -> int:
-        reflector.stop()
-        return 1
-
-    reflector = Reflector(kube, PATH, stop)
-    reflector.start()
-    reflector.join(20)
+    reflector = stopped_at_its_first_object(kube)
     assert not reflector.alive
     assert not reflector.synced.is_set()
     assert dict(reflector.snapshot()) == {}
