@@ -1,7 +1,5 @@
 """Webhook replicas that share the ledgers of one API server double."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

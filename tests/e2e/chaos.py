@@ -1,12 +1,9 @@
 """Many callers that create pods and delete them again, and keep count of what they were answered."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
 import re
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -16,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from kubernetes.client.exceptions import ApiException
@@ -27,21 +24,13 @@ from tests.e2e.cluster import Answer, Json, Rest, states
 from tests.e2e.installation import REPLICA, Installation, flags_of
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.integration.reviews import gpu_pod
-from tests.processes import PATIENCE, ControllerProcess, WebhookProcess
+from tests.processes import PATIENCE, ControllerProcess, OwnProcess, WebhookProcess
 
 ASKS = "e2e.vcuda.io/policy"
-"""The label of the pods that it is asked about."""
-
+"""The label of the pods that another policy is asked about, which takes SLOWEST seconds at most."""
 
 REFUSAL = "refused by another policy"
-
-
-SLOWEST = 1.5
-"""Seconds."""
-
-
-REFUSED_PART = 0.1
-
+SLOWEST, REFUSED_PART = 1.5, 0.1
 
 STORED = "stored"
 OVER_QUOTA = "over quota"
@@ -57,11 +46,7 @@ _REASONS = (
     (POLICY, {403}, rf"{REFUSAL}$"),
     (BUSY, {429}, r"try again in 1 s$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-\d)?\.quota\.vcuda\.io\""),
-    (
-        API_AWAY,
-        {500, 503, 504},
-        r"etcd|rpc error|request did not complete|context deadline|context canceled|shut ?down|timed? ?out",
-    ),
+    (API_AWAY, {500, 503, 504}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
 )
 
 GPU_REQUESTS: Sequence[Json] = (
@@ -107,7 +92,8 @@ class Callers:
     def call(self, number: int, stop: threading.Event) -> None:
         labels = {REPLICA: str(number % self.replicas)}
         for turn in itertools.count():
-            namespaces = self._namespaces()
+            group = int((time.monotonic() - self.started) / self.stay)
+            namespaces = self.groups[min(group, len(self.groups) - 1)]
             pod = self._pod(f"train-{number}-{turn}", namespaces[number // self.replicas % len(namespaces)], labels)
             answer = self._create(pod)
             with self.lock:
@@ -121,10 +107,6 @@ class Callers:
     def _pod(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
         asks = {ASKS: "true"} if random.random() < SLOW_PART else {}  # noqa: S311  # a load
         return gpu_pod(name, namespace, random.choice(GPU_REQUESTS), labels={**labels, **asks})  # noqa: S311  # a load
-
-    def _namespaces(self) -> Sequence[str]:
-        group = int((time.monotonic() - self.started) / self.stay)
-        return self.groups[min(group, len(self.groups) - 1)]
 
     def _create(self, pod: Json) -> str:
         try:
@@ -159,16 +141,7 @@ def policy(directory: Path, timeout: int) -> Iterator[Json]:
         yield asks_about_pods("policy.e2e.vcuda.io", url, directory, ASKS, sideEffects="None", timeoutSeconds=timeout)
 
 
-class Killable(Protocol):
-    """What the two kinds of process have in common."""
-
-    process: subprocess.Popen[str]
-
-    def kill(self) -> object:
-        """SIGKILL; on return the process is gone."""
-
-
-P = TypeVar("P", bound=Killable)
+P = TypeVar("P", bound=OwnProcess)
 
 
 class Victim(Generic[P]):
@@ -190,21 +163,16 @@ class Victim(Generic[P]):
             return None
         return self.current()
 
-    def kill(self) -> None:
-        self.kills += 1
+    def kill(self, *, counted: bool = True) -> None:
+        """SIGKILL; another takes its place."""
+        self.kills += counted
         self.current().kill()
-        self._again()
+        self._running = self._threads.submit(self._start)
 
     def mend(self) -> None:
-        if self._running.done() and self.current().process.poll() is not None:
-            self.current().kill()
-            self._again()
-
-    def close(self) -> None:
-        self.current().kill()
-
-    def _again(self) -> None:
-        self._running = self._threads.submit(self._start)
+        """Let another take the place of one that has ended by itself."""
+        if self._running.done() and self.serving() is None:
+            self.kill(counted=False)
 
 
 @contextmanager
@@ -221,39 +189,28 @@ def replicas(installation: Installation) -> Iterator[Sequence[Victim[WebhookProc
             yield every
         finally:
             for replica in every:
-                replica.close()
+                replica.current().kill()
 
 
+@dataclass
 class Controllers:
     """Candidates for one lease."""
 
-    def __init__(self, candidates: Sequence[Victim[ControllerProcess]]) -> None:
-        self._candidates = candidates
-        self._leader: ControllerProcess | None = None
+    candidates: Sequence[Victim[ControllerProcess]]
+    _leader: ControllerProcess | None = None
 
     @property
     def kills(self) -> int:
-        return sum(candidate.kills for candidate in self._candidates)
+        return sum(candidate.kills for candidate in self.candidates)
 
     def kill_seasoned_leader(self) -> None:
         """SIGKILL the leader if it led already when this was asked last, so that each one gets to settle something."""
-        leader = next((candidate for candidate in self._candidates if leads(candidate)), None)
-        process = leader.serving() if leader else None
+        serving = [(candidate, candidate.serving()) for candidate in self.candidates]
+        leading = [(candidate, process) for candidate, process in serving if process and process.logs("leading")]
+        leader, process = leading[0] if leading else (None, None)
         if leader and process is self._leader:
             leader.kill()
         self._leader = process
-
-    def mend(self) -> None:
-        for candidate in self._candidates:
-            candidate.mend()
-
-    def output(self) -> str:
-        return "\n\n".join(candidate.current().output() for candidate in self._candidates)
-
-
-def leads(candidate: Victim[ControllerProcess]) -> bool:
-    process = candidate.serving()
-    return process is not None and bool(process.logs("leading"))
 
 
 @contextmanager
@@ -266,7 +223,7 @@ def controllers(installation: Installation, count: int, *, storable: int) -> Ite
             yield Controllers(every)
         finally:
             for candidate in every:
-                candidate.close()
+                candidate.current().kill()
 
 
 CORES = "tencent.com/vcuda-core"
@@ -300,16 +257,16 @@ def model_of(pod: Json) -> str:
     return str(model)
 
 
+@dataclass
 class Observer:
     """What was seen of some namespaces.
 
     ``most``: the most cores of each model, by namespace. ``looks``: how often. ``lost``: how often in vain.
     """
 
-    def __init__(self, namespaces: Sequence[str]) -> None:
-        self.most: dict[str, dict[str, int]] = {namespace: {} for namespace in namespaces}
-        self.looks = 0
-        self.lost = 0
+    most: Mapping[str, dict[str, int]]
+    looks: int = 0
+    lost: int = 0
 
     def see(self, pods: Sequence[Json]) -> None:
         self.looks += 1

@@ -1,10 +1,8 @@
 """Stands between a client and the real API server, passes everything on, and loses the replies it is told to lose."""
 
-from __future__ import annotations
-
 import http.server
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +47,7 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
     """A proxy to the API server of ``cluster``, for its user; ``directory`` (fresh) gets its certificates."""
     losses = losses or Losses()
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
-        server = Server(("127.0.0.1", 0), handler(cluster.server, upstream, losses))
+        server = Server(cluster.server, upstream, losses)
         make_certificates(directory)
         server.socket = tls(directory).wrap_socket(server.socket, server_side=True)
         kubeconfig = directory / "kubeconfig"
@@ -67,14 +65,15 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
 class Server(http.server.ThreadingHTTPServer):
     """Ends the watches that it passes on when it is closed."""
 
-    def __init__(self, address: tuple[str, int], handler: Callable[..., Handler]) -> None:
+    block_on_close = True
+    daemon_threads = False
+
+    def __init__(self, target: str, upstream: urllib3.PoolManager, losses: Losses) -> None:
+        self.target, self.upstream, self.losses = target, upstream, losses
         self.open: set[urllib3.BaseHTTPResponse] = set()
-        self.block_on_close = True
-        self.daemon_threads = False
-        super().__init__(address, handler)
+        super().__init__(("127.0.0.1", 0), Handler)
 
     def server_close(self) -> None:
-        """Cut what is still passed on, then wait for its threads."""
         for reply in tuple(self.open):
             reply.shutdown()
         super().server_close()
@@ -85,15 +84,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: Server
-    upstream: urllib3.PoolManager
-    target: str
-    losses: Losses
 
     def relay(self) -> None:
         """Pass one request on, and its reply back; a lost one is cut off after the API server has answered in full."""
-        reply = self.upstream.request(
+        reply = self.server.upstream.request(
             self.command,
-            self.target + self.path,
+            self.server.target + self.path,
             body=self.rfile.read(int(self.headers["Content-Length"] or 0)),
             headers={name: self.headers[name] for name in PASSED_ON if name in self.headers},
             preload_content=False,
@@ -101,7 +97,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         )
         self.server.open.add(reply)
         try:
-            if self.losses.takes(self.command, self.path):
+            if self.server.losses.takes(self.command, self.path):
                 reply.read()
                 self.close_connection = True
             else:
@@ -128,7 +124,3 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
         """Say nothing: what matters is what the webhook logs."""
-
-
-def handler(target: str, upstream: urllib3.PoolManager, losses: Losses) -> type[Handler]:
-    return type("BoundHandler", (Handler,), {"target": target, "upstream": upstream, "losses": losses})

@@ -1,7 +1,5 @@
 """Pods created without pause, and new connections made without pause: what a rotation must not make fail."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """The webhooks that ours is measured beside do what they are measured for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The quota is exact whatever dies: replicas, the leading controller, the API server and etcd, under full load."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import time
@@ -20,7 +18,7 @@ from tests.e2e.control_plane import ControlPlane, Settings, running_control_plan
 from tests.e2e.installation import Installation, await_ready, registered, running
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
-from tests.processes import WebhookProcess
+from tests.processes import WebhookProcess, eventually
 
 SECONDS = 60.0
 TICK = 2.0
@@ -77,15 +75,15 @@ def test_no_death_of_any_part_admits_more_than_the_quota_or_loses_any_of_it(
     with ExitStack() as stack:
         own = stack.enter_context(running(own_cluster, tmp_path, replicas=REPLICAS, patience=WEBHOOK_TIMEOUT))
         await_ready(own)
-        groups = [{stack.enter_context(own.team({"quota": q})): in_cores(q) for q in QUOTAS} for _ in range(GROUPS)]
-        teams = {namespace: quota for group in groups for namespace, quota in group.items()}
+        groups = [{stack.enter_context(own.team({"quota": q})): q for q in QUOTAS} for _ in range(GROUPS)]
+        teams = {namespace: in_cores(quota) for group in groups for namespace, quota in group.items()}
         stack.enter_context(registered(own))
         other = stack.enter_context(policy(tmp_path, WEBHOOK_TIMEOUT))
         stack.enter_context(own_cluster.register_webhooks(validating=[other]))
         victims = stack.enter_context(replicas(own))
         managers = stack.enter_context(controllers(own, CONTROLLERS, storable=STORABLE))
         callers = Callers(own_cluster.rest, [list(group) for group in groups], REPLICAS, SECONDS / GROUPS)
-        observers = (Observer(list(teams)), Observer(list(teams)))
+        observers = (Observer({team: {} for team in teams}), Observer({team: {} for team in teams}))
 
         with observed(own_cluster, observers):
             with in_threads([partial(callers.call, number) for number in range(CALLERS)]):
@@ -136,7 +134,7 @@ def havoc(
         time.sleep(max(started + tick * TICK - time.monotonic(), 0))
         victims[tick % len(victims)].kill()
         managers.kill_seasoned_leader()
-        managers.mend()
+        mend(managers)
         for component, ticks in ((control_plane.apiserver, APISERVER_DIES), (control_plane.etcd, ETCD_DIES)):
             if tick in ticks:
                 component.kill()
@@ -149,13 +147,21 @@ def havoc(
 
 def await_settled(own: Installation, managers: Controllers, teams: dict[str, dict[str, int]]) -> None:
     """Delete what is left, and return once no ledger holds a charge any more."""
-    deadline = time.monotonic() + STORABLE + 30
-    while not all(released(own, namespace) for namespace in teams):
-        if time.monotonic() > deadline:
-            ledgers = {namespace: own.ledger(namespace) for namespace in teams}
-            raise TimeoutError(f"still charged: {ledgers}\n{managers.output()}")
-        managers.mend()
-        time.sleep(0.5)
+
+    def all_released() -> bool:
+        mend(managers)
+        return all(released(own, namespace) for namespace in teams)
+
+    def told() -> str:
+        ledgers = {namespace: own.ledger(namespace) for namespace in teams}
+        return "\n\n".join([f"{ledgers}", *(candidate.current().output() for candidate in managers.candidates)])
+
+    eventually(all_released, told, STORABLE + 30)
+
+
+def mend(managers: Controllers) -> None:
+    for candidate in managers.candidates:
+        candidate.mend()
 
 
 def released(own: Installation, namespace: str) -> bool:

@@ -1,7 +1,5 @@
 """Many creators at once, through two replicas that know nothing of each other: never one card too many."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

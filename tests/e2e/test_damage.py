@@ -1,7 +1,5 @@
 """A ledger that somebody has changed is true to the pods again: at once by its own event, or by the full pass."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 
@@ -36,12 +34,6 @@ def team(led_team: Callable[[Json], str]) -> str:
     return led_team({"quota": {"M40": 4}})
 
 
-@pytest.fixture
-def elsewhere(installation: Installation) -> Iterator[str]:
-    with installation.free_team() as namespace:
-        yield namespace
-
-
 def damage(cluster: Cluster, namespace: str, ledger: Ledger) -> None:
     cluster.rest.merge_patch(ledger_path(namespace), {"data": {"ledger": write_ledger(ledger)}})
 
@@ -70,7 +62,7 @@ def test_a_ledger_that_somebody_changes_is_counted_anew_at_once(
 
 @pytest.mark.parametrize("committed", DAMAGES)
 def test_a_ledger_that_no_event_mends_is_mended_by_the_full_pass_which_counts_it_and_says_so(
-    installation: Installation, controller: ControllerProcess, team: str, elsewhere: str, committed: dict[str, Charge]
+    installation: Installation, controller: ControllerProcess, team: str, namespace: str, committed: dict[str, Charge]
 ) -> None:
     """It claims to be newer than all pods that are known, so it stands when its event comes; then it is at rest."""
     cluster = installation.cluster
@@ -82,7 +74,7 @@ def test_a_ledger_that_no_event_mends_is_mended_by_the_full_pass_which_counts_it
         settled = controller.metric(SETTLED)
         damage(cluster, team, Ledger(committed, str(version)))
         controller.await_metric(SETTLED, settled + 1)
-        let_versions_pass(cluster, elsewhere, version)
+        let_versions_pass(cluster, namespace, version)
         await_committed(installation, team, M40=100)
         if controller.metric(MENDED) == before + 1:
             break

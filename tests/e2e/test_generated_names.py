@@ -1,7 +1,5 @@
 """Names that the API server makes up: each that is taken costs a charge, for as long as none can tell it is vain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,21 +16,15 @@ FIRST_MINOR_THAT_RETRIES = 31
 """Of Kubernetes: from there on a create with generateName is tried up to eight times, each with a new name and uid."""
 
 
-def generated(namespace: str) -> Json:
-    pod = card_pod("", namespace)
-    del pod["metadata"]["name"]
-    pod["metadata"] |= {"generateName": "train-", "labels": {LABEL: "true"}}
-    return pod
-
-
 def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_be_vain(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
     """Meanwhile a refusal says how much of what is used is only pending. Without a controller nothing is released."""
     retries = cluster.control_plane.minor >= FIRST_MINOR_THAT_RETRIES
     namespace = team({"quota": {"M40": 4}})
+    generated = {"namespace": namespace, "generateName": "train-", "labels": {LABEL: "true"}}
     with squatting(cluster, installation.ca.parent, TAKEN) as squatter:
-        answer = cluster.try_create(generated(namespace))
+        answer = cluster.try_create({**card_pod("", namespace), "metadata": generated})
     assert answer.status == (HTTPStatus.CREATED if retries else HTTPStatus.CONFLICT), answer.message
     tries = TAKEN + 1 if retries else 1
     assert len(set(squatter.uids)) == len(squatter.uids) == tries
@@ -75,8 +67,7 @@ class Squatter:
 def squatting(cluster: Cluster, certificates: Path, limit: int) -> Iterator[Squatter]:
     """A squatter that is asked about every pod with the label. ``certificates`` has ca.crt, tls.crt and tls.key."""
     squatter = Squatter(cluster, limit)
-    with (
-        answering(squatter.answer, certificates) as url,
-        cluster.register_webhooks(validating=[asks_about_pods("squatter.example.com", url, certificates, LABEL)]),
-    ):
-        yield squatter
+    with answering(squatter.answer, certificates) as url:
+        hook = asks_about_pods("squatter.example.com", url, certificates, LABEL)
+        with cluster.register_webhooks(validating=[hook]):
+            yield squatter

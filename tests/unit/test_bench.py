@@ -1,7 +1,5 @@
 """What the benches decide: which arrangements, in which order, what is registered, and what their rounds come to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -40,10 +38,7 @@ def test_every_round_has_all_cases_in_another_order() -> None:
     every = orders(CASES, 9, seed=7)
     assert [sorted(order) for order in every] == [sorted(CASES)] * 9
     assert len({tuple(order) for order in every}) == 9
-
-
-def test_an_order_can_be_had_again_by_its_seed() -> None:
-    assert orders(CASES, 3, seed=7) == orders(CASES, 3, seed=7) != orders(CASES, 3, seed=8)
+    assert orders(CASES, 3, seed=7) == orders(CASES, 3, seed=7) != orders(CASES, 3, seed=8), "had again by the seed"
 
 
 def test_a_round_says_how_long_the_rest_will_take() -> None:
@@ -63,9 +58,8 @@ def test_cpu_is_user_and_system_time_with_that_of_ended_children_whatever_the_pr
 
 
 def test_cpu_is_told_per_stored_pod_and_by_process() -> None:
-    round_ = figures_of(
-        Result(rate=250.0, p50=3.0, p99=9.0, wanted=500, refused=2), {"kube-apiserver": 1.0, "etcd": 0.25}
-    )
+    result = Result(rate=250.0, p50=3.0, p99=9.0, wanted=500, refused=2)
+    round_ = figures_of(result, {"kube-apiserver": 1.0, "etcd": 0.25})
     assert round_.by_process == {"kube-apiserver": 2.0, "etcd": 0.5, "webhook": 0.0, "controller": 0.0}
     assert round_.cpu_ms_per_pod == 2.5
     assert (round_.pods_per_second, round_.p50_ms, round_.p99_ms, round_.refused) == (250.0, 3.0, 9.0, 2)
@@ -80,35 +74,25 @@ def test_json_is_by_arrangement_and_number_of_namespaces() -> None:
     results = {Case("none", 1): [figures(1.0)], Case("none", 10): [figures(2.0)], Case("ours-1", 1): [figures(4.0)]}
     report = json.loads(as_json(results))
     assert {name: [*cases] for name, cases in report.items()} == {"none": ["1", "10"], "ours-1": ["1"]}
-    assert report["ours-1"]["1"] == {
-        "cpu_ms_per_pod": 4.0,
-        "pods_per_second": 104.0,
-        "p50_ms": 204.0,
-        "p99_ms": 304.0,
-        "refused": 0,
-        "by_process": {"kube-apiserver": 1.0, "etcd": 1.0, "webhook": 1.0, "controller": 1.0},
-    }
+    told = {"cpu_ms_per_pod": 4.0, "pods_per_second": 104.0, "p50_ms": 204.0, "p99_ms": 304.0, "refused": 0}
+    assert report["ours-1"]["1"] == {**told, "by_process": dict.fromkeys(PROCESSES, 1.0)}
 
 
 def test_the_table_has_a_line_for_each_case_and_a_dash_for_what_does_not_run() -> None:
-    alone = Figures(
-        1.5, 900.0, 12.34, 56.78, 0, {"kube-apiserver": 1.25, "etcd": 0.25, "webhook": 0.0, "controller": 0.0}
-    )
+    by_process = {"kube-apiserver": 1.25, "etcd": 0.25, "webhook": 0.0, "controller": 0.0}
+    alone = Figures(1.5, 900.0, 12.34, 56.78, 0, by_process)
     heading, *lines = as_table({Case("none", 1): [alone], Case("ours-1", 10): [figures(4.0)]}).splitlines()
     assert heading.split("  ")[0] == "creates of pods"
     assert lines[0].split() == ["none", "1", "1.50", "1.25", "0.25", "-", "-", "900", "12.3", "56.8", "0"]
     assert lines[1].split()[:4] == ["ours-1", "10", "4.00", "1.00"]
 
 
-def test_all_are_measured_or_those_that_are_asked_for_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_for_is_measured_in_its_own_order_and_what_needs_go_is_skipped_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("bench.go.installed", lambda: True)
     assert creates.chosen(()) == [*arrangements.EVERY]
     assert creates.chosen(("ours-1", "none", "go-pin")) == ["none", "go-pin", "ours-1"]
-
-
-def test_without_go_its_webhooks_are_skipped_with_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setattr("bench.go.installed", lambda: False)
     assert creates.chosen(("ours-1", "none")) == ["none", "ours-1"]
     assert capsys.readouterr().err == ""
@@ -154,9 +138,14 @@ webhooks:
 """
 
 
-def test_ours_are_registered_as_the_manifests_say_but_for_their_address(tmp_path: Path) -> None:
-    ca, registration = tmp_path / "ca.crt", tmp_path / "registration.yaml"
-    ca.write_text("PEM")
+@pytest.fixture
+def ca(tmp_path: Path) -> Path:
+    (tmp_path / "ca.crt").write_text("PEM")
+    return tmp_path / "ca.crt"
+
+
+def test_ours_are_registered_as_the_manifests_say_but_for_their_address(tmp_path: Path, ca: Path) -> None:
+    registration = tmp_path / "registration.yaml"
     registration.write_text(REGISTERED)
     registered = hooks.installed("https://127.0.0.1:1", ca, registration)
     assert registered[hooks.MUTATING] == [
@@ -172,9 +161,7 @@ def test_ours_are_registered_as_the_manifests_say_but_for_their_address(tmp_path
     assert validating[0]["namespaceSelector"] == {"matchLabels": {"a": "b"}}
 
 
-def test_the_manifests_of_this_project_are_what_is_registered(tmp_path: Path) -> None:
-    ca = tmp_path / "ca.crt"
-    ca.write_text("PEM")
+def test_the_manifests_of_this_project_are_what_is_registered(ca: Path) -> None:
     registered = hooks.installed("https://127.0.0.1:1", ca)
     paths = {called(webhook) for webhooks in registered.values() for webhook in webhooks}
     assert {f"https://127.0.0.1:1/{path}" for path in ("mutate", "validate", "quota")} <= paths

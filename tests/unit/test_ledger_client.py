@@ -1,9 +1,8 @@
 """The ledgers that replicas share: charges are decided in groups, and what is remembered proves itself by writing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -15,8 +14,6 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledger_client import CACHED_USAGE_SECONDS
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
-
-# Groups
 
 
 def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
@@ -43,10 +40,10 @@ def test_a_call_that_is_repeated_in_its_own_group_is_charged_once(api: ApiDouble
     assert replica.uids() == ["a", "b"]
 
 
-def test_a_dry_run_in_a_group_takes_nothing_from_the_others(api: ApiDouble, replica: Replica) -> None:
-    dry = asked("b", charge=Charge(300, 0, 300), dry_run=True)
-    rest = [dry, asked("c", charge=Charge(300, 0, 300))]
-    assert kinds(together(api, replica, asked("a"), rest)) == ["Admitted"] * 3
+def test_a_dry_run_and_a_late_call_in_a_group_take_nothing_from_the_others(api: ApiDouble, replica: Replica) -> None:
+    dry, late = asked("b", charge=Charge(300, 0, 300), dry_run=True), asked("late", deadline=time.monotonic())
+    decisions = together(api, replica, asked("a"), [dry, late, asked("c", charge=Charge(300, 0, 300))])
+    assert kinds(decisions) == ["Admitted", "Admitted", "RetryLater", "Admitted"]
     assert replica.uids() == ["a", "c"]
 
 
@@ -56,11 +53,10 @@ def test_namespaces_are_apart(replica: Replica) -> None:
     assert replica.usage("team-b") == {"M40": Usage(CARD, CARD)}
 
 
-# What is remembered
-
-
 def test_after_an_own_write_the_next_needs_no_read(api: ApiDouble, replica: Replica) -> None:
+    """Nor does usage, read for /mutate meanwhile, take the place of what is remembered."""
     replica.charge("a")
+    replica.usage()
     api.forget_calls()
     assert kinds(replica.charge(uid) for uid in "bcd") == ["Admitted"] * 3
     assert api.calls == ["PUT"] * 3
@@ -85,19 +81,13 @@ def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(
 
 
 def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
+    """The controller may have released everything while this replica still remembers a full ledger."""
     for uid in "abcd":
         replica.charge(uid)
     api.forget_calls()
     assert isinstance(replica.charge("e"), Refused)
     assert api.calls == ["GET"]
-
-
-def test_what_was_freed_unseen_is_granted(api: ApiDouble, replica: Replica) -> None:
-    """The controller released everything; this replica still remembers a full ledger."""
-    for uid in "abcd":
-        replica.charge(uid)
-    stored = replica.store.read("team-a")
-    replica.store.write("team-a", Ledger({}, "7"), stored.version)
+    replica.store.write("team-a", Ledger({}, "7"), replica.store.read("team-a").version)
     api.forget_calls()
     assert isinstance(replica.charge("e"), Admitted)
     assert api.calls == ["GET", "PUT"]
@@ -149,7 +139,9 @@ def test_pods_that_came_while_there_was_no_quota_count_though_the_ledger_stayed(
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
-    asked = replica if remembers else other
+    asked, before = replica if remembers else other, api.objects[LEDGER]
+    assert isinstance(asked.charge("b", counted_since=edited, dry_run=True), Refused)
+    assert api.objects[LEDGER] is before
     assert isinstance(asked.charge("b", counted_since=edited), Refused)
     assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, "kept, for the next to decide"
     api.forget_calls()
@@ -164,18 +156,6 @@ def test_a_pod_that_was_pending_then_is_not_counted_twice(api: ApiDouble, replic
     assert isinstance(replica.charge("b", counted_since=edited), Admitted)
     ledger = replica.store.read("team-a").ledger
     assert (ledger.committed, list(ledger.pending)) == ({"M40": CARD}, ["b"])
-
-
-def test_a_dry_run_counts_anew_too_and_writes_nothing(api: ApiDouble, replica: Replica) -> None:
-    replica.charge("a")
-    api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
-    edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
-    before = api.objects[LEDGER]
-    assert isinstance(replica.charge("b", counted_since=edited, dry_run=True), Refused)
-    assert api.objects[LEDGER] is before
-
-
-# Dry runs, quotas that only warn, views
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["no ledger yet", "a ledger"])
@@ -207,12 +187,3 @@ def test_cached_usage_is_a_moment_old_and_usage_is_not(
     other.charge("y", deadline=clock.now + 1)
     clock.now += CACHED_USAGE_SECONDS
     assert asyncio.run(replica.ledgers.cached_usage("team-a"))["M40"].used.cores == 300
-
-
-def test_usage_is_no_memory_to_decide_by(api: ApiDouble, replica: Replica) -> None:
-    """/mutate reads while another charge may be being written."""
-    replica.charge("a")
-    replica.usage()
-    api.forget_calls()
-    replica.charge("b")
-    assert api.calls == ["PUT"]

@@ -1,7 +1,5 @@
 """Callers that arrive together are served together: in order, each once, and nobody is left waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import math
@@ -84,26 +82,6 @@ async def results(*callers: asyncio.Task[str]) -> list[str | BaseException]:
     return await asyncio.gather(*callers, return_exceptions=True)
 
 
-# Batches
-
-
-@on_a_loop
-async def test_a_caller_alone_is_served_at_once() -> None:
-    gated = Gated()
-    await gated.open(2)
-    assert [await gated.committer.serve(item, math.inf) for item in "ab"] == ["A", "B"]
-    assert gated.batches == [["a"], ["b"]]
-
-
-@on_a_loop
-async def test_callers_that_wait_together_are_one_batch_in_order() -> None:
-    gated = Gated()
-    callers = [*await gated.calls("a"), *await gated.calls("bcde")]
-    await gated.open(2)
-    assert await results(*callers) == list("ABCDE")
-    assert gated.batches == [["a"], ["b", "c", "d", "e"]]
-
-
 @on_a_loop
 async def test_who_is_served_has_its_answer_while_the_next_batch_is_in_work() -> None:
     gated = Gated()
@@ -117,17 +95,15 @@ async def test_who_is_served_has_its_answer_while_the_next_batch_is_in_work() ->
 
 
 @on_a_loop
-async def test_more_are_waited_for_only_after_a_batch_of_several() -> None:
+async def test_callers_that_wait_together_are_one_batch_in_order_and_only_after_one_are_more_waited_for() -> None:
     gated = Gated()
-    callers = [*await gated.calls("a"), *await gated.calls("bc")]
+    callers = [*await gated.calls("a"), *await gated.calls("bcde")]
     await gated.open(4)
-    assert await results(*callers) == list("ABC")
-    assert (gated.batches, gated.gathered) == ([["a"], ["b", "c"]], 0)
-    assert [await gated.committer.serve(item, math.inf) for item in "de"] == ["D", "E"]
-    assert gated.gathered == 1, "before d, and no more before e"
-
-
-# Callers that leave
+    assert await results(*callers) == list("ABCDE")
+    assert (gated.batches, gated.gathered) == ([["a"], ["b", "c", "d", "e"]], 0)
+    assert [await gated.committer.serve(item, math.inf) for item in "fg"] == ["F", "G"]
+    assert gated.gathered == 1, "before f, and no more before g"
+    assert gated.batches[2:] == [["f"], ["g"]], "who comes alone is served at once"
 
 
 @pytest.mark.parametrize("how", ["its deadline comes", "it is cancelled"])
@@ -178,9 +154,6 @@ async def test_what_a_late_caller_is_told_may_change_while_it_is_in_work() -> No
     assert await gated.committer.serve("a", time.monotonic() + 0.05) == "unsure"
 
 
-# Errors
-
-
 @pytest.mark.parametrize("error", [BrokenError(), TimeoutError()], ids=repr)
 @on_a_loop
 async def test_an_error_reaches_every_caller_that_has_no_result(error: Exception) -> None:
@@ -202,12 +175,9 @@ async def test_an_error_reaches_every_caller_that_has_no_result(error: Exception
 async def test_an_item_that_the_work_passes_over_is_told_as_one_that_is_late() -> None:
     gated = Gated()
     gated.work = lambda batch: capitals([call for call in batch if call.item != "b"])
-    callers = [*await gated.calls("a"), *await gated.calls("bc")]
-    await gated.open(2)
+    callers = await gated.calls("abc")
+    await gated.open()
     assert await results(*callers) == ["A", LATE, "C"]
-
-
-# Many callers
 
 
 class Crowd:

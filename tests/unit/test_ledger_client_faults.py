@@ -1,15 +1,13 @@
 """The ledgers that replicas share, when others write first, when calls are lost, and when time runs out."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.api_double import ApiDouble, Effect, Late, Script, delivered, lost_reply, lost_request
-from tests.replicas import CARD, LEDGER, Clock, Gate, Replica, asked, kinds, together
+from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.replicas import CARD, LEDGER, Clock, Gate, Replica, asked, kinds
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, UnreadableLedger
 from vcuda.ledger.ledger import Admitted, Refused
@@ -28,13 +26,6 @@ def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, ot
     assert api.calls == ["PUT", "GET", "PUT"]
     assert replica.counted("conflicts_total") == 1
     assert sorted(replica.uids()) == ["a", "b", "x"]
-
-
-def test_who_loses_the_last_card_to_another_is_refused(replica: Replica, other: Replica) -> None:
-    replica.charge("a")
-    assert isinstance(other.charge("x", charge=Charge(300, 0, 300)), Admitted)
-    assert isinstance(replica.charge("b"), Refused)
-    assert replica.uids() == ["a", "x"]
 
 
 def test_two_that_open_the_ledger_at_once(api: ApiDouble, replica: Replica, other: Replica) -> None:
@@ -66,13 +57,6 @@ def test_a_deadline_that_has_come_is_busy_without_a_call(api: ApiDouble, replica
     assert api.calls == []
 
 
-def test_a_late_caller_holds_nobody_up(api: ApiDouble, replica: Replica) -> None:
-    """Its charge is not decided; those of its group are."""
-    decisions = together(api, replica, asked("a"), [asked("b"), asked("c", deadline=time.monotonic()), asked("d")])
-    assert kinds(decisions) == ["Admitted", "Admitted", "RetryLater", "Admitted"]
-    assert replica.uids() == ["a", "b", "d"]
-
-
 # Lost calls
 
 
@@ -80,10 +64,11 @@ def test_a_late_caller_holds_nobody_up(api: ApiDouble, replica: Replica) -> None
 @pytest.mark.parametrize(
     ("deliveries", "calls"),
     [
-        pytest.param([lost_reply], ["WRITE", "GET"], id="the reply was lost"),
-        pytest.param([lost_request], ["WRITE", "GET", "WRITE"], id="the request was lost"),
-        pytest.param([lost_request, lost_reply], ["WRITE", "GET", "WRITE", "GET"], id="both, one after the other"),
+        ([lost_reply], ["WRITE", "GET"]),
+        ([lost_request], ["WRITE", "GET", "WRITE"]),
+        ([lost_request, lost_reply], ["WRITE", "GET", "WRITE", "GET"]),
     ],
+    ids=["the reply was lost", "the request was lost", "both, one after the other"],
 )
 def test_a_write_without_an_answer_is_looked_for_by_uid(
     api: ApiDouble, replica: Replica, deliveries: list[Callable[..., bytes]], calls: list[str], opened: bool
@@ -101,15 +86,24 @@ def test_a_write_without_an_answer_is_looked_for_by_uid(
         assert made[: len(calls)] == calls
 
 
-def test_a_write_that_lands_after_it_was_looked_for_is_found_by_conflict(api: ApiDouble, replica: Replica) -> None:
-    late = Late()
+def landing(late: Late) -> Delivery:
+    """Let a late write land just before a call."""
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         late.land()
         return effect()
 
+    return overtaken
+
+
+def failing(writes: Script, reads: Script) -> Delivery:
+    return lambda method, timeout, effect: (reads if method == "GET" else writes)(method, timeout, effect)
+
+
+def test_a_write_that_lands_after_it_was_looked_for_is_found_by_conflict(api: ApiDouble, replica: Replica) -> None:
+    late = Late()
     replica.charge("x")
-    api.deliver = Script(late, overtaken)
+    api.deliver = Script(late, landing(late))
     assert isinstance(replica.charge("a"), Admitted)
     assert replica.uids() == ["x", "a"]
     assert replica.counted("conflicts_total") == 1
@@ -136,9 +130,7 @@ def test_where_it_cannot_be_looked_for_nobody_is_told_yes_or_no(
     api: ApiDouble, replica: Replica, delivery: Callable[..., bytes]
 ) -> None:
     replica.charge("x")
-    reads = Script(lost_request, methods=("GET",))
-    writes = Script(delivery)
-    api.deliver = lambda method, timeout, effect: (reads if method == "GET" else writes)(method, timeout, effect)
+    api.deliver = failing(Script(delivery), Script(lost_request, methods=("GET",)))
     assert replica.charge("a") == UNSURE
     assert isinstance(replica.charge("a"), Admitted), "the API server repeats the call"
     assert replica.uids() == ["x", "a"]
@@ -147,14 +139,8 @@ def test_where_it_cannot_be_looked_for_nobody_is_told_yes_or_no(
 def test_unsure_stays_unsure_through_a_conflict(api: ApiDouble, replica: Replica) -> None:
     """The write that got no answer may be the one that was first."""
     late = Late()
-
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        late.land()
-        return effect()
-
     replica.charge("x")
-    writes, reads = Script(late, overtaken), Script(delivered, lost_request, methods=("GET",))
-    api.deliver = lambda method, timeout, effect: (reads if method == "GET" else writes)(method, timeout, effect)
+    api.deliver = failing(Script(late, landing(late)), Script(delivered, lost_request, methods=("GET",)))
     assert replica.charge("a") == UNSURE
 
 
@@ -164,21 +150,18 @@ def test_unsure_to_the_end(api: ApiDouble, replica: Replica, clock: Clock) -> No
     assert replica.charge("a", deadline=clock.now + 1) == UNSURE
 
 
-@pytest.mark.parametrize("method", ["GET", "LIST"])
-def test_unreachable_before_anything_was_written_is_raised(api: ApiDouble, replica: Replica, method: str) -> None:
-    api.deliver = Script(lost_request, methods=(method,))
+@pytest.mark.parametrize("method", ["GET", "LIST", "GET after a conflict"])
+def test_unreachable_where_nothing_of_its_own_can_be_written_is_raised(
+    api: ApiDouble, replica: Replica, other: Replica, method: str
+) -> None:
+    """A write that lost to another is known not to have landed."""
+    if method == "GET after a conflict":
+        replica.charge("x")
+        other.charge("y")
+    api.deliver = Script(lost_request, methods=(method.partition(" ")[0],))
     with pytest.raises(Unavailable):
         replica.charge("a")
     assert isinstance(replica.charge("a"), Admitted), "the next is not held up"
-
-
-def test_unreachable_after_a_conflict_is_raised_too(api: ApiDouble, replica: Replica, other: Replica) -> None:
-    """A write that lost to another is known not to have landed."""
-    replica.charge("a")
-    other.charge("x")
-    api.deliver = Script(lost_request, methods=("GET",))
-    with pytest.raises(Unavailable):
-        replica.charge("b")
 
 
 def test_a_damaged_ledger_is_counted_from_by_nobody(api: ApiDouble, replica: Replica) -> None:

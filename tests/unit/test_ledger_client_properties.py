@@ -1,33 +1,22 @@
 """Replicas that share a ledger never admit more than the quota, whatever befalls their calls and however they race."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from tests.api_double import ApiDouble, Delivery, Effect, Late, delivered, lost_reply, lost_request
-from tests.builders import LABELS
-from tests.replicas import no_pause
-from tests.waiting import PATIENT
+from tests.replicas import Replica, asked
 from vcuda.errors import Unavailable, VcudaError
-from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import Admitted, ObservedPods, Refused, settle
-from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.ledger_client import ClusterLedgers
 from webhook.ledgers import ChargeRequest, RetryLater
-from webhook.metrics import LedgerMetrics
 
 LIMIT = 500
-LEDGER = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-team-a"
 
 
 class Step(NamedTuple):
@@ -58,12 +47,10 @@ class Replicas:
 
     def __init__(self) -> None:
         self.api = ApiDouble()
-        store = LedgerStore(self.api.kube, "vcuda-quota", lambda: Nodes(LABELS))
-        self.store = store
-        self.replicas = [ClusterLedgers(store, LedgerMetrics(CollectorRegistry()), sleep=no_pause) for _ in range(2)]
+        self.replicas = [Replica(self.api), Replica(self.api)]
+        self.store = self.replicas[0].store
         self.granted: dict[str, int] = {}
-        self.ended = 0
-        self._late = Late()
+        self.late = Late()
         self._numbered = 0
 
     def take(self, step: Step) -> None:
@@ -79,7 +66,7 @@ class Replicas:
 
     def ask(self, replica: int, uid: str, cores: int, *, dry_run: bool = False) -> None:
         try:
-            decision = asyncio.run(self.replicas[replica].charge(self.request(uid, cores, dry_run=dry_run)))
+            decision = asyncio.run(self.replicas[replica].ledgers.charge(request(uid, cores, dry_run=dry_run)))
         except Unavailable:
             return
         if isinstance(decision, Admitted) and not dry_run:
@@ -101,17 +88,13 @@ class Replicas:
         assert self.granted.items() <= pending.items()
         assert sum(pending.values()) <= LIMIT
 
-    def end(self) -> None:
-        """Let what is still on its way land."""
-        self._late.land()
-
     def _fate(self, fate: str, step: Step) -> Delivery:
         named: dict[str, Callable[[], Delivery]] = {
             "ok": lambda: delivered,
             "lost request": lambda: lost_request,
             "lost reply": lambda: lost_reply,
-            "late": lambda: self._late,
-            "land": lambda: self._after(self._late.land),
+            "late": lambda: self.late,
+            "land": lambda: self._after(self.late.land),
             "overtaken": lambda: self._after(lambda: self._overtake(1 - step.replica)),
             "settled": lambda: self._after(self._settle),
         }
@@ -144,10 +127,9 @@ class Replicas:
             raise AssertionError("nobody writes in between") from error
         del self.granted[uid]
 
-    def request(self, uid: str, cores: int, *, dry_run: bool = False) -> ChargeRequest:
-        quota = NamespaceQuota({"M40": Limit(LIMIT)})
-        deadline = time.monotonic() + PATIENT
-        return ChargeRequest("team-a", uid, "M40", Charge(cores, 0, cores), quota, deadline, dry_run=dry_run)
+
+def request(uid: str, cores: int, *, dry_run: bool = False) -> ChargeRequest:
+    return asked(uid, charge=Charge(cores, 0, cores), quota=NamespaceQuota({"M40": Limit(LIMIT)}), dry_run=dry_run)
 
 
 @settings(max_examples=300, deadline=None)
@@ -158,7 +140,7 @@ def test_never_over_the_limit_and_each_uid_once(steps: list[Step]) -> None:
     for step in steps:
         replicas.take(step)
         replicas.check()
-    replicas.end()
+    replicas.late.land()  # what is still on its way
     replicas.check()
 
 
@@ -186,10 +168,9 @@ def test_two_replicas_and_many_callers_fill_the_quota_exactly(every: int) -> Non
     replicas.api.deliver = Network(every)
 
     async def caller(number: int) -> Admitted | Refused:
-        request = replicas.request(f"uid-{number}", 25)
         while True:
             try:
-                decision = await replicas.replicas[number % 2].charge(request)
+                decision = await replicas.replicas[number % 2].ledgers.charge(request(f"uid-{number}", 25))
             except Unavailable:
                 continue
             if not isinstance(decision, RetryLater):

@@ -1,7 +1,5 @@
 """The ledger under every interleaving: webhooks admit, pods come and go, leaders settle from views of any age."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -12,6 +10,7 @@ from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, admit, 
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
 MODELS = ("M40", "P100")
+LIMITS = st.fixed_dictionaries({model: st.integers(0, 500) for model in MODELS})
 models = st.sampled_from(MODELS)
 amounts = st.sampled_from([20, 50, 100, 200])
 
@@ -45,21 +44,21 @@ class LedgerMachine(RuleBasedStateMachine):
     pods = Bundle("pods")
     views = Bundle("views")
 
-    @initialize(limits=st.fixed_dictionaries({model: st.integers(0, 500) for model in MODELS}))
+    @initialize(limits=LIMITS)
     def start(self, limits: dict[str, int]) -> None:
         self.world = World()
         self.ledger = Ledger()
         self.set_limits(limits)
         self.uids = 0
 
-    @rule(limits=st.fixed_dictionaries({model: st.integers(0, 500) for model in MODELS}))
+    @rule(limits=LIMITS)
     def set_limits(self, limits: dict[str, int]) -> None:
         """An edit of the quota document; a model that is left out has no limit entry at all."""
         self.quota = NamespaceQuota({model: Limit(cores) for model, cores in limits.items() if cores})
         self.world.version += 1
         self.edited = str(self.world.version)
 
-    @rule(target=pods, limits=st.fixed_dictionaries({model: st.integers(0, 500) for model in MODELS}), model=models)
+    @rule(target=pods, limits=LIMITS, model=models)
     def store_while_not_limited(self, limits: dict[str, int], model: str) -> str:
         """The quota is taken away, a pod is stored that nobody charges, and the quota is given back."""
         self.uids += 1

@@ -1,7 +1,5 @@
 """What is told of the pods that the watch has seen."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import cast
 
@@ -16,17 +14,14 @@ from vcuda.placement.placement import Nodes
 class Busy:
     """A reflector that sees one more pod of a card stored each time that it is asked anything."""
 
-    def __init__(self) -> None:
-        self._version = 0
+    _version = 0
 
     @property
     def resource_version(self) -> str:
-        """The version it has come to."""
         self._version += 1
         return str(self._version)
 
     def snapshot(self) -> Mapping[Key, StoredPod]:
-        """As many pods as its version says."""
         self._version += 1
         found = read_stored(view(stored_pod({"tencent.com/vcuda-core": 100})), LABELS)
         assert found

@@ -1,7 +1,5 @@
 """Settling: drift is told and mended, replicas that write first lose nothing, and nothing is released without proof."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any
@@ -58,12 +56,13 @@ class Settling:
         )
         for reflector in (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector):
             reflector.relist()
-        self._forget_due()
+        self.settler.queue.add("end")  # a name that is due last of all tells where what is due ends
+        for _ in iter(self.settler.queue.next, "end"):
+            pass
         self.later(10)
         api.forget_calls()
 
     def counted(self, metric: str) -> float | None:
-        """How often one of its metrics has counted."""
         return self._registry.get_sample_value(f"vcuda_settle_{metric}")
 
     def later(self, seconds: float) -> None:
@@ -84,24 +83,11 @@ class Settling:
             self.settler.full_resync()
         return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
 
-    def _forget_due(self) -> None:
-        """Let nothing be due: a name that is due last of all tells where that ends."""
-        self.settler.queue.add("end")
-        for _ in iter(self.settler.queue.next, "end"):
-            pass
-
 
 # The full resync
 
 
-@pytest.mark.parametrize(
-    "committed",
-    [
-        pytest.param({"M40": TWO}, id="too high"),
-        pytest.param({}, id="too low"),
-        pytest.param({"P100": ONE}, id="another model"),
-    ],
-)
+@pytest.mark.parametrize("committed", [{"M40": TWO}, {}, {"P100": ONE}], ids=["too high", "too low", "another model"])
 def test_a_ledger_at_rest_that_differs_from_the_pods_is_told_counted_and_mended(
     api: ApiDouble, replica: Replica, committed: dict[str, Charge]
 ) -> None:
@@ -112,11 +98,20 @@ def test_a_ledger_at_rest_that_differs_from_the_pods_is_told_counted_and_mended(
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
-def test_a_ledger_that_agrees_with_the_pods_is_not_written(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
+@pytest.mark.parametrize(
+    ("ledger", "calls"),
+    [
+        pytest.param(Ledger({"M40": ONE}, COUNTED), [], id="it agrees with the pods"),
+        pytest.param(Ledger({"M40": TWO}, FAR), ["LIST"], id="counted later than all that is known, in etcd too"),
+    ],
+)
+def test_a_ledger_that_is_right_for_all_that_is_known_is_not_written(
+    api: ApiDouble, replica: Replica, ledger: Ledger, calls: list[str]
+) -> None:
+    settling = Settling(api, replica, ledger, stored_pod(CARD))
     assert settling.full_resync() == []
     settling.run()
-    assert (settling.counted("mended_total"), api.calls) == (0, [])
+    assert (settling.counted("mended_total"), api.calls) == (0, calls)
 
 
 def test_a_ledger_that_is_about_to_be_settled_is_not_counted(api: ApiDouble, replica: Replica) -> None:
@@ -125,14 +120,6 @@ def test_a_ledger_that_is_about_to_be_settled_is_not_counted(api: ApiDouble, rep
     settling.settler.queue.add("team-a")
     assert settling.full_resync() == []
     assert settling.counted("mended_total") == 0
-
-
-def test_a_ledger_counted_at_a_newer_version_is_right_for_all_that_is_known(api: ApiDouble, replica: Replica) -> None:
-    """Not even etcd knows better here."""
-    settling = Settling(api, replica, Ledger({"M40": TWO}, FAR), stored_pod(CARD))
-    assert settling.full_resync() == []
-    settling.run()
-    assert (settling.counted("mended_total"), api.calls) == (0, ["LIST"])
 
 
 def test_where_the_watch_is_behind_the_count_etcd_is_asked(api: ApiDouble, replica: Replica) -> None:
@@ -146,22 +133,18 @@ def test_where_the_watch_is_behind_the_count_etcd_is_asked(api: ApiDouble, repli
 
 # Beside replicas that write first
 
-GONE = Ledger({"M40": Charge(100, 0, 100)})
-"""A ledger that counts a pod of which nothing is stored any more."""
-
 
 @pytest.fixture
 def settling(api: ApiDouble, replica: Replica) -> Settling:
     """Return a settler whose ledger is out of date, and which has one turn, unless that comes to nothing."""
-    settling = Settling(api, replica, GONE)
+    settling = Settling(api, replica, Ledger({"M40": ONE}))
     settling.settler.queue.add("team-a")
     return settling
 
 
 def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
     """Let the replica charge a pod just before each of the next writes; return their uids."""
-    uids = [f"uid-{number}" for number in range(times)]
-    left = iter(uids)
+    left = iter(uids := [f"uid-{number}" for number in range(times)])
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         uid = next(left, None) if method == "PUT" else None
@@ -188,17 +171,13 @@ def test_a_settlement_that_is_overtaken_is_tried_again_at_once_but_lets_others_h
     assert (ledger.committed, list(ledger.pending)) == ({}, uids)
 
 
-def test_a_settlement_without_a_conflict_writes_once_and_reads_nothing(api: ApiDouble, settling: Settling) -> None:
-    settling.run()
-    assert api.calls == ["PUT"]
-
-
-def test_after_a_conflict_the_ledger_is_read_once_and_written_again(
-    api: ApiDouble, other: Replica, settling: Settling
+@pytest.mark.parametrize(("conflicts", "calls"), [(0, ["PUT"]), (1, ["GET", "PUT"])])
+def test_a_ledger_is_read_only_after_a_conflict_and_written_once(
+    api: ApiDouble, other: Replica, settling: Settling, conflicts: int, calls: list[str]
 ) -> None:
-    overtake(api, other, 1)
+    overtake(api, other, conflicts)
     settling.run()
-    assert api.calls == ["GET", "PUT"]
+    assert api.calls == calls
 
 
 # What has to be proven before a charge is released, a ledger dropped or a count believed
@@ -208,26 +187,17 @@ MALFORMED = "team-a: {quota: {M40: four}}"
 PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
 
 
-def overdue(api: ApiDouble, replica: Replica) -> Settling:
-    """Return a settler that has first seen the pending charge long ago."""
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_overdue_charge_is_kept_only_where_etcd_has_the_pod_that_the_watch_has_not_brought(
+    api: ApiDouble, replica: Replica, stored: bool
+) -> None:
     settling = Settling(api, replica, PENDING)
     settling.settle()
     settling.later(500)
-    return settling
-
-
-def test_an_overdue_charge_whose_pod_is_not_stored_is_released(api: ApiDouble, replica: Replica) -> None:
-    overdue(api, replica).settle()
-    assert replica.uids() == []
-
-
-def test_an_overdue_charge_is_kept_where_etcd_has_the_pod_that_the_watch_has_not_brought(
-    api: ApiDouble, replica: Replica
-) -> None:
-    settling = overdue(api, replica)
-    api.store(POD, {"metadata": {"name": "train-0", "uid": "uid-1"}})
+    if stored:
+        api.store(POD, {"metadata": {"name": "train-0", "uid": "uid-1"}})
     settling.settle()
-    assert replica.uids() == ["uid-1"]
+    assert replica.uids() == (["uid-1"] if stored else [])
 
 
 def test_a_ledger_that_limits_nobody_stays_while_a_pod_may_still_be_on_its_way(

@@ -1,0 +1,103 @@
+"""The report of one namespace: its models in order, what is used of each and by whom, and what is left of it."""
+
+import msgspec
+import pytest
+
+from tests.builders import LABELS, MODEL, nodes
+from vcuda.allocations.stored_pods import StoredPod
+from vcuda.ledger.ledger import MOST_PODS, Ledger, ModelUse, NamespaceUse, Pending, PodUse, report
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
+
+ONE_CARD = Charge(100, 0, 100)
+LIMITED = NamespaceQuota({"M40": Limit(800), "P100": Limit(250, 1000)})
+
+
+def holder(
+    name: str, charge: Charge = ONE_CARD, model: str | None = "M40", node: str = "", live: bool = True
+) -> StoredPod:
+    return StoredPod(f"uid-{name}", "team-a", name, model, node, live, charge, "")
+
+
+def used(ledger: Ledger, *pods: StoredPod, quota: NamespaceQuota = LIMITED, at: Nodes | None = None) -> NamespaceUse:
+    return report("team-a", quota, ledger, pods, at or Nodes(LABELS))
+
+
+def test_a_namespace_that_uses_nothing() -> None:
+    assert used(Ledger()) == NamespaceUse(
+        "team-a",
+        "enforce",
+        (
+            ModelUse("M40", limit=8, used=0, pending=0, available=8),
+            ModelUse("P100", limit=2.5, used=0, pending=0, available=2.5, memory_limit=1000, memory_used=0),
+        ),
+    )
+
+
+def test_used_holds_what_is_pending() -> None:
+    ledger = Ledger({"M40": Charge(250)}, "7", {"a": Pending("M40", ONE_CARD), "b": Pending("P100", Charge(50, 300))})
+    m40, p100 = used(ledger).models
+    assert (m40.used, m40.pending, m40.available) == (3.5, 1, 4.5)
+    assert (p100.used, p100.pending, p100.available, p100.memory_used) == (0.5, 0.5, 2, 300)
+
+
+def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:
+    (p100,) = used(Ledger({"P100": Charge(200, 0, 200)})).models[1:]
+    assert (p100.memory_limit, p100.memory_used) == (1000, 800)
+
+
+def test_over_the_limit_nothing_is_available() -> None:
+    """The limit was lowered, or only warns."""
+    assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
+
+
+def test_a_model_that_is_used_without_a_limit_comes_last() -> None:
+    models = used(Ledger({"A100": ONE_CARD}), holder("old", model="A100")).models
+    assert [model.model for model in models] == ["M40", "P100", "A100"]
+    assert models[2] == ModelUse("A100", limit=0, used=1, pending=0, available=0, pods=(PodUse("old", 100, 0),))
+
+
+def test_the_order_is_that_of_the_quota() -> None:
+    quota = NamespaceQuota({"Z": Limit(100), "A": Limit(100)})
+    assert [model.model for model in used(Ledger({"A": ONE_CARD, "Z": ONE_CARD}), quota=quota).models] == ["Z", "A"]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_mode(mode: Mode) -> None:
+    assert used(Ledger(), quota=NamespaceQuota({}, mode=mode)) == NamespaceUse("team-a", mode.value, ())
+
+
+def test_pods_stand_by_their_model_largest_first() -> None:
+    charges = {"c": Charge(50, 100), "b": Charge(50, 100), "a": Charge(50, 10), "d": Charge(200, 0, 200)}
+    pods = [holder(name, charge) for name, charge in charges.items()]
+    models = used(Ledger(), *pods, holder("elsewhere", model="P100")).models
+    assert [[pod.name for pod in model.pods] for model in models] == [["d", "b", "c", "a"], ["elsewhere"]]
+
+
+def test_a_pod_that_is_held_to_none_stands_by_its_node_s_model() -> None:
+    at = nodes(**{"gpu-1": {MODEL: "P100"}})
+    use = used(Ledger(), holder("a", model=None, node="gpu-1"), at=at)
+    assert [pod.name for pod in use.models[1].pods] == ["a"]
+    assert use.unpinned == ()
+
+
+def test_pods_of_no_known_model_are_named_apart() -> None:
+    use = used(Ledger(), holder("b", model=None), holder("a", model=None, node="gone"))
+    assert use.unpinned == ("a", "b")
+    assert all(model.pods == () for model in use.models)
+
+
+@pytest.mark.parametrize("model", ["M40", None])
+def test_a_pod_that_has_ended_holds_nothing(model: str | None) -> None:
+    assert used(Ledger(), holder("a", model=model, live=False)) == used(Ledger())
+
+
+def test_a_published_report_stays_small_and_the_metrics_count_all() -> None:
+    many = [holder(f"pod-{number:04}") for number in range(MOST_PODS + 7)]
+    m40 = used(Ledger(), *many).models[0]
+    assert (len(m40.pods), m40.more_pods, m40.pods[-1].name) == (MOST_PODS, 7, f"pod-{MOST_PODS - 1:04}")
+    unpinned = [msgspec.structs.replace(pod, model=None) for pod in many]
+    whole = used(Ledger(), *unpinned)
+    published = whole.shortened()
+    assert (len(whole.unpinned), whole.more_unpinned) == (MOST_PODS + 7, 0)
+    assert (len(published.unpinned), published.more_unpinned) == (MOST_PODS, 7)
