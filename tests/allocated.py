@@ -1,7 +1,5 @@
 """Pods as the vendors' schedulers and device plugins leave them: asked for by a scheme, and allocated by it."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ It shares nothing with the code under test. Sources: https://kubernetes.io/docs/
 and the API reference of NodeSelectorTerm and NodeSelectorRequirement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Pods come as plain manifests, with every way in which a part can be missing: lef
 for vcuda in a way that is well formed. ``storable`` parts are those that the API server takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

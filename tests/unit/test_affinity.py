@@ -1,10 +1,7 @@
 """The algebra of node selection: each operator as Kubernetes defines it, and what follows for whole terms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +9,7 @@ from tests import strategies
 from tests.builders import MODEL, Manifest, required, requirement, term, vcuda_pod, view
 from tests.node_selection import line_holds, may_run_on, term_allows
 from tests.strategies import MODELS, NODE_NAMES, NUMBERS, POOLS, UNKNOWN_NODE, VALUES_OF
+from tests.tables import cases
 from vcuda.k8s_types import PodSpec, Requirement
 from vcuda.placement.affinity import NAME_FIELD, Term, limited_values, terms_of
 
@@ -28,40 +26,38 @@ def one_term(manifest: Manifest) -> Term:
     return Term(expressions, strategies.decoded(manifest.get("matchFields") or ()))
 
 
-@pytest.mark.parametrize(
-    ("operator", "values", "label", "holds"),
-    [
-        pytest.param("In", ["a", "b"], "b", True, id="in-listed"),
-        pytest.param("In", ["a", "b"], "c", False, id="in-not-listed"),
-        pytest.param("In", ["a"], "A", False, id="in-other-case"),
-        pytest.param("In", ["a"], ABSENT, False, id="in-absent"),
-        pytest.param("In", [""], "", True, id="in-empty-value"),
-        pytest.param("In", [""], ABSENT, False, id="in-empty-value-is-not-absent"),
-        pytest.param("NotIn", ["a", "b"], "c", True, id="not-in-other"),
-        pytest.param("NotIn", ["a", "b"], "a", False, id="not-in-listed"),
-        pytest.param("NotIn", ["a"], ABSENT, True, id="not-in-absent"),
-        pytest.param("Exists", [], "", True, id="exists-empty-value"),
-        pytest.param("Exists", [], ABSENT, False, id="exists-absent"),
-        pytest.param("DoesNotExist", [], ABSENT, True, id="does-not-exist-absent"),
-        pytest.param("DoesNotExist", [], "", False, id="does-not-exist-empty-value"),
-        pytest.param("Gt", ["5"], "6", True, id="gt-greater"),
-        pytest.param("Gt", ["5"], "5", False, id="gt-equal"),
-        pytest.param("Gt", ["5"], "10", True, id="gt-compares-numbers-not-text"),
-        pytest.param("Gt", ["5"], ABSENT, False, id="gt-absent"),
-        pytest.param("Gt", ["5"], "six", False, id="gt-no-number"),
-        pytest.param("Gt", ["-1"], "0", True, id="gt-negative-bound"),
-        pytest.param("Gt", ["5"], "0000000000000000000000006", True, id="gt-leading-zeros-of-any-length"),
-        pytest.param("Lt", ["0" * 5000 + "5"], "4", True, id="lt-a-very-long-bound"),
-        pytest.param("Gt", ["5"], str(2**63 - 1), True, id="gt-largest-of-64-bits"),
-        pytest.param("Gt", ["5"], str(2**63), False, id="gt-more-than-64-bits"),
-        pytest.param("Gt", ["5"], "6.5", False, id="gt-no-fractions"),
-        pytest.param("Gt", ["5"], "1_0", False, id="gt-no-underscores"),
-        pytest.param("Gt", ["5"], "٦", False, id="gt-no-other-digits"),
-        pytest.param("Lt", ["5"], "4", True, id="lt-smaller"),
-        pytest.param("Lt", ["5"], "5", False, id="lt-equal"),
-        pytest.param("Lt", ["5"], ABSENT, False, id="lt-absent"),
-        pytest.param("Lt", ["x"], "4", False, id="lt-bound-is-no-number"),
-    ],
+@cases(
+    "operator, values, label, holds",
+    in_listed=("In", ["a", "b"], "b", True),
+    in_not_listed=("In", ["a", "b"], "c", False),
+    in_other_case=("In", ["a"], "A", False),
+    in_absent=("In", ["a"], ABSENT, False),
+    in_empty_value=("In", [""], "", True),
+    in_empty_value_is_not_absent=("In", [""], ABSENT, False),
+    not_in_other=("NotIn", ["a", "b"], "c", True),
+    not_in_listed=("NotIn", ["a", "b"], "a", False),
+    not_in_absent=("NotIn", ["a"], ABSENT, True),
+    exists_empty_value=("Exists", [], "", True),
+    exists_absent=("Exists", [], ABSENT, False),
+    does_not_exist_absent=("DoesNotExist", [], ABSENT, True),
+    does_not_exist_empty_value=("DoesNotExist", [], "", False),
+    gt_greater=("Gt", ["5"], "6", True),
+    gt_equal=("Gt", ["5"], "5", False),
+    gt_compares_numbers_not_text=("Gt", ["5"], "10", True),
+    gt_absent=("Gt", ["5"], ABSENT, False),
+    gt_no_number=("Gt", ["5"], "six", False),
+    gt_negative_bound=("Gt", ["-1"], "0", True),
+    gt_leading_zeros_of_any_length=("Gt", ["5"], "0000000000000000000000006", True),
+    lt_a_very_long_bound=("Lt", ["0" * 5000 + "5"], "4", True),
+    gt_largest_of_64_bits=("Gt", ["5"], str(2**63 - 1), True),
+    gt_more_than_64_bits=("Gt", ["5"], str(2**63), False),
+    gt_no_fractions=("Gt", ["5"], "6.5", False),
+    gt_no_underscores=("Gt", ["5"], "1_0", False),
+    gt_no_other_digits=("Gt", ["5"], "٦", False),
+    lt_smaller=("Lt", ["5"], "4", True),
+    lt_equal=("Lt", ["5"], "5", False),
+    lt_absent=("Lt", ["5"], ABSENT, False),
+    lt_bound_is_no_number=("Lt", ["x"], "4", False),
 )
 def test_an_operator_means_what_kubernetes_says(
     operator: str, values: list[str], label: str | None, holds: bool
@@ -78,15 +74,13 @@ def test_what_the_api_server_would_not_store_holds_for_nothing(line: Manifest, l
     assert not Term((read,)).matches("node-a", labels)
 
 
-@pytest.mark.parametrize(
-    ("lines", "name", "allowed"),
-    [
-        pytest.param([("In", "node-a")], "node-a", True, id="in"),
-        pytest.param([("In", "node-a")], "node-b", False, id="in-another"),
-        pytest.param([("NotIn", "node-a")], "node-a", False, id="not-in"),
-        pytest.param([("NotIn", "node-a")], "node-b", True, id="not-in-another"),
-        pytest.param([("In", "node-a"), ("In", "node-b")], "node-a", False, id="two-names-at-once"),
-    ],
+@cases(
+    "lines, name, allowed",
+    in_=([("In", "node-a")], "node-a", True),
+    in_another=([("In", "node-a")], "node-b", False),
+    not_in=([("NotIn", "node-a")], "node-a", False),
+    not_in_another=([("NotIn", "node-a")], "node-b", True),
+    two_names_at_once=([("In", "node-a"), ("In", "node-b")], "node-a", False),
 )
 def test_fields_are_read_from_the_name_and_not_from_labels(
     lines: list[tuple[str, str]], name: str, allowed: bool
@@ -115,25 +109,23 @@ def test_a_pod_agrees_with_brute_force(pod: Manifest, name: str, labels: dict[st
     assert any(term.matches(name, labels) for term in terms_of(spec_of(pod))) == may_run_on(pod, name, labels)
 
 
-@pytest.mark.parametrize(
-    ("lines", "given", "possible"),
-    [
-        pytest.param([], {}, True, id="nothing-asked"),
-        pytest.param([("DoesNotExist",)], {}, True, id="a-node-without-the-label"),
-        pytest.param([("DoesNotExist",)], {"m": ("a",)}, False, id="without-a-label-that-is-given"),
-        pytest.param([("Exists",), ("DoesNotExist",)], {}, False, id="with-and-without"),
-        pytest.param([("In", "a"), ("In", "b")], {}, False, id="two-values-at-once"),
-        pytest.param([("In", "a", "b"), ("NotIn", "a")], {}, True, id="one-of-two-is-left"),
-        pytest.param([("In", "a", "b"), ("NotIn", "a")], {"m": ("a",)}, False, id="not-the-one-that-is-given"),
-        pytest.param([("In", "a", "b"), ("NotIn", "a")], {"m": ("a", "b")}, True, id="one-of-those-that-are-given"),
-        pytest.param([("Exists",), ("NotIn", "other-0", "other-1")], {}, True, id="there-is-always-another-value"),
-        pytest.param([("Gt", "4"), ("Lt", "6")], {}, True, id="one-number-between"),
-        pytest.param([("Gt", "4"), ("Lt", "5")], {}, False, id="no-number-between"),
-        pytest.param([("Gt", "4"), ("Lt", "6"), ("NotIn", "5", "05")], {}, True, id="the-number-written-otherwise"),
-        pytest.param([("Lt", "0")], {}, False, id="no-label-is-negative"),
-        pytest.param([("Gt", str(2**63 - 1))], {}, False, id="nothing-is-larger-than-64-bits"),
-        pytest.param([("Gt", "5")], {"m": ("M40",)}, False, id="what-is-given-is-no-number"),
-    ],
+@cases(
+    "lines, given, possible",
+    nothing_asked=([], {}, True),
+    a_node_without_the_label=([("DoesNotExist",)], {}, True),
+    without_a_label_that_is_given=([("DoesNotExist",)], {"m": ("a",)}, False),
+    with_and_without=([("Exists",), ("DoesNotExist",)], {}, False),
+    two_values_at_once=([("In", "a"), ("In", "b")], {}, False),
+    one_of_two_is_left=([("In", "a", "b"), ("NotIn", "a")], {}, True),
+    not_the_one_that_is_given=([("In", "a", "b"), ("NotIn", "a")], {"m": ("a",)}, False),
+    one_of_those_that_are_given=([("In", "a", "b"), ("NotIn", "a")], {"m": ("a", "b")}, True),
+    there_is_always_another_value=([("Exists",), ("NotIn", "other-0", "other-1")], {}, True),
+    one_number_between=([("Gt", "4"), ("Lt", "6")], {}, True),
+    no_number_between=([("Gt", "4"), ("Lt", "5")], {}, False),
+    the_number_written_otherwise=([("Gt", "4"), ("Lt", "6"), ("NotIn", "5", "05")], {}, True),
+    no_label_is_negative=([("Lt", "0")], {}, False),
+    nothing_is_larger_than_64_bits=([("Gt", str(2**63 - 1))], {}, False),
+    what_is_given_is_no_number=([("Gt", "5")], {"m": ("M40",)}, False),
 )
 def test_whether_some_node_could_match(
     lines: list[tuple[str, ...]], given: dict[str, tuple[str, ...]], possible: bool
@@ -222,36 +214,26 @@ def held(*lines: tuple[str, ...]) -> Manifest:
     return required(term(*(requirement("m", operator, *values) for operator, *values in lines)))
 
 
-@pytest.mark.parametrize(
-    ("affinity", "limited"),
-    [
-        pytest.param(None, None, id="no-affinity"),
-        pytest.param({"nodeAffinity": None}, None, id="no-node-affinity"),
-        pytest.param(required(), frozenset(), id="no-terms-select-nothing"),
-        pytest.param(required({}), frozenset(), id="an-empty-term-selects-nothing"),
-        pytest.param(held(("In", "a", "b")), {"a", "b"}, id="one-list"),
-        pytest.param(held(("In", "a", "b"), ("In", "b", "c")), {"b"}, id="two-lists"),
-        pytest.param(held(("In", "a", "b"), ("NotIn", "a")), {"b"}, id="less-not-in"),
-        pytest.param(held(("In", "a"), ("DoesNotExist",)), frozenset(), id="impossible"),
-        pytest.param(
-            held(("In", "7", "8", "9"), ("Gt", "5"), ("Gt", "7"), ("Gt", "6")), {"8", "9"}, id="the-largest-lower-bound"
-        ),
-        pytest.param(
-            held(("In", "5", "6", "7"), ("Lt", "8"), ("Lt", "7"), ("Lt", "9")), {"5", "6"}, id="the-least-upper-bound"
-        ),
-        pytest.param(held(("In", "7"), ("Gt", "5"), ("Gt", "x")), frozenset(), id="no-bound-holds-for-nothing"),
-        pytest.param(held(("In", "a"), ("Exists",), ("Exists", "a")), frozenset(), id="exists-with-values-for-nothing"),
-        pytest.param(held(("In", "7", NINE), ("Gt", "5")), {"7", NINE}, id="both-numbers-are-greater"),
-        pytest.param(held(("NotIn", "a")), None, id="not-in-leaves-the-rest-open"),
-        pytest.param(held(("Exists",)), None, id="exists-leaves-all-open"),
-        pytest.param(
-            required(term(requirement("m", "In", "a")), term(requirement("m", "In", "b"))), {"a", "b"}, id="two-terms"
-        ),
-        pytest.param(
-            required(term(requirement("m", "In", "a")), term(requirement("x", "Exists"))), None, id="one-leaves-open"
-        ),
-        pytest.param(required(term(requirement("m", "In", "a")), {}), {"a"}, id="beside-an-empty-term"),
-    ],
+@cases(
+    "affinity, limited",
+    no_affinity=(None, None),
+    no_node_affinity=({"nodeAffinity": None}, None),
+    no_terms_select_nothing=(required(), frozenset()),
+    an_empty_term_selects_nothing=(required({}), frozenset()),
+    one_list=(held(("In", "a", "b")), {"a", "b"}),
+    two_lists=(held(("In", "a", "b"), ("In", "b", "c")), {"b"}),
+    less_not_in=(held(("In", "a", "b"), ("NotIn", "a")), {"b"}),
+    impossible=(held(("In", "a"), ("DoesNotExist",)), frozenset()),
+    the_largest_lower_bound=(held(("In", "7", "8", "9"), ("Gt", "5"), ("Gt", "7"), ("Gt", "6")), {"8", "9"}),
+    the_least_upper_bound=(held(("In", "5", "6", "7"), ("Lt", "8"), ("Lt", "7"), ("Lt", "9")), {"5", "6"}),
+    no_bound_holds_for_nothing=(held(("In", "7"), ("Gt", "5"), ("Gt", "x")), frozenset()),
+    exists_with_values_for_nothing=(held(("In", "a"), ("Exists",), ("Exists", "a")), frozenset()),
+    both_numbers_are_greater=(held(("In", "7", NINE), ("Gt", "5")), {"7", NINE}),
+    not_in_leaves_the_rest_open=(held(("NotIn", "a")), None),
+    exists_leaves_all_open=(held(("Exists",)), None),
+    two_terms=(required(term(requirement("m", "In", "a")), term(requirement("m", "In", "b"))), {"a", "b"}),
+    one_leaves_open=(required(term(requirement("m", "In", "a")), term(requirement("x", "Exists"))), None),
+    beside_an_empty_term=(required(term(requirement("m", "In", "a")), {}), {"a"}),
 )
 def test_the_values_that_a_label_is_limited_to(affinity: Manifest | None, limited: object) -> None:
     assert limited_values(spec_of(vcuda_pod(affinity=affinity)), "m") == limited
@@ -271,28 +253,24 @@ def test_many_thousand_requirements_are_read_in_time_in_proportion_to_them() -> 
     assert limited_values(spec_of(beside), "m") == frozenset({"19999"})
 
 
-@pytest.mark.parametrize(
-    ("affinity", "limited"),
-    [
-        pytest.param(None, {"a"}, id="alone"),
-        pytest.param(required(term(requirement("x", "Exists"))), {"a"}, id="beside-a-term-that-leaves-it-open"),
-        pytest.param(required(term(requirement("m", "In", "b"))), frozenset(), id="against-a-term"),
-        pytest.param(required({}), frozenset(), id="an-empty-term-still-selects-nothing"),
-    ],
+@cases(
+    "affinity, limited",
+    alone=(None, {"a"}),
+    beside_a_term_that_leaves_it_open=(required(term(requirement("x", "Exists"))), {"a"}),
+    against_a_term=(required(term(requirement("m", "In", "b"))), frozenset()),
+    an_empty_term_still_selects_nothing=(required({}), frozenset()),
 )
 def test_the_node_selector_holds_beside_every_term(affinity: Manifest | None, limited: object) -> None:
     pod = vcuda_pod(affinity=affinity, nodeSelector={"m": "a"})
     assert limited_values(spec_of(pod), "m") == limited
 
 
-@pytest.mark.parametrize(
-    ("fields", "names"),
-    [
-        pytest.param([], None, id="open"),
-        pytest.param([("In", "node-a")], {"node-a"}, id="one"),
-        pytest.param([("In", "node-a"), ("NotIn", "node-a")], frozenset(), id="impossible"),
-        pytest.param([("NotIn", "node-a")], None, id="all-but-one"),
-    ],
+@cases(
+    "fields, names",
+    open=([], None),
+    one=([("In", "node-a")], {"node-a"}),
+    impossible=([("In", "node-a"), ("NotIn", "node-a")], frozenset()),
+    all_but_one=([("NotIn", "node-a")], None),
 )
 def test_the_names_that_a_term_is_limited_to(fields: list[tuple[str, str]], names: object) -> None:
     lines = tuple(Requirement(NAME_FIELD, operator, (value,)) for operator, value in fields)

@@ -1,7 +1,5 @@
 """The cards of a node, what pods want of them, and how what a pod was given stands on it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
+from tests.tables import cases
 from vcuda.allocations.cards import (
     CardRequest,
     Cards,
@@ -47,23 +46,20 @@ def test_nvidia_counts_memory_in_mebibytes() -> None:
     assert cards.card_memory == 16000
 
 
-@pytest.mark.parametrize(
-    ("capacity", "reason"),
-    [
-        pytest.param({}, "no vcuda cards", id="no GPU"),
-        pytest.param({CORES: "0", MEMORY: "0"}, "no vcuda cards", id="device plugin gone"),
-        pytest.param({CORES: "50", MEMORY: "8"}, f"{CORES} in capacity is 50, not 100 a card", id="less than a card"),
-        pytest.param({CORES: "x", MEMORY: "8"}, f"{CORES} in capacity is x, not 100 a card", id="no number"),
-        pytest.param({CORES: "1T", MEMORY: "8"}, f"{CORES} in capacity is 1T, not 100 a card", id="too many"),
-        pytest.param({CORES: "100"}, f"{MEMORY} missing in capacity", id="no memory"),
-        pytest.param({CORES: "100", MEMORY: "0"}, f"{MEMORY} missing in capacity", id="memory of 0"),
-        pytest.param({CORES: "100", MEMORY: "-1"}, f"{MEMORY} missing in capacity", id="negative memory"),
-        pytest.param(
-            {CORES: "100", MEMORY: "8", **OTHERS},
-            f"{CORES} and nvidia.com/vcuda-core both in capacity",
-            id="two schemes: the same cards twice, perhaps",
-        ),
-    ],
+@cases(
+    "capacity, reason",
+    no_GPU=({}, "no vcuda cards"),
+    device_plugin_gone=({CORES: "0", MEMORY: "0"}, "no vcuda cards"),
+    less_than_a_card=({CORES: "50", MEMORY: "8"}, f"{CORES} in capacity is 50, not 100 a card"),
+    no_number=({CORES: "x", MEMORY: "8"}, f"{CORES} in capacity is x, not 100 a card"),
+    too_many=({CORES: "1T", MEMORY: "8"}, f"{CORES} in capacity is 1T, not 100 a card"),
+    no_memory=({CORES: "100"}, f"{MEMORY} missing in capacity"),
+    memory_of_0=({CORES: "100", MEMORY: "0"}, f"{MEMORY} missing in capacity"),
+    negative_memory=({CORES: "100", MEMORY: "-1"}, f"{MEMORY} missing in capacity"),
+    two_schemes_the_same_cards_twice_perhaps=(
+        {CORES: "100", MEMORY: "8", **OTHERS},
+        f"{CORES} and nvidia.com/vcuda-core both in capacity",
+    ),
 )
 def test_a_node_without_cards_to_place_on_is_a_reason_that_lasts(capacity: dict[str, Any], reason: str) -> None:
     assert read_cards(capacity) == Unplaceable(reason, final=True)
@@ -131,38 +127,27 @@ def test_the_nvidia_scheme_asks_in_mebibytes() -> None:
     assert request == CardRequest(NVIDIA_VCUDA, (ContainerRequest(0, 10, 500),))
 
 
-@pytest.mark.parametrize(
+@cases(
     "manifest",
-    [
-        pytest.param(pod(container()), id="no resources"),
-        pytest.param(vcuda_pod({"nvidia.com/gpu": 1}), id="another vendor's"),
-        pytest.param(vcuda_pod({CORES: 0, MEMORY: 0}), id="none"),
-        pytest.param(vcuda_pod({MEMORY: 4}), id="memory alone"),
-        pytest.param(vcuda_pod({CORES: 50}), id="a share without memory, which gpu-manager starts on no card"),
-    ],
+    no_resources=pod(container()),
+    another_vendors=vcuda_pod({"nvidia.com/gpu": 1}),
+    none=vcuda_pod({CORES: 0, MEMORY: 0}),
+    memory_alone=vcuda_pod({MEMORY: 4}),
+    a_share_without_memory_which_gpu_manager_starts_on_no_card=vcuda_pod({CORES: 50}),
 )
 def test_a_pod_that_needs_no_card_by_number_may_go_anywhere(manifest: Manifest) -> None:
     assert read_card_request(view(manifest)) is None
 
 
-@pytest.mark.parametrize(
-    ("manifest", "reason"),
-    [
-        pytest.param(
-            pod(container(SHARE), init=[container(SHARE)]),
-            "init containers cannot get vcuda cards",
-            id="init container",
-        ),
-        pytest.param(
-            pod(container(), init=[sidecar(SHARE)]), "init containers cannot get vcuda cards", id="sidecar alone"
-        ),
-        pytest.param(
-            pod(container(SHARE), container({"nvidia.com/vcuda-core": 100})),
-            f"asks for both {CORES} and nvidia.com/vcuda-core",
-            id="two schemes",
-        ),
-        pytest.param(vcuda_pod({CORES: 150}), "cores over 100 must be whole cards, 100 each", id="a card and a half"),
-    ],
+@cases(
+    "manifest, reason",
+    init_container=(pod(container(SHARE), init=[container(SHARE)]), "init containers cannot get vcuda cards"),
+    sidecar_alone=(pod(container(), init=[sidecar(SHARE)]), "init containers cannot get vcuda cards"),
+    two_schemes=(
+        pod(container(SHARE), container({"nvidia.com/vcuda-core": 100})),
+        f"asks for both {CORES} and nvidia.com/vcuda-core",
+    ),
+    a_card_and_a_half=(vcuda_pod({CORES: 150}), "cores over 100 must be whole cards, 100 each"),
 )
 def test_what_no_node_can_serve_is_a_reason_that_lasts(manifest: Manifest, reason: str) -> None:
     assert read_card_request(view(manifest)) == Unplaceable(reason, final=True)

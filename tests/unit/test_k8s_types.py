@@ -1,7 +1,5 @@
 """Which quantities are whole numbers, written as Kubernetes lets people write them, and what is said of the others."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import pytest

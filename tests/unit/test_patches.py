@@ -1,7 +1,5 @@
 """The patch that pins a pod: cases as manifests with the expected patch beside them, and what holds for every pod."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

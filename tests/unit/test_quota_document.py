@@ -1,7 +1,5 @@
 """What people may write as a quota, what it means, and what each mistake is answered with."""
 
-from __future__ import annotations
-
 import json
 import random
 from decimal import Decimal
@@ -12,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import EMPTY, Limit, Mode, NamespaceQuota, Quota
@@ -100,18 +99,16 @@ def test_cards_become_hundredths_exactly(written: str, cores: str) -> None:
     assert limits(f"M40: {written}") == {"M40": Limit(int(cores))}
 
 
-@pytest.mark.parametrize(
-    ("written", "mib"),
-    [
-        pytest.param("160Gi", 160 * GIB, id="Gi"),
-        pytest.param('"160Gi"', 160 * GIB, id="in quotes"),
-        pytest.param("1.5Gi", 1536, id="fraction"),
-        pytest.param("80G", 76_293, id="decimal unit, rounded down"),
-        pytest.param("1048576", 1, id="bytes"),
-        pytest.param("2097151", 1, id="bytes, rounded down"),
-        pytest.param("8e9", 7629, id="exponent"),
-        pytest.param("100000Ti", 104_857_600_000, id="the most"),
-    ],
+@cases(
+    "written, mib",
+    Gi=("160Gi", 160 * GIB),
+    in_quotes=('"160Gi"', 160 * GIB),
+    fraction=("1.5Gi", 1536),
+    decimal_unit_rounded_down=("80G", 76_293),
+    bytes=("1048576", 1),
+    bytes_rounded_down=("2097151", 1),
+    exponent=("8e9", 7629),
+    the_most=("100000Ti", 104_857_600_000),
 )
 def test_memory_becomes_whole_mib(written: str, mib: int) -> None:
     assert limits(f"M40: {{cards: 1, memory: {written}}}") == {"M40": Limit(100, mib)}
@@ -296,19 +293,11 @@ REPEATED = [
 ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param(
-            '{"a": {}, "a": {}, "b": {"pool": [], "pool": [],'
-            '"quota": {"M40": 1, "M40": 1, "V100": {"cards": 1, "cards": 2}}}}',
-            id="json",
-        ),
-        pytest.param(
-            "a: {}\na: {}\nb:\n  pool: []\n  pool: []\n  quota: {M40: 1, 'M40': 1, V100: {cards: 1, cards: 2}}",
-            id="yaml",
-        ),
-    ],
+    json='{"a": {}, "a": {}, "b": {"pool": [], "pool": [],'
+    '"quota": {"M40": 1, "M40": 1, "V100": {"cards": 1, "cards": 2}}}}',
+    yaml="a: {}\na: {}\nb:\n  pool: []\n  pool: []\n  quota: {M40: 1, 'M40': 1, V100: {cards: 1, cards: 2}}",
 )
 def test_a_repeated_key_is_a_fault_on_every_level(text: str) -> None:
     assert faults(text) == REPEATED

@@ -1,26 +1,13 @@
 """Whose quota applies, the arithmetic of charges, and the sentences about it, word for word."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.quota.model import (
-    EMPTY,
-    Charge,
-    Limit,
-    NamespaceQuota,
-    Quota,
-    Shortage,
-    Usage,
-    cards,
-    exceeded,
-    fits,
-    mebibytes,
-)
+from tests.tables import cases
+from vcuda.quota.model import EMPTY, Charge, Limit, NamespaceQuota, Quota, Shortage, Usage, cards, exceeded, fits
 
 CHARGES = st.builds(Charge, st.integers(0, 2000), st.integers(0, 100_000), st.integers(0, 2000))
 LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_000))
@@ -31,23 +18,19 @@ LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_0
 OWN, ELSE = NamespaceQuota({"M40": Limit(800)}), NamespaceQuota({})
 
 
-@pytest.mark.parametrize(
-    ("quota", "namespace", "applies"),
-    [
-        pytest.param(EMPTY, "team-a", None, id="nothing written limits nobody"),
-        pytest.param(Quota({"team-a": OWN}), "team-a", OWN, id="own entry"),
-        pytest.param(Quota({"team-a": OWN}), "team-b", None, id="without an entry not limited"),
-        pytest.param(Quota({"team-a": OWN}, ELSE), "team-a", OWN, id="own entry before the default"),
-        pytest.param(Quota({"team-a": OWN}, ELSE), "team-b", ELSE, id="default"),
-        pytest.param(Quota({}, ELSE), "kube-system", None, id="default never in kube-system"),
-        pytest.param(Quota({}, ELSE), "kube-public", None, id="default never in kube-public"),
-        pytest.param(Quota({}, ELSE), "kube-node-lease", None, id="default never in kube-node-lease"),
-        pytest.param(Quota({"kube-system": OWN}, ELSE), "kube-system", OWN, id="own entry in kube-system"),
-        pytest.param(
-            Quota({}, ELSE, frozenset({"infra"})), "infra", None, id="default never in a set system namespace"
-        ),
-        pytest.param(Quota({}, ELSE, frozenset({"infra"})), "kube-system", ELSE, id="system namespaces are settable"),
-    ],
+@cases(
+    "quota, namespace, applies",
+    nothing_written_limits_nobody=(EMPTY, "team-a", None),
+    own_entry=(Quota({"team-a": OWN}), "team-a", OWN),
+    without_an_entry_not_limited=(Quota({"team-a": OWN}), "team-b", None),
+    own_entry_before_the_default=(Quota({"team-a": OWN}, ELSE), "team-a", OWN),
+    default=(Quota({"team-a": OWN}, ELSE), "team-b", ELSE),
+    default_never_in_kube_system=(Quota({}, ELSE), "kube-system", None),
+    default_never_in_kube_public=(Quota({}, ELSE), "kube-public", None),
+    default_never_in_kube_node_lease=(Quota({}, ELSE), "kube-node-lease", None),
+    own_entry_in_kube_system=(Quota({"kube-system": OWN}, ELSE), "kube-system", OWN),
+    default_never_in_a_set_system_namespace=(Quota({}, ELSE, frozenset({"infra"})), "infra", None),
+    system_namespaces_are_settable=(Quota({}, ELSE, frozenset({"infra"})), "kube-system", ELSE),
 )
 def test_quota_of_a_namespace(quota: Quota, namespace: str, applies: NamespaceQuota | None) -> None:
     assert quota.for_namespace(namespace) == applies
@@ -77,10 +60,6 @@ def test_a_charge_in_a_table(charge: Charge, text: str) -> None:
     assert str(charge) == text
 
 
-def test_mebibytes() -> None:
-    assert mebibytes(256) == "256 MiB"
-
-
 @given(st.integers(0, 10_000_000))
 def test_what_is_rendered_is_exact(cores: int) -> None:
     assert Fraction(cards(cores).split()[0]) * 100 == cores
@@ -89,18 +68,16 @@ def test_what_is_rendered_is_exact(cores: int) -> None:
 # What a card's memory is worth
 
 
-@pytest.mark.parametrize(
-    ("charge", "limit", "memory"),
-    [
-        pytest.param(Charge(100, 0, 100), Limit(400, 163840), 40960, id="a card's part of the limit"),
-        pytest.param(Charge(250, 0, 250), Limit(250, 1000), 1000, id="all of a limit in parts of a card"),
-        pytest.param(Charge(50, 700, 0), Limit(400, 163840), 700, id="as asked"),
-        pytest.param(Charge(150, 700, 100), Limit(400, 400), 800, id="both"),
-        pytest.param(Charge(100, 0, 100), Limit(300, 1000), 334, id="rounded up"),
-        pytest.param(Charge(1, 0, 1), Limit(10_000_000, 1), 1, id="never rounded to nothing"),
-        pytest.param(Charge(100, 7, 100), Limit(400), 7, id="memory not limited"),
-        pytest.param(Charge(100, 7, 100), Limit(0, 1000), 7, id="a model that is blocked"),
-    ],
+@cases(
+    "charge, limit, memory",
+    a_cards_part_of_the_limit=(Charge(100, 0, 100), Limit(400, 163840), 40960),
+    all_of_a_limit_in_parts_of_a_card=(Charge(250, 0, 250), Limit(250, 1000), 1000),
+    as_asked=(Charge(50, 700, 0), Limit(400, 163840), 700),
+    both=(Charge(150, 700, 100), Limit(400, 400), 800),
+    rounded_up=(Charge(100, 0, 100), Limit(300, 1000), 334),
+    never_rounded_to_nothing=(Charge(1, 0, 1), Limit(10_000_000, 1), 1),
+    memory_not_limited=(Charge(100, 7, 100), Limit(400), 7),
+    a_model_that_is_blocked=(Charge(100, 7, 100), Limit(0, 1000), 7),
 )
 def test_memory_under_a_limit(charge: Charge, limit: Limit, memory: int) -> None:
     assert charge.memory_under(limit) == memory
@@ -127,21 +104,19 @@ def test_as_many_exclusive_cards_fit_as_the_limit_has(count: int, memory: int) -
 # What fits
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "asked", "fit"),
-    [
-        pytest.param(Limit(800), Charge(700), Charge(100), True, id="to the last core"),
-        pytest.param(Limit(800), Charge(701), Charge(100), False, id="one core too many"),
-        pytest.param(Limit(800), Charge(900), Charge(1), False, id="over already"),
-        pytest.param(Limit(0), Charge(), Charge(1), False, id="blocked"),
-        pytest.param(Limit(0), Charge(), Charge(), True, id="nothing always fits"),
-        pytest.param(Limit(800), Charge(), Charge(1, 10**9), True, id="memory not limited"),
-        pytest.param(Limit(800, 1000), Charge(1, 900), Charge(1, 100), True, id="to the last MiB"),
-        pytest.param(Limit(800, 1000), Charge(1, 900), Charge(1, 101), False, id="one MiB too many"),
-        pytest.param(Limit(200, 1000), Charge(100, 0, 100), Charge(50, 500), True, id="beside an exclusive card"),
-        pytest.param(Limit(200, 1000), Charge(100, 0, 100), Charge(50, 501), False, id="more than that card leaves"),
-        pytest.param(Limit(200, 1000), Charge(50, 501), Charge(100, 0, 100), False, id="no card's memory left"),
-    ],
+@cases(
+    "limit, used, asked, fit",
+    to_the_last_core=(Limit(800), Charge(700), Charge(100), True),
+    one_core_too_many=(Limit(800), Charge(701), Charge(100), False),
+    over_already=(Limit(800), Charge(900), Charge(1), False),
+    blocked=(Limit(0), Charge(), Charge(1), False),
+    nothing_always_fits=(Limit(0), Charge(), Charge(), True),
+    memory_not_limited=(Limit(800), Charge(), Charge(1, 10**9), True),
+    to_the_last_MiB=(Limit(800, 1000), Charge(1, 900), Charge(1, 100), True),
+    one_MiB_too_many=(Limit(800, 1000), Charge(1, 900), Charge(1, 101), False),
+    beside_an_exclusive_card=(Limit(200, 1000), Charge(100, 0, 100), Charge(50, 500), True),
+    more_than_that_card_leaves=(Limit(200, 1000), Charge(100, 0, 100), Charge(50, 501), False),
+    no_cards_memory_left=(Limit(200, 1000), Charge(50, 501), Charge(100, 0, 100), False),
 )
 def test_fits(limit: Limit, used: Charge, asked: Charge, fit: bool) -> None:
     assert fits(limit, used, asked) is fit
@@ -175,76 +150,42 @@ def shortage(limit: Limit, used: Charge, asked: Charge, pending: Charge = Charge
     return Shortage("M40", asked, Usage(used, pending), limit)
 
 
-@pytest.mark.parametrize(
-    ("short", "sentence"),
-    [
-        pytest.param(
-            shortage(Limit(800), Charge(700), Charge(200), pending=Charge(100)),
-            "M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8, 1 more needed",
-            id="cards",
-        ),
-        pytest.param(
-            shortage(Limit(100), Charge(), Charge(200)),
-            "M40 in namespace team-a, requested: 2 cards, used: 0 (0 pending), limited: 1, can never fit",
-            id="more cards than the limit",
-        ),
-        pytest.param(
-            shortage(Limit(0), Charge(), Charge(100)),
-            "M40 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never fit",
-            id="blocked",
-        ),
-        pytest.param(
-            shortage(Limit(250), Charge(240, 512), Charge(20, 256), pending=Charge(20)),
-            "M40 in namespace team-a, requested: 0.2 cards, used: 2.4 (0.2 pending), limited: 2.5, 0.1 more needed",
-            id="shares",
-        ),
-        pytest.param(
-            shortage(Limit(800), Charge(1000), Charge(100)),
-            "M40 in namespace team-a, requested: 1 card, used: 10 (0 pending), limited: 8, 3 more needed",
-            id="the limit was lowered",
-        ),
-        pytest.param(
-            shortage(Limit(400, 1000), Charge(20, 900), Charge(20, 300), pending=Charge(10, 400)),
-            "memory of M40 in namespace team-a, requested: 300 MiB, used: 900 (400 pending), limited: 1000, "
-            "200 more needed",
-            id="memory",
-        ),
-        pytest.param(
-            shortage(Limit(400, 1000), Charge(), Charge(20, 1001)),
-            "memory of M40 in namespace team-a, requested: 1001 MiB, used: 0 (0 pending), limited: 1000, can never fit",
-            id="more memory than the limit",
-        ),
-        pytest.param(
-            shortage(Limit(400, 1000), Charge(10, 900), Charge(100, 0, 100)),
-            "memory of M40 in namespace team-a, requested: 250 MiB, used: 900 (0 pending), limited: 1000, "
-            "150 more needed",
-            id="an exclusive card's memory",
-        ),
-        pytest.param(
-            shortage(Limit(400, 1000), Charge(400, 1000), Charge(20, 300)),
-            "M40 in namespace team-a, requested: 0.2 cards, used: 4 (0 pending), limited: 4, 0.2 more needed",
-            id="both are short: cards are said",
-        ),
-    ],
+@cases(
+    "limit, used, asked, pending, figures",
+    cards=(800, 700, 200, 100, "2 cards, used: 7 (1 pending), limited: 8, 1 more needed"),
+    more_than_the_limit=(100, 0, 200, 0, "2 cards, used: 0 (0 pending), limited: 1, can never fit"),
+    blocked=(0, 0, 100, 0, "1 card, used: 0 (0 pending), limited: 0, can never fit"),
+    shares=(250, 240, 20, 20, "0.2 cards, used: 2.4 (0.2 pending), limited: 2.5, 0.1 more needed"),
+    the_limit_was_lowered=(800, 1000, 100, 0, "1 card, used: 10 (0 pending), limited: 8, 3 more needed"),
 )
-def test_shortage(short: Shortage, sentence: str) -> None:
+def test_what_is_short_in_cards_whatever_is_short_in_memory(
+    limit: int, used: int, asked: int, pending: int, figures: str
+) -> None:
+    for memory in (None, 1000):
+        short = shortage(Limit(limit, memory), Charge(used, 1000), Charge(asked, 300), Charge(pending))
+        assert short.sentence("team-a") == f"M40 in namespace team-a, requested: {figures}"
+
+
+CARD, SOME_PENDING = Charge(100, 0, 100), Usage(Charge(20, 900), Charge(0, 400))
+
+
+@cases(
+    "cores, used, asked, figures, end",
+    as_asked=(400, SOME_PENDING, Charge(20, 300), "300 MiB, used: 900 (400 pending)", "200 more needed"),
+    more_than_the_limit=(400, Usage(), Charge(20, 1001), "1001 MiB, used: 0 (0 pending)", "can never fit"),
+    an_exclusive_card=(400, Usage(Charge(10, 900)), CARD, "250 MiB, used: 900 (0 pending)", "150 more needed"),
+    a_third=(300, Usage(Charge(100, 466, 100)), CARD, "333 MiB, used: 800 (0 pending)", "133 more needed"),
+)
+def test_what_is_short_in_memory(cores: int, used: Usage, asked: Charge, figures: str, end: str) -> None:
+    """Requested is what the total grows by, so figures add up: the first third of 1000 is 334 MiB, the second 333."""
+    short = Shortage("M40", asked, used, Limit(cores, 1000))
+    sentence = f"memory of M40 in namespace team-a, requested: {figures}, limited: 1000, {end}"
     assert short.sentence("team-a") == sentence
 
 
-def test_the_figures_of_a_memory_refusal_add_up_in_spite_of_rounding() -> None:
-    """Requested is what the total grows by: here 334 MiB for the first third of 1000, and 333 for the second."""
-    limit, card = Limit(300, 1000), Charge(100, 0, 100)
-    text = (
-        "memory of M40 in namespace team-a, requested: 333 MiB, used: 800 (0 pending), limited: 1000, 133 more needed"
-    )
-    assert shortage(limit, Charge(100, 466, 100), card).sentence("team-a") == text
-
-
 def test_exceeded_names_every_model_in_order() -> None:
-    m40 = shortage(Limit(800), Charge(700), Charge(200), pending=Charge(100))
-    p100 = Shortage("P100", Charge(200), Usage(), Limit(100))
-    of_m40 = "M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8, 1 more needed"
-    of_p100 = "P100 in namespace team-a, requested: 2 cards, used: 0 (0 pending), limited: 1, can never fit"
+    m40, p100 = shortage(Limit(800), Charge(700), Charge(200)), shortage(Limit(100), Charge(), Charge(200))
+    of_m40, of_p100 = m40.sentence("team-a"), p100.sentence("team-a")
     assert exceeded("team-a", m40) == f"exceeded GPU quota: {of_m40}"
     assert exceeded("team-a", m40, p100) == f"exceeded GPU quota: {of_m40}; {of_p100}"
 

@@ -1,7 +1,5 @@
 """Quota documents that cannot be read at all: one fault each, never a crash, however they are built."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from vcuda.errors import QuotaFault
 from vcuda.quota.document import parse_quota
 from vcuda.quota.yaml import read_text
@@ -93,25 +92,21 @@ TOO_MANY = "the document has more than 200000 entries, those behind aliases incl
 TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        pytest.param(bomb("{this}: &{this} [{above}]"), TOO_MANY, id="aliases of aliases"),
-        pytest.param(bomb("{this}: &{this} {{<<: [{above}]}}"), TOO_MANY, id="merges of merges"),
-        pytest.param(CHAIN, TOO_DEEP, id="chain of merges"),
-        pytest.param('{"a":' * 17 + "1" + "}" * 17, TOO_DEEP, id="deep json"),
-        pytest.param("[" * 17 + "]" * 17, TOO_DEEP, id="deep yaml"),
-        pytest.param(
-            "{" + ",".join(f'"n{n}": {{}}' for n in range(10_001)) + "}",
-            "there are 10001 namespaces; at most 10000 are read",
-            id="namespaces",
-        ),
-        pytest.param(
-            "#" * (1024 * 1024 + 1),
-            "the document is 1048577 characters long; a ConfigMap holds at most 1048576 bytes",
-            id="length",
-        ),
-    ],
+@cases(
+    "text, found",
+    aliases_of_aliases=(bomb("{this}: &{this} [{above}]"), TOO_MANY),
+    merges_of_merges=(bomb("{this}: &{this} {{<<: [{above}]}}"), TOO_MANY),
+    chain_of_merges=(CHAIN, TOO_DEEP),
+    deep_json=('{"a":' * 17 + "1" + "}" * 17, TOO_DEEP),
+    deep_yaml=("[" * 17 + "]" * 17, TOO_DEEP),
+    namespaces=(
+        "{" + ",".join(f'"n{n}": {{}}' for n in range(10_001)) + "}",
+        "there are 10001 namespaces; at most 10000 are read",
+    ),
+    length=(
+        "#" * (1024 * 1024 + 1),
+        "the document is 1048577 characters long; a ConfigMap holds at most 1048576 bytes",
+    ),
 )
 def test_an_oversized_document_is_one_fault(text: str, found: str) -> None:
     assert faults(text) == [found]

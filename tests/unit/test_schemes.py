@@ -1,7 +1,5 @@
 """The table of schemes: what people and their schedulers write, held together."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

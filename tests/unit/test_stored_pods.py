@@ -1,7 +1,5 @@
 """Stored pods as the ledger counts them: which hold cards, of which model, and how much."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from tests.builders import (
     term,
     view,
 )
+from tests.tables import cases
 from vcuda.allocations.cards import PodCards, Share
 from vcuda.allocations.stored_pods import Allocation, Keys, StoredPod, charges_of, read_stored
 from vcuda.placement.placement import Nodes
@@ -99,17 +98,15 @@ def test_a_terminating_pod_still_holds_its_cards() -> None:
     assert kept(manifest).live
 
 
-@pytest.mark.parametrize(
-    ("spec", "model"),
-    [
-        pytest.param({"affinity": held_to("M40")}, "M40", id="by affinity"),
-        pytest.param({"nodeSelector": {MODEL: "M40"}}, "M40", id="by nodeSelector"),
-        pytest.param({"affinity": held_to("M40"), "nodeName": "gpu-1"}, "M40", id="its spec, not its node's label"),
-        pytest.param({"nodeName": "gpu-1"}, "P100", id="held to none: its node's"),
-        pytest.param({"nodeName": "cpu-1"}, None, id="a node without the label"),
-        pytest.param({"nodeName": "gone"}, None, id="a node that is not known"),
-        pytest.param({}, None, id="neither held nor bound"),
-    ],
+@cases(
+    "spec, model",
+    by_affinity=({"affinity": held_to("M40")}, "M40"),
+    by_nodeSelector=({"nodeSelector": {MODEL: "M40"}}, "M40"),
+    its_spec_not_its_nodes_label=({"affinity": held_to("M40"), "nodeName": "gpu-1"}, "M40"),
+    held_to_none_its_nodes=({"nodeName": "gpu-1"}, "P100"),
+    a_node_without_the_label=({"nodeName": "cpu-1"}, None),
+    a_node_that_is_not_known=({"nodeName": "gone"}, None),
+    neither_held_nor_bound=({}, None),
 )
 def test_the_model_it_is_charged_to(spec: dict[str, Any], model: str | None) -> None:
     assert kept(stored(**spec)).model_on(NODES) == model

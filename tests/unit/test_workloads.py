@@ -1,7 +1,5 @@
 """What manifests are read, as how many pods, and what is said of those that cannot be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 import yaml
 
 from tests.builders import LABELS, MODEL, Manifest, container, vcuda_pod, view
+from tests.tables import cases
 from vcuda.errors import BadInput, QuotaFault
 from vcuda.quota.model import Charge, Limit
 from vcuda.requests.pod_request import read_request
@@ -36,30 +35,33 @@ def fault(text: str) -> str:
     return str(caught.value)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file.yaml"
+
+
 # Workloads
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec", "count"),
-    [
-        pytest.param("Deployment", {}, 1, id="Deployment"),
-        pytest.param("Deployment", {"replicas": 3}, 3, id="Deployment of 3"),
-        pytest.param("Deployment", {"replicas": 0}, 0, id="Deployment of none"),
-        pytest.param("Deployment", {"replicas": None}, 1, id="Deployment of null"),
-        pytest.param("StatefulSet", {"replicas": 3}, 3, id="StatefulSet"),
-        pytest.param("ReplicaSet", {"replicas": 3}, 3, id="ReplicaSet"),
-        pytest.param("ReplicationController", {"replicas": 3}, 3, id="ReplicationController"),
-        pytest.param("DaemonSet", {}, 1, id="DaemonSet"),
-        pytest.param("DaemonSet", {"replicas": 3}, 1, id="DaemonSet has no replicas"),
-        pytest.param("Job", {}, 1, id="Job"),
-        pytest.param("Job", {"parallelism": 4}, 4, id="Job in parallel"),
-        pytest.param("Job", {"parallelism": 4, "completions": 2}, 2, id="Job with fewer completions"),
-        pytest.param("Job", {"parallelism": 4, "completions": 9}, 4, id="Job with more completions"),
-        pytest.param("Job", {"completions": 9}, 1, id="Job, one after another"),
-        pytest.param("CronJob", {}, 1, id="CronJob"),
-        pytest.param("CronJob", {"parallelism": 4}, 4, id="CronJob in parallel"),
-        pytest.param("Deployment", {"replicas": MOST_PODS}, MOST_PODS, id="as many as can be checked"),
-    ],
+@cases(
+    "kind, spec, count",
+    Deployment=("Deployment", {}, 1),
+    Deployment_of_3=("Deployment", {"replicas": 3}, 3),
+    Deployment_of_none=("Deployment", {"replicas": 0}, 0),
+    Deployment_of_null=("Deployment", {"replicas": None}, 1),
+    StatefulSet=("StatefulSet", {"replicas": 3}, 3),
+    ReplicaSet=("ReplicaSet", {"replicas": 3}, 3),
+    ReplicationController=("ReplicationController", {"replicas": 3}, 3),
+    DaemonSet=("DaemonSet", {}, 1),
+    DaemonSet_has_no_replicas=("DaemonSet", {"replicas": 3}, 1),
+    Job=("Job", {}, 1),
+    Job_in_parallel=("Job", {"parallelism": 4}, 4),
+    Job_with_fewer_completions=("Job", {"parallelism": 4, "completions": 2}, 2),
+    Job_with_more_completions=("Job", {"parallelism": 4, "completions": 9}, 4),
+    Job_one_after_another=("Job", {"completions": 9}, 1),
+    CronJob=("CronJob", {}, 1),
+    CronJob_in_parallel=("CronJob", {"parallelism": 4}, 4),
+    as_many_as_can_be_checked=("Deployment", {"replicas": MOST_PODS}, MOST_PODS),
 )
 def test_pods_at_once(kind: str, spec: dict[str, Any], count: int) -> None:
     (found,) = read(workload(kind, **spec))
@@ -85,10 +87,9 @@ def test_a_pod_stays_as_it_is() -> None:
 
 
 def test_an_objects_own_namespace_comes_first() -> None:
-    (found,) = read(vcuda_pod(metadata={"namespace": "team-b"}))
-    assert (found.namespace, found.pod["metadata"]["namespace"]) == ("team-b", "team-b")
-    (found,) = read({**workload("Job"), "metadata": {"name": "train", "namespace": "team-b"}})
-    assert (found.namespace, found.pod["metadata"]["namespace"]) == ("team-b", "team-b")
+    job = {**workload("Job"), "metadata": {"name": "train", "namespace": "team-b"}}
+    for found in read(vcuda_pod(metadata={"namespace": "team-b"}), job):
+        assert (found.namespace, found.pod["metadata"]["namespace"]) == ("team-b", "team-b")
 
 
 def test_generate_name_stands_for_a_name() -> None:
@@ -117,132 +118,107 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
 
 # What cannot be read
 
+NO_OBJECT = "no Kubernetes object: it has no kind"
+NO_NAMESPACE = (
+    "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
+)
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param("a", "no Kubernetes object: it has no kind", id="text"),
-        pytest.param("[]", "no Kubernetes object: it has no kind", id="a list"),
-        pytest.param("{}", "no Kubernetes object: it has no kind", id="an empty mapping"),
-        pytest.param("kind: 5", "no Kubernetes object: it has no kind", id="kind is a number"),
-        pytest.param("kind: List\nitems: [x]", "no Kubernetes object: it has no kind", id="listed text"),
-        pytest.param("kind: List\nitems: 5", "items must be a list", id="items is a number"),
-        pytest.param("kind: List\nitems: {a: b}", "items must be a list", id="items is a mapping"),
-        pytest.param("kind: Pod\nmetadata: []", "metadata must be a mapping", id="metadata is a list"),
-        pytest.param(
-            "kind: Pod\nmetadata: {namespace: a/../b}",
-            "'a/../b' can never be a namespace; write at most 63 lower-case letters, digits and `-`,"
-            " with a letter or digit at both ends",
-            id="a namespace that is none",
-        ),
-        pytest.param("kind: Pod\nspec: null", "malformed: it has no pod spec", id="no spec"),
-        pytest.param("kind: Job\nspec: {}", "malformed: it has no pod spec", id="no template"),
-        pytest.param("kind: Job\nspec: x", "spec must be a mapping", id="spec is text"),
-        pytest.param("kind: Job\nspec: {template: x}", "template must be a mapping", id="template"),
-        pytest.param("kind: CronJob\nspec: {jobTemplate: []}", "jobTemplate must be a mapping", id="jobTemplate"),
-    ],
+
+@cases(
+    "text, message",
+    text=("a", NO_OBJECT),
+    a_list=("[]", NO_OBJECT),
+    an_empty_mapping=("{}", NO_OBJECT),
+    kind_is_a_number=("kind: 5", NO_OBJECT),
+    listed_text=("kind: List\nitems: [x]", NO_OBJECT),
+    items_is_a_number=("kind: List\nitems: 5", "items must be a list"),
+    items_is_a_mapping=("kind: List\nitems: {a: b}", "items must be a list"),
+    metadata_is_a_list=("kind: Pod\nmetadata: []", "metadata must be a mapping"),
+    a_namespace_that_is_none=("kind: Pod\nmetadata: {namespace: a/../b}", f"'a/../b' {NO_NAMESPACE}"),
+    no_spec=("kind: Pod\nspec: null", "malformed: it has no pod spec"),
+    no_template=("kind: Job\nspec: {}", "malformed: it has no pod spec"),
+    spec_is_text=("kind: Job\nspec: x", "spec must be a mapping"),
+    template=("kind: Job\nspec: {template: x}", "template must be a mapping"),
+    jobTemplate=("kind: CronJob\nspec: {jobTemplate: []}", "jobTemplate must be a mapping"),
 )
 def test_no_workload(text: str, message: str) -> None:
     assert fault(text) == f"file, document 1: {message}"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param("kind: Rollout\nspec: {template: {spec: {containers: []}}}", id="a template"),
-        pytest.param(
-            "kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}",
-            id="further in",
-        ),
-        pytest.param(
-            "kind: RayCluster\nspec: {template: x, workers: [{template: {spec: {containers: []}}}]}", id="in a list"
-        ),
-    ],
+    a_template="kind: Rollout\nspec: {template: {spec: {containers: []}}}",
+    further_in="kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}",
+    in_a_list="kind: RayCluster\nspec: {template: x, workers: [{template: {spec: {containers: []}}}]}",
 )
 def test_an_unknown_kind_that_makes_pods(text: str) -> None:
     kind = text.split()[1]
     assert fault(text) == f"file, document 1: how many pods a {kind} makes is not known here; give its pods instead"
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "shown"),
-    [
-        ("Job", "parallelism: -1", "-1"),
-        ("Deployment", "replicas: 10001", "10001"),
-        ("Deployment", "replicas: true", "True"),
-        ("Deployment", "replicas: '3'", "'3'"),
-    ],
+@cases(
+    "kind, count, shown",
+    negative=("Job", "parallelism: -1", "-1"),
+    too_many=("Deployment", "replicas: 10001", "10001"),
+    truth=("Deployment", "replicas: true", "True"),
+    text=("Deployment", "replicas: '3'", "'3'"),
 )
 def test_no_number_of_pods(kind: str, count: str, shown: str) -> None:
     message = f"file, document 1: {shown} is no number of pods from 0 to 10000"
     assert fault(f"---\nkind: {kind}\nspec: {{{count}, template: {{spec: {{}}}}}}") == message
 
 
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        pytest.param("kind: Pod\nspec: {containers: x}", "$.spec.containers", id="containers"),
-        pytest.param(
-            "kind: Pod\nmetadata: {name: 5}\nspec: {containers: []}", "$.metadata.name", id="a number for a name"
-        ),
-        pytest.param(
-            "kind: Pod\nspec: {containers: [{resources: {limits: {nvidia.com/gpu: [1]}}}]}",
-            "$.spec.containers[0].resources.limits[...]",
-            id="an amount",
-        ),
-    ],
+@cases(
+    "text, where",
+    containers=("kind: Pod\nspec: {containers: x}", "$.spec.containers"),
+    a_number_for_a_name=("kind: Pod\nmetadata: {name: 5}\nspec: {containers: []}", "$.metadata.name"),
+    an_amount=(
+        "kind: Pod\nspec: {containers: [{resources: {limits: {nvidia.com/gpu: [1]}}}]}",
+        "$.spec.containers[0].resources.limits[...]",
+    ),
 )
 def test_no_pod(text: str, where: str) -> None:
     assert fault(text).startswith("file, document 1: malformed: ")
     assert fault(text).endswith(f"`{where}`")
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param("{", id="unfinished"),
-        pytest.param("a: b: c", id="two colons"),
-        pytest.param("kind: !!python/name:os.system x", id="a Python object"),
-        pytest.param("kind: Pod\non: 2024-13-45", id="a date that is none"),
-        pytest.param("kind: Pod\nn: " + "9" * 5000, id="a number without end"),
-        pytest.param("[" * 5000, id="nested without end"),
-        pytest.param("kind: Pod\n\0", id="a control character"),
-    ],
+    unfinished="{",
+    two_colons="a: b: c",
+    a_Python_object="kind: !!python/name:os.system x",
+    a_date_that_is_none="kind: Pod\non: 2024-13-45",
+    a_number_without_end="kind: Pod\nn: " + "9" * 5000,
+    nested_without_end="[" * 5000,
+    a_control_character="kind: Pod\n\0",
 )
 def test_not_yaml(text: str) -> None:
     assert fault(text).startswith("file: not YAML: ")
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param("&a {kind: Pod, spec: *a}", id="an object inside itself"),
-        pytest.param('{kind: Pod, metadata: {name: "\\ud800"}}', id="half a surrogate pair"),
-    ],
+    an_object_inside_itself="&a {kind: Pod, spec: *a}",
+    half_a_surrogate_pair='{kind: Pod, metadata: {name: "\\ud800"}}',
 )
 def test_yaml_that_json_cannot_hold(text: str) -> None:
     assert fault(text).startswith("file, document 1: malformed: ")
 
 
-def test_what_makes_no_pods_is_passed_over(tmp_path: Path) -> None:
+def test_what_makes_no_pods_is_passed_over() -> None:
     """A whole bundle, as kustomize prints it, can be checked."""
-    bundle = tmp_path / "bundle.yaml"
-    bundle.write_text(
-        yaml.safe_dump_all([{"kind": "Service", "spec": {"ports": []}}, {"kind": "ConfigMap"}, vcuda_pod()])
-    )
-    assert [workload.kind for workload in read_workloads([bundle], "team-a")] == ["Pod"]
+    bundle = read({"kind": "Service", "spec": {"ports": []}}, {"kind": "ConfigMap"}, vcuda_pod())
+    assert [workload.kind for workload in bundle] == ["Pod"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param("kind: SealedSecret\nspec: {template: {type: Opaque}}", id="another template"),
-        pytest.param("kind: X\nspec: {jobTemplate: {spec: {}}, template: {spec: {replicas: 1}}}", id="no containers"),
-        pytest.param("kind: X\nspec: {template: {spec: [containers]}}", id="a list"),
-        pytest.param("kind: X\nspec: [{template: null}]", id="a template that is null"),
-        pytest.param("kind: X\nspec: &a {template: {spec: *a}, same: [*a]}", id="an object inside itself"),
-        pytest.param("kind: PodTemplate\ntemplate: {spec: {containers: []}}", id="a template that nothing is made of"),
-    ],
+    another_template="kind: SealedSecret\nspec: {template: {type: Opaque}}",
+    no_containers="kind: X\nspec: {jobTemplate: {spec: {}}, template: {spec: {replicas: 1}}}",
+    a_list="kind: X\nspec: {template: {spec: [containers]}}",
+    a_template_that_is_null="kind: X\nspec: [{template: null}]",
+    an_object_inside_itself="kind: X\nspec: &a {template: {spec: *a}, same: [*a]}",
+    a_template_that_nothing_is_made_of="kind: PodTemplate\ntemplate: {spec: {containers: []}}",
 )
 def test_only_a_template_with_containers_makes_pods_of_an_unknown_kind(text: str) -> None:
     assert workloads_in("file", text, "team-a") == []
@@ -254,32 +230,25 @@ def test_aliases_of_aliases_are_looked_at_once() -> None:
     assert workloads_in("file", text, "team-a") == []
 
 
-def test_a_null_field_counts_as_absent(tmp_path: Path) -> None:
+def test_a_null_field_counts_as_absent(path: Path) -> None:
     """As in Kubernetes; YAML written by hand or by a template has them."""
-    manifest = vcuda_pod()
-    manifest["spec"]["nodeName"] = None
-    path = tmp_path / "pod.yaml"
-    path.write_text(yaml.safe_dump(manifest))
+    path.write_text(yaml.safe_dump(vcuda_pod(nodeName=None)))
     assert "nodeName" not in read_workloads([path], "team-a")[0].pod["spec"]
 
 
-def test_the_place_of_a_fault_names_file_and_document(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
-    rollout = {"kind": "Rollout", "spec": {"template": TEMPLATE}}
-    good.write_text(yaml.safe_dump(vcuda_pod()))
-    bad.write_text(yaml.safe_dump_all([vcuda_pod(), {"kind": "List", "items": [rollout]}]))
-    assert len(read_workloads([good, good], "team-a")) == 2
+def test_the_place_of_a_fault_names_file_and_document(path: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(vcuda_pod()))
+    bad.write_text(yaml.safe_dump_all([vcuda_pod(), {"kind": "List", "items": [workload("Rollout")]}]))
+    assert len(read_workloads([path, path], "team-a")) == 2
     with pytest.raises(BadInput) as caught:
-        read_workloads([good, bad], "team-a")
-    assert (
-        str(caught.value)
-        == f"{bad}, document 2: how many pods a Rollout makes is not known here; give its pods instead"
-    )
+        read_workloads([path, bad], "team-a")
+    unknown = "how many pods a Rollout makes is not known here; give its pods instead"
+    assert str(caught.value) == f"{bad}, document 2: {unknown}"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> None:
-    path = tmp_path / "pods.yaml"
+def test_a_file_that_cannot_be_read(content: bytes | None, path: Path) -> None:
     if content:
         path.write_bytes(content)
     for reading in (lambda: read_workloads([path], "team-a"), lambda: read_quota(path)):
@@ -290,26 +259,20 @@ def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> No
 # The quota
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param("team-a: {quota: {M40: 8}}", id="the document"),
-        pytest.param('{"team-a": {"quota": {"M40": 8}}}', id="in JSON"),
-        pytest.param("kind: ConfigMap\ndata:\n  gpu_quota: |\n    team-a: {quota: {M40: 8}}", id="the ConfigMap"),
-        pytest.param(
-            '{"kind": "ConfigMap", "data": {"gpu_quota": "{\\"team-a\\": {\\"quota\\": {\\"M40\\": 8}}}"}}', id="both"
-        ),
-    ],
+    the_document="team-a: {quota: {M40: 8}}",
+    in_JSON='{"team-a": {"quota": {"M40": 8}}}',
+    the_ConfigMap="kind: ConfigMap\ndata:\n  gpu_quota: |\n    team-a: {quota: {M40: 8}}",
+    both='{"kind": "ConfigMap", "data": {"gpu_quota": "{\\"team-a\\": {\\"quota\\": {\\"M40\\": 8}}}"}}',
 )
-def test_a_quota_file(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "quota.yaml"
+def test_a_quota_file(text: str, path: Path) -> None:
     path.write_text(text)
     assert read_quota(path).namespaces["team-a"].limits == {"M40": Limit(800)}
 
 
 @pytest.mark.parametrize("text", ["kind: ConfigMap", "kind: ConfigMap\ndata: {other: x}"])
-def test_a_config_map_without_a_quota(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "quota.yaml"
+def test_a_config_map_without_a_quota(text: str, path: Path) -> None:
     path.write_text(text)
     with pytest.raises(BadInput) as caught:
         read_quota(path)
@@ -317,8 +280,7 @@ def test_a_config_map_without_a_quota(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "team-a: {quota: {M40: -8}}", "team-a: {quota: {M40: 2024-13-45}}", "[" * 5000])
-def test_a_malformed_quota_file(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "quota.yaml"
+def test_a_malformed_quota_file(text: str, path: Path) -> None:
     path.write_text(text)
     with pytest.raises(QuotaFault):
         read_quota(path)
@@ -327,23 +289,19 @@ def test_a_malformed_quota_file(text: str, tmp_path: Path) -> None:
 # Nodes
 
 
-def test_a_nodes_file(tmp_path: Path) -> None:
-    path = tmp_path / "nodes.yaml"
+def test_a_nodes_file(path: Path) -> None:
     labelled = {"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40"}}}
     path.write_text(yaml.safe_dump({"kind": "List", "items": [labelled, {"kind": "Node", "metadata": {"name": "b"}}]}))
     found = read_nodes(path, LABELS)
     assert (found.labels, found.by_model) == ({"a": {MODEL: "M40"}, "b": {}}, {"M40": ("a",)})
 
 
-@pytest.mark.parametrize(
-    ("manifest", "message"),
-    [
-        ({"kind": "Pod"}, "document 1: expected a Node, not Pod"),
-        ({"kind": "Node", "metadata": {"labels": []}}, "document 1: malformed: "),
-    ],
+@cases(
+    "manifest, message",
+    a_pod=({"kind": "Pod"}, "document 1: expected a Node, not Pod"),
+    labels_in_a_list=({"kind": "Node", "metadata": {"labels": []}}, "document 1: malformed: "),
 )
-def test_a_malformed_nodes_file(manifest: Manifest, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "nodes.yaml"
+def test_a_malformed_nodes_file(manifest: Manifest, message: str, path: Path) -> None:
     path.write_text(yaml.safe_dump(manifest))
     with pytest.raises(BadInput) as caught:
         read_nodes(path, LABELS)

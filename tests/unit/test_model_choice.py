@@ -1,0 +1,169 @@
+"""Which of the models that it may use a pod gets."""
+
+import json
+
+import msgspec
+import pytest
+
+from tests.builders import container, pod, view
+from tests.tables import cases
+from vcuda.placement.placement import (
+    Candidates,
+    Choice,
+    FreeCards,
+    Nodes,
+    choose,
+    choose_regardless,
+    find_candidates,
+    free_by_model,
+    read_free_cards,
+    write_free_cards,
+)
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
+from vcuda.requests.pod_request import read_request
+
+ALL = ("M40", "P100", "A100")
+QUOTA = NamespaceQuota({model: Limit(800) for model in ALL})
+CARD, SHARE, SHARES = Charge(100, card_memory=100), Charge(50, 1024), Charge(120, 2048)
+
+
+BOTH = Candidates(("M40", "P100"), frozenset(), {})
+
+
+def used(**cores: int) -> dict[str, Usage]:
+    """Return what is used of each model, in cores."""
+    return {model: Usage(Charge(used)) for model, used in cores.items()}
+
+
+@cases(
+    "present, usage, model, reason",
+    first_in_the_document=("", {}, "M40", "most room, 8 cards of 8 cards free"),
+    most_room=("", {"M40": 100}, "P100", "most room, 8 cards of 8 cards free"),
+    tie=("", {"M40": 1, "P100": 1, "A100": 2}, "M40", "most room, 7.99 cards of 8 cards free"),
+    present=("A100", {"A100": 700}, "A100", "a node of it can take the pod now, 1 card of 8 cards free"),
+    two_present=("M40 A100", {"M40": 300}, "A100", "a node of it can take the pod now, 8 cards of 8 cards free"),
+    all_present=("M40 P100 A100", {"M40": 300}, "P100", "most room, 8 cards of 8 cards free"),
+    present_but_full=("A100", {"A100": 750}, "M40", "most room, 8 cards of 8 cards free"),
+    one_with_room=("M40", {"M40": 800, "P100": 701}, "A100", "the only model with room, 8 cards of 8 cards free"),
+)
+def test_the_choice_goes_by_present_nodes_then_room_then_order(
+    present: str, usage: dict[str, int], model: str, reason: str
+) -> None:
+    candidates = Candidates(ALL, frozenset(present.split()), {})
+    assert choose(candidates, QUOTA, Charge(100), used(**usage)) == Choice(model, reason)
+
+
+@cases(
+    "free, asked, model",
+    whole_cards=({"M40": FreeCards(8, 2, 300), "P100": FreeCards(8, 3, 300)}, CARD, "P100"),
+    a_share_first=({"M40": FreeCards(8, 2, 300), "P100": FreeCards(8, 3, 300)}, SHARE, "M40"),
+    a_share_free=({"M40": FreeCards(8, 0, 100), "P100": FreeCards(8, 0, 200)}, SHARE, "P100"),
+    several_shares=({"M40": FreeCards(8, 1, 100), "P100": FreeCards(8, 0, 200)}, SHARES, "P100"),
+    none_of_the_others=({"A100": FreeCards(8, 1, 100)}, CARD, "A100"),
+    not_published=({}, CARD, "M40"),
+)
+def test_where_it_is_published_the_model_with_the_most_free_cards_is_chosen(
+    free: dict[str, FreeCards], asked: Charge, model: str
+) -> None:
+    chosen = choose(Candidates(ALL, frozenset(ALL), {}, free), QUOTA, asked, {})
+    why = "most room" if model == "M40" else "most cards are free"
+    assert chosen == Choice(model, f"{why}, 8 cards of 8 cards free")
+
+
+def test_what_was_admitted_a_moment_ago_counts_as_no_longer_free() -> None:
+    """The figures are some seconds old: a burst of pods must not all go to one model."""
+    free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
+    candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, free)
+    chosen = choose(candidates, QUOTA, CARD, {"M40": Usage(Charge(200), Charge(200))})
+    assert chosen == Choice("P100", "most cards are free, 8 cards of 8 cards free")
+
+
+def test_free_cards_of_other_pools_are_not_the_pods() -> None:
+    public = FreeCards(8, 1, 100)
+    figures = {("M40", "lab"): FreeCards(8, 8, 800), ("M40", "public"): public, ("P100", ""): FreeCards(1)}
+    assert free_by_model(figures, ["public"]) == {"M40": public}
+    assert free_by_model(figures, []) == {"M40": FreeCards(16, 9, 900), "P100": FreeCards(1)}
+
+
+def test_figures_are_read_as_they_were_published() -> None:
+    figures = {("M40", "lab"): FreeCards(8, 7, 760, 60, 100), ("P100", ""): FreeCards(1)}
+    assert read_free_cards(write_free_cards(figures)) == figures
+    assert free_by_model(figures, []) == {"M40": FreeCards(8, 7, 760, 60, 100), "P100": FreeCards(1)}
+    with pytest.raises(ValueError, match="Expected"):
+        read_free_cards("{}")
+
+
+def test_figures_of_an_earlier_and_of_a_later_release_are_read() -> None:
+    row = {"model": "M40", "pool": "lab", "free": {"cards": 8, "free_cores": 80, "new": 1}, "new": 1}
+    assert read_free_cards(json.dumps([row])) == {("M40", "lab"): FreeCards(8, 0, 80)}
+
+
+HALVES, WHOLE = FreeCards(8, 0, 400, 400, 50), FreeCards(1, 1, 100, 0, 100)
+"""Eight cards of which half is used, and one free card."""
+
+
+IN_P100 = ("P100", "a card of it has room now, 8 cards of 8 cards free")
+IN_M40 = ("M40", "most cards are free, 8 cards of 8 cards free")
+
+
+@cases(
+    "containers, halves, chosen",
+    more_than_half_a_card=([(60, 10)], HALVES, IN_P100),
+    half_a_card=([(50, 10)], HALVES, IN_M40),
+    four_quarters=([(25, 10)] * 4, HALVES, IN_M40),
+    a_card=([(100, 0)], HALVES, IN_P100),
+    published_by_an_earlier_release=([(60, 10)], FreeCards(8, 0, 400, 400), IN_M40),
+)
+def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
+    containers: list[tuple[int, int]], halves: FreeCards, chosen: tuple[str, str]
+) -> None:
+    """A pod is held to its model for good: the sum of what is free on many cards is no use to it."""
+    limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
+    asking = view(pod(*(container(each) for each in limits)))
+    request, quota = read_request(asking), NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
+    whole = WHOLE if halves.largest else msgspec.structs.replace(WHOLE, largest=0)
+    nodes = Nodes(free={("M40", ""): halves, ("P100", ""): whole})
+    candidates = find_candidates(asking, request.schemes, quota, nodes, request.share)
+    assert choose(candidates, quota, request.charge, {}) == Choice(*chosen)
+
+
+def test_the_only_candidate_is_taken_as_such() -> None:
+    candidates = Candidates(("P100",), frozenset({"P100"}), {"M40": "annotation x"})
+    taken = Choice("P100", "the only model it may use, 8 cards of 8 cards free")
+    assert choose(candidates, QUOTA, Charge(100), {}) == taken
+
+
+def test_what_no_model_has_room_for_is_told_in_the_order_of_the_document() -> None:
+    quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
+    usage = {"P100": Usage(Charge(350), pending=Charge(50))}
+    assert choose(BOTH, quota, Charge(250), usage) == (
+        Shortage("M40", Charge(250), Usage(), Limit(200)),
+        Shortage("P100", Charge(250), usage["P100"], Limit(400)),
+    )
+
+
+@cases("memory, model", not_limited=(None, "M40"), just_enough=(2048, "M40"), too_little=(2047, "P100"))
+def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> None:
+    quota = NamespaceQuota({"M40": Limit(800, memory), "P100": Limit(100)})
+    choice = choose(BOTH, quota, Charge(50, 1024), {"M40": Usage(Charge(50, 1024))})
+    assert isinstance(choice, Choice)
+    assert choice.model == model
+
+
+def test_whole_cards_take_their_share_of_the_memory() -> None:
+    """Two of four cards are half of the memory, so a share that needs more than the other half goes elsewhere."""
+    quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
+    usage = {"M40": Usage(Charge(200, card_memory=200))}
+    elsewhere = Choice("P100", "the only model with room, 0.5 cards of 0.5 cards free")
+    assert choose(BOTH, quota, Charge(50, 2048), usage) == Choice("M40", "most room, 2 cards of 4 cards free")
+    assert choose(BOTH, quota, Charge(50, 2049), usage) == elsewhere
+
+
+@cases(
+    "asked, reason",
+    room=(300, "the only model with room, 3 cards of 4 cards free"),
+    no_room=(900, "over quota on every model, and this quota does not enforce"),
+)
+def test_a_quota_that_does_not_enforce_always_chooses(asked: int, reason: str) -> None:
+    quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
+    assert choose_regardless(BOTH, quota, Charge(asked), used(P100=100)) == Choice("P100", reason)
