@@ -1,15 +1,15 @@
 """Builds the plain manifests, reviews and policy that tests start from: what is left out has Kubernetes' default."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from vcuda.errors import Fault, QuotaFault
 from vcuda.k8s_types import AdmissionRequest, GroupVersionKind, Pod, UserInfo
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes
+from vcuda.quota.document import parse_quota
 from vcuda.quota.model import NamespaceQuota, Quota
 from webhook.context import PolicySnapshot
 
@@ -118,3 +118,12 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Admiss
 def policy_for(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> PolicySnapshot:
     """Return the policy of a cluster in which one namespace has a quota."""
     return PolicySnapshot(Quota({namespace: quota}, version="41"), nodes or Nodes(LABELS))
+
+
+def quota_faults(text: str) -> tuple[Fault, ...]:
+    """Return the faults of a quota document, none where it is one; any other exception fails the test."""
+    try:
+        parse_quota(text)
+    except QuotaFault as refusal:
+        return refusal.faults
+    return ()

@@ -1,74 +1,54 @@
-"""Quota documents that cannot be read at all: one fault each, never a crash, however they are built."""
+"""What holds for any text as a quota: it is read back as it was written, or its faults are named; never a crash."""
 
 import json
+import random
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.builders import quota_faults
 from tests.tables import cases
-from vcuda.errors import QuotaFault
 from vcuda.quota.document import parse_quota
+from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.yaml import read_text
 
-
-def faults(text: str) -> list[str]:
-    """Return every fault of ``text`` as people read it."""
-    with pytest.raises(QuotaFault) as caught:
-        parse_quota(text)
-    return [str(fault) for fault in caught.value.faults]
+NO_TOKEN = "found character that cannot start any token while scanning for the next token; indent with spaces, not tabs"
+NO_SPACE = "found unexpected ':' while scanning a plain scalar; write a space behind the colon"
+TOO_LONG = "found extremely long version number while scanning a %YAML directive"
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "line", "column", "found"),
     [
-        ('{\n "a": {"quota": {"M40": 2 "P100": 3}}}', "line 2, column 27: Expecting ',' delimiter"),
-        (
-            "{team-a: {},\n team-b: {pool: [}}",
-            "line 2, column 18: did not find expected node content while parsing a flow node",
-        ),
-        ('{"a": {"pool": ["x"', "line 1, column 20: Expecting ',' delimiter"),
-        ('{"a" {}}', "line 1, column 6: Expecting ':' delimiter"),
-        ('{"a": {}}}', "line 1, column 10: Extra data"),
-        (
-            "a:\n\tquota: {}",
-            (
-                "line 2, column 1: found character that cannot start any token while scanning for the next token; "
-                "indent with spaces, not tabs"
-            ),
-        ),
-        ("a: {quota: {M: 1}", "line 1, column 18: did not find expected ',' or '}' while parsing a flow mapping"),
-        (
-            "a: {quota:{M: 1}}",
-            "line 1, column 10: found unexpected ':' while scanning a plain scalar; write a space behind the colon",
-        ),
-        ("a: {}\n b: {}", "line 2, column 2: did not find expected key while parsing a block mapping"),
-        ("a:\n  b: c: 1", "line 2, column 7: mapping values are not allowed in this context"),
-        ("a: 'b", "line 1, column 6: found unexpected end of stream while scanning a quoted scalar"),
-        ("é: {}\nb: \x07", "line 2, column 4: a character that YAML does not allow"),
-        ("a: !!python/object:os.system {}", "line 1, column 4: tags (`!`) are not read; leave them out"),
-        ("a: !x {}", "line 1, column 4: tags (`!`) are not read; leave them out"),
-        ("a: {}\n---\nb: {}", "line 2, column 1: a second document starts here; write all namespaces in one"),
-        ("? [a]\n: {}", "line 1, column 3: a key must be text, not a list, a mapping or an alias"),
-        ("a: &a {}\n*a : {}", "line 2, column 1: a key must be text, not a list, a mapping or an alias"),
-        (
-            "a: &a {quota: *a}",
-            "line 1, column 15: this alias (`*`) stands for nothing, or for something that it is itself part of",
-        ),
-        (
-            'é: "\\UFFFFFFFF"',
-            "line 1, column 7: found invalid Unicode character escape code while parsing a quoted scalar",
-        ),
-        (
-            f"%YAML 1.{'9' * 5000}\n---\n{{}}",
-            "line 1, column 18: found extremely long version number while scanning a %YAML directive",
-        ),
+        ('{\n "a": {"quota": {"M40": 2 "P100": 3}}}', 2, 27, "Expecting ',' delimiter"),
+        ("{team-a: {},\n team-b: {pool: [}}", 2, 18, "did not find expected node content while parsing a flow node"),
+        ('{"a": {"pool": ["x"', 1, 20, "Expecting ',' delimiter"),
+        ('{"a" {}}', 1, 6, "Expecting ':' delimiter"),
+        ('{"a": {}}}', 1, 10, "Extra data"),
+        ("a:\n\tquota: {}", 2, 1, NO_TOKEN),
+        ("a: {quota: {M: 1}", 1, 18, "did not find expected ',' or '}' while parsing a flow mapping"),
+        ("a: {quota:{M: 1}}", 1, 10, NO_SPACE),
+        ("a: {}\n b: {}", 2, 2, "did not find expected key while parsing a block mapping"),
+        ("a:\n  b: c: 1", 2, 7, "mapping values are not allowed in this context"),
+        ("a: 'b", 1, 6, "found unexpected end of stream while scanning a quoted scalar"),
+        ("é: {}\nb: \x07", 2, 4, "a character that YAML does not allow"),
+        ("a: !!python/object:os.system {}", 1, 4, "tags (`!`) are not read; leave them out"),
+        ("a: !x {}", 1, 4, "tags (`!`) are not read; leave them out"),
+        ("a: {}\n---\nb: {}", 2, 1, "a second document starts here; write all namespaces in one"),
+        ("? [a]\n: {}", 1, 3, "a key must be text, not a list, a mapping or an alias"),
+        ("a: &a {}\n*a : {}", 2, 1, "a key must be text, not a list, a mapping or an alias"),
+        ("a: &a {quota: *a}", 1, 15, "this alias (`*`) stands for nothing, or for something that it is itself part of"),
+        ('é: "\\UFFFFFFFF"', 1, 7, "found invalid Unicode character escape code while parsing a quoted scalar"),
+        (f"%YAML 1.{'9' * 5000}\n---\n{{}}", 1, 18, TOO_LONG),
     ],
-)  # fmt: skip
-def test_a_syntax_error_is_one_fault_with_line_and_column(text: str, found: str) -> None:
-    assert faults(text) == [found]
+)
+def test_a_syntax_error_is_one_fault_with_line_and_column(text: str, line: int, column: int, found: str) -> None:
+    assert [str(fault) for fault in quota_faults(text)] == [f"line {line}, column {column}: {found}"]
 
 
 def test_json_within_yaml_needs_no_space_behind_a_colon() -> None:
@@ -77,7 +57,7 @@ def test_json_within_yaml_needs_no_space_behind_a_colon() -> None:
 
 @pytest.mark.parametrize("opening", ["[", "{", '{"a":', "{a: ", "- ", "? ", "a: &a {<<: "])
 def test_no_depth_of_nesting_crashes(opening: str) -> None:
-    assert len(faults(opening * 100_000)) == 1
+    assert len(quota_faults(opening * 100_000)) == 1
 
 
 def bomb(mapping: str) -> str:
@@ -109,7 +89,7 @@ TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
     ),
 )
 def test_an_oversized_document_is_one_fault(text: str, found: str) -> None:
-    assert faults(text) == [found]
+    assert [str(fault) for fault in quota_faults(text)] == [found]
 
 
 ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)
@@ -121,3 +101,99 @@ ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)
 def test_json_read_as_yaml_is_the_same(value: Any) -> None:
     text = json.dumps({"value": value})
     assert read_text(f"---\n{text}") == read_text(text)
+
+
+LABEL_VALUES = st.from_regex(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?", fullmatch=True)
+NAMESPACES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True)
+LIMITS = st.builds(Limit, st.integers(0, 10_000_000), st.none() | st.integers(1, 104_857_600_000))
+ENTRIES = st.builds(
+    NamespaceQuota,
+    st.dictionaries(LABEL_VALUES, LIMITS, max_size=4),
+    st.lists(LABEL_VALUES, unique=True, max_size=3).map(tuple),
+    st.sampled_from(Mode),
+)
+QUOTAS = st.builds(Quota, st.dictionaries(NAMESPACES, ENTRIES, max_size=4), st.none() | ENTRIES)
+
+SYNTAX = st.text(st.sampled_from("{}[]:,\"'-?&*!|>%@`#<=~ \n\t\\.0123ea\ud800\u0661é"), max_size=60)
+JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["8", "1Gi", "warn"]),
+    lambda children: (
+        st.lists(children, max_size=3)
+        | st.dictionaries(st.sampled_from(["quota", "pool", "mode", "cards", "memory", "M40", "[key]"]), children)
+        | st.dictionaries(st.text(max_size=5), children, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def written_limit(limit: Limit) -> Any:
+    cards = limit.cores / 100 if limit.cores % 100 else limit.cores // 100
+    return cards if limit.memory is None else {"cards": cards, "memory": f"{limit.memory}Mi"}
+
+
+def written_entry(entry: NamespaceQuota) -> dict[str, Any]:
+    models = {model: written_limit(limit) for model, limit in entry.limits.items()}
+    return {"quota": models, "pool": list(entry.pools), "mode": str(entry.mode)}
+
+
+def written(quota: Quota) -> dict[str, Any]:
+    entries = {name: written_entry(entry) for name, entry in quota.namespaces.items()}
+    return entries if quota.default is None else {**entries, "*": written_entry(quota.default)}
+
+
+@given(QUOTAS, st.sampled_from([None, 2, "\t"]))
+def test_a_quota_written_as_json_is_read_back(quota: Quota, indent: int | str | None) -> None:
+    assert parse_quota(json.dumps(written(quota), indent=indent)) == quota
+
+
+@given(QUOTAS, st.booleans())
+def test_a_quota_written_as_yaml_is_read_back(quota: Quota, flow: bool) -> None:
+    assert parse_quota(yaml.safe_dump(written(quota), default_flow_style=flow, sort_keys=False)) == quota
+
+
+@given(st.text() | SYNTAX)
+def test_any_text_is_a_quota_or_a_quota_fault(text: str) -> None:
+    quota_faults(text)
+
+
+@given(QUOTAS, st.booleans(), st.lists(SYNTAX, min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_any_damaged_document_is_a_quota_or_a_quota_fault(
+    quota: Quota, as_json: bool, splinters: list[str], chance: random.Random
+) -> None:
+    text = json.dumps(written(quota)) if as_json else yaml.safe_dump(written(quota))
+    for splinter in splinters:
+        start = chance.randrange(len(text) + 1)
+        text = text[:start] + splinter + text[start + chance.randrange(9) :]
+    quota_faults(text)
+
+
+@given(JSON_VALUES)
+@settings(max_examples=300)
+def test_faults_are_short_lines_that_can_be_sent(value: Any) -> None:
+    """For any JSON: no control characters, no surrogates, no value of any length in a message."""
+    for fault in quota_faults(json.dumps({"team-a": value})):
+        assert str(fault).isprintable()
+        assert str(fault).encode()
+        assert len(fault.message) < 300
+
+
+@given(QUOTAS, st.data())
+def test_every_broken_limit_is_found_and_nothing_else(quota: Quota, data: st.DataObject) -> None:
+    document = written(quota)
+    limits = [(name, model) for name, entry in document.items() for model in entry["quota"]]
+    broken = [limit for limit in limits if data.draw(st.booleans())]
+    for name, model in broken:
+        document[name]["quota"][model] = data.draw(st.sampled_from([-1, "8", None, True, [], 0.001, 1e9]))
+    paths = [fault.path for fault in quota_faults(json.dumps(document))]
+    assert paths == [f"{name}.quota[{model}]" if "." in model else f"{name}.quota.{model}" for name, model in broken]
+
+
+@given(st.decimals(0, 100_000, places=2))
+def test_hundredths_are_exact(cards: Decimal) -> None:
+    quota = parse_quota(f"a: {{quota: {{M40: {cards}}}}}")
+    assert quota.namespaces["a"].limits["M40"].cores == int(cards.scaleb(2))
