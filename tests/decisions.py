@@ -4,8 +4,6 @@ Each step of a scenario holds the pods stored before, the pod asked about, the n
 that were written. The nodes of a scenario stay as they are.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,10 +1,8 @@
 """An allocator beside the API server double: nodes, pods as the watch shows them, and what is stored."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -18,6 +16,7 @@ from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from vcuda.allocations.cards import Share, read_pod_cards
 from vcuda.allocations.stored_pods import StoredPod, read_stored
+from vcuda.errors import ApiError
 from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
 
 SYSTEM = "vcuda-quota"
@@ -64,18 +63,35 @@ class Leader:
         for name, count in (cards or {"n1": 2}).items():
             self.cache.node_changed(None, gpu_node(name, count))
 
-    def leads(self) -> Leader:
+    def leads(self) -> Self:
         """Take the journal, then list the pods."""
-        for placement in self.journal.take():
-            self.cache.assume(placement)
+        self.takes()
         self.lists()
         return self
 
+    def takes(self) -> None:
+        """Take the journal alone."""
+        for placement in self.journal.take():
+            self.cache.assume(placement)
+
     def lists(self) -> None:
         """Let the watch show all stored pods as they are."""
-        for path, stored in self.api.objects.items():
+        for path in self.api.objects:
             if "/pods/" in path:
-                self.cache.pod_changed(None, seen(stored))
+                self.sees(path.rpartition("/")[2])
+
+    def sees(self, name: str, before: Mapping[str, Any] | None = None) -> None:
+        """Let the watch show one pod as it is stored; gone where it is not."""
+        now = seen(self.api.objects[pod_path(name)]) if pod_path(name) in self.api.objects else None
+        self.cache.pod_changed(seen(before) if before else None, now)
+
+    def place(self, name: str, node: str = "n1", cores: int = 60) -> None:
+        """Have a pod placed on a node, a new one if it is not stored, and the watch show that."""
+        if pod_path(name) not in self.api.objects:
+            store_pod(self.api, name, cores)
+        answer = self.filter(as_stored(self.api, name), [node])
+        assert answer["NodeNames"] == [node], answer
+        self.sees(name)
 
     def filter(self, pod: Mapping[str, Any], names: Iterable[str] = ("n1",)) -> dict[str, Any]:
         """What the scheduler is answered that asks about these nodes, with the pod as it knows it."""
@@ -94,6 +110,11 @@ class Leader:
 
     def _lose(self) -> None:
         self.lost += 1
+
+
+def forbidden(*_: object) -> bytes:
+    """Deliver a call to an API server that refuses it."""
+    raise ApiError(403, "it is forbidden: 100% sure")
 
 
 def pod_path(name: str) -> str:

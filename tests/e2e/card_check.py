@@ -3,8 +3,6 @@
 It shares nothing with the code under test.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

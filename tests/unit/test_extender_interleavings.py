@@ -3,8 +3,6 @@
 And no pod is ever bound to another node than the one its cards are on.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -16,12 +14,14 @@ from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivere
 from tests.extended import CARD_BLOCKS, Leader, as_stored, pod_path, seen, store_pod
 
 CARDS = {"n1": 2, "n2": 1}
+DELIVERIES: dict[str, Delivery] = {"delivered": delivered, "lost request": lost_request, "lost reply": lost_reply}
 FAULTS = st.sampled_from(["delivered"] * 6 + ["lost request", "lost reply", "late"])
 """Mostly none: pods have to be placed for anything to be given twice."""
 LEADERS = st.sampled_from([1, 1, 1, 2])
 """The newest leader, or the one before it."""
 SIZES = st.sampled_from([30, 60, 75, 100, 200])
 NODES = st.sampled_from([["n1"], ["n2"], ["n1", "n2"]])
+TARGETS = st.sampled_from([None, None, *CARDS])
 WHICH = st.integers(0, 5)
 
 
@@ -45,8 +45,7 @@ class Placements(RuleBasedStateMachine):
     def take_over(self) -> None:
         """Another process takes the lease, and with it the journal; the last one does not know."""
         leader = Leader(self.api, f"leader-{len(self.leaders)}", CARDS)
-        for placement in leader.journal.take():
-            leader.cache.assume(placement)
+        leader.takes()
         self.leaders.append(leader)
         for name in self.pods():
             self.show(leader, name)
@@ -66,9 +65,7 @@ class Placements(RuleBasedStateMachine):
         self.leader(who).filter(as_stored(self.api, name), nodes)
         self.api.deliver = delivered
 
-    @rule(
-        which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=st.sampled_from([None, None, *CARDS])
-    )
+    @rule(which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=TARGETS)
     @precondition(lambda self: self.placed())
     def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
         """The scheduler has a pod bound to the node that it was placed on, or to one from which it may have moved."""
@@ -152,21 +149,13 @@ class Placements(RuleBasedStateMachine):
 
     def faults(self, **by_method: str) -> Delivery:
         """Deliver the next call of each of these methods as named, and all others as they are."""
-        scripts = {method: Script(self.fault(fault), methods=(method,)) for method, fault in by_method.items()}
+        known: dict[str, Delivery] = {**DELIVERIES, "late": self.late}
+        scripts = {method: Script(known[fault], methods=(method,)) for method, fault in by_method.items()}
 
         def deliver(method: str, timeout: float, effect: Effect) -> bytes:
             return scripts.get(method, delivered)(method, timeout, effect)
 
         return deliver
-
-    def fault(self, name: str) -> Delivery:
-        faults: dict[str, Delivery] = {
-            "delivered": delivered,
-            "lost request": lost_request,
-            "lost reply": lost_reply,
-            "late": self.late,
-        }
-        return faults[name]
 
 
 TestPlacements = Placements.TestCase

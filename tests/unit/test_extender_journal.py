@@ -1,7 +1,5 @@
 """The journal of placements: taken by compare-and-swap, written by one process alone."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,17 +1,11 @@
 """What the leader's extender tells others: free cards to the webhook, and its address to a Service."""
 
-from __future__ import annotations
+from collections.abc import Mapping
 
 import pytest
 
-from controller.extender.publish import (
-    MIN_INTERVAL_SECONDS,
-    REPEAT_SECONDS,
-    Advertiser,
-    CardsPublisher,
-    count_free,
-    delete_published,
-)
+from controller.extender import publish
+from controller.extender.publish import Advertiser, CardsPublisher
 from tests.api_double import ApiDouble, Effect, Script, lost_request
 from tests.builders import MODEL, POOL, nodes
 from tests.extended import SYSTEM
@@ -35,8 +29,8 @@ def advertiser(api: ApiDouble, ip: str) -> Advertiser:
 
 def led_to(api: ApiDouble) -> str:
     """The one address of the one slice that leads callers of the Service, which has to be as Kubernetes wants it."""
-    [(path, found)] = [(path, each) for path, each in api.objects.items() if "/endpointslices/" in path]
-    assert path == SLICE
+    assert [path for path in api.objects if "/endpointslices/" in path] == [SLICE]
+    found = api.objects[SLICE]
     assert found["metadata"]["labels"].items() >= LABELS.items()
     assert found["ports"] == [{"name": "https", "port": 10443}]
     [endpoint] = found["endpoints"]
@@ -60,12 +54,10 @@ def test_the_service_leads_to_whoever_holds_it_last(api: ApiDouble, earlier: str
     first.hold()
     assert led_to(api) == earlier
     for _ in range(2):
-        api.forget_calls()
-        second.hold()
-        assert (led_to(api), api.calls) == (later, calls)
-        api.forget_calls()
-        second.hold()
-        assert api.calls == ["GET"]
+        for wanted in (calls, ["GET"]):
+            api.forget_calls()
+            second.hold()
+            assert (led_to(api), api.calls) == (later, wanted)
         first.hold()
 
 
@@ -98,6 +90,10 @@ def test_a_slice_that_cannot_be_read_is_an_error(api: ApiDouble) -> None:
         advertiser(api, "10.0.0.1").hold()
 
 
+def published(api: ApiDouble) -> Mapping[tuple[str, str], FreeCards]:
+    return read_free_cards(api.objects[CARDS]["data"]["cards.json"])
+
+
 def test_free_cards_are_published_when_they_change(api: ApiDouble) -> None:
     figures = {("M40", "public"): FreeCards(8, 8, 800)}
     publisher = CardsPublisher(api.kube, SYSTEM, lambda: figures)
@@ -107,7 +103,7 @@ def test_free_cards_are_published_when_they_change(api: ApiDouble) -> None:
     assert api.calls == []
     figures["M40", "public"] = FreeCards(8, 7, 730, 30)
     publisher.publish()
-    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
+    assert published(api) == figures
 
 
 def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiDouble) -> None:
@@ -115,23 +111,20 @@ def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiD
     publisher = CardsPublisher(api.kube, SYSTEM, lambda: figures, lambda: seconds[0])
     publisher.publish()
     api.remove(CARDS)
-    for seconds[0] in (REPEAT_SECONDS - MIN_INTERVAL_SECONDS, REPEAT_SECONDS):
-        publisher.publish()
-    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
-    api.store(CARDS, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
-    seconds[0] = 2 * REPEAT_SECONDS
-    publisher.publish()
-    assert read_free_cards(api.objects[CARDS]["data"]["cards.json"]) == figures
+    for round_ in (1, 2):
+        for seconds[0] in (round_ * publish.REPEAT_SECONDS - 1, round_ * publish.REPEAT_SECONDS):
+            publisher.publish()
+        assert published(api) == figures
+        api.store(CARDS, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
 
 
 def test_figures_that_nobody_keeps_up_are_withdrawn(api: ApiDouble) -> None:
-    delete_published(api.kube, SYSTEM)
+    publish.delete_published(api.kube, SYSTEM)
     CardsPublisher(api.kube, SYSTEM, dict).publish()
     api.deliver = Script(lost_request, methods=("DELETE",))
-    delete_published(api.kube, SYSTEM)
-    assert CARDS in api.objects
-    delete_published(api.kube, SYSTEM)
-    assert CARDS not in api.objects
+    for left in (True, False):
+        publish.delete_published(api.kube, SYSTEM)
+        assert (CARDS in api.objects) == left
 
 
 def test_fragments_are_counted_by_model_and_pool() -> None:
@@ -146,7 +139,7 @@ def test_fragments_are_counted_by_model_and_pool() -> None:
     }
     public = {MODEL: "M40", POOL: "public"}
     labelled = nodes(a=public, b=public, c={MODEL: "P100"}, cpu=public, unlabelled={})
-    assert count_free(known, labelled) == {
+    assert publish.count_free(known, labelled) == {
         ("M40", "public"): FreeCards(cards=4, whole=3, free_cores=370, fragmented_cores=70, largest=100),
         ("P100", ""): FreeCards(cards=2, whole=0, free_cores=90, fragmented_cores=90, largest=90),
     }
