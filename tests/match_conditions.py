@@ -1,7 +1,5 @@
 """Pods that the webhook is asked about, and pods that it is not: what the base's matchConditions tell apart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

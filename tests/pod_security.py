@@ -3,8 +3,6 @@
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

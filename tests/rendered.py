@@ -1,7 +1,5 @@
 """The manifests as ``kubectl kustomize`` prints them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil
@@ -84,6 +82,12 @@ def pod_specs(objects: Sequence[Json]) -> Iterator[tuple[Json, Json]]:
 def ours(objects: Sequence[Json]) -> list[Json]:
     """The objects that make pods of our own image, whatever its tag."""
     return [found for found, _ in pod_specs(objects) if container(found)["image"].partition(":")[0] == IMAGE]
+
+
+def images(objects: Sequence[Json]) -> dict[str, str]:
+    """What everything runs, by KIND/NAME, but for the scheduler: its image is Kubernetes' own."""
+    found = {label(workload): container(workload)["image"] for workload, _ in pod_specs(objects)}
+    return {name: image for name, image in found.items() if name != "Deployment/vcuda-scheduler"}
 
 
 def pod_spec(workload: Json) -> Json:

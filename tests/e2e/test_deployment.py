@@ -1,7 +1,5 @@
 """A Deployment larger than its quota: what fits runs, its owner reads why the rest does not, and can mend it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

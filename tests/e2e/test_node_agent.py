@@ -3,8 +3,6 @@
 There is no kubelet: the tests play its part, in its directory and in the API.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile
@@ -171,21 +169,6 @@ def test_a_static_pods_directories_stay_under_both_its_uids(
             agent.await_moved(name)
 
 
-def test_what_kubelet_keeps_stays_when_its_pod_has_left_the_api(
-    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
-) -> None:
-    kept = pods.start("kept")
-    for each in (own, kept):
-        (pods.kubelet / each).mkdir()
-    with sweeping(cluster, disk, node, "--pod-uid", own, "--kubelet-pods", pods.kubelet) as agent:
-        pods.delete("kept")
-        agent.await_moved(pods.make(uid(1)))
-        agent.await_sweeps(5)
-        assert kept in disk.names()
-        (pods.kubelet / kept).rmdir()
-        agent.await_moved(kept)
-
-
 def test_a_pod_that_ends_brings_a_sweep_before_the_period_is_over(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
@@ -299,20 +282,13 @@ def test_with_the_rights_of_the_manifest_it_does_all_its_work(
     assert "is forbidden: User" not in agent.output()
 
 
-def test_once_asks_the_api_server_where_it_is_given_no_file(
-    cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods
-) -> None:
+@pytest.mark.parametrize("from_file", [True, False], ids=["as kubectl prints them", "of the API server"])
+def test_once_takes_the_pods(cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods, *, from_file: bool) -> None:
     pods.make(uid(1))
-    flags = ("--scheme", "gpu-manager", "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig)
-    command = [str(part) for part in (SCRIPTS / "vcuda-controller", "node", "--once", *flags)]
-    assert subprocess.run(command, check=True, capture_output=True, text=True).stderr == ""
-    assert disk.names() == {own}
-
-
-def test_once_takes_what_kubectl_prints(cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods) -> None:
-    pods.make(uid(1))
+    where = ("--pods", "-") if from_file else ("--kubeconfig", cluster.kubeconfig)
     printed = cluster.kubectl("get", "pods", "--all-namespaces", "-o", "json").stdout
-    flags = ("--scheme", "gpu-manager", "--root", disk.root, "--node", node, "--pods", "-")
-    command = [str(part) for part in (SCRIPTS / "vcuda-controller", "node", "--once", *flags)]
-    subprocess.run(command, check=True, capture_output=True, text=True, input=printed)
+    flags = ("--once", "--scheme", "gpu-manager", "--root", disk.root, "--node", node, *where)
+    command = [str(part) for part in (SCRIPTS / "vcuda-controller", "node", *flags)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, input=printed)
     assert disk.names() == {own}
+    assert from_file or done.stderr == ""

@@ -1,7 +1,5 @@
 """Every overlay renders, is what every supported Kubernetes understands, and has what its components are for."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence
@@ -10,34 +8,16 @@ from pathlib import Path
 import kubernetes_validate  # type: ignore[import-untyped]  # has no types
 import pytest
 import yaml
-from kubernetes_validate.utils import (  # type: ignore[import-untyped]  # has no types
-    SchemaNotFoundError,
-    all_versions,
-    major_minor,
-)
+from kubernetes_validate import utils
 
-from tests.rendered import (
-    BASE,
-    EVERY,
-    IMAGE,
-    MANIFESTS,
-    Json,
-    composed,
-    container,
-    copied,
-    label,
-    one,
-    ours,
-    overlay_of,
-    pod_spec,
-    pod_specs,
-    rendered,
-)
+from tests.rendered import BASE, EVERY, Json, composed, container, copied, images, label, one, ours, pod_spec, rendered
 
 pytestmark = pytest.mark.slow
 
+MANIFESTS = BASE.parent
+
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
-VERSIONS = sorted({version for version in map(major_minor, all_versions()) if version >= SUPPORTED[0]})
+VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
 """Those that there are schemas of: what comes after the newest supported one has to understand the manifests too."""
 
 NO_SCHEMA = ("cert-manager.io/", "monitoring.coreos.com/")
@@ -59,7 +39,7 @@ def known(document: str, version: str) -> bool:
     """Whether a release has the object's kind; ValidationError where it has that and not its fields."""
     try:
         kubernetes_validate.validate(json.loads(document), version, strict=True)
-    except SchemaNotFoundError:
+    except utils.SchemaNotFoundError:
         return False
     return True
 
@@ -117,61 +97,47 @@ def test_every_component_has_an_overlay_or_is_an_option_of_one() -> None:
     assert components - {overlay.name for overlay in EVERY} == OPTIONS
 
 
-@every_overlay
-def test_every_object_has_the_label_that_an_uninstall_is_checked_by(overlay: Path) -> None:
-    assert unlabelled(rendered(overlay)) == set()
-
-
-@pytest.mark.parametrize("option", sorted(OPTIONS))
-def test_every_object_of_an_option_has_that_label_too(tmp_path: Path, option: str) -> None:
-    assert unlabelled(rendered(composed(tmp_path, [option]))) == set()
-
-
-def unlabelled(objects: Sequence[Json]) -> set[str]:
-    return {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()}
+@pytest.mark.parametrize("chosen", [*EVERY, *sorted(OPTIONS)], ids=lambda each: each if each in OPTIONS else each.name)
+def test_every_object_has_the_label_that_an_uninstall_is_checked_by(tmp_path: Path, chosen: Path | str) -> None:
+    objects = rendered(chosen if isinstance(chosen, Path) else composed(tmp_path, [chosen]))
+    assert {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()} == set()
 
 
 # The image
 
 
 NAME, TAG = "registry.example.com:5000/team/quota", "1.2.3"
-CHOSEN = [{"name": IMAGE, "newName": NAME, "newTag": TAG}]
-NOT_OURS = {"Deployment/vcuda-scheduler"}
-"""What runs Kubernetes' own image."""
+CHOSEN = [{"name": "vcuda-quota", "newName": NAME, "newTag": TAG}]
 
 
-def images(objects: Sequence[Json]) -> dict[str, str]:
-    found = {label(workload): container(workload)["image"] for workload, _ in pod_specs(objects)}
-    return {name: image for name, image in found.items() if name not in NOT_OURS}
+def with_images(found: Path, chosen: Path, content: Json) -> dict[str, str]:
+    """What everything of the chosen kustomization runs once ``found``, of these contents, names an image."""
+    found.parent.mkdir(exist_ok=True)
+    found.write_text(json.dumps({**content, "images": CHOSEN}))
+    return images(rendered(chosen))
 
 
 @every_overlay
 def test_an_image_that_the_base_names_is_what_everything_runs(tmp_path: Path, overlay: Path) -> None:
     manifests = copied(tmp_path)
     file = manifests / "base" / "kustomization.yaml"
-    file.write_text(json.dumps({**yaml.safe_load(file.read_text()), "images": CHOSEN}))
-    found = images(rendered(manifests / overlay.relative_to(MANIFESTS)))
+    found = with_images(file, manifests / overlay.relative_to(MANIFESTS), yaml.safe_load(file.read_text()))
     assert found == dict.fromkeys(images(rendered(overlay)), f"{NAME}:{TAG}")
 
 
 @every_overlay
 def test_an_image_that_a_kustomization_on_top_names_is_what_everything_runs(tmp_path: Path, overlay: Path) -> None:
-    manifests = copied(tmp_path)
-    on_top = manifests / "on-top"
-    on_top.mkdir()
+    on_top = copied(tmp_path) / "on-top"
     resources = [f"../{overlay.relative_to(MANIFESTS)}"]
-    (on_top / "kustomization.yaml").write_text(json.dumps({"resources": resources, "images": CHOSEN}))
-    assert images(rendered(on_top)) == dict.fromkeys(images(rendered(overlay)), f"{NAME}:{TAG}")
+    found = with_images(on_top / "kustomization.yaml", on_top, {"resources": resources})
+    assert found == dict.fromkeys(images(rendered(overlay)), f"{NAME}:{TAG}")
 
 
 def test_an_image_that_is_named_beside_the_components_is_what_everything_runs(tmp_path: Path) -> None:
     both = composed(tmp_path, ["scheduler", "enforce-audit"])
-    named = images(rendered(both))
-    file = both / "kustomization.yaml"
     beside = both.with_name("beside")
-    beside.mkdir()
-    (beside / file.name).write_text(json.dumps({**json.loads(file.read_text()), "images": CHOSEN}))
-    assert images(rendered(beside)) == dict.fromkeys(named, f"{NAME}:{TAG}")
+    found = with_images(beside / "kustomization.yaml", beside, json.loads((both / "kustomization.yaml").read_text()))
+    assert found == dict.fromkeys(images(rendered(both)), f"{NAME}:{TAG}")
 
 
 # Evictions
@@ -209,7 +175,7 @@ PARTS = {"vcuda-webhook": "Deployment", "vcuda-controller": "Deployment", "vcuda
 
 @pytest.fixture
 def objects() -> list[Json]:
-    return overlay_of("prometheus")
+    return rendered(MANIFESTS / "overlays" / "prometheus")
 
 
 def test_every_alert_says_what_is_wrong_and_what_to_do_in_a_line_each(objects: list[Json]) -> None:

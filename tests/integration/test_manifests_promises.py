@@ -1,7 +1,5 @@
 """What the manifests promise a platform team: rights, limits, times that fit, and nobody stopped who is not limited."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,23 +10,9 @@ import yaml
 from certs.cli import main as certs_cli
 from controller.cli import main as controller_cli
 from controller.node.names import VM_DIRECTORIES
+from tests import rendered as manifests
 from tests.pod_security import offences
-from tests.rendered import (
-    BASE,
-    EVERY,
-    NODE_NAMESPACE,
-    SYSTEM_NAMESPACE,
-    Json,
-    container,
-    label,
-    one,
-    ours,
-    overlay_of,
-    pod_spec,
-    pod_specs,
-    rendered,
-    webhooks,
-)
+from tests.rendered import BASE, EVERY, Json, container, label, one, ours, overlay_of, pod_spec, pod_specs, rendered
 from vcuda import __version__
 from vcuda.requests.schemes import SCHEMES
 from vcuda.x509 import service_names
@@ -79,16 +63,16 @@ def test_pods_are_restricted_and_so_is_their_namespace_the_node_agent_excepted(o
         for each in objects
         if each["kind"] == "Namespace"
     }
-    assert levels == {SYSTEM_NAMESPACE: "restricted", NODE_NAMESPACE: "privileged"}
+    assert levels == {manifests.SYSTEM_NAMESPACE: "restricted", manifests.NODE_NAMESPACE: "privileged"}
     for workload, spec in pod_specs(objects):
-        if workload["metadata"]["namespace"] == SYSTEM_NAMESPACE:
+        if workload["metadata"]["namespace"] == manifests.SYSTEM_NAMESPACE:
             assert offences(spec) == set(), label(workload)
 
 
 def test_in_the_namespace_that_admits_privileged_pods_there_is_the_node_agent_and_nothing_to_take(
     base: list[Json],
 ) -> None:
-    there = {label(each) for each in base if each["metadata"].get("namespace") == NODE_NAMESPACE}
+    there = {label(each) for each in base if each["metadata"].get("namespace") == manifests.NODE_NAMESPACE}
     assert there == {"DaemonSet/vcuda-node", "ServiceAccount/vcuda-node", "NetworkPolicy/vcuda-node"}
 
 
@@ -130,22 +114,17 @@ def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
 # Availability
 
 
-def test_a_replica_that_goes_is_let_go_in_time_to_end_what_it_is_about(base: list[Json]) -> None:
-    """PreStop, then draining, then the requests under way: all of it before kubelet kills."""
+def test_a_replica_that_goes_is_let_go_in_time_and_not_before_everyone_knows(base: list[Json]) -> None:
+    """PreStop, then draining, then the requests under way: all of it before kubelet kills.
+
+    It drains for longer than its probe takes to tell: so every load balancer that goes by readiness has left it.
+    """
     webhook = one(base, "Deployment", "vcuda-webhook")
     program, seconds = container(webhook)["lifecycle"]["preStop"]["exec"]["command"]
-    drain = flags(webhook)["drain_seconds"]
+    drain, probe = flags(webhook)["drain_seconds"], container(webhook)["readinessProbe"]
     assert isinstance(drain, float)
     assert program == "sleep"
     assert int(seconds) + drain + drain + GUNICORN_GRACE < pod_spec(webhook)["terminationGracePeriodSeconds"]
-
-
-def test_a_replica_that_goes_works_on_for_longer_than_its_probe_takes_to_tell(base: list[Json]) -> None:
-    """So that every load balancer that goes by readiness has left it, even if it knows of nothing but the probe."""
-    webhook = one(base, "Deployment", "vcuda-webhook")
-    probe = container(webhook)["readinessProbe"]
-    drain = flags(webhook)["drain_seconds"]
-    assert isinstance(drain, float)
     assert probe["periodSeconds"] * probe["failureThreshold"] < drain
 
 
@@ -188,14 +167,14 @@ def test_only_labelled_namespaces_are_asked_about_and_never_the_system_or_our_ow
     excluded = {"key": "kubernetes.io/metadata.name", "operator": "NotIn"}
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
     for name in ("mutate.quota.vcuda.io", "validate.quota.vcuda.io"):
-        selector = webhooks(base)[name]["namespaceSelector"]
+        selector = manifests.webhooks(base)[name]["namespaceSelector"]
         assert selector["matchLabels"] == {"quota.vcuda.io/enforced": "true"}
         assert selector["matchExpressions"] == [{**excluded, "values": ["kube-system", *own]}]
 
 
 @every_overlay
 def test_no_label_of_a_pod_exempts_it_and_no_overlay_changes_which_pods_are_asked_about(overlay: Path) -> None:
-    hooks, base = webhooks(rendered(overlay)), webhooks(rendered(BASE))
+    hooks, base = manifests.webhooks(rendered(overlay)), manifests.webhooks(rendered(BASE))
     for name in ("mutate.quota.vcuda.io", "validate.quota.vcuda.io"):
         assert "objectSelector" not in hooks[name]
         assert hooks[name]["matchConditions"] == base[name]["matchConditions"]
@@ -203,7 +182,7 @@ def test_no_label_of_a_pod_exempts_it_and_no_overlay_changes_which_pods_are_aske
 
 @every_overlay
 def test_failure_refuses_what_is_charged_and_lets_be_what_is_only_advised(overlay: Path) -> None:
-    hooks = webhooks(rendered(overlay))
+    hooks = manifests.webhooks(rendered(overlay))
     policies = {name: hook["failurePolicy"] for name, hook in hooks.items()}
     assert policies == {
         "mutate.quota.vcuda.io": "Ignore",
@@ -216,13 +195,13 @@ def test_failure_refuses_what_is_charged_and_lets_be_what_is_only_advised(overla
 
 
 def test_of_configmaps_only_those_are_asked_about_that_carry_the_label(base: list[Json]) -> None:
-    hook = webhooks(base)["config.quota.vcuda.io"]
+    hook = manifests.webhooks(base)["config.quota.vcuda.io"]
     assert hook["objectSelector"] == {"matchLabels": {"quota.vcuda.io/config": "true"}}
 
 
 @every_overlay
 def test_an_apply_leaves_the_ca_bundles_alone(overlay: Path) -> None:
-    assert all("caBundle" not in hook["clientConfig"] for hook in webhooks(rendered(overlay)).values())
+    assert all("caBundle" not in hook["clientConfig"] for hook in manifests.webhooks(rendered(overlay)).values())
 
 
 def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
@@ -241,7 +220,7 @@ def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: 
     [volume] = pod_spec(one(base, "Deployment", "vcuda-webhook"))["volumes"]
     assert volume["secret"]["secretName"] == found["serving_secret"]
     assert volume["secret"]["optional"] is False
-    for hook in webhooks(base).values():
+    for hook in manifests.webhooks(base).values():
         called = hook["clientConfig"]["service"]
         assert (called["namespace"], called["name"]) == (found["namespace"], found["service"])
         assert called["port"] == service["spec"]["ports"][0]["port"]
@@ -253,7 +232,9 @@ def test_the_extenders_rotation_misses_no_configuration() -> None:
     for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
         assert flags(one(objects, kind, name))["unregistered"] is True
     assert not [
-        hook for hook in webhooks(objects).values() if hook["clientConfig"]["service"]["name"] == "vcuda-extender"
+        hook
+        for hook in manifests.webhooks(objects).values()
+        if hook["clientConfig"]["service"]["name"] == "vcuda-extender"
     ]
 
 
@@ -280,14 +261,19 @@ def test_a_vendors_overlay_sets_its_scheduler_its_nodes_and_its_directories(
     assert flags(one(objects, "Deployment", "vcuda-webhook"))["scheduler_name"] == scheduler
 
 
+def scheduler_config(objects: Sequence[Json]) -> Json:
+    [config] = [each["data"]["scheduler-config.yaml"] for each in objects if each["kind"] == "ConfigMap"]
+    found: Json = yaml.safe_load(config)
+    return found
+
+
 MARGIN = 60
 """Seconds from a placement to the wait for volumes, and from its end to the binding; at most."""
 
 
 def test_the_cards_of_a_pod_are_not_taken_back_while_the_scheduler_waits_for_its_volumes() -> None:
     objects = overlay_of("scheduler")
-    [config] = [each["data"]["scheduler-config.yaml"] for each in objects if each["kind"] == "ConfigMap"]
-    [profile] = yaml.safe_load(config)["profiles"]
+    [profile] = scheduler_config(objects)["profiles"]
     [plugin] = profile["pluginConfig"]
     assert plugin["name"] == "VolumeBinding"
     timeout = flags(one(objects, "Deployment", "vcuda-controller"))["allocation_timeout"]
@@ -300,24 +286,17 @@ def test_with_cert_manager_nothing_of_our_own_rotation_is_left() -> None:
     assert not [each for each in objects if each["metadata"]["name"].startswith("vcuda-certs")]
     certificate = one(objects, "Certificate", "vcuda-webhook")
     assert certificate["spec"]["secretName"] == "vcuda-webhook-tls"
-    assert certificate["spec"]["dnsNames"] == list(service_names("vcuda-webhook", SYSTEM_NAMESPACE).dns)
-    injected = f"{SYSTEM_NAMESPACE}/{certificate['metadata']['name']}"
-    assert annotations_of_configurations(objects) == [{"cert-manager.io/inject-ca-from": injected}] * 2
+    assert certificate["spec"]["dnsNames"] == list(service_names("vcuda-webhook", manifests.SYSTEM_NAMESPACE).dns)
+    injected = f"{manifests.SYSTEM_NAMESPACE}/{certificate['metadata']['name']}"
+    configurations = [each["metadata"] for each in objects if each["kind"].endswith("WebhookConfiguration")]
+    assert [each["annotations"] for each in configurations] == [{"cert-manager.io/inject-ca-from": injected}] * 2
 
 
 def test_the_second_scheduler_may_hold_the_lease_that_its_configuration_names() -> None:
     """A name that a generated ConfigMap has too would be given that one's hash in the rule."""
     objects = overlay_of("scheduler")
-    [config] = [
-        each["data"]["scheduler-config.yaml"] for each in objects if "scheduler-config.yaml" in each.get("data", {})
-    ]
-    election = yaml.safe_load(config)["leaderElection"]
+    election = scheduler_config(objects)["leaderElection"]
     role = one(objects, "Role", "vcuda-scheduler")
     assert role["metadata"]["namespace"] == election["resourceNamespace"]
-    assert {"verbs": ["get", "update"], "resourceNames": [election["resourceName"]]}.items() <= role["rules"][
-        -1
-    ].items()
-
-
-def annotations_of_configurations(objects: Sequence[Json]) -> list[Json]:
-    return [each["metadata"]["annotations"] for each in objects if each["kind"].endswith("WebhookConfiguration")]
+    needed = {"verbs": ["get", "update"], "resourceNames": [election["resourceName"]]}
+    assert needed.items() <= role["rules"][-1].items()

@@ -1,7 +1,5 @@
 """For how long something has to be seen, whatever the clocks do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -32,7 +30,6 @@ def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD)
 
 @pytest.fixture
 def watched() -> ObservedAge:
-    """As the agent has it for the root."""
     return ObservedAge(GRACE, 2)
 
 

@@ -1,7 +1,5 @@
 """What ``vcuda-controller node`` refuses before it does anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

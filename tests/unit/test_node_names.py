@@ -1,7 +1,5 @@
 """How vendors name the directories of pods, and what of a pod keeps its directory."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.node.names import (
@@ -20,7 +18,7 @@ from controller.node.names import (
 from vcuda.requests.schemes import SCHEMES
 
 UID = "0df28fbd-5f5f-11e8-bc74-36e6bb280816"
-OTHER = "1df28fbd-5f5f-11e8-bc74-36e6bb280816"
+ITS, OTHERS = frozenset({UID}), frozenset({"1df28fbd-5f5f-11e8-bc74-36e6bb280816"})
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
 GPU_MANAGER, HAMI = VM_DIRECTORIES["gpu-manager"], VM_DIRECTORIES["hami"]
 UNKNOWN = Keep(KeepReason.PODS_UNKNOWN, "no list")
@@ -53,60 +51,33 @@ def test_a_name_of_the_scheme_tells_the_pods_uid(scheme: str, root: str, name: s
 @pytest.mark.parametrize(
     ("scheme", "name"),
     [
-        ("gpu-manager", ""),
-        ("gpu-manager", ".."),
-        ("gpu-manager", f"../{UID}"),
-        ("gpu-manager", f"{UID}/.."),
-        ("gpu-manager", f"{UID}.."),
-        ("gpu-manager", f" {UID}"),
-        ("gpu-manager", f"{UID}\n"),
-        ("gpu-manager", UID.upper()),
-        ("gpu-manager", UID.replace("-", "")[:31]),
-        ("gpu-manager", UID.replace("-", "_")),
-        ("gpu-manager", UID[:-1]),
-        ("gpu-manager", f"{UID}0"),
-        ("gpu-manager", "\u0660" + UID[1:]),
-        ("gpu-manager", f"{UID}_main"),
-        ("gpu-manager", f"{UID}.1700000000"),
+        *(("gpu-manager", name) for name in ("", "..", f"../{UID}", f"{UID}/..", f"{UID}..", f" {UID}", f"{UID}\n")),
+        *(("gpu-manager", name) for name in (UID.upper(), UID.replace("-", "")[:31], UID.replace("-", "_"), UID[:-1])),
+        *(("gpu-manager", name) for name in (f"{UID}0", "\u0660" + UID[1:], f"{UID}_main", f"{UID}.1700000000")),
+        *(
+            ("hami", f"{UID}_{name}")
+            for name in ("", "-main", "main-", "Main", "a.b", "..", "a_b", "main\udcff", 64 * "a")
+        ),
         ("hami", UID),
-        ("hami", f"{UID}_"),
-        ("hami", f"{UID}_-main"),
-        ("hami", f"{UID}_main-"),
-        ("hami", f"{UID}_Main"),
-        ("hami", f"{UID}_a.b"),
-        ("hami", f"{UID}_.."),
-        ("hami", f"{UID}_a_b"),
-        ("hami", f"{UID}_" + 64 * "a"),
-        ("hami", f"{UID}_main\udcff"),
         ("vgpu-manager", "config"),
     ],
 )
 def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
-    form = VM_DIRECTORIES[scheme]
+    form, nobody = VM_DIRECTORIES[scheme], PodPresence(frozenset(), frozenset())
     assert form.uid(name) is None
-    assert keep_in_root(form, name, FileKind.DIRECTORY, PodPresence(frozenset(), frozenset())) == Keep(
-        KeepReason.FOREIGN
-    )
+    assert keep_in_root(form, name, FileKind.DIRECTORY, nobody) == Keep(KeepReason.FOREIGN)
 
 
 @pytest.mark.parametrize(
     ("kind", "presence", "expected"),
     [
-        pytest.param(
-            FileKind.DIRECTORY, PodPresence(frozenset({UID})), Keep(KeepReason.POD), id="its pod is in the API"
-        ),
-        pytest.param(
-            FileKind.DIRECTORY, PodPresence(kubelet=frozenset({UID})), Keep(KeepReason.KUBELET), id="kubelet keeps it"
-        ),
+        pytest.param(FileKind.DIRECTORY, PodPresence(ITS), Keep(KeepReason.POD), id="its pod is in the API"),
+        pytest.param(FileKind.DIRECTORY, PodPresence(kubelet=ITS), Keep(KeepReason.KUBELET), id="kubelet keeps it"),
         pytest.param(FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN, id="nobody knows"),
-        pytest.param(
-            FileKind.DIRECTORY, PodPresence(frozenset({UID}), unknown=UNKNOWN), Keep(KeepReason.POD), id="but one knows"
-        ),
+        pytest.param(FileKind.DIRECTORY, PodPresence(ITS, unknown=UNKNOWN), Keep(KeepReason.POD), id="but one knows"),
         pytest.param(FileKind.DIRECTORY, PodPresence(), None, id="gone"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(frozenset({OTHER}), frozenset({OTHER})), None, id="another's pod"),
-        pytest.param(
-            FileKind.UNKNOWN, PodPresence(), None, id="gone, as far as can be told: opening it tells the rest"
-        ),
+        pytest.param(FileKind.DIRECTORY, PodPresence(OTHERS, OTHERS), None, id="another's pod"),
+        pytest.param(FileKind.UNKNOWN, PodPresence(), None, id="gone, for all one knows: opening it tells the rest"),
         pytest.param(FileKind.LINK, PodPresence(), Keep(KeepReason.LINK), id="a link"),
         pytest.param(FileKind.FILE, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "file"), id="a file"),
         pytest.param(FileKind.OTHER, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "other"), id="a FIFO"),

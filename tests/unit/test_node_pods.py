@@ -1,8 +1,7 @@
 """Pods from a file: what may not be all of them is refused, for a pod that is missed would lose its directory."""
 
-from __future__ import annotations
-
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,13 +16,11 @@ Json = dict[str, Any]
 
 
 def pod(uid: str = "uid-1", node: str = NODE, namespace: str = "team-a", **metadata: object) -> Json:
-    """A pod as kubectl prints it."""
     about = {"name": "train", "namespace": namespace, "uid": uid, **metadata}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"nodeName": node}}
 
 
 def listed(*pods: Json, kind: str = "List", **metadata: object) -> bytes:
-    """What kubectl prints, or the API server answers."""
     return json.dumps({"apiVersion": "v1", "kind": kind, "metadata": metadata, "items": pods}).encode()
 
 
@@ -36,9 +33,7 @@ def without_kind(found: Json) -> Json:
     "text",
     [
         pytest.param(listed(pod("a"), pod("b", "another"), pod("c", "")), id="by kubectl"),
-        pytest.param(
-            listed(*map(without_kind, (pod("a"), pod("b"), pod("c"))), kind="PodList"), id="by the API server"
-        ),
+        pytest.param(listed(*map(without_kind, map(pod, "abc")), kind="PodList"), id="by the API server"),
         pytest.param(listed(pod("a"), pod("b"), pod("c"), resourceVersion="7", selfLink=""), id="with a version"),
     ],
 )
@@ -80,18 +75,16 @@ NO_LISTS = [
 
 @pytest.mark.parametrize("text", NO_LISTS)
 def test_what_is_no_whole_list_of_pods_is_refused(text: bytes) -> None:
-    with pytest.raises(BadInput, match="no list of pods"):
-        read_pods(text, NODE)
-    with pytest.raises(BadInput, match="no list of pods"):
-        read_complete_pods(text)
+    for read in (read_complete_pods, partial(read_pods, node=NODE)):
+        with pytest.raises(BadInput, match="no list of pods"):
+            read(text)
 
 
 @pytest.mark.parametrize("metadata", [{"continue": "token"}, {"remainingItemCount": 3}], ids=str)
 def test_one_page_of_a_list_is_refused_whoever_vouches_for_it(metadata: Json) -> None:
-    with pytest.raises(BadInput, match="more pods follow"):
-        read_pods(listed(pod(), **metadata), NODE)
-    with pytest.raises(BadInput, match="more pods follow"):
-        read_complete_pods(listed(pod(), **metadata))
+    for read in (read_complete_pods, partial(read_pods, node=NODE)):
+        with pytest.raises(BadInput, match="more pods follow"):
+            read(listed(pod(), **metadata))
 
 
 @pytest.mark.parametrize("text", [listed(), listed(pod(node="another"))], ids=["empty", "another node's"])

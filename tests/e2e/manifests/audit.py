@@ -1,7 +1,5 @@
 """What accounts have asked of the API server, and which rules of their roles let them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

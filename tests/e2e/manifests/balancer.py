@@ -3,8 +3,6 @@
 A connection that was handed over stays where it is, whatever becomes of the endpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

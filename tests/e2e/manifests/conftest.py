@@ -1,7 +1,5 @@
 """A control plane of their own for tests that apply the manifests: their webhooks are asked about whole clusters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

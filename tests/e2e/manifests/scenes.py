@@ -1,7 +1,5 @@
 """What the controller does in a cluster's life, brought about once: each scene uses rights that no other does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta

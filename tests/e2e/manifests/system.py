@@ -1,7 +1,5 @@
 """The whole system as processes: everything that the manifests start, with its flags and its account's token."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

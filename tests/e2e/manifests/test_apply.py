@@ -1,7 +1,5 @@
 """The manifests applied to a real API server, by its own merge; and applied once more, as an upgrade."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Sequence
 from contextlib import closing

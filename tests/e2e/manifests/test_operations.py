@@ -1,7 +1,5 @@
 """What docs/operations.md has operators type, typed as it stands there."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

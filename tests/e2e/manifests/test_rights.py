@@ -3,8 +3,6 @@
 See `tests.e2e.manifests.audit` for how that is told; the components' rights are in `test_rights_components`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The rights that components add: the parts do their work with them, and not one of them is spare."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pytest

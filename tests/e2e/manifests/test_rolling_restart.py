@@ -1,7 +1,5 @@
 """A rolling restart of the webhook under load, by the manifests' probes, preStop and times: nobody notices."""
 
-from __future__ import annotations
-
 import http.client
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The manifests applied, and every part run as a process with their flags and tokens: the first steps of a user."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -1,7 +1,5 @@
 """Fixtures for tests of the node agent on real directories."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,9 +1,6 @@
 """A node's disk for tests: a root with directories of pods, a tree beside it that nothing may touch, and an agent."""
 
-from __future__ import annotations
-
 import os
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +25,6 @@ Snapshot = dict[str, tuple[object, ...]]
 
 
 def uid(number: int) -> str:
-    """The uid of the pod with this number."""
     return f"00000000-0000-4000-8000-{number:012x}"
 
 
@@ -39,11 +35,7 @@ def snapshot(path: Path) -> Snapshot:
         for name in (".", *names, *files):
             at = Path(directory, name)
             about = at.lstat()
-            held: object = None
-            if stat.S_ISLNK(about.st_mode):
-                held = at.readlink()
-            elif stat.S_ISREG(about.st_mode):
-                held = at.read_bytes()
+            held = at.readlink() if at.is_symlink() else at.read_bytes() if at.is_file() else None
             facts = (about.st_ino, about.st_mode, about.st_uid, about.st_gid, about.st_nlink, about.st_mtime_ns)
             found[str(at.relative_to(path))] = (*facts, held)
     return found
@@ -60,7 +52,6 @@ class Clocks:
         return Now(self.wall, self.steady)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self.wall += seconds
         self.steady += seconds
 
@@ -76,13 +67,11 @@ class Pods:
     meanwhile: Callable[[], object] = lambda: None  # what happens on the node while the list is made
 
     def known(self) -> frozenset[str]:
-        """What the watch knows."""
         if self.error:
             raise self.error
         return frozenset(self.uids)
 
     def confirmed(self) -> frozenset[str]:
-        """What a list says."""
         self.meanwhile()
         if self.live_error:
             raise self.live_error
@@ -99,7 +88,6 @@ class Disk:
     clocks: Clocks = field(default_factory=Clocks)
 
     def furnish(self) -> None:
-        """Make the root, and the tree beside it."""
         self.root.mkdir()
         (self.guarded / "etc").mkdir(parents=True)
         (self.guarded / "etc" / "passwd").write_text("root:x:0:0\n")
@@ -107,12 +95,10 @@ class Disk:
 
     @property
     def root(self) -> Path:
-        """Where the scheme keeps its directories."""
         return self.base / "vm"
 
     @property
     def guarded(self) -> Path:
-        """A tree outside the root."""
         return self.base / "guarded"
 
     def make(self, name: str, age: float = HOUR) -> Path:
@@ -130,11 +116,9 @@ class Disk:
         os.utime(path, (stamp, stamp), follow_symlinks=False)
 
     def names(self) -> set[str]:
-        """What is in the root, but for the trash."""
         return {path.name for path in self.root.iterdir()} - {TRASH}
 
     def trash(self) -> set[str]:
-        """What is in the trash."""
         trash = self.root / TRASH
         return {path.name for path in trash.iterdir()} if trash.exists() else set()
 
@@ -172,20 +156,28 @@ class Agent:
         return {outcome.path: outcome for outcome in said}
 
     def run(
-        self,
-        report: Report,
-        give_up: Callable[[], bool] = lambda: False,
-        stopping: Callable[[], bool] = lambda: False,
+        self, report: Report, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> None:
         """One pass that tells ``report``."""
         with suppress(OutOfTime):
             self.blocked = self._sweep.run(report, give_up, stopping)
 
-    def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
-        """Two passes with more than the grace in between, the first of which moves nothing that is new to the agent."""
+    def let_grace_pass(self) -> None:
+        """Make a pass, which moves nothing that is new to the agent, and let more than the grace pass."""
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
+
+    def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
+        """A pass after the grace of what was there."""
+        self.let_grace_pass()
         return self.sweep()
+
+    def sweep_to_the_end(self) -> None:
+        """Sweep until all that may go is deleted."""
+        self.sweep_after_grace()
+        for _ in range(2):
+            self.disk.clocks.advance(RETENTION)
+            self.sweep()
 
     def reason(self, name: str) -> KeepReason | None:
         """Why a directory is kept after the grace period; None where it is moved."""
@@ -196,7 +188,6 @@ class Agent:
 
 
 def need_root() -> None:
-    """Skip a test that only root can set up."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
 
@@ -214,12 +205,10 @@ def mounted(at: Path, *arguments: str | Path) -> Iterator[None]:
 
 
 def bind_mount(source: Path, target: Path) -> AbstractContextManager[None]:
-    """Mount a tree or a file a second time."""
     return mounted(target, "--bind", source)
 
 
 def tmpfs(path: Path, options: str) -> AbstractContextManager[None]:
-    """Mount a file system of its own."""
     return mounted(path, "-t", "tmpfs", "-o", options, "none")
 
 

@@ -1,7 +1,5 @@
 """File systems in user space whose server has died, or does not answer: what asks them fails, or waits."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

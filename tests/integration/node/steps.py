@@ -1,6 +1,4 @@
-"""The calls by which a sweep changes a disk, counted one by one."""
-
-from __future__ import annotations
+"""The calls by which a sweep changes a disk, counted one by one, each of which may fail."""
 
 import os
 from collections.abc import Callable
@@ -8,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from controller.node import fs as removal
-from controller.node import trash
+from controller.node import fs, trash
 
-STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (trash, "rename"), (removal, "rename")]
+STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (trash, "rename"), (fs, "rename")]
 """Every call that changes anything on a disk."""
+
+
+class Killed(BaseException):
+    """Nothing after this happens, as after SIGKILL: nothing in the code catches it, and what cleans up only closes."""
 
 
 class Steps:
@@ -23,6 +24,29 @@ class Steps:
         self.before: Callable[[int, tuple[Any, ...]], None] = lambda *_: None
         for module, name in STEPS:
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
+
+    def fail(self, number: int, victim: str | None = None) -> None:
+        """Let every step fail with this error number; with ``victim`` only those upon this name."""
+
+        def before(_taken: int, arguments: tuple[Any, ...]) -> None:
+            if victim in (None, arguments[0]):
+                raise OSError(number, os.strerror(number))
+
+        self.before = before
+
+    def stop(self, point: int, error: BaseException) -> None:
+        """Let the step that so many others precede from now on end in an error."""
+        last = self.taken + point
+
+        def before(number: int, _arguments: tuple[Any, ...]) -> None:
+            if number == last:
+                raise error
+
+        self.before = before
+
+    def go_on(self) -> None:
+        """Let no further step fail."""
+        self.before = lambda *_: None
 
     def _counted(self, call: Callable[..., None]) -> Callable[..., None]:
         def counted(*arguments: Any, **named: Any) -> None:

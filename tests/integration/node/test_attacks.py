@@ -3,8 +3,6 @@
 The fixture `disk` compares a tree outside the root before and after each test.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import socket
@@ -16,67 +14,38 @@ from pathlib import Path
 
 import pytest
 
-from controller.node import fs as renaming
-from controller.node import trash
+from controller.node import fs, trash
 from controller.node.agent import Action
 from controller.node.fs import opened_root
 from controller.node.in_use import InUse, scan
 from controller.node.names import TRASH, Keep, KeepReason
-from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, snapshot, uid
+from tests.integration.node.disk import RETENTION, Agent, Disk, snapshot, uid
 
 DEEP = 3000
 LONG = 250
 
 
-def sweep_through(disk: Disk, agent: Agent) -> None:
-    """Sweep until all that may go is deleted."""
-    agent.sweep_after_grace()
-    disk.clocks.advance(RETENTION)
-    agent.sweep()
-    disk.clocks.advance(RETENTION)
-    agent.sweep()
-
-
-def a_link(disk: Disk) -> None:
-    (disk.root / uid(1)).symlink_to(disk.guarded / "etc")
-
-
-def a_dangling_link(disk: Disk) -> None:
-    (disk.root / uid(1)).symlink_to("nowhere")
-
-
-def a_fifo(disk: Disk) -> None:
-    os.mkfifo(disk.root / uid(1))
-
-
-def a_file(disk: Disk) -> None:
-    (disk.root / uid(1)).write_text("")
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (a_link, KeepReason.LINK),
-        (a_dangling_link, KeepReason.LINK),
-        (a_fifo, KeepReason.NOT_A_DIRECTORY),
-        (a_file, KeepReason.NOT_A_DIRECTORY),
+        pytest.param(lambda path: path.symlink_to("../guarded/etc"), KeepReason.LINK, id="a link"),
+        pytest.param(lambda path: path.symlink_to("nowhere"), KeepReason.LINK, id="a dangling link"),
+        pytest.param(os.mkfifo, KeepReason.NOT_A_DIRECTORY, id="a FIFO"),
+        pytest.param(Path.touch, KeepReason.NOT_A_DIRECTORY, id="a file"),
     ],
 )
 def test_what_has_the_name_of_a_pod_but_is_no_directory_stays(
-    disk: Disk, agent: Agent, make: Callable[[Disk], None], reason: KeepReason
+    disk: Disk, agent: Agent, make: Callable[[Path], None], reason: KeepReason
 ) -> None:
-    make(disk)
+    make(disk.root / uid(1))
     before = snapshot(disk.root)
-    keep = agent.sweep_after_grace()[uid(1)].keep
-    assert keep is not None
-    assert keep.reason is reason
+    assert agent.reason(uid(1)) is reason
     del (after := snapshot(disk.root))[TRASH]
     assert {**after, ".": None} == {**before, ".": None}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [f"{uid(1)}..", f"..{uid(1)}", "...", f"{uid(1)} ", "\udcff\udcfe", "\x1b[2J", "a" * 255, f".trash{uid(1)}"],
+    "name", [f"{uid(1)}..", f"..{uid(1)}", "...", f"{uid(1)} ", "\udcff\udcfe", "\x1b[2J", "a" * 255, f".trash{uid(1)}"]
 )
 def test_foreign_names_stay(disk: Disk, agent: Agent, name: str) -> None:
     path = disk.make(name)
@@ -85,21 +54,46 @@ def test_foreign_names_stay(disk: Disk, agent: Agent, name: str) -> None:
     assert snapshot(path) == before
 
 
-def test_links_inside_are_deleted_and_not_followed(disk: Disk, agent: Agent) -> None:
-    path = disk.make(uid(1))
-    (path / "etc").symlink_to(disk.guarded / "etc")
+def links(path: Path) -> None:
+    (path / "etc").symlink_to(path.parents[1] / "guarded" / "etc")
     (path / "main" / "up").symlink_to("../../../guarded")
     (path / "itself").symlink_to(".")
-    sweep_through(disk, agent)
-    assert (disk.names(), disk.trash()) == (set(), set())
 
 
-def test_a_fifo_and_a_socket_without_a_listener_inside_are_deleted(disk: Disk, agent: Agent) -> None:
-    path = disk.make(uid(1))
+def a_fifo_and_a_socket_without_a_listener(path: Path) -> None:
     os.mkfifo(path / "fifo")
     with closing(socket.socket(socket.AF_UNIX)) as left:
         left.bind(str(path / "vcuda.sock"))
-    sweep_through(disk, agent)
+
+
+def names_of_every_kind_of_byte(path: Path) -> None:
+    for name in ("\udcff\udcfe", "new\nline", "\x1b[2J", "-rf", "~0", " ", "a" * 255):
+        (path / name / "~0").mkdir(parents=True)
+        (path / name / "~1").touch()
+
+
+def a_path_of_many_thousand_bytes(path: Path) -> None:
+    """By path it could not be reached: PATH_MAX is 4,096 bytes."""
+    at = os.open(path, os.O_RDONLY)
+    for level in range(DEEP):
+        name = f"{level:0{LONG}}"
+        os.mkdir(name, dir_fd=at)
+        below = os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(os.open("bottom", os.O_CREAT, dir_fd=at))
+    os.close(at)
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [links, a_fifo_and_a_socket_without_a_listener, names_of_every_kind_of_byte, a_path_of_many_thousand_bytes],
+)
+def test_whatever_is_in_a_directory_is_deleted_and_no_link_followed(
+    disk: Disk, agent: Agent, fill: Callable[[Path], None]
+) -> None:
+    fill(disk.make(uid(1)))
+    agent.sweep_to_the_end()
     assert (disk.names(), disk.trash()) == (set(), set())
 
 
@@ -178,10 +172,8 @@ sys.stdin.read()
 @contextmanager
 def held(path: Path, how: str) -> Iterator[None]:
     """Another process holds something in the directory."""
-    process = subprocess.Popen(
-        (sys.executable, "-c", HOLD, path, how), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
+    command = (sys.executable, "-c", HOLD, path, how)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield
@@ -224,27 +216,41 @@ def test_with_host_pid_a_process_that_cannot_be_looked_into_keeps_what_it_might_
     assert Agent(disk, sees_all=sees_all).reason(uid(1)) is reason
 
 
+def nothing() -> None:
+    pass
+
+
+def around_the_move(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None] = nothing
+) -> None:
+    """Let this happen just before, and that just after, the next directory is renamed into the trash."""
+    plain = fs.rename
+
+    def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
+        monkeypatch.setattr(trash, "rename", plain)
+        before()
+        plain(name, parent, new_name, new_parent)
+        after()
+
+    monkeypatch.setattr(trash, "rename", rename)
+
+
 @pytest.mark.parametrize("with_what", ["a link", "another directory"])
 def test_a_directory_that_is_exchanged_between_check_and_rename_goes_back(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, with_what: str
 ) -> None:
     path = disk.make(uid(1))
-    plain = renaming.rename
 
-    def exchange_first(name: str, parent: int, new_name: str, new_parent: int) -> None:
-        monkeypatch.setattr(trash, "rename", plain)
+    def exchange() -> None:
         path.rename(disk.base / "checked")
         if with_what == "a link":
             path.symlink_to(disk.guarded / "etc")
         else:
             disk.make(uid(1), age=0)
-        plain(name, parent, new_name, new_parent)
 
-    agent.sweep()
-    disk.clocks.advance(GRACE)
-    monkeypatch.setattr(trash, "rename", exchange_first)
-    outcome = agent.sweep()[uid(1)]
-    assert outcome.keep == Keep(KeepReason.CHANGED)
+    agent.let_grace_pass()
+    around_the_move(monkeypatch, exchange)
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.CHANGED)
     assert (path.is_symlink(), disk.trash()) == (with_what == "a link", set())
     assert (disk.base / "checked" / "main" / "vcuda.config").exists()
 
@@ -256,8 +262,7 @@ def test_a_directory_that_is_exchanged_after_it_was_listed_stays(disk: Disk, age
         path.rename(disk.base / "listed")
         disk.make(uid(1), age=0)
 
-    agent.sweep()
-    disk.clocks.advance(GRACE)
+    agent.let_grace_pass()
     disk.pods.meanwhile = exchange
     assert agent.sweep()[uid(1)].keep == Keep(KeepReason.CHANGED)
 
@@ -265,24 +270,16 @@ def test_a_directory_that_is_exchanged_after_it_was_listed_stays(disk: Disk, age
 def test_what_cannot_go_back_at_once_goes_back_later(disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was exchanged, and its name is taken again: it stays in the trash as it is, and is never deleted there."""
     path = disk.make(uid(1))
-    plain = renaming.rename
 
-    def exchange_around(name: str, parent: int, new_name: str, new_parent: int) -> None:
-        monkeypatch.setattr(trash, "rename", plain)
+    def exchange() -> None:
         path.rename(disk.base / "checked")
         path.mkdir()
         (path / "theirs").touch()
-        plain(name, parent, new_name, new_parent)
-        path.mkdir()
 
-    agent.sweep()
-    disk.clocks.advance(GRACE)
-    monkeypatch.setattr(trash, "rename", exchange_around)
-    said = agent.sweep()
-    assert {outcome.keep and outcome.keep.reason for outcome in said.values()} == {
-        KeepReason.ERROR,
-        KeepReason.INTERRUPTED,
-    }
+    agent.let_grace_pass()
+    around_the_move(monkeypatch, exchange, path.mkdir)
+    reasons = {outcome.keep and outcome.keep.reason for outcome in agent.sweep().values()}
+    assert reasons == {KeepReason.ERROR, KeepReason.INTERRUPTED}
     [moving] = disk.trash()
     disk.pods.uids = {uid(1)}
     disk.clocks.advance(10 * RETENTION)
@@ -309,21 +306,6 @@ def test_foreign_things_in_the_trash_stay(disk: Disk, name: str) -> None:
     assert disk.trash() == {name}
 
 
-def test_a_path_of_many_thousand_bytes_and_levels(disk: Disk, agent: Agent) -> None:
-    """By path it could not be reached: PATH_MAX is 4,096 bytes."""
-    at = os.open(disk.make(uid(1)), os.O_RDONLY)
-    for level in range(DEEP):
-        name = f"{level:0{LONG}}"
-        os.mkdir(name, dir_fd=at)
-        below = os.open(name, os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(os.open("bottom", os.O_CREAT, dir_fd=at))
-    os.close(at)
-    sweep_through(disk, agent)
-    assert (disk.names(), disk.trash()) == (set(), set())
-
-
 def test_what_is_open_at_the_bottom_of_a_deep_tree_is_found(disk: Disk, agent: Agent) -> None:
     path = disk.make(uid(1))
     deep = path.joinpath(*["d"] * 200)
@@ -334,15 +316,6 @@ def test_what_is_open_at_the_bottom_of_a_deep_tree_is_found(disk: Disk, agent: A
         (deep.parent / f"beside-{number}").mkdir()
     with held(deep, "map"):
         assert agent.reason(uid(1)) is KeepReason.OPEN
-
-
-def test_names_of_every_kind_of_byte_inside(disk: Disk, agent: Agent) -> None:
-    path = disk.make(uid(1))
-    for name in ("\udcff\udcfe", "new\nline", "\x1b[2J", "-rf", "~0", " ", "a" * 255):
-        (path / name / "~0").mkdir(parents=True)
-        (path / name / "~1").touch()
-    sweep_through(disk, agent)
-    assert disk.trash() == set()
 
 
 def test_a_zombie_process_is_no_hindrance(disk: Disk) -> None:

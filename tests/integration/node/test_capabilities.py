@@ -1,7 +1,5 @@
 """The node agent removes what containers leave, whoever they ran as, with no more rights than its manifest gives it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

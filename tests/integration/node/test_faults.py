@@ -1,15 +1,11 @@
 """Calls that fail, and a process that is killed, at every point of a sweep: nothing is lost, and nothing stuck."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,24 +15,8 @@ import pytest
 from controller.node.agent import Action, DirectoryOutcome
 from controller.node.names import TRASH, Keep, KeepReason
 from tests.integration.node import fuse
-from tests.integration.node.disk import (
-    GRACE,
-    HOUR,
-    RETENTION,
-    Agent,
-    Disk,
-    Pods,
-    need_root,
-    nested,
-    snapshot,
-    tmpfs,
-    uid,
-)
-from tests.integration.node.steps import Steps
-
-
-class Killed(BaseException):
-    """Nothing after this happens, as after SIGKILL: nothing in the code catches it, and what cleans up only closes."""
+from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, need_root, nested, snapshot, tmpfs, uid
+from tests.integration.node.steps import Killed, Steps
 
 
 def until_rest(disk: Disk, agent: Agent) -> None:
@@ -47,11 +27,6 @@ def until_rest(disk: Disk, agent: Agent) -> None:
     agent.sweep()
 
 
-def whole_life(disk: Disk) -> None:
-    """A live directory and a gone one, from the first sweep until the latter is deleted."""
-    until_rest(disk, Agent(disk))
-
-
 def test_killed_before_any_step_of_its_life_the_next_agent_brings_everything_to_its_end(
     disk: Disk, steps: Steps
 ) -> None:
@@ -59,23 +34,17 @@ def test_killed_before_any_step_of_its_life_the_next_agent_brings_everything_to_
     alive = snapshot(nested(disk, 2))
     disk.pods.uids = {uid(2)}
     steps.taken = 0
-    whole_life(disk)
+    until_rest(disk, Agent(disk))
     total = steps.taken
     assert total > 8
     for point in range(total):
         nested(disk, 1)
         (disk.root / TRASH).rmdir()
-        steps.taken = 0
-
-        def kill(number: int, _arguments: tuple[Any, ...], point: int = point) -> None:
-            if number == point:
-                raise Killed
-
-        steps.before = kill
+        steps.stop(point, Killed())
         with pytest.raises(Killed):
-            whole_life(disk)
-        steps.before = lambda *_: None
-        whole_life(disk)
+            until_rest(disk, Agent(disk))
+        steps.go_on()
+        until_rest(disk, Agent(disk))
         assert (disk.names(), disk.trash()) == ({uid(2)}, set()), point
         assert snapshot(disk.root / uid(2)) == alive, point
 
@@ -84,17 +53,10 @@ def test_killed_at_any_step_of_a_move_the_directory_is_whole_should_its_pod_retu
     """As after etcd was restored from a backup."""
     before = snapshot(nested(disk, 1))
     for point in range(4):
-        steps.taken = 0
-
-        def kill(number: int, _arguments: tuple[Any, ...], point: int = point) -> None:
-            if number == point:
-                raise Killed
-
-        steps.before = kill
-        agent = Agent(disk)
+        steps.stop(point, Killed())
         with contextlib.suppress(Killed):
-            agent.sweep_after_grace()
-        steps.before = lambda *_: None
+            Agent(disk).sweep_after_grace()
+        steps.go_on()
         disk.pods.uids = {uid(1)}
         Agent(disk).sweep()
         assert snapshot(disk.root / uid(1)) == before, point
@@ -110,19 +72,14 @@ def test_a_directory_that_cannot_be_moved_leaves_the_rest_to_go_on_and_is_tried_
 ) -> None:
     for each in (1, 2, 3):
         nested(disk, each)
-
-    def fail(_taken: int, arguments: tuple[Any, ...]) -> None:
-        if arguments[0] == uid(2):
-            raise OSError(number, os.strerror(number))
-
-    steps.before = fail
+    steps.fail(number, uid(2))
     said = agent.sweep_after_grace()
     assert said[uid(2)].keep == Keep(KeepReason.ERROR, os.strerror(number))
     assert disk.names() == {uid(2)}
     taken = steps.taken
     assert agent.sweep()[uid(2)].keep == said[uid(2)].keep
     assert steps.taken == taken + 1, "only the trash was looked for: it waits before it tries again"
-    steps.before = lambda *_: None
+    steps.go_on()
     disk.clocks.advance(60)
     assert agent.sweep()[uid(2)].verdict is Action.MOVED
 
@@ -227,12 +184,7 @@ def test_a_file_that_cannot_be_deleted_leaves_the_rest_to_go_on_and_is_tried_aga
     nested(disk, 1)
     (disk.root / uid(2)).mkdir()
     agent.sweep_after_grace()
-
-    def fail(_taken: int, arguments: tuple[Any, ...]) -> None:
-        if arguments[0] == victim:
-            raise OSError(number, os.strerror(number))
-
-    steps.before = fail
+    steps.fail(number, victim)
     agent.sweep()
     disk.clocks.advance(RETENTION)
     said = agent.sweep()
@@ -240,7 +192,7 @@ def test_a_file_that_cannot_be_deleted_leaves_the_rest_to_go_on_and_is_tried_aga
     assert said[f"{TRASH}/{trashed}"].keep == Keep(KeepReason.ERROR, os.strerror(number))
     left = {path.name for path in (disk.root / TRASH / trashed).rglob("*")}
     assert not left & ({"pids.config", "link", "vcuda.config"} - {victim}), "what could be deleted was"
-    steps.before = lambda *_: None
+    steps.go_on()
     disk.clocks.advance(HOUR)
     agent.sweep()
     assert disk.trash() == set()
@@ -253,11 +205,7 @@ def test_without_a_trash_nothing_goes_and_everything_is_still_reported(
     nested(disk, 1)
     nested(disk, 2)
     disk.pods.uids = {uid(2)}
-
-    def fail(_taken: int, _arguments: tuple[Any, ...]) -> None:
-        raise OSError(number, os.strerror(number))
-
-    steps.before = fail
+    steps.fail(number)
     said = agent.sweep_after_grace()
     assert said[uid(1)].keep == Keep(KeepReason.ERROR, f"{TRASH}: {os.strerror(number)}")
     assert said[uid(2)].keep == Keep(KeepReason.POD)
@@ -328,42 +276,6 @@ def test_a_file_system_without_free_inodes_is_emptied(disk: Disk) -> None:
         nested(disk, 1)
         agent.sweep_after_grace()
         assert (disk.names(), disk.trash()) == (set(), set())
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from tests.integration.node import test_faults
-test_faults.die_at(Path(sys.argv[1]), int(sys.argv[2]))
-"""
-
-
-def die_at(base: Path, point: int) -> None:
-    """Sweep a disk in this process, and be killed by the kernel before one of the steps."""
-    disk = Disk(base, pods=Pods({uid(2)}))
-    steps = Steps(pytest.MonkeyPatch())
-
-    def kill(number: int, _arguments: tuple[Any, ...]) -> None:
-        if number == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    steps.before = kill
-    whole_life(disk)
-
-
-@pytest.mark.parametrize("point", [0, 1, 2, 4, 7])
-def test_sigkill(disk: Disk, point: int) -> None:
-    """The same by the kernel's hand, at some of the points."""
-    nested(disk, 1)
-    alive = snapshot(nested(disk, 2))
-    done = subprocess.run(
-        (sys.executable, "-c", KILLED, disk.base, str(point)), check=False, cwd=Path(__file__).parents[3]
-    )
-    assert done.returncode == -signal.SIGKILL
-    disk.pods.uids = {uid(2)}
-    whole_life(disk)
-    assert (disk.names(), disk.trash()) == ({uid(2)}, set())
-    assert snapshot(disk.root / uid(2)) == alive
 
 
 def test_a_dry_run_takes_no_step(disk: Disk, steps: Steps) -> None:

@@ -1,7 +1,5 @@
 """Processes that hold files of a server that does not answer, or very many: to look at them takes long, or for ever."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -102,8 +100,7 @@ def swept(agent: Agent, seconds: float = SOON) -> Mapping[str, DirectoryOutcome]
 @pytest.mark.parametrize("how", ["open", "cwd"])
 def test_what_lies_on_another_mount_is_not_asked(disk: Disk, agent: Agent, server: Server, how: str) -> None:
     disk.make(uid(1))
-    agent.sweep()
-    disk.clocks.advance(2 * GRACE)
+    agent.let_grace_pass()
     with held(server, how):
         assert swept(agent)[uid(1)].verdict is Action.MOVED
 
@@ -112,8 +109,7 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(dis
     """It might be a file of the root's, so everything stays until it is known; a stop does not wait at all."""
     disk.make(uid(1))
     agent = Agent(disk, scanner=ProcessScanner(timeout=0.5))
-    agent.sweep()
-    disk.clocks.advance(2 * GRACE)
+    agent.let_grace_pass()
     with held(server, "open"):
         subprocess.run(("umount", "--lazy", server.path), check=True)
         assert swept(agent)[uid(1)].keep == Keep(KeepReason.UNSEEN, "nothing has moved for 0.5 s")
@@ -138,18 +134,5 @@ def test_processes_that_hold_very_much_are_waited_for(disk: Disk, many: None) ->
     """Else anyone who opens enough would see to it that nothing goes."""
     disk.make(uid(1))
     agent = Agent(disk, scanner=ProcessScanner(timeout=1.5))
-    agent.sweep()
-    disk.clocks.advance(2 * GRACE)
+    agent.let_grace_pass()
     assert swept(agent)[uid(1)].verdict is Action.MOVED
-
-
-def test_a_sweep_that_has_no_time_for_them_leaves_them_to_the_next(disk: Disk, many: None) -> None:  # noqa: ARG001
-    for number in (1, 2):
-        disk.make(uid(number))
-    agent = Agent(disk, scanner=ProcessScanner(timeout=1.5))
-    agent.sweep()
-    disk.clocks.advance(2 * GRACE)
-    assert agent.sweep(give_up=lambda: True) == {}
-    assert disk.names() == {uid(1), uid(2)}
-    swept(agent)
-    assert disk.names() == set()

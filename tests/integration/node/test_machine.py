@@ -1,13 +1,9 @@
 """Over any history, on a real disk: no directory of a pod that exists is ever removed; every other is, in the end."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from controller.node.names import TRASH, KeepReason, MustStay
 from controller.node.pods import KubeletPods
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Snapshot, snapshot, uid
-from tests.integration.node.steps import Steps
-from tests.integration.node.test_faults import Killed
+from tests.integration.node.steps import Killed, Steps
 from vcuda.errors import Unavailable
 
 which_pod = st.integers(0, 2)
@@ -38,6 +33,7 @@ class Node(RuleBasedStateMachine):
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
         self.there: dict[str, Snapshot] = {}  # the directory of each pod that exists, as it was made
+        self.ended: dict[str, float] = {}  # when each other pod ended, by the steady clock
         self.api: set[str] = set()
         self.fresh = count()
         self.agent = Agent(self.disk, self.kubelet)
@@ -62,8 +58,8 @@ class Node(RuleBasedStateMachine):
             self.api.discard(name)
         if kubelet and (self.kubelet.path / name).exists():
             (self.kubelet.path / name).rmdir()
-        if name not in self.api and not (self.kubelet.path / name).exists():
-            self.there.pop(name, None)
+        if name not in self.api and not (self.kubelet.path / name).exists() and self.there.pop(name, {}):
+            self.ended[name] = self.disk.clocks.steady
 
     @rule()
     def the_watch_catches_up(self) -> None:
@@ -88,42 +84,45 @@ class Node(RuleBasedStateMachine):
             assert (self.disk.names(), self.disk.trash()) == before
         self.disk.pods.live_error = self.disk.pods.error = None
 
+    @rule()
+    def it_sweeps_without_kubelets_word(self) -> None:
+        away = self.kubelet.path.rename(self.kubelet.path.with_name("away"))
+        before = self.disk.names(), self.disk.trash()
+        self.agent.sweep()
+        assert (self.disk.names(), self.disk.trash()) == before
+        away.rename(self.kubelet.path)
+
     @rule(times=st.integers(1, 3))
     def it_sweeps(self, times: int) -> None:
         for _ in range(times):
-            self.agent.sweep()
             self.disk.clocks.advance(60)
+            self.agent.sweep()
 
     @rule(point=st.integers(0, 8))
     def it_is_killed_in_a_sweep_and_started_again(self, point: int) -> None:
-        self.steps.before = self.at(point, Killed())
+        self.steps.stop(point, Killed())
         with contextlib.suppress(Killed):
             self.agent.sweep()
-        self.steps.before = lambda *_: None
+        self.steps.go_on()
         self.agent = Agent(self.disk, self.kubelet)
         self.the_watch_catches_up()
 
     @rule(point=st.integers(0, 8))
     def a_step_of_a_sweep_fails(self, point: int) -> None:
-        self.steps.before = self.at(point, OSError(16, "Device or resource busy"))
+        self.steps.stop(point, OSError(16, "Device or resource busy"))
         self.agent.sweep()
-        self.steps.before = lambda *_: None
-
-    def at(self, point: int, error: BaseException) -> Callable[[int, tuple[Any, ...]], None]:
-        """Let the step of this number, from now on, end in an error."""
-        first = self.steps.taken
-
-        def stop(number: int, _arguments: tuple[Any, ...]) -> None:
-            if number == first + point:
-                raise error
-
-        return stop
+        self.steps.go_on()
 
     @invariant()
     def the_directories_of_pods_that_exist_are_whole(self) -> None:
         for name, made in self.there.items():
             found = self.disk.root / name
             assert snapshot(found) == made
+
+    @invariant()
+    def no_directory_goes_within_the_grace_after_its_pod(self) -> None:
+        for name in self.ended.keys() - self.disk.names():
+            assert self.disk.clocks.steady - self.ended.pop(name) >= GRACE
 
     @precondition(lambda self: self.disk.trash())
     @invariant()

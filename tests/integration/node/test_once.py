@@ -1,7 +1,5 @@
 """``vcuda-controller node --once`` as people run it, as root and as a plain user who owns the directories."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -29,7 +27,6 @@ Json = dict[str, Any]
 
 
 def pod(number: int, node: str = NODE, namespace: str = "team-a", **metadata: object) -> Json:
-    """A pod as kubectl prints it."""
     about = {"name": f"train-{number}", "namespace": namespace, "uid": uid(number), **metadata}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"nodeName": node}}
 
@@ -52,7 +49,6 @@ class Once:
     def __call__(
         self, pods: str, *flags: str | Path, status: int = 0, stdin: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run it with the pods in a file or on standard input."""
         file = self.disk.base / "pods.json"
         file.write_text(pods)
         for path in (self.disk.root, *self.disk.root.rglob("*"), *self.disk.base.iterdir(), self.disk.base):
@@ -71,12 +67,17 @@ class Once:
         return {row["directory"]: (row["verdict"], row["reason"]) for row in rows}
 
 
+def as_plain_user(disk: Disk) -> Once:
+    need_root()
+    disk.base.chmod(0o755)
+    return Once(disk, PLAIN)
+
+
 @pytest.fixture(params=[0, PLAIN], ids=["as root", "as a plain user"])
 def once(disk: Disk, request: pytest.FixtureRequest) -> Once:
     """The command, on a disk that its user owns."""
     need_root()
-    disk.base.chmod(0o755)
-    return Once(disk, request.param)
+    return as_plain_user(disk) if request.param else Once(disk, 0)
 
 
 def test_the_verdict_on_each_directory_and_why(disk: Disk, once: Once) -> None:
@@ -120,10 +121,8 @@ def test_a_dry_run_changes_nothing(disk: Disk, once: Once) -> None:
     disk.make(uid(1))
     before = snapshot(disk.root / uid(1))
     assert once.verdicts(listed(), "--dry-run") == {uid(1): ("would move", None)}
-    after = snapshot(disk.root / uid(1))
-    assert {name: presence[0] for name, presence in after.items()} == {
-        name: presence[0] for name, presence in before.items()
-    }
+    inodes = [{name: facts[0] for name, facts in each.items()} for each in (before, snapshot(disk.root / uid(1)))]
+    assert inodes[0] == inodes[1]
     assert not (disk.root / TRASH).exists()
 
 
@@ -142,8 +141,7 @@ def test_a_pods_file_that_is_older_than_a_directory_says_nothing_of_it(disk: Dis
     disk.make(uid(2), age=HOUR)
     flags = ("--grace", "60", "--pods", disk.base / "old.json")
     (disk.base / "old.json").write_text(listed())
-    then = time.time() - 1.5 * HOUR
-    os.utime(disk.base / "old.json", (then, then))
+    os.utime(disk.base / "old.json", (time.time() - 1.5 * HOUR,) * 2)
     verdicts = once.verdicts(listed(), *flags)
     assert (verdicts[uid(1)], verdicts[uid(2)]) == (("moved", None), ("kept", "young"))
 
@@ -176,37 +174,35 @@ def test_a_file_without_a_pod_of_the_node_is_taken_if_somebody_vouches_for_it(di
     assert disk.names() == set()
 
 
-def test_a_file_that_may_not_hold_all_pods_is_refused(disk: Disk, as_root: Once) -> None:
-    disk.make(uid(1))
-    done = as_root(listed()[:-20], status=2)
-    assert ("no list of pods" in done.stderr, done.stdout) == (True, "")
-    assert disk.names() == {uid(1)}
-
-
-def test_a_file_of_one_namespace_alone_is_warned_of(as_root: Once) -> None:
-    pods = json.dumps({"kind": "List", "items": [pod(1)]})
-    assert "namespace 'team-a'" in as_root(pods).stderr
+OF_ONE_NAMESPACE = json.dumps({"kind": "List", "items": [pod(1)]})
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("pods", "flags", "status", "says"),
     [
-        pytest.param(["--root", "none"], "no directory", id="no root"),
-        pytest.param(["--pods", "none"], "No such file", id="no pods file"),
-        pytest.param(["--scheme", "cuda"], "--scheme", id="an unknown scheme"),
-        pytest.param(["--grace", "-1"], "--grace", id="a negative time"),
+        pytest.param(listed(), ["--root", "none"], 2, "no directory", id="no root"),
+        pytest.param(listed(), ["--root", "{base}/link"], 1, "Not a directory", id="a root that is a link"),
+        pytest.param(listed(), ["--pods", "none"], 2, "No such file", id="no pods file"),
+        pytest.param(listed()[:-20], [], 2, "no list of pods", id="what may not be all pods"),
+        pytest.param(OF_ONE_NAMESPACE, [], 0, "namespace 'team-a'", id="pods of one namespace"),
+        pytest.param(listed(), ["--kubelet-pods", "none"], 0, "nothing was removed", id="kubelet cannot be asked"),
+        pytest.param(listed(), ["--scheme", "cuda"], 2, "--scheme", id="an unknown scheme"),
+        pytest.param(listed(), ["--grace", "-1"], 2, "--grace", id="a negative time"),
     ],
 )
-def test_bad_input(as_root: Once, flags: list[str], says: str) -> None:
-    done = as_root(listed(), *flags, status=2)
-    assert (says in done.stderr, done.stdout) == (True, "")
+def test_what_may_be_a_mistake_is_told_and_nothing_goes(
+    disk: Disk, as_root: Once, *, pods: str, flags: list[str], status: int, says: str
+) -> None:
+    disk.make(uid(1))
+    (disk.base / "link").symlink_to(disk.root)
+    done = as_root(pods, *(flag.format(base=disk.base) for flag in flags), status=status)
+    assert (says in done.stderr, done.stdout == "") == (True, status != 0)
+    assert disk.names() == {uid(1)}
 
 
 @pytest.mark.parametrize("root", ["closed/vm", "n" * 300])
 def test_a_root_that_cannot_be_looked_for_is_bad_input(disk: Disk, root: str) -> None:
-    need_root()
-    disk.base.chmod(0o755)
-    once = Once(disk, PLAIN)
+    once = as_plain_user(disk)
     (disk.base / "closed").mkdir()
     (disk.base / "closed").chmod(0)
     done = once(listed(), "--root", disk.base / root, status=2)
@@ -226,22 +222,8 @@ def test_pods_from_a_standard_input_that_is_none(disk: Disk, redirection: str, s
     assert (done.returncode, says in done.stderr, done.stderr.count("\n")) == (2, True, 1), done
 
 
-def test_a_root_that_is_a_link_is_refused(disk: Disk, as_root: Once) -> None:
-    (disk.base / "link").symlink_to(disk.root)
-    assert "Not a directory" in as_root(listed(), "--root", disk.base / "link", status=1).stderr
-
-
-def test_kubelets_directory_that_cannot_be_read_keeps_everything(disk: Disk, as_root: Once) -> None:
-    disk.make(uid(1))
-    done = as_root(listed(), "--kubelet-pods", disk.base / "none")
-    assert "nothing was removed" in done.stderr
-    assert disk.names() == {uid(1)}
-
-
 def test_what_a_plain_user_may_not_touch_stays_and_the_rest_goes_on(disk: Disk) -> None:
-    need_root()
-    disk.base.chmod(0o755)
-    once = Once(disk, PLAIN)
+    once = as_plain_user(disk)
     for number in (1, 2):
         disk.make(uid(number))
     once(listed(pod(1), pod(2)))

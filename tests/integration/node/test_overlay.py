@@ -1,7 +1,5 @@
 """A root on overlayfs, as of nodes that run from an image: a file is numbered by the layer that it lies in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +11,7 @@ from controller.node.fs import opened_root
 from controller.node.in_use import scan
 from controller.node.names import KeepReason
 from tests.integration.node.disk import HOUR, Agent, Disk, mounted, need_root, tmpfs, uid
-from tests.integration.node.test_attacks import held, sweep_through
+from tests.integration.node.test_attacks import held
 
 
 @pytest.fixture(params=["several file systems", "several file systems, xino=auto", "one file system"])
@@ -45,7 +43,7 @@ def test_what_is_garbage_goes(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.uids = {uid(2)}
-    sweep_through(disk, agent)
+    agent.sweep_to_the_end()
     assert (disk.names(), disk.trash()) == ({uid(2)}, set())
 
 

@@ -1,7 +1,5 @@
 """Lists of a node's pods that fail or are cut short: nothing is concluded from them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +19,6 @@ STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
 
 
 def mirror(name: str, version: int) -> dict[str, object]:
-    """A mirror pod."""
     pod = item(name, version)
     metadata = pod["metadata"]
     assert isinstance(metadata, dict)
@@ -30,7 +27,6 @@ def mirror(name: str, version: int) -> dict[str, object]:
 
 @contextmanager
 def watching(kube: Kube, own_uid: str | None = None) -> Iterator[WatchedPods]:
-    """The pods of a node, watched."""
     pods = WatchedPods(kube, NODE, own_uid, None, on_gone=lambda: None)
     pods.reflector.start()
     try:
@@ -122,17 +118,14 @@ class View:
             self._on_event(before.get(name), pods.get(name))
 
     def last_event_age(self, _now: float) -> float:
-        """It was heard just now."""
         return 0.0
 
     def snapshot(self) -> dict[str, tuple[str, ...]]:
-        """What it knows."""
         return self._pods
 
 
 @pytest.fixture
 def kubelet(tmp_path: Path) -> KubeletPods:
-    """kubelet's directory, empty."""
     return KubeletPods(tmp_path)
 
 
@@ -149,13 +142,19 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
     return made
 
 
+def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[None], WatchedPods, View]:
+    """What was told of pods that had gone, the pods that are watched, and their view."""
+    gone: list[None] = []
+    pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
+    [view] = views
+    return gone, pods, view
+
+
 def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_mirror(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
     """What a device plugin made for the first mirror serves the static pod as long as it runs."""
-    gone: list[None] = []
-    pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
-    [view] = views
+    gone, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), first=("mirror-1", STATIC))
     assert pods.known() == {"own", "mirror-1", STATIC}
     view.set(own=("own",), again=("mirror-2", STATIC))
@@ -171,8 +170,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_po
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
     """No other mirror can be made, as when the namespace is gone; the static pod runs on."""
-    pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: None)
-    [view] = views
+    _, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), mirror=("mirror-1", STATIC))
     (kubelet.path / STATIC).mkdir()
     view.set(own=("own",))
@@ -182,9 +180,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_po
 
 
 def test_only_a_pod_that_has_gone_brings_a_sweep(kube: Kube, views: list[View], kubelet: KubeletPods) -> None:
-    gone: list[None] = []
-    WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
-    [view] = views
+    gone, _, view = watched(kube, views, kubelet)
     view.set(own=("own",), other=("a",))
     view.set(own=("own",), other=("a",))
     assert gone == []

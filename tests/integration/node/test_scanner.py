@@ -1,7 +1,5 @@
 """How long the node agent waits for a look at processes, and what becomes of one that it did not wait for."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ from controller.node.in_use import SCAN_TIMEOUT_SECONDS, InUse, ProcessScanner
 from controller.node.names import MustStay
 from tests.waiting import PATIENT
 
+Ask = Callable[[], bool]
 ROOT, OTHER_ROOT = OpenDirectory(3, Mount(1, 1)), OpenDirectory(3, Mount(1, 2))
 
 
@@ -34,7 +33,6 @@ class Looks:
         return answer
 
     def move(self) -> None:
-        """Let the look see something."""
         assert self._began.wait(PATIENT)
         self._moved()
 
@@ -45,7 +43,7 @@ class Looks:
             if thread.name == "scan":
                 thread.join(PATIENT)
 
-    def after(self, seconds: float, *, moves: bool) -> Callable[[], bool]:
+    def after(self, seconds: float, *, moves: bool) -> Ask:
         """Return a question that takes so long, in which the look moves or not, and that is answered with no."""
 
         def ask() -> bool:
@@ -76,9 +74,15 @@ def always() -> bool:
     return True
 
 
-def number_of(found: InUse) -> int:
-    """Which look it was."""
-    return int(found.unseen[0])
+def look(scanner: ProcessScanner, root: OpenDirectory = ROOT, give_up: Ask = never, stopping: Ask = never) -> int:
+    """The number of the look whose answer it was."""
+    return int(scanner.scan(root, give_up, stopping).unseen[0])
+
+
+def take_no_time_for(scanner: ProcessScanner, looks: Looks) -> None:
+    """A look that moves, and that a sweep has no time for."""
+    with pytest.raises(OutOfTime):
+        look(scanner, give_up=always, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
 
 
 def test_one_that_moves_is_waited_for_however_long_it_takes(looks: Looks) -> None:
@@ -89,33 +93,32 @@ def test_one_that_moves_is_waited_for_however_long_it_takes(looks: Looks) -> Non
             looks.may_end.set()
         return ask()
 
-    assert number_of(ProcessScanner().scan(ROOT, never, stopping)) == 1
+    assert look(ProcessScanner(), stopping=stopping) == 1
     assert looks.now - began > 10 * SCAN_TIMEOUT_SECONDS
 
 
 def test_one_that_hangs_is_refused_and_what_it_says_later_is_not_taken(looks: Looks) -> None:
     scanner = ProcessScanner()
     with pytest.raises(MustStay, match="nothing has moved for 120 s"):
-        scanner.scan(ROOT, never, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
+        look(scanner, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
     looks.move()
     with pytest.raises(MustStay, match="an earlier look has not ended"):
-        scanner.scan(ROOT, never, never)
+        look(scanner)
     looks.end()
-    assert number_of(scanner.scan(ROOT, never, never)) == 2
+    assert look(scanner) == 2
 
 
 def test_one_that_moves_at_first_and_then_hangs_is_refused(looks: Looks) -> None:
     scanner = ProcessScanner()
-    with pytest.raises(OutOfTime):
-        scanner.scan(ROOT, always, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
+    take_no_time_for(scanner, looks)
     with pytest.raises(MustStay, match="nothing has moved for 120 s"):
-        scanner.scan(ROOT, never, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
+        look(scanner, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
 
 
 def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
     began = looks.now
     with pytest.raises(OutOfTime):
-        ProcessScanner().scan(ROOT, never, always)
+        look(ProcessScanner(), stopping=always)
     assert looks.now == began
 
 
@@ -129,7 +132,7 @@ def test_a_sweep_whose_time_is_up_waits_for_the_patience_all_the_same(looks: Loo
             return False
         return ask()
 
-    assert number_of(ProcessScanner().scan(ROOT, always, stopping)) == 1
+    assert look(ProcessScanner(), give_up=always, stopping=stopping) == 1
 
 
 @pytest.mark.parametrize(
@@ -144,18 +147,16 @@ def test_one_that_a_sweep_had_no_time_for_is_taken_up_by_the_next(
     looks: Looks, lain: float, root: OpenDirectory, number: int
 ) -> None:
     scanner = ProcessScanner()
+    take_no_time_for(scanner, looks)
     with pytest.raises(OutOfTime):
-        scanner.scan(ROOT, always, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
-    with pytest.raises(OutOfTime):
-        scanner.scan(ROOT, always, never)
+        look(scanner, give_up=always)
     looks.end()
     looks.now += lain
-    assert number_of(scanner.scan(root, never, never)) == number
+    assert look(scanner, root) == number
 
 
 def test_no_two_go_on_at_a_time(looks: Looks) -> None:
     scanner = ProcessScanner()
-    with pytest.raises(OutOfTime):
-        scanner.scan(ROOT, always, looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
+    take_no_time_for(scanner, looks)
     with pytest.raises(MustStay, match="an earlier look has not ended"):
-        scanner.scan(OTHER_ROOT, never, never)
+        look(scanner, OTHER_ROOT)

@@ -1,7 +1,5 @@
 """A sweep whose time is up, or that is to stop: what is left is for the next, and nothing waits for ever."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

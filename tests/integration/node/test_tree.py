@@ -1,7 +1,5 @@
 """Walks and surveys by themselves: what they cost, and what they notice."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -37,12 +35,10 @@ def descend(path: Path, levels: int) -> None:
 
 
 def descriptors() -> int:
-    """How many this process has open."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def names(root: OpenDirectory) -> list[str]:
-    """Every name that a walk comes upon."""
     return [entry.name for _, entry in walk(root.fd, root.mount)]
 
 
