@@ -1,7 +1,5 @@
 """The API server as far as single objects go: every write needs the newest resourceVersion. Networks fail by script."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

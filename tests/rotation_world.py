@@ -1,40 +1,26 @@
 """A cluster of values in which rotations run: two Secrets, caBundles, pods that follow the Secret late, and a clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from cryptography import x509
 
+from certs import steps
 from certs.plan import plan
-from certs.state import Authorities, Certificates, Configuration, DialledEndpoint, Hook, Serving, State, trusts
-from certs.steps import (
-    Decision,
-    Forget,
-    IssueLeaf,
-    MakeAuthority,
-    NoteServed,
-    NoteTrusted,
-    Promote,
-    RotationPolicy,
-    SeenFor,
-    SetBundles,
-    Wait,
-    Write,
-    WriteAuthorities,
-    WriteBundles,
-    WriteServing,
-    after,
-    write_of,
-)
+from certs.state import Authorities, Certificates, Configuration, DialledEndpoint, Hook, Problem, Serving, State, trusts
 from vcuda.errors import Conflict, Forbidden
 from vcuda.x509 import Signed, make_authority, make_leaf, service_names
 
 START = datetime(2026, 11, 21, 8, tzinfo=UTC)
 NAMES = service_names("vcuda-webhook", "vcuda-quota")
-POLICY = RotationPolicy(NAMES)
+POLICY = steps.RotationPolicy(NAMES)
+NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
+"""Every certificate of a healthy world is to be replaced."""
+LONG = timedelta(days=1000)
+SEEN_LONG = steps.SeenFor(LONG, LONG, LONG)
+LOCK = Problem("validatingwebhookconfiguration/vcuda-quota may not be written", "kubectl edit")
 API_SERVER_LAG = timedelta(seconds=5)
 """How long an API server may go by the caBundles of before; about one second in truth."""
 
@@ -112,28 +98,25 @@ class World:
         endpoints = tuple(DialledEndpoint(pod.address, pod.ready, pod.leaf) for pod in self.pods)
         return replace(self.state, endpoints=endpoints)
 
-    def write(self, write: Write) -> None:
+    def write(self, write: steps.Write) -> None:
         """Make one write under its guard, and die before or after it where that is due."""
         if self.lives_after is not None:
             self.lives_after -= 1
             if self.lives_after == -1:
                 raise Killed
-        if isinstance(write, WriteBundles) and str(configuration_of(self.state, write)) in self.forbidden:
+        target = target_of(self.state, write)
+        if str(target) in self.forbidden:
             raise Forbidden(403, "forbidden by RBAC")
-        if version_of(self.state, write) != guard_of(write):
+        if target.version != (write.after.version if isinstance(write, steps.WriteAuthorities) else write.version):
             raise Conflict(409, "written by another")
         self.writes += 1
-        self.state = versioned(after(self.state, write), write, str(self.writes))
-        if isinstance(write, WriteServing):
-            self.roll_out(write.leaf.certificate)
+        self.state = versioned(steps.after(self.state, write), write, str(self.writes))
+        if isinstance(write, steps.WriteServing):
+            for pod in self.pods:
+                pod.coming.append((self.time + pod.lag, write.leaf.certificate))
         self.look()
         if self.lives_after == 0:
             raise Killed
-
-    def roll_out(self, leaf: x509.Certificate) -> None:
-        """Let every pod serve ``leaf`` when it gets to it."""
-        for pod in self.pods:
-            pod.coming.append((self.time + pod.lag, leaf))
 
     def look(self) -> None:
         """Note which caBundles there are, and whether trust was lost."""
@@ -174,116 +157,125 @@ class World:
             trusts(hook.bundle, pod.leaf, self.time) for hook in self.state.hooks() for pod in self.pods if pod.ready
         )
 
+    @property
+    def current(self) -> Signed:
+        """The authority that signs."""
+        assert self.state.authorities.current
+        return self.state.authorities.current
+
+    @property
+    def leaf(self) -> Signed:
+        """The leaf in the serving Secret."""
+        assert self.state.serving.leaf
+        return self.state.serving.leaf
+
+    def put(self, **parts: Any) -> None:
+        """Let these parts of the state be others."""
+        self.state = replace(self.state, **parts)
+
+    def put_hooks(self, *places: int, **fields: Any) -> None:
+        """Let every webhook have these fields, or those of the configurations at ``places`` alone."""
+        changed = [*self.state.configurations]
+        for place in places or range(len(changed)):
+            hooks = tuple(replace(hook, **fields) for hook in changed[place].hooks)
+            changed[place] = replace(changed[place], hooks=hooks)
+        self.put(configurations=tuple(changed))
+
+    def serve(self, leaf: x509.Certificate | None) -> None:
+        """Let every pod show this leaf now."""
+        for pod in self.pods:
+            pod.leaf = leaf
+
+    def lock(self, problem: Problem = LOCK) -> None:
+        """Let the last configuration be one that may not be written."""
+        *rest, last = self.state.configurations
+        self.put(configurations=(*rest, replace(last, read_only=problem)))
+
+    def decide(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
+        """What is decided as the world is now."""
+        return plan(self.read(self.now), self.time, policy, seen)
+
+    def take(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
+        """Take the step that is due, and return it; endpoints follow later."""
+        decision = self.decide(policy, seen)
+        assert not isinstance(decision, steps.Wait | steps.StepRefused | steps.Done)
+        self.write(steps.write_of(decision, self.read(self.now), self.time, policy))
+        return decision
+
+    def go_on(
+        self, until: type[steps.Decision], policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG
+    ) -> tuple[list[type[steps.Decision]], steps.Decision]:
+        """Take every step and sit every wait out until a decision is one of ``until``; return those taken, and it."""
+        taken: list[type[steps.Decision]] = []
+        while not isinstance(decision := self.decide(policy, seen), until):
+            taken.append(type(decision))
+            if isinstance(decision, steps.Wait):
+                assert decision.until
+                self.sleep((decision.until - self.time).total_seconds())
+            else:
+                self.take(policy, seen)
+        return taken, decision
+
+
+def target_of(state: State, write: steps.Write) -> Authorities | Serving | Configuration:
+    """The part of the state that it writes."""
+    match write:
+        case steps.WriteAuthorities():
+            return state.authorities
+        case steps.WriteServing():
+            return state.serving
+        case _:
+            return next(one for one in state.configurations if (one.kind, one.name) == (write.kind, write.name))
+
+
+def versioned(state: State, write: steps.Write, version: str) -> State:
+    """The state with a new version of what was written."""
+    target = target_of(state, write)
+    written: Any = replace(target, version=version)
+    match target:
+        case Authorities():
+            return replace(state, authorities=written)
+        case Serving():
+            return replace(state, serving=written)
+        case _:
+            every = tuple(written if one is target else one for one in state.configurations)
+            return replace(state, configurations=every)
+
 
 def healthy(
-    lags: Sequence[timedelta] = (timedelta(0), timedelta(seconds=90)),
-    extra: Certificates = (),
-    policy: RotationPolicy = POLICY,
+    *lags: timedelta, extra: Certificates = (), policy: steps.RotationPolicy = POLICY, since: timedelta = timedelta()
 ) -> World:
-    """A world where a rotation has nothing to do; ``extra`` certificates are in its caBundles too."""
+    """A world where a rotation has nothing to do, as it is ``since`` after its start; a pod a lag, or two.
+
+    ``extra`` certificates are in its caBundles too.
+    """
     authority = make_authority(START, policy.authority_life)
     leaf = make_leaf(authority, NAMES, START, policy.leaf_life)
     bundle = (*extra, authority.certificate)
-    configurations = (
-        Configuration("MutatingWebhookConfiguration", "vcuda-quota", "m", (Hook(0, "mutate", bundle),)),
-        Configuration(
-            "ValidatingWebhookConfiguration",
-            "vcuda-quota",
-            "v",
-            (Hook(0, "validate", bundle), Hook(2, "config", bundle)),
-        ),
-    )
-    state = State(
-        Authorities("a", authority),
-        Serving("s", leaf, (authority.certificate,), ""),
-        configurations,
-    )
-    pods = [Pod(f"10.0.0.{number}:8443", lag, leaf.certificate) for number, lag in enumerate(lags)]
-    world = World(state, pods)
+    mutating = Configuration("MutatingWebhookConfiguration", "vcuda-quota", "m", (Hook(0, "mutate", bundle),))
+    hooks = (Hook(0, "validate", bundle), Hook(2, "config", bundle))
+    validating = Configuration("ValidatingWebhookConfiguration", "vcuda-quota", "v", hooks)
+    serving = Serving("s", leaf, (authority.certificate,), "")
+    pods = [
+        Pod(f"10.0.0.{number}:8443", lag, leaf.certificate)
+        for number, lag in enumerate(lags or (timedelta(), timedelta(seconds=90)))
+    ]
+    world = World(State(Authorities("a", authority), serving, (mutating, validating)), pods)
     world.look()
+    world.sleep(since.total_seconds())
     return world
 
 
 def with_stragglers(world: World, pods: Sequence[tuple[timedelta, timedelta]]) -> World:
     """The world with pods more, each (so late, not ready before so long), that show the first leaf until then."""
-    leaf = world.state.serving.leaf
     for number, (lag, unready) in enumerate(pods):
-        address, certificate = f"10.0.1.{number}:8443", leaf.certificate if leaf else None
-        world.pods.append(Pod(address, lag, certificate, ready=False, ready_from=START + unready))
+        address, leaf = f"10.0.1.{number}:8443", world.leaf.certificate
+        world.pods.append(Pod(address, lag, leaf, ready=False, ready_from=START + unready))
     return world
 
 
-def current_of(world: World) -> Signed:
-    """The authority that signs."""
-    current = world.state.authorities.current
-    assert current is not None
-    return current
-
-
-def guard_of(write: Write) -> str:
-    """The version that a write was made for."""
-    return write.after.version if isinstance(write, WriteAuthorities) else write.version
-
-
-def version_of(state: State, write: Write) -> str:
-    """The version that there is of what it writes."""
-    if isinstance(write, WriteAuthorities):
-        return state.authorities.version
-    if isinstance(write, WriteServing):
-        return state.serving.version
-    return configuration_of(state, write).version
-
-
-def configuration_of(state: State, write: WriteBundles) -> Configuration:
-    """The configuration that it writes."""
-    [found] = [one for one in state.configurations if (one.kind, one.name) == (write.kind, write.name)]
-    return found
-
-
-def versioned(state: State, write: Write, version: str) -> State:
-    """The state with a new version of what was written."""
-    if isinstance(write, WriteAuthorities):
-        return replace(state, authorities=replace(state.authorities, version=version))
-    if isinstance(write, WriteServing):
-        return replace(state, serving=replace(state.serving, version=version))
-    written = configuration_of(state, write)
-    every = tuple(replace(one, version=version) if one is written else one for one in state.configurations)
-    return replace(state, configurations=every)
-
-
-LONG = timedelta(days=1000)
-SEEN_LONG = SeenFor(LONG, LONG, LONG)
-NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
-"""Every certificate of a healthy world is to be replaced."""
-
-
-def at(world: World, policy: RotationPolicy = NEW, seen: SeenFor = SEEN_LONG) -> Decision:
-    """What is decided as the world is now."""
-    return plan(world.read(world.now), world.now(), policy, seen)
-
-
-def take(world: World, decision: Decision, policy: RotationPolicy = NEW) -> None:
-    """Do what was decided; endpoints follow at once."""
-    assert isinstance(decision, MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget)
-    world.write(write_of(decision, world.read(world.now), world.now(), policy))
-
-
-def go_on(world: World, until: type[Decision], policy: RotationPolicy = NEW) -> tuple[list[type[Decision]], Decision]:
-    """Take every step and sit every wait out until a decision is one of ``until``; return those taken, and it."""
-    taken: list[type[Decision]] = []
-    while not isinstance(decision := at(world, policy), until):
-        taken.append(type(decision))
-        if isinstance(decision, Wait):
-            assert decision.until
-            world.sleep((decision.until - world.now()).total_seconds())
-        else:
-            take(world, decision, policy)
-    return taken, decision
-
-
-def rotated(until: type[Decision], policy: RotationPolicy = NEW) -> World:
+def rotated(until: type[steps.Decision], policy: steps.RotationPolicy = NEW) -> World:
     """A world in the middle of a rotation: the next step, or wait, is one of ``until``."""
-    world = healthy([timedelta(0)] * 2)
-    world.sleep(60)
-    go_on(world, until, policy)
+    world = healthy(*[timedelta()] * 2, since=timedelta(minutes=1))
+    world.go_on(until, policy)
     return world

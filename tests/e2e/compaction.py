@@ -1,7 +1,5 @@
 """What the API server does every five minutes: it has etcd forget old versions. Here it is done at once."""
 
-from __future__ import annotations
-
 import base64
 import json
 import urllib.request

@@ -1,7 +1,5 @@
 """The client against a real API server: what ledgers and patches build on, and a pod's own credentials."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """The reflector against a real API server: what it knows is what is stored, whatever happens in between."""
 
-from __future__ import annotations
-
 import itertools
 import queue
 import threading

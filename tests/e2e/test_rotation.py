@@ -1,7 +1,5 @@
 """Certificates are rotated under load, with the rights of the manifests, and not one call fails."""
 
-from __future__ import annotations
-
 import base64
 import random
 import ssl

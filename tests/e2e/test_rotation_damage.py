@@ -1,7 +1,5 @@
 """Whatever has become of the certificates: `vcuda-certs rotate` mends it, or says what to run."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

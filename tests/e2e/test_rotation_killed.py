@@ -1,7 +1,5 @@
 """A rotation that is killed again and again ends as one that is not, and lets nothing out but certificates."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

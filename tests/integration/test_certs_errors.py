@@ -1,8 +1,5 @@
 """What `vcuda-certs rotate` and `status` do when the API server does not do what it is asked."""
 
-from __future__ import annotations
-
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -16,18 +13,10 @@ from certs.parsing import ObjectRefs
 from certs.plan import plan
 from certs.rotation import MAX_ATTEMPTS, MAX_STEPS, Rotation
 from certs.state import State
-from certs.steps import (
-    Done,
-    MakeAuthority,
-    RotationPolicy,
-    SeenFor,
-    StepRefused,
-    Write,
-    WriteBundles,
-)
+from certs.steps import Done, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write, WriteBundles
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
 from tests.processes import free_ports
-from tests.rotation_world import POLICY, START, World, healthy
+from tests.rotation_world import NEW, POLICY, World, healthy
 from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube
 
@@ -210,15 +199,14 @@ def test_after_many_in_a_row_the_run_ends_with_the_fault() -> None:
         Rotation(world, POLICY, timedelta(minutes=5), world, lambda _: None).run()
 
 
-@pytest.mark.parametrize("policy", [POLICY, replace(POLICY, issued_before=START + timedelta(seconds=30))])
+@pytest.mark.parametrize("policy", [POLICY, NEW])
 def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewed_and_is_told(
     policy: RotationPolicy,
 ) -> None:
     """Its caBundle was emptied, say, so that there is something to write."""
-    world = healthy([timedelta(0)])
-    empty, *rest = world.state.configurations
-    empty = replace(empty, hooks=tuple(replace(hook, bundle=()) for hook in empty.hooks))
-    world.state = replace(world.state, configurations=(empty, *rest))
+    world = healthy(timedelta())
+    world.put_hooks(0, bundle=())
+    empty = world.state.configurations[0]
     world.time += timedelta(days=61)
     world.forbidden = frozenset({str(empty)})
     ended = Rotation(world, policy, timedelta(minutes=5), world, lambda _: None).run()
@@ -226,9 +214,7 @@ def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewe
     [problem] = ended.problems
     assert problem.text == f"{empty} may not be written: forbidden by RBAC (HTTP 403)"
     assert problem.command == "kubectl edit clusterrole vcuda-certs"
-    leaf = world.state.serving.leaf
-    assert leaf
-    assert (leaf.expires - world.time).days in (89, 90)
+    assert (world.leaf.expires - world.time).days in (89, 90)
 
 
 def test_a_secret_that_may_not_be_written_ends_the_run() -> None:

@@ -1,7 +1,5 @@
 """``vcuda-certs issue`` with real files, OpenSSL's own verifier and real TLS connections."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -127,10 +125,7 @@ def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "open", recording)
     write_files(directory, new_set(with_ca_key=True))
-    assert {name: mode for name, mode in opened.items() if name.endswith(".key")} == {
-        "tls.key": 0o600,
-        "ca.key": 0o600,
-    }
+    assert {name: mode for name, mode in opened.items() if name.endswith(".key")} == {"tls.key": 0o600, "ca.key": 0o600}
 
 
 def test_without_asking_for_it_the_key_of_the_ca_is_nowhere(directory: Path) -> None:
@@ -149,10 +144,7 @@ def test_the_key_of_the_ca_belongs_to_its_certificate(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     ("purpose", "accepted"),
-    [
-        pytest.param("sslserver", True, id="a server"),
-        pytest.param("sslclient", False, id="no client"),
-    ],
+    [pytest.param("sslserver", True, id="a server"), pytest.param("sslclient", False, id="no client")],
 )
 def test_openssl_accepts_the_chain_for_a_server_alone(directory: Path, purpose: str, accepted: bool) -> None:
     run("--dir", directory)
@@ -268,11 +260,7 @@ def test_other_files_in_the_directory_are_left_alone(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "earlier",
-    [
-        pytest.param("set", id="a set of this command"),
-        pytest.param("plain", id="plain files"),
-    ],
+    "earlier", [pytest.param("set", id="a set of this command"), pytest.param("plain", id="plain files")]
 )
 def test_force_replaces_a_set_whole_and_leaves_nothing_of_it(directory: Path, earlier: str) -> None:
     run("--dir", directory, "--ca-key")

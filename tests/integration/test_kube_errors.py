@@ -1,7 +1,5 @@
 """What each way of failing becomes: every answer is scripted, as no sound API server gives it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
@@ -87,8 +85,7 @@ def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
     [
         pytest.param(torn(b'{"kind":'), id="chunked body cut short"),
         pytest.param(
-            Answer((b'{"kind":', tear), headers={"Content-Length": "100"}),
-            id="body shorter than its Content-Length",
+            Answer((b'{"kind":', tear), headers={"Content-Length": "100"}), id="body shorter than its Content-Length"
         ),
         pytest.param(stream(b"{", forever), id="body that stops"),
         pytest.param(stream(*[drip] * 400), id="body that drips for 20 seconds"),

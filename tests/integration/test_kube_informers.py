@@ -1,7 +1,5 @@
 """NodeInformer against a scripted API server."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 

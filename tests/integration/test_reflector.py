@@ -1,7 +1,5 @@
 """A reflector against a server that fails, ends watches, says nothing, or tells nonsense; and how often it asks."""
 
-from __future__ import annotations
-
 import itertools
 import queue
 import threading

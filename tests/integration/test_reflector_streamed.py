@@ -1,7 +1,5 @@
 """A reflector whose list is streamed: the initial events of a watch become the view, and the watch goes on."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Values of options that are refused say what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -12,12 +10,7 @@ from certs.options import format_span, parse_host_port, parse_life, parse_past, 
 
 @pytest.mark.parametrize(
     ("text", "span"),
-    [
-        ("90d", timedelta(days=90)),
-        ("12h", timedelta(hours=12)),
-        ("5m", timedelta(minutes=5)),
-        ("0s", timedelta()),
-    ],
+    [("90d", timedelta(days=90)), ("12h", timedelta(hours=12)), ("5m", timedelta(minutes=5)), ("0s", timedelta())],
 )
 def test_a_span_is_a_number_and_a_unit(text: str, span: timedelta) -> None:
     assert parse_span(text) == span

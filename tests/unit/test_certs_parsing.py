@@ -1,7 +1,5 @@
 """What is read out of Secrets and webhook configurations that anybody may have edited."""
 
-from __future__ import annotations
-
 import base64
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

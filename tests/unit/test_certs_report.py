@@ -1,10 +1,7 @@
 """What `vcuda-certs status` says of a state, and what it sends a person to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,7 +14,7 @@ from certs.parsing import ObjectRefs
 from certs.report import Report, document, report_on, table
 from certs.state import Authorities, Certificates, Problem, Serving
 from certs.steps import RotationPolicy
-from tests.rotation_world import NAMES, POLICY, START, World, current_of, healthy
+from tests.rotation_world import NAMES, POLICY, START, World, healthy
 from vcuda.x509 import Names, Signed, make_authority, make_leaf, service_names
 
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
@@ -36,8 +33,7 @@ def test_where_all_is_well_nobody_is_needed() -> None:
 @pytest.mark.parametrize("days", [0, 61], ids=["nothing is due", "a leaf is due"])
 def test_a_configuration_that_is_locked_is_a_persons_to_unlock(days: int) -> None:
     world, lock = healthy(), Problem("vcuda-quota is without our label", "kubectl label")
-    first, *rest = world.state.configurations
-    world.state = replace(world.state, configurations=(replace(first, read_only=lock), *rest))
+    world.lock(lock)
     world.time += timedelta(days=days)
     assert report(world).problems == (lock,)
 
@@ -48,7 +44,7 @@ def unready(world: World) -> None:
 
 
 def unregister(world: World) -> None:
-    world.state = replace(world.state, configurations=())
+    world.put(configurations=())
 
 
 NOBODY = {
@@ -76,33 +72,8 @@ def test_that_nobody_calls_or_answers_is_a_persons_to_see(
 
 def of_another_tool(world: World, root: Signed) -> None:
     """Let another tool look after all: every caBundle is its root alone."""
-    configurations = tuple(
-        replace(one, hooks=tuple(replace(hook, bundle=(root.certificate,)) for hook in one.hooks))
-        for one in world.state.configurations
-    )
-    world.state = replace(
-        world.state,
-        configurations=configurations,
-        tool="cert-manager",
-        authorities=Authorities(),
-        serving=Serving(),
-    )
-
-
-def serve(world: World, leaf: x509.Certificate) -> None:
-    for pod in world.pods:
-        pod.leaf = leaf
-
-
-def ask_for(world: World, server: str) -> None:
-    """Let the API server ask for this name."""
-    world.state = replace(
-        world.state,
-        configurations=tuple(
-            replace(one, hooks=tuple(replace(hook, server=server) for hook in one.hooks))
-            for one in world.state.configurations
-        ),
-    )
+    world.put_hooks(bundle=(root.certificate,))
+    world.put(tool="cert-manager", authorities=Authorities(), serving=Serving())
 
 
 @pytest.mark.parametrize(
@@ -118,8 +89,8 @@ def ask_for(world: World, server: str) -> None:
 def test_a_leaf_is_trusted_for_the_name_that_is_asked_for(dns: tuple[str, ...], *, trusted: bool) -> None:
     world, root = healthy(), make_authority(START)
     of_another_tool(world, root)
-    ask_for(world, "vcuda-webhook.vcuda-quota.svc")
-    serve(world, make_leaf(root, Names(dns), START).certificate)
+    world.put_hooks(server="vcuda-webhook.vcuda-quota.svc")
+    world.serve(make_leaf(root, Names(dns), START).certificate)
     found = report(world)
     assert {call.trusted for call in found.calls} == {trusted}
     assert bool(found.problems) is not trusted
@@ -153,7 +124,7 @@ def test_whether_a_chain_by_an_intermediate_ca_is_trusted_cannot_be_told_and_nee
     root = foreign("root", "root", key)
     middle = foreign("middle", "root", key)
     of_another_tool(world, root)
-    serve(world, make_leaf(middle, NAMES, START).certificate)
+    world.serve(make_leaf(middle, NAMES, START).certificate)
     found = report(world)
     assert found.problems == ()
     assert {call.trusted for call in found.calls} == {None}
@@ -177,12 +148,8 @@ NOT_TRUSTED: dict[str, tuple[x509.Certificate, Certificates]] = {
 def test_what_no_intermediate_ca_can_explain_is_not_trusted(leaf: x509.Certificate, bundle: Certificates) -> None:
     world = healthy()
     of_another_tool(world, ROOT)
-    configurations = tuple(
-        replace(one, hooks=tuple(replace(hook, bundle=bundle) for hook in one.hooks))
-        for one in world.state.configurations
-    )
-    world.state = replace(world.state, configurations=configurations)
-    serve(world, leaf)
+    world.put_hooks(bundle=bundle)
+    world.serve(leaf)
     found = report(world)
     assert {call.trusted for call in found.calls} == {False}
     assert found.problems
@@ -190,7 +157,7 @@ def test_what_no_intermediate_ca_can_explain_is_not_trusted(leaf: x509.Certifica
 
 def test_a_leaf_that_has_ended_is_told_as_that() -> None:
     world = healthy()
-    serve(world, make_leaf(current_of(world), NAMES, START, timedelta(minutes=1)).certificate)
+    world.serve(make_leaf(world.current, NAMES, START, timedelta(minutes=1)).certificate)
     world.time += timedelta(hours=1)
     assert "the leaf that is served has expired" in table(report(world))
 
@@ -198,5 +165,5 @@ def test_a_leaf_that_has_ended_is_told_as_that() -> None:
 def test_a_leaf_whose_subject_cannot_be_read_is_shown_all_the_same() -> None:
     world = healthy()
     leaf = make_leaf(OURS, NAMES, START).certificate.public_bytes(Encoding.DER)
-    serve(world, x509.load_der_x509_certificate(leaf.replace(b"quota webhook", b"\xff\xfeota webhook")))
+    world.serve(x509.load_der_x509_certificate(leaf.replace(b"quota webhook", b"\xff\xfeota webhook")))
     assert "(an unreadable subject)" in table(report(world))

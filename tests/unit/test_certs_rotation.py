@@ -1,7 +1,5 @@
 """From any state, however damaged and wherever killed, runs converge, and no step takes away trust that is needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -14,57 +12,51 @@ from certs.plan import plan
 from certs.rotation import Observations, Rotation
 from certs.state import Authorities, Hook, Serving, signed_by
 from certs.steps import Done, RotationPolicy, StepRefused, Wait, Write, write_of
-from tests.rotation_world import NAMES, POLICY, START, Killed, World, current_of, healthy, with_stragglers
+from tests.rotation_world import NAMES, NEW, START, Killed, World, healthy, with_stragglers
 from vcuda.errors import Conflict
 from vcuda.x509 import make_authority, make_leaf
 
-DAY = timedelta(days=1)
+SECOND, DAY = timedelta(seconds=1), timedelta(days=1)
 FOREIGN = make_authority(START).certificate
 Damage = Callable[[World], None]
 
 
 def lose_authorities(world: World) -> None:
-    world.state = replace(world.state, authorities=Authorities())
+    world.put(authorities=Authorities())
 
 
 def lose_the_key(world: World) -> None:
     """What is read of a CA Secret whose key is garbage or another's: its certificate alone."""
     there = world.state.authorities
     orphan = (there.current.certificate,) if there.current else ()
-    world.state = replace(
-        world.state, authorities=replace(there, current=None, retired=(*there.retired, *orphan), faults=("garbage",))
-    )
+    retired = (*there.retired, *orphan)
+    world.put(authorities=replace(there, current=None, retired=retired, faults=("garbage",)))
 
 
 def lose_serving(world: World) -> None:
-    world.state = replace(world.state, serving=Serving())
+    world.put(serving=Serving())
 
 
 def spoil_serving(world: World) -> None:
-    world.state = replace(world.state, serving=replace(world.state.serving, leaf=None, fault="garbage"))
+    world.put(serving=replace(world.state.serving, leaf=None, fault="garbage"))
 
 
 def empty_bundles(world: World) -> None:
-    emptied = [
-        replace(one, hooks=tuple(replace(hook, bundle=()) for hook in one.hooks)) for one in world.state.configurations
-    ]
-    world.state = replace(world.state, configurations=tuple(emptied))
+    world.put_hooks(bundle=())
 
 
 def empty_one_bundle(world: World) -> None:
-    first, *rest = world.state.configurations
-    hook = replace(first.hooks[0], bundle=(), faulty=True)
-    world.state = replace(world.state, configurations=(replace(first, hooks=(hook,)), *rest))
+    world.put_hooks(0, bundle=(), faulty=True)
 
 
 def recreate_a_configuration(world: World) -> None:
     *rest, last = world.state.configurations
     fresh = replace(last, version=f"{last.version}'", hooks=(Hook(1, "new", ()),))
-    world.state = replace(world.state, configurations=(*rest, fresh))
+    world.put(configurations=(*rest, fresh))
 
 
 def forget_the_times(world: World) -> None:
-    world.state = replace(world.state, authorities=replace(world.state.authorities, trusted=None, served=None))
+    world.put(authorities=replace(world.state.authorities, trusted=None, served=None))
 
 
 def set_the_clock_back(world: World) -> None:
@@ -75,19 +67,17 @@ def set_the_clock_back(world: World) -> None:
 def restore_an_old_leaf(world: World) -> None:
     """A backup of the serving Secret is put back, of an authority that nobody knows."""
     lost = make_authority(world.time)
-    serving = Serving("old", make_leaf(lost, NAMES, world.time), (lost.certificate,), "")
-    world.state = replace(world.state, serving=serving)
+    world.put(serving=Serving("old", make_leaf(lost, NAMES, world.time), (lost.certificate,), ""))
 
 
 def restore_an_old_authority(world: World) -> None:
     """A backup of the CA Secret is put back: what has been made since is in the caBundles alone."""
-    backup = Authorities(world.state.authorities.version, make_authority(world.time - DAY))
-    world.state = replace(world.state, authorities=backup)
+    world.put(authorities=Authorities(world.state.authorities.version, make_authority(world.time - DAY)))
 
 
 def lose_the_retired(world: World) -> None:
     """What is read of a CA Secret whose retired.crt is garbage."""
-    world.state = replace(world.state, authorities=replace(world.state.authorities, retired=(), faults=("garbage",)))
+    world.put(authorities=replace(world.state.authorities, retired=(), faults=("garbage",)))
 
 
 def sleep_through_the_leaf(world: World) -> None:
@@ -118,7 +108,7 @@ DAMAGES: list[Damage] = [
 lags = st.lists(st.integers(0, 90).map(lambda seconds: timedelta(seconds=seconds)), min_size=1, max_size=3)
 hours = st.integers(0, 60).map(lambda count: timedelta(hours=count))
 stragglers = st.lists(st.tuples(hours, hours), max_size=1)
-budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedelta(minutes=5), timedelta(days=2)])
+budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedelta(minutes=5), 2 * DAY])
 
 
 def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int | None = None) -> object:
@@ -145,7 +135,7 @@ def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: t
 
 def assert_at_rest(world: World) -> None:
     """One authority, trusted everywhere beside nothing but what others put there; every pod with a leaf of it."""
-    current, there = current_of(world), world.state.authorities
+    current, there = world.current, world.state.authorities
     assert (there.next_ca, there.retired) == (None, ())
     assert {hook.bundle for hook in world.state.hooks()} <= {(current.certificate,), (FOREIGN, current.certificate)}
     assert all(pod.leaf and signed_by(pod.leaf, current.certificate) for pod in world.pods)
@@ -158,12 +148,11 @@ def assert_at_rest(world: World) -> None:
 def test_a_rotation_killed_anywhere_ends_the_same_and_never_takes_trust_away(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], deaths: list[int], budget: timedelta
 ) -> None:
-    world = with_stragglers(healthy(lags, extra=(FOREIGN,)), late)
-    before = current_of(world)
+    world = with_stragglers(healthy(*lags, extra=(FOREIGN,)), late)
+    before = world.current
     world.sleep(60)
-    ended = run_daily(world, replace(POLICY, issued_before=START + timedelta(seconds=30)), deaths, budget)
-    assert isinstance(ended, Done)
-    assert current_of(world).certificate != before.certificate
+    assert isinstance(run_daily(world, NEW, deaths, budget), Done)
+    assert world.current.certificate != before.certificate
     assert_at_rest(world)
     assert world.lost == []
 
@@ -172,12 +161,11 @@ def test_a_rotation_killed_anywhere_ends_the_same_and_never_takes_trust_away(
 def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: int) -> None:
     """No run undoes what one before it has done."""
     world = healthy()
-    world.state = replace(world.state, configurations=world.state.configurations[:hooks])
+    world.put(configurations=world.state.configurations[:hooks])
     world.sleep(60)
-    policy = replace(POLICY, issued_before=START + timedelta(seconds=30))
     for _ in range(6 + 2 * hooks):
-        assert run(world, policy, timedelta(days=2), 1) is None
-    assert isinstance(run(world, policy, timedelta(days=2)), Done)
+        assert run(world, NEW, 2 * DAY, 1) is None
+    assert isinstance(run(world, NEW, 2 * DAY), Done)
     assert world.writes == 6 + 2 * hooks
     assert_at_rest(world)
     assert world.lost == []
@@ -192,29 +180,15 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
     budget=budgets,
 )
 @example(
-    lags=[timedelta(), timedelta(seconds=1)],
+    lags=[timedelta(), SECOND],
     late=[],
     progress=0,
     damages=[lose_authorities, empty_bundles, restore_an_old_leaf],
     deaths=[],
-    budget=timedelta(seconds=15),
+    budget=15 * SECOND,
 )
-@example(
-    lags=[timedelta(seconds=90)],
-    late=[],
-    progress=6,
-    damages=[lose_the_retired],
-    deaths=[],
-    budget=timedelta(seconds=15),
-)
-@example(
-    lags=[timedelta(seconds=90)],
-    late=[],
-    progress=10,
-    damages=[restore_an_old_authority],
-    deaths=[],
-    budget=timedelta(days=2),
-)
+@example(lags=[90 * SECOND], late=[], progress=6, damages=[lose_the_retired], deaths=[], budget=15 * SECOND)
+@example(lags=[90 * SECOND], late=[], progress=10, damages=[restore_an_old_authority], deaths=[], budget=2 * DAY)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take_trust_away(
     lags: list[timedelta],
@@ -225,15 +199,14 @@ def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take
     deaths: list[int],
     budget: timedelta,
 ) -> None:
-    world = with_stragglers(healthy(lags), late)
+    world = with_stragglers(healthy(*lags), late)
     world.sleep(60)
-    policy = replace(POLICY, issued_before=START + timedelta(seconds=30))
-    run(world, policy, timedelta(days=2), progress)
+    run(world, NEW, 2 * DAY, progress)
     for damage in damages:
         damage(world)
     world.forget_what_worked()
     world.look()
-    assert isinstance(run_daily(world, policy, deaths, budget), Done)
+    assert isinstance(run_daily(world, NEW, deaths, budget), Done)
     assert_at_rest(world)
     assert world.lost == []
 
@@ -261,7 +234,7 @@ def test_however_short_the_lives_no_leaf_ends_while_it_is_served(
     """Even where the overlap is longer than a leaf's look-ahead, or one configuration may not be written for a time."""
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
-    world = healthy(lags, policy=policy)
+    world = healthy(*lags, policy=policy)
     if read_only:
         world.forbidden = frozenset({str(world.state.configurations[0])})
     end = START + (life * 0.9 if read_only else life * 1.5)
@@ -278,9 +251,9 @@ def test_two_runs_at_once_do_no_harm(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
 ) -> None:
     """Each in turn reads and decides, or makes the write it decided on, however long ago: guarded by its version."""
-    world = with_stragglers(healthy(lags), late)
+    world = with_stragglers(healthy(*lags), late)
     world.sleep(60)
-    policy = replace(POLICY, issued_before=START + timedelta(seconds=30), overlap=DAY / 24)
+    policy = replace(NEW, overlap=DAY / 24)
     observations = [Observations(), Observations()]
     decided: list[Write | None] = [None, None]
     for runner, reads in turns:
@@ -298,6 +271,6 @@ def test_two_runs_at_once_do_no_harm(
                 world.write(write)
             except Conflict:
                 continue
-    assert isinstance(run_daily(world, policy, [], timedelta(days=2)), Done)
+    assert isinstance(run_daily(world, policy, [], 2 * DAY), Done)
     assert_at_rest(world)
     assert world.lost == []

@@ -1,7 +1,5 @@
 """What the client makes of names, bytes and headers: paths, streams of lines, warnings."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which versions of Kubernetes are too old, and which cannot be told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

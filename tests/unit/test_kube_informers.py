@@ -1,7 +1,5 @@
 """What the watch of the nodes tells those who follow it: heartbeats, which are most events, are not among it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

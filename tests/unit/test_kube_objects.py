@@ -1,7 +1,5 @@
 """Where a Service leads to, as its EndpointSlices say."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

@@ -1,7 +1,5 @@
 """Delays between attempts, in seconds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What the authority signs, and what it refuses to."""
 
-from __future__ import annotations
-
 import string
 from datetime import UTC, datetime, timedelta, timezone
 from ipaddress import IPv4Address, ip_address
@@ -34,9 +32,7 @@ labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True).ma
 dns_names = st.lists(labels, min_size=1, max_size=4).map(".".join)
 addresses = st.ip_addresses()
 some_names = st.builds(
-    Names,
-    st.lists(dns_names, max_size=4).map(tuple),
-    st.lists(addresses, max_size=4).map(tuple),
+    Names, st.lists(dns_names, max_size=4).map(tuple), st.lists(addresses, max_size=4).map(tuple)
 ).filter(bool)
 
 
