@@ -22,6 +22,7 @@ def piece(*endpoints: Json, ports: object = (HTTPS,), address_type: str = "IPv4"
 
 
 ONE, TWO = endpoint("10.0.0.1", ready=True), endpoint("10.0.0.2", ready=True)
+LEAVING = endpoint("10.0.0.1", ready=False, serving=True, terminating=True)
 AT_ONE = [("10.0.0.1:8443", True)]
 
 CASES: dict[str, tuple[list[Json], list[tuple[str, bool]]]] = {
@@ -37,10 +38,7 @@ CASES: dict[str, tuple[list[Json], list[tuple[str, bool]]]] = {
     "ready is absent": ([piece(endpoint("10.0.0.1"))], AT_ONE),
     "no conditions": ([piece({"addresses": ["10.0.0.1"], "conditions": None})], AT_ONE),
     "not ready": ([piece(endpoint("10.0.0.1", ready=False))], [("10.0.0.1:8443", False)]),
-    "terminating": (
-        [piece(endpoint("10.0.0.1", ready=False, serving=True, terminating=True))],
-        [("10.0.0.1:8443", False)],
-    ),
+    "terminating": ([piece(LEAVING)], [("10.0.0.1:8443", False)]),
     "terminating and published all the same": (
         [piece(endpoint("10.0.0.1", ready=True, serving=True, terminating=True))],
         AT_ONE,

@@ -27,6 +27,7 @@ from vcuda.x509 import (
 
 NOW = datetime(2026, 11, 21, 8, 0, 30, 999_999, tzinfo=UTC)
 START = datetime(2026, 11, 21, 7, 55, 30, tzinfo=UTC)
+END = NOW.replace(microsecond=0) + timedelta(days=90)
 
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True).map(lambda label: f"x{label}")
 dns_names = st.lists(labels, min_size=1, max_size=4).map(".".join)
@@ -72,10 +73,7 @@ def set_bits(usage: x509.KeyUsage) -> set[str]:
 
 @pytest.mark.parametrize(
     ("signed", "ca", "path_length", "usages"),
-    [
-        pytest.param("authority", True, 0, {"key_cert_sign", "crl_sign"}, id="authority"),
-        pytest.param("leaf", False, None, {"digital_signature"}, id="leaf"),
-    ],
+    [("authority", True, 0, {"key_cert_sign", "crl_sign"}), ("leaf", False, None, {"digital_signature"})],
     indirect=["signed"],
 )
 def test_constraints_and_usages_are_critical_and_say_what_each_is_for(
@@ -83,10 +81,9 @@ def test_constraints_and_usages_are_critical_and_say_what_each_is_for(
 ) -> None:
     constraints = signed.certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     usage = signed.certificate.extensions.get_extension_for_class(x509.KeyUsage)
+    assert (constraints.value.ca, constraints.value.path_length, set_bits(usage.value)) == (ca, path_length, usages)
     assert constraints.critical
-    assert (constraints.value.ca, constraints.value.path_length) == (ca, path_length)
     assert usage.critical
-    assert set_bits(usage.value) == usages
 
 
 def test_only_the_leaf_has_an_extended_usage_and_it_is_server_auth_alone(authority: Signed, leaf: Signed) -> None:
@@ -117,11 +114,7 @@ def test_authority_and_leaf_share_no_key(authority: Signed, leaf: Signed) -> Non
     assert authority.key.private_numbers() != leaf.key.private_numbers()
 
 
-@pytest.mark.parametrize(
-    ("signed", "days"),
-    [pytest.param("authority", 730, id="authority"), pytest.param("leaf", 90, id="leaf")],
-    indirect=["signed"],
-)
+@pytest.mark.parametrize(("signed", "days"), [("authority", 730), ("leaf", 90)], indirect=["signed"])
 def test_validity_starts_five_minutes_before_now_and_lasts_its_life_from_now(signed: Signed, days: int) -> None:
     """In whole seconds, rounded down: a certificate holds no fractions."""
     assert signed.certificate.not_valid_before_utc == START
@@ -165,14 +158,7 @@ def test_the_leaf_holds_exactly_the_names_it_was_asked_for(names: Names) -> None
 
 
 @pytest.mark.parametrize("subject", ["localhost", "127.0.0.1", "::1"])
-@pytest.mark.parametrize(
-    "at",
-    [
-        pytest.param(START, id="at the first second"),
-        pytest.param(NOW, id="at issue"),
-        pytest.param(NOW.replace(microsecond=0) + timedelta(days=90), id="at the last second"),
-    ],
-)
+@pytest.mark.parametrize("at", [START, NOW, END], ids=["the first second", "at issue", "the last second"])
 def test_a_client_accepts_the_chain_during_its_whole_validity(
     authority: Signed, leaf: Signed, subject: str, at: datetime
 ) -> None:
@@ -183,7 +169,7 @@ def test_a_client_accepts_the_chain_during_its_whole_validity(
     ("subject", "at"),
     [
         pytest.param("localhost", START - timedelta(seconds=1), id="before the start"),
-        pytest.param("localhost", NOW + timedelta(days=90, seconds=1), id="after the end"),
+        pytest.param("localhost", END + timedelta(seconds=1), id="after the end"),
         pytest.param("example.com", NOW, id="another name"),
         pytest.param("127.0.0.2", NOW, id="another address"),
     ],
@@ -243,12 +229,9 @@ def test_names_joined_keep_their_order_and_lose_repeats() -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        pytest.param("localhost", "localhost", id="one label"),
-        pytest.param("GPU.Example.com", "gpu.example.com", id="lower case"),
-        pytest.param("*.example.com", "*.example.com", id="wildcard"),
-        pytest.param("xn--bcher-kva.example", "xn--bcher-kva.example", id="another alphabet"),
-        pytest.param("a" * 63, "a" * 63, id="longest label"),
-        pytest.param(".".join(["a" * 49] * 5), ".".join(["a" * 49] * 5), id="249 characters"),
+        *((name, name) for name in ("localhost", "*.example.com", "xn--bcher-kva.example", "a" * 63)),
+        ("GPU.Example.com", "gpu.example.com"),
+        (".".join(["a" * 49] * 5), ".".join(["a" * 49] * 5)),  # 249 characters
     ],
 )
 def test_dns_names_that_are_accepted(text: str, name: str) -> None:
@@ -258,20 +241,14 @@ def test_dns_names_that_are_accepted(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        pytest.param("", "not a DNS name", id="empty"),
-        pytest.param("a.", "not a DNS name", id="dot at the end"),
-        pytest.param("a..b", "not a DNS name", id="empty label"),
-        pytest.param("a_b", "not a DNS name", id="underscore"),
-        pytest.param("-a", "not a DNS name", id="dash first"),
-        pytest.param("*", "not a DNS name", id="wildcard alone"),
-        pytest.param("a.*.b", "not a DNS name", id="wildcard inside"),
-        pytest.param("bücher.example", "xn--", id="another alphabet"),
-        pytest.param("a\n", "not a DNS name", id="line end"),
-        pytest.param("a" * 64, "not a DNS name", id="label too long"),
-        pytest.param(".".join(["a" * 50] * 5), "at most 253", id="254 characters"),
-        pytest.param("10.0.0.1", "give it with --ip", id="IPv4"),
-        pytest.param("::1", "give it with --ip", id="IPv6"),
-        pytest.param("https://a", "not a DNS name", id="URL"),
+        *(
+            (text, "not a DNS name")
+            for text in ("", "a.", "a..b", "a_b", "-a", "*", "a.*.b", "a\n", "a" * 64, "https://a")
+        ),
+        ("bücher.example", "xn--"),
+        (".".join(["a" * 50] * 5), "at most 253"),  # 254 characters
+        ("10.0.0.1", "give it with --ip"),
+        ("::1", "give it with --ip"),
     ],
 )
 def test_dns_names_that_are_refused(text: str, sentence: str) -> None:
@@ -286,11 +263,7 @@ def test_every_address_is_accepted_as_it_prints(address: Address) -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [
-        pytest.param("localhost", "not an IP address", id="name"),
-        pytest.param("10.0.0.0/8", "not an IP address", id="network"),
-        pytest.param("fe80::1%eth0", "without %eth0", id="zone"),
-    ],
+    [("localhost", "not an IP address"), ("10.0.0.0/8", "not an IP address"), ("fe80::1%eth0", "without %eth0")],
 )
 def test_addresses_that_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
@@ -301,8 +274,7 @@ def test_addresses_that_are_refused(text: str, sentence: str) -> None:
 def test_a_label_is_what_kubernetes_takes_as_the_name_of_a_namespace(text: str) -> None:
     """RFC 1123: lower-case letters, digits and '-', not at the ends, 1 to 63 characters."""
     allowed = set(string.ascii_lowercase + string.digits + "-")
-    valid = 1 <= len(text) <= 63 and set(text) <= allowed and text.strip("-") == text
-    if valid:
+    if 1 <= len(text) <= 63 and set(text) <= allowed and text.strip("-") == text:
         assert parse_label(text) == text
     else:
         with pytest.raises(ValueError, match="is not a name of 1 to 63"):
