@@ -1,5 +1,6 @@
 """What `vcuda-certs rotate` and `status` do when the API server does not do what it is asked."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from certs.parsing import ObjectRefs
 from certs.plan import plan
 from certs.rotation import MAX_ATTEMPTS, MAX_STEPS, Rotation
 from certs.state import State
-from certs.steps import Done, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write, WriteBundles
+from certs.steps import Done, End, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write, WriteBundles
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
 from tests.processes import free_ports
 from tests.rotation_world import NEW, POLICY, World, healthy
@@ -24,6 +25,8 @@ NOW = datetime.now(UTC)
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 VERSION = Answer({"gitVersion": "v1.36.3"})
+MISSING = Answer({"message": "not found"}, status=404)
+NONE = Answer({"items": []})
 NO_SLICES = Answer({"metadata": {"resourceVersion": "1"}, "items": []})
 
 
@@ -33,9 +36,8 @@ def run(kubeconfig: Path, *arguments: str) -> Result:
 
 @pytest.fixture
 def kubeconfig(server: str, tmp_path: Path) -> Path:
-    path = tmp_path / "kubeconfig"
-    write_kubeconfig(path, server, {"token": "letmein"})
-    return path
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
+    return tmp_path / "kubeconfig"
 
 
 @pytest.fixture
@@ -97,15 +99,9 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
 ) -> None:
     """Good certificates would be found expired, and new ones made that nobody accepts."""
     date = {"Date": format_datetime(NOW, usegmt=True)}
-    missing = {"message": "not found"}
-    script.answers += [
-        Answer(missing, status=404, headers=date),
-        *[Answer({"items": []}, headers=date)] * 2,
-        Answer(missing, status=404, headers=date),
-        NO_SLICES,
-    ]
-    state = store.read(lambda: NOW + off)
-    [problem] = state.problems
+    missing = Answer({"message": "not found"}, status=404, headers=date)
+    script.answers += [missing, *[Answer({"items": []}, headers=date)] * 2, missing, NO_SLICES]
+    [problem] = store.read(lambda: NOW + off).problems
     assert "the clock here says" in problem.text
 
 
@@ -145,8 +141,7 @@ def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_to
         configuration("injected", {}, INJECTED),
         configuration("elsewhere", {}, url="https://example.com/x"),
     ]
-    missing = Answer({"message": "not found"}, status=404)
-    script.answers += [missing, Answer({"items": []}), Answer({"items": items}), missing, NO_SLICES]
+    script.answers += [MISSING, NONE, Answer({"items": items}), MISSING, NO_SLICES]
     state = store.read(lambda: NOW)
     assert [(one.name, bool(one.read_only)) for one in state.configurations] == [("vcuda-quota", False), ("lost", True)]
     [problem] = state.read_only()
@@ -160,8 +155,7 @@ def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, stor
     """So that `status` can tell whether its caBundles trust what is served; nothing of it is ever written."""
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
-    missing = Answer({"message": "not found"}, status=404)
-    script.answers += [Answer(theirs), Answer({"items": []}), Answer({"items": items}), missing, NO_SLICES]
+    script.answers += [Answer(theirs), NONE, Answer({"items": items}), MISSING, NO_SLICES]
     state = store.read(lambda: NOW)
     assert (state.tool, [one.name for one in state.configurations]) == ("cert-manager", ["vcuda-quota"])
     assert state.problems == ()
@@ -186,17 +180,21 @@ def failing(*faults: Exception) -> Failing:
     return world
 
 
+def rotate(world: World, policy: RotationPolicy = POLICY, note: Callable[[object], None] = lambda _: None) -> End:
+    """One run of five minutes at most."""
+    return Rotation(world, policy, timedelta(minutes=5), world, note).run()
+
+
 @pytest.mark.parametrize("fault", [Conflict(409, "another was first"), Unavailable("no answer")])
 def test_a_write_that_came_to_nothing_is_decided_again_from_what_is_there(fault: Exception) -> None:
     world = failing(*[fault] * (MAX_ATTEMPTS - 1))
-    ended = Rotation(world, POLICY, timedelta(minutes=5), world, lambda _: None).run()
-    assert isinstance(ended, Done)
+    assert isinstance(rotate(world), Done)
 
 
 def test_after_many_in_a_row_the_run_ends_with_the_fault() -> None:
     world = failing(*[Unavailable("no answer")] * MAX_ATTEMPTS)
     with pytest.raises(Unavailable):
-        Rotation(world, POLICY, timedelta(minutes=5), world, lambda _: None).run()
+        rotate(world)
 
 
 @pytest.mark.parametrize("policy", [POLICY, NEW])
@@ -209,7 +207,7 @@ def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewe
     empty = world.state.configurations[0]
     world.time += timedelta(days=61)
     world.forbidden = frozenset({str(empty)})
-    ended = Rotation(world, policy, timedelta(minutes=5), world, lambda _: None).run()
+    ended = rotate(world, policy)
     assert isinstance(ended, StepRefused)
     [problem] = ended.problems
     assert problem.text == f"{empty} may not be written: forbidden by RBAC (HTTP 403)"
@@ -219,9 +217,8 @@ def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewe
 
 def test_a_secret_that_may_not_be_written_ends_the_run() -> None:
     world = failing(Forbidden(403, "forbidden by RBAC"))
-    rotation = Rotation(world, POLICY, timedelta(minutes=5), world, lambda _: None)
     with pytest.raises(Forbidden):
-        rotation.run()
+        rotate(world)
 
 
 def test_the_api_servers_refusal_of_a_write_is_told_apart(script: Script, store: ClusterStore) -> None:
@@ -237,6 +234,6 @@ def test_a_run_whose_steps_are_undone_again_and_again_comes_to_an_end() -> None:
 
     world = Undone(State())
     steps: list[object] = []
-    ended = Rotation(world, POLICY, timedelta(minutes=5), world, steps.append).run()
+    ended = rotate(world, note=steps.append)
     assert isinstance(ended, StepRefused)
     assert [type(step) for step in steps] == [MakeAuthority] * MAX_STEPS

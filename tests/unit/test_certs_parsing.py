@@ -14,26 +14,8 @@ from cryptography.x509.oid import ExtensionOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from certs.parsing import (
-    MANAGED_BY,
-    OURS,
-    SERVED,
-    TLS_TYPE,
-    TRUSTED,
-    ObjectRefs,
-    UnusablePair,
-    format_seen_since,
-    is_authority,
-    other_tool,
-    read_authorities,
-    read_authority,
-    read_certificates,
-    read_configuration,
-    read_pair,
-    read_serving,
-    secret_problem,
-    write_certificates,
-)
+from certs import parsing
+from certs.parsing import SERVED, TLS_TYPE, TRUSTED, read_authorities, read_authority, read_certificates, read_serving
 from certs.state import SeenSince, fingerprint, names_of
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate
@@ -43,24 +25,20 @@ NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 CA, NEXT = make_authority(NOW), make_authority(NOW)
 LEAF = make_leaf(CA, DEVELOPMENT, NOW)
 RSA_KEY = rsa.generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls", frozenset({"10.0.0.7:8443"}))
+REFS = parsing.ObjectRefs(
+    "vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls", frozenset({"10.0.0.7:8443"})
+)
 SECRETS = [line for pair in (CA, NEXT, LEAF) for line in pair.key_pem().decode().splitlines()[1:-1]]
 
 
 def secret(annotations: dict[str, str] | None = None, **data: bytes) -> dict[str, Any]:
     """A Secret of ours; ``ca_crt`` is its key ca.crt."""
-    return {
-        "metadata": {
-            "name": "vcuda-webhook-tls",
-            "resourceVersion": "7",
-            "labels": {MANAGED_BY: OURS},
-            "annotations": annotations,
-        },
-        "type": TLS_TYPE,
-        "data": {name.replace("_", "."): base64.b64encode(text).decode() for name, text in data.items()},
-    }
+    metadata = {"name": "vcuda-webhook-tls", "resourceVersion": "7", "labels": {parsing.MANAGED_BY: parsing.OURS}}
+    texts = {name.replace("_", "."): base64.b64encode(text).decode() for name, text in data.items()}
+    return {"metadata": {**metadata, "annotations": annotations}, "type": TLS_TYPE, "data": texts}
 
 
+NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 FAULTS = {
     "nothing": (b"", b"", "ca.crt and ca.key missing"),
     "no key": (CA.certificate_pem(), b"", "ca.key missing"),
@@ -74,7 +52,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("certificate", "key", "fault"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_pair_that_cannot_sign_says_why_and_nothing_of_its_key(certificate: bytes, key: bytes, fault: str) -> None:
-    with pytest.raises(UnusablePair) as raised:
+    with pytest.raises(parsing.UnusablePair) as raised:
         read_authority(certificate, key, "ca")
     assert str(raised.value) == fault
     assert not [line for line in SECRETS if line in str(raised.value)]
@@ -87,27 +65,18 @@ def test_whatever_a_secret_holds_reading_it_ends(certificate: bytes, key: bytes)
 
 
 def test_a_bundle_gives_each_certificate_once_and_tells_of_what_is_none() -> None:
-    text = (
-        CA.certificate_pem() + b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" + CA.certificate_pem()
-    )
+    text = CA.certificate_pem() + NO_CERTIFICATE + CA.certificate_pem()
     assert read_certificates(text) == ((CA.certificate,), False)
     both = (CA.certificate, NEXT.certificate)
-    assert read_certificates(write_certificates(both)) == (both, True)
+    assert read_certificates(parsing.write_certificates(both)) == (both, True)
 
 
 def test_the_ca_secret_is_read_as_it_was_written() -> None:
     mark = SeenSince(fingerprint(NEXT.certificate), NOW)
-    text = format_seen_since(mark)
-    assert text
-    found = read_authorities(
-        secret(
-            {TRUSTED: text, SERVED: "yesterday"},
-            ca_crt=CA.certificate_pem(),
-            ca_key=CA.key_pem(),
-            next_crt=NEXT.certificate_pem(),
-            next_key=NEXT.key_pem(),
-        )
-    )
+    keys = {"ca_crt": CA.certificate_pem(), "ca_key": CA.key_pem()}
+    next_keys = {"next_crt": NEXT.certificate_pem(), "next_key": NEXT.key_pem()}
+    annotations = {TRUSTED: parsing.format_seen_since(mark) or "", SERVED: "yesterday"}
+    found = read_authorities(secret(annotations, **keys, **next_keys))
     assert found.current
     assert found.next_ca
     assert (found.current.certificate, found.next_ca.certificate) == (CA.certificate, NEXT.certificate)
@@ -124,9 +93,6 @@ def test_a_leaf_of_a_wrong_key_is_no_leaf_but_its_authorities_are_read() -> None
     found = read_serving(secret(tls_crt=LEAF.certificate_pem(), tls_key=CA.key_pem(), ca_crt=CA.certificate_pem()))
     assert (found.leaf, found.authorities) == (None, (CA.certificate,))
     assert found.fault == "tls.key is not the key of tls.crt"
-
-
-NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 
 
 def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
@@ -177,7 +143,7 @@ def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authori
     """An ediPartyName, which the library does not know."""
     odd = unusual(x509.Name([]), bytes.fromhex("3006a504a1020c00"))
     assert names_of(odd.certificate) == frozenset()
-    assert not is_authority(odd.certificate)
+    assert not parsing.is_authority(odd.certificate)
     assert read_serving(secret(tls_crt=odd.certificate_pem(), tls_key=odd.key_pem())).leaf
 
 
@@ -192,32 +158,25 @@ def test_an_authority_signs_on_whatever_is_after_its_certificate() -> None:
     assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 
 
-def test_a_pair_reads_back() -> None:
-    assert read_pair(LEAF.certificate_pem(), LEAF.key_pem(), "tls").certificate == LEAF.certificate
-
-
 @pytest.mark.parametrize(
     ("change", "command"),
     [
-        pytest.param({"metadata": {"name": "s", "labels": None}}, "kubectl label", id="not ours"),
-        pytest.param({"immutable": True}, "kubectl delete", id="immutable"),
-        pytest.param({"type": "Opaque"}, "kubectl delete", id="another type"),
-        pytest.param(
-            {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "x"}}},
-            "kubectl get",
-            id="cert-manager's",
-        ),
+        ({"metadata": {"name": "s", "labels": None}}, "kubectl label"),
+        ({"immutable": True}, "kubectl delete"),
+        ({"type": "Opaque"}, "kubectl delete"),
+        ({"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "x"}}}, "kubectl get"),
     ],
+    ids=["not ours", "immutable", "another type", "cert-manager's"],
 )
 def test_a_secret_that_may_not_be_written_names_the_command(change: dict[str, Any], command: str) -> None:
-    problem = secret_problem({**secret(tls_crt=b"x"), **change}, REFS, TLS_TYPE)
+    problem = parsing.secret_problem({**secret(tls_crt=b"x"), **change}, REFS, TLS_TYPE)
     assert problem
     assert problem.command.startswith(f"{command} -n vcuda-quota secret")
 
 
 def test_an_empty_secret_of_anybody_may_be_filled() -> None:
     empty = {**secret(), "data": None, "metadata": {"name": "s"}}
-    assert secret_problem(empty, REFS, TLS_TYPE) is None
+    assert parsing.secret_problem(empty, REFS, TLS_TYPE) is None
 
 
 @pytest.mark.parametrize(
@@ -229,7 +188,7 @@ def test_an_empty_secret_of_anybody_may_be_filled() -> None:
     ],
 )
 def test_other_tools_are_recognised_by_their_annotations(annotation: str, tool: str) -> None:
-    assert other_tool({"metadata": {"annotations": {annotation: "x"}}}) == tool
+    assert parsing.other_tool({"metadata": {"annotations": {annotation: "x"}}}) == tool
 
 
 def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_others_are_named() -> None:
@@ -244,7 +203,7 @@ def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_
             {"name": "by address", "clientConfig": {"url": "https://10.0.0.7:8443/mutate", "caBundle": "%%%"}},
         ],
     }
-    found, left = read_configuration(item, "MutatingWebhookConfiguration", REFS)
+    found, left = parsing.read_configuration(item, "MutatingWebhookConfiguration", REFS)
     assert [(hook.index, hook.name, hook.bundle, hook.faulty, hook.server) for hook in found.hooks] == [
         (1, "ours", (CA.certificate,), False, "vcuda-webhook.vcuda-quota.svc"),
         (3, "by address", (), True, "10.0.0.7"),
@@ -257,4 +216,4 @@ def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_
 def test_an_annotation_of_a_time_counts_for_nothing_once_it_was_edited_into_nonsense() -> None:
     assert read_authorities(secret({TRUSTED: "2026-13-41T00:00:00Z abc"})).trusted is None
     later = SeenSince("abc", NOW + timedelta(seconds=1))
-    assert read_authorities(secret({TRUSTED: format_seen_since(later) or ""})).trusted == later
+    assert read_authorities(secret({TRUSTED: parsing.format_seen_since(later) or ""})).trusted == later
