@@ -26,6 +26,44 @@ READS_BEFORE_A_WRITE = 5
 SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 
 
+@dataclass(frozen=True)
+class Life:
+    """A run that has ended: what it printed, and what any user could read of it while it ran."""
+
+    status: int
+    printed: str
+    visible: str
+
+
+READS = frozenset({"GET"})
+
+
+@dataclass
+class Fatal(Losses):
+    """Counts the requests of ``victim`` (a process id); the answer to the fatal one is lost together with it.
+
+    ``read``: the number of the read that kills, from 1; 0 for none: then the first write does.
+    """
+
+    victim: int = 0
+    read: int = 0
+    reads: int = 0
+
+    def aim(self, read: int) -> None:
+        """Begin to count for a new process; set ``victim`` when it has started."""
+        self.victim, self.read, self.reads = 0, read, 0
+
+    def takes(self, method: str, path: str) -> bool:
+        """Kill at the fatal answer. What was written by then is written."""
+        with self._lock:
+            self.reads += method in READS
+            if (self.reads != self.read) if self.read else (method in READS):
+                return False
+            self.lost.append((method, path))
+            os.kill(self.victim, signal.SIGKILL)
+            return True
+
+
 @pytest.mark.timeout(400)
 def test_killed_after_every_request_in_turn_the_end_is_the_same_and_no_create_fails(
     cluster: Cluster, tmp_path: Path
@@ -58,15 +96,6 @@ def test_killed_after_every_request_in_turn_the_end_is_the_same_and_no_create_fa
         assert len(keys) >= 4
         assert list((tmp_path / "home").rglob("*")) == []
         assert world_readable_keys(tmp_path / "volumes") == []
-
-
-@dataclass(frozen=True)
-class Life:
-    """A run that has ended: what it printed, and what any user could read of it while it ran."""
-
-    status: int
-    printed: str
-    visible: str
 
 
 def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
@@ -117,32 +146,3 @@ def world_readable_keys(directory: Path) -> list[Path]:
     files = [path for path in directory.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
     assert files
     return [path for path in files if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
-
-
-READS = frozenset({"GET"})
-
-
-@dataclass
-class Fatal(Losses):
-    """Counts the requests of ``victim`` (a process id); the answer to the fatal one is lost together with it.
-
-    ``read``: the number of the read that kills, from 1; 0 for none: then the first write does.
-    """
-
-    victim: int = 0
-    read: int = 0
-    reads: int = 0
-
-    def aim(self, read: int) -> None:
-        """Begin to count for a new process; set ``victim`` when it has started."""
-        self.victim, self.read, self.reads = 0, read, 0
-
-    def takes(self, method: str, path: str) -> bool:
-        """Kill at the fatal answer. What was written by then is written."""
-        with self._lock:
-            self.reads += method in READS
-            if (self.reads != self.read) if self.read else (method in READS):
-                return False
-            self.lost.append((method, path))
-            os.kill(self.victim, signal.SIGKILL)
-            return True

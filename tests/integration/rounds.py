@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,9 @@ from vcuda.kube import Backoff, Kube, Reflector
 
 PATH = "/api/v1/namespaces/ns/configmaps"
 GONE = status(410, "too old resource version")
+
+
+Look = Callable[[Reflector[int]], None]
 
 
 class Thing(msgspec.Struct, frozen=True):
@@ -52,11 +55,17 @@ class Run:
         return {key.name: value for key, value in self.reflector.snapshot().items()}
 
 
-def run(kube: Kube, limit: int, **settings: Any) -> Run:
-    """Let a reflector try ``limit`` times, without a pause and without jitter."""
+def run(kube: Kube, limit: int, look: Look = lambda _: None, **settings: Any) -> Run:
+    """Let a reflector try ``limit`` times, without a pause and without jitter; ``look`` at it after each event."""
     events: list[tuple[int | None, int | None]] = []
     rounds = Rounds(limit)
-    settings = {"on_event": lambda old, new: events.append((old, new)), "decode": thing, **settings}
+    reflector: Reflector[int]
+
+    def note(old: int | None, new: int | None) -> None:
+        events.append((old, new))
+        look(reflector)
+
+    settings = {"on_event": note, "decode": thing, **settings}
     reflector = Reflector(kube, PATH, wait=rounds, backoff=Backoff(draw=lambda: 1.0), **settings)
     reflector.start()
     reflector.join(20)

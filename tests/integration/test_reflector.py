@@ -1,13 +1,13 @@
 """A reflector against a server that fails, ends watches, says nothing, or tells nonsense; and how often it asks."""
 
 import itertools
-import queue
 import threading
+from typing import Self
 
 import kmock
 import pytest
 
-from tests.integration.rounds import GONE, PATH, Rounds, run, running, stopped_at_its_first_object, thing
+from tests.integration.rounds import GONE, PATH, run, running, stopped_at_its_first_object, thing
 from tests.integration.scripted import (
     Answer,
     Script,
@@ -27,14 +27,8 @@ from vcuda.kube import Backoff, Key, Kube, Reflector
 
 def test_events_since_the_list_are_applied_in_order(kube: Kube, script: Script) -> None:
     script.answers.append(page(10, item("a", 3, value=1), item("b", 4, value=2)))
-    script.watches.append(
-        stream(
-            event("ADDED", item("c", 11, value=3)),
-            event("MODIFIED", item("a", 12, value=5)),
-            event("DELETED", item("b", 13, value=2)),
-            bookmark(20),
-        )
-    )
+    added, deleted = event("ADDED", item("c", 11, value=3)), event("DELETED", item("b", 13, value=2))
+    script.watches.append(stream(added, event("MODIFIED", item("a", 12, value=5)), deleted, bookmark(20)))
     done = run(kube, 1)
     assert script.asked() == ["LIST", "WATCH 10"]
     assert script.seen[1].params["allowWatchBookmarks"] == "true"
@@ -43,12 +37,6 @@ def test_events_since_the_list_are_applied_in_order(kube: Kube, script: Script) 
     assert done.reflector.resource_version == "20"
     assert done.reflector.get(("ns", "a")) == 5
     assert done.reflector.get(("ns", "b")) is None
-
-
-def test_a_list_of_several_pages_becomes_one_view(kube: Kube, script: Script) -> None:
-    script.answers.extend([page(10, item("a", 3, value=1), token="t"), page(10, item("b", 4, value=2))])
-    script.watches.append(stream(bookmark(11)))
-    assert run(kube, 1, page_size=1).values() == {"a": 1, "b": 2}
 
 
 def test_an_object_that_is_no_longer_kept_departs(kube: Kube, script: Script) -> None:
@@ -62,14 +50,16 @@ def test_an_object_that_is_no_longer_kept_departs(kube: Kube, script: Script) ->
 @pytest.mark.parametrize(
     "gone",
     [
-        pytest.param(GONE, id="as a status"),
-        pytest.param(stream(event("ERROR", status_object(410, "too old resource version"))), id="as an event"),
-        pytest.param(stream(event("ERROR", status_object(500, "cannot decode"))), id="any other ERROR event"),
+        GONE,
+        stream(event("ERROR", status_object(410, "too old resource version"))),
+        stream(event("ERROR", status_object(500, "cannot decode"))),
     ],
+    ids=["as a status", "as an event", "any other ERROR event"],
 )
 def test_after_410_it_lists_again_and_reports_what_it_missed(kube: Kube, script: Script, gone: Answer) -> None:
-    script.answers.append(page(10, item("kept", 1, value=1), item("changed", 2, value=2), item("gone", 3, value=3)))
-    script.answers.append(page(30, item("kept", 1, value=1), item("changed", 25, value=20), item("new", 26, value=4)))
+    kept = item("kept", 1, value=1)
+    script.answers.append(page(10, kept, item("changed", 2, value=2), item("gone", 3, value=3)))
+    script.answers.append(page(30, kept, item("changed", 25, value=20), item("new", 26, value=4)))
     script.watches.extend([gone, stream(event("MODIFIED", item("new", 31, value=40)))])
     done = run(kube, 2)
     assert script.asked() == ["LIST", "WATCH 10", "LIST", "WATCH 30"]
@@ -92,15 +82,7 @@ def test_the_view_changes_over_in_one_step(kube: Kube, script: Script) -> None:
     script.answers.append(page(30, item("d", 22, value=4)))
     script.watches.extend([GONE, stream(bookmark(31))])
     views: list[list[str]] = []
-    reflector: Reflector[int]
-    rounds = Rounds(2)
-
-    def look(_old: int | None, _new: int | None) -> None:
-        views.append(sorted(key.name for key in reflector.snapshot()))
-
-    reflector = Reflector(kube, PATH, thing, on_event=look, wait=rounds)
-    reflector.start()
-    reflector.join(20)
+    run(kube, 2, lambda reflector: views.append(sorted(key.name for key in reflector.snapshot())))
     assert views == [["a", "b"]] * 2 + [["c", "d"]] * 4
 
 
@@ -108,12 +90,7 @@ def test_a_snapshot_never_changes(kube: Kube, script: Script) -> None:
     script.answers.append(page(10, item("a", 1, value=1)))
     script.watches.append(stream(event("ADDED", item("b", 11, value=2))))
     snapshots: list[object] = []
-    reflector: Reflector[int]
-    reflector = Reflector(
-        kube, PATH, thing, on_event=lambda _old, _new: snapshots.append(reflector.snapshot()), wait=Rounds(1)
-    )
-    reflector.start()
-    reflector.join(20)
+    reflector = run(kube, 1, lambda reflector: snapshots.append(reflector.snapshot())).reflector
     assert snapshots == [{Key("ns", "a"): 1}, {Key("ns", "a"): 1, Key("ns", "b"): 2}]
     assert reflector.snapshot() is reflector.snapshot()
 
@@ -176,13 +153,9 @@ def test_an_event_that_could_be_any_objects_makes_it_list_again(kube: Kube, scri
 def test_an_undecodable_object_costs_only_itself(kube: Kube, script: Script) -> None:
     """In a LIST it is left out; in an event the last good value of that object stays; all others go on."""
     script.answers.append(page(10, item("good", 1, value=1), item("bad", 2, value="x"), {"metadata": 5}))
-    script.watches.append(
-        stream(
-            event("MODIFIED", item("good", 11, value="y")),
-            event("ADDED", item("other", 12, value=3)),
-            event("MODIFIED", item("bad", 13, value=4)),
-        )
-    )
+    turned_bad, turned_good = item("good", 11, value="y"), item("bad", 13, value=4)
+    other = event("ADDED", item("other", 12, value=3))
+    script.watches.append(stream(event("MODIFIED", turned_bad), other, event("MODIFIED", turned_good)))
     done = run(kube, 1)
     assert script.asked() == ["LIST", "WATCH 10"]
     assert done.values() == {"good": 1, "bad": 4, "other": 3}
@@ -334,7 +307,7 @@ class Signal:
     def __init__(self, reached: threading.Event) -> None:
         self._reached = reached
 
-    def bind(self, **_context: object) -> Signal:
+    def bind(self, **_context: object) -> Self:
         return self
 
     def info(self, event: str, **_context: object) -> None:
@@ -374,15 +347,4 @@ def test_stop_between_the_pages_of_a_list_asks_for_no_more_and_shows_no_half(kub
 def test_stop_from_a_callback_ends_the_watch(kube: Kube, script: Script) -> None:
     script.answers.append(page(10))
     script.watches.append(stream(event("ADDED", item("a", 11, value=1)), event("ADDED", item("b", 12, value=2))))
-    seen: queue.Queue[int | None] = queue.Queue()
-    reflector: Reflector[int]
-
-    def stop(_old: int | None, new: int | None) -> None:
-        seen.put(new)
-        reflector.stop()
-
-    reflector = Reflector(kube, PATH, thing, on_event=stop)
-    reflector.start()
-    reflector.join(20)
-    assert not reflector.alive
-    assert seen.qsize() == 1
+    assert run(kube, 9, Reflector.stop).events == [(None, 1)]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.integration.rounds import GONE, PATH, Rounds, run, running, stopped_at_its_first_object, thing
+from tests.integration.rounds import GONE, PATH, run, running, stopped_at_its_first_object, thing
 from tests.integration.scripted import (
     NOT_STREAMED,
     Answer,
@@ -22,6 +22,8 @@ from tests.integration.scripted import (
 )
 from vcuda.kube import Kube, Reflector
 
+EXPIRED = event("ERROR", status_object(410, "too old resource version"))
+
 
 def listed(version: int, *items: dict[str, object]) -> bytes:
     """A streamed list at this version."""
@@ -34,14 +36,9 @@ def test_one_request_lists_and_watches(kube: Kube, script: Script) -> None:
     script.streams.append(stream(listed(10, first, second), changes))
     done = run(kube, 1, params={"fieldSelector": "metadata.name!=c"})
     assert script.asked() == ["STREAM"]
-    assert dict(script.seen[0].params) | {"timeoutSeconds": ""} == {
-        "fieldSelector": "metadata.name!=c",
-        "watch": "true",
-        "allowWatchBookmarks": "true",
-        "sendInitialEvents": "true",
-        "resourceVersionMatch": "NotOlderThan",
-        "timeoutSeconds": "",
-    }
+    as_in_every_watch = {"fieldSelector": "metadata.name!=c", "watch": "true", "allowWatchBookmarks": "true"}
+    initial = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "timeoutSeconds": ""}
+    assert dict(script.seen[0].params) | {"timeoutSeconds": ""} == {**as_in_every_watch, **initial}
     assert done.values() == {"a": 5}
     assert done.events == [(None, 1), (None, 2), (1, 5), (2, None)]
     assert done.reflector.resource_version == "20"
@@ -68,22 +65,11 @@ def test_what_changes_before_the_list_is_complete_is_in_it(kube: Kube, script: S
 
 
 def test_after_410_it_streams_again_and_the_view_changes_over_in_one_step(kube: Kube, script: Script) -> None:
-    gone = event("ERROR", status_object(410, "too old resource version"))
-    script.streams.append(stream(listed(10, item("kept", 1, value=1), item("gone", 3, value=3)), gone))
-    script.streams.append(
-        stream(event("ADDED", item("new", 26, value=4)), event("ADDED", item("kept", 1, value=1)), listed(30))
-    )
+    kept = item("kept", 1, value=1)
+    script.streams.append(stream(listed(10, kept, item("gone", 3, value=3)), EXPIRED))
+    script.streams.append(stream(event("ADDED", item("new", 26, value=4)), event("ADDED", kept), listed(30)))
     views: list[set[str]] = []
-    reflector: Reflector[int]
-    reflector = Reflector(
-        kube,
-        PATH,
-        thing,
-        on_event=lambda _old, _new: views.append({key.name for key in reflector.snapshot()}),
-        wait=Rounds(2),
-    )
-    reflector.start()
-    reflector.join(20)
+    run(kube, 2, lambda reflector: views.append({key.name for key in reflector.snapshot()}))
     assert script.asked() == ["STREAM", "STREAM"]
     assert views == [{"kept", "gone"}] * 2 + [{"kept", "new"}] * 2
 
@@ -127,7 +113,7 @@ CUT_SHORT = [
     pytest.param((b'{"type": "ADDED", "object": {"metad', tear), id="torn inside a line"),
     pytest.param((bookmark(10),), id="ended by a bookmark that ends nothing"),
     pytest.param((event("ERROR", status_object(500, "cannot decode")),), id="an ERROR event"),
-    pytest.param((event("ERROR", status_object(410, "too old")),), id="expired"),
+    pytest.param((EXPIRED,), id="expired"),
     pytest.param((b"<html>\n", listed(10)), id="a line that cannot be read"),
 ]
 
@@ -158,7 +144,7 @@ def test_a_view_once_synced_outlives_a_list_that_is_cut_short(kube: Kube, script
 def test_an_undecodable_object_costs_only_itself(kube: Kube, script: Script) -> None:
     """Its last good value stays, over a list too and within one, as long as it is the same object."""
     good = listed(10, item("good", 1, value=1), item("bad", 2, value="x"))
-    script.streams.append(stream(good, event("ERROR", status_object(410, "too old"))))
+    script.streams.append(stream(good, EXPIRED))
     turned_bad = event("ADDED", item("other", 12, value=3)) + event("MODIFIED", item("other", 13, value="z"))
     script.streams.append(stream(turned_bad, listed(20, item("good", 11, value="y"))))
     done = run(kube, 2)
@@ -174,7 +160,7 @@ def test_an_object_of_the_version_that_is_known_is_not_decoded_again(kube: Kube,
         decoded.append(raw)
         return thing(raw)
 
-    script.streams.append(stream(listed(10, item("a", 1, value=1)), event("ERROR", status_object(410, "too old"))))
+    script.streams.append(stream(listed(10, item("a", 1, value=1)), EXPIRED))
     script.streams.append(stream(listed(20, item("a", 1, value=1), item("b", 11, value=2))))
     done = run(kube, 2, decode=note)
     assert len(decoded) == 2
