@@ -53,7 +53,6 @@ class ApiDouble:
         return cast("Kube", self)
 
     def forget_calls(self) -> None:
-        """Let ``calls`` start anew."""
         self.calls.clear()
 
     def store(self, path: str, manifest: Mapping[str, Any]) -> bytes:
@@ -65,13 +64,10 @@ class ApiDouble:
         return json.dumps(stored).encode()
 
     def remove(self, path: str) -> None:
-        """Remove an object."""
         self._version += 1
         del self.objects[path]
 
     def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
-        """Read an object."""
-
         def effect() -> bytes:
             return json.dumps(self._known(path)).encode()
 
@@ -92,7 +88,6 @@ class ApiDouble:
         return self._call("POST", timeout, effect)
 
     def put(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
-        """Replace an object, if it is still the one that was read."""
         manifest = json.loads(body)
 
         def effect() -> bytes:
@@ -117,8 +112,6 @@ class ApiDouble:
         return self._call("PATCH", timeout, effect)
 
     def delete(self, path: str, _body: bytes | None = None, _params: object = None, timeout: float = 10) -> bytes:
-        """Delete an object."""
-
         def effect() -> bytes:
             known = self._known(path)
             self.remove(path)
@@ -206,7 +199,6 @@ class Script:
         self._methods = methods
 
     def __call__(self, method: str, timeout: float, effect: Effect) -> bytes:
-        """Deliver the next call."""
         if method not in self._methods or not self._left:
             return effect()
         return self._left.pop(0)(method, timeout, effect)
@@ -219,7 +211,6 @@ class Late:
         self._effects: list[Effect] = []
 
     def __call__(self, _method: str, _timeout: float, effect: Effect) -> bytes:
-        """Keep the call."""
         self._effects.append(effect)
         raise Unavailable("timed out")
 

@@ -224,11 +224,8 @@ def test_events_missed_while_the_api_server_was_away_are_told_after_410(
         kube.post(path, manifest("new", "first"))
         pause.open.set()
         told = [seen.get(timeout=TIMEOUT) for _ in range(3)]
-        assert [(old and old["metadata"]["name"], new and new["data"]["value"]) for old, new in told] == [
-            ("gone", None),
-            ("changed", "second"),
-            (None, "first"),
-        ]
+        changes = [(old and old["metadata"]["name"], new and new["data"]["value"]) for old, new in told]
+        assert changes == [("gone", None), ("changed", "second"), (None, "first")]
         assert reflector.counts.lists == 2
         assert values(reflector.snapshot().values()) == {"changed": "second", "new": "first"}
 
@@ -252,9 +249,7 @@ def test_a_selected_object_is_followed_from_before_it_exists(kube: Kube, path: s
         kube.post(path, manifest("other", "x"))
         kube.post(path, manifest("gpuquota", "first"))
         old, new = seen.get(timeout=TIMEOUT)
-        assert old is None
-        assert new is not None
-        assert new["data"]["value"] == "first"
+        assert (old, new and new["data"]["value"]) == (None, "first")
         version = int(reflector.resource_version)
         kube.delete(f"{path}/gpuquota")
         assert seen.get(timeout=TIMEOUT) == (new, None)
@@ -288,15 +283,8 @@ def grant(cluster: Cluster, namespace: str) -> None:
     group = "rbac.authorization.k8s.io"
     metadata = {"name": "reader", "namespace": namespace}
     rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}
-    tenant = {"kind": "User", "name": "tenant", "apiGroup": group}
-    role = {"kind": "Role", "name": "reader", "apiGroup": group}
-    cluster.create({"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": [rule]})
-    cluster.create(
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "subjects": [tenant],
-            "roleRef": role,
-        }
-    )
+    subjects = [{"kind": "User", "name": "tenant", "apiGroup": group}]
+    reference = {"kind": "Role", "name": "reader", "apiGroup": group}
+    about = {"apiVersion": f"{group}/v1", "metadata": metadata}
+    cluster.create({**about, "kind": "Role", "rules": [rule]})
+    cluster.create({**about, "kind": "RoleBinding", "subjects": subjects, "roleRef": reference})

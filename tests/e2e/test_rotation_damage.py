@@ -108,7 +108,7 @@ def recreated(stage: Stage) -> None:
 
 
 ANOTHER = make_authority(datetime.now(UTC))
-ANOTHER_LEAF = make_leaf(ANOTHER, service_names(SERVICE, SYSTEM_NAMESPACE), datetime.now(UTC))
+THEIRS = pair("tls", make_leaf(ANOTHER, service_names(SERVICE, SYSTEM_NAMESPACE), datetime.now(UTC)))
 DAMAGES: dict[str, Damage] = {
     "expired leaf": expired_leaf,
     "expired CA": expired_authority,
@@ -118,10 +118,8 @@ DAMAGES: dict[str, Damage] = {
     "CA Secret with garbage": lambda stage: patch_secret(stage, CA_SECRET, ca_crt=GARBAGE, ca_key=GARBAGE),
     "serving Secret with garbage": lambda stage: patch_secret(stage, SERVING_SECRET, tls_crt=GARBAGE, tls_key=GARBAGE),
     "CA with another's key": lambda stage: patch_secret(stage, CA_SECRET, ca_key=pair("ca", ANOTHER)["ca_key"]),
-    "leaf with another's key": lambda stage: patch_secret(
-        stage, SERVING_SECRET, tls_key=pair("tls", ANOTHER_LEAF)["tls_key"]
-    ),
-    "leaf of an unknown CA": lambda stage: patch_secret(stage, SERVING_SECRET, **pair("tls", ANOTHER_LEAF)),
+    "leaf with another's key": lambda stage: patch_secret(stage, SERVING_SECRET, tls_key=THEIRS["tls_key"]),
+    "leaf of an unknown CA": lambda stage: patch_secret(stage, SERVING_SECRET, **THEIRS),
     "caBundles emptied": lambda stage: set_bundles(stage, ""),
     "caBundles with garbage": lambda stage: set_bundles(stage, GARBAGE),
     "configurations recreated": recreated,
@@ -132,26 +130,20 @@ DAMAGES: dict[str, Damage] = {
 def test_damage_is_mended_by_one_run(stage: Stage, namespace: str, damage: Damage) -> None:
     damage(stage)
     assert "Done" in stage.rotate()
-    stage.await_answered(namespace)
-    assert_at_rest(stage)
+    assert_at_rest(stage, namespace)
 
 
 def test_two_runs_at_once_do_one_rotation(stage: Stage, namespace: str) -> None:
-    before = stage.bundles()
-    time.sleep(1.1)  # certificates count whole seconds: what the runs make has to be later than what there is
-    since = utc_now()
+    before, since = stage.bundles(), later()
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(lambda _: stage.rotate("--issued-before", since), range(2)))
     assert all("Done" in end for end in ends)
     assert not set(stage.bundles()) & set(before)
-    stage.await_answered(namespace)
-    assert_at_rest(stage)
+    assert_at_rest(stage, namespace)
 
 
 def test_without_a_ready_endpoint_the_old_authority_stays_trusted(stage: Stage, namespace: str) -> None:
-    before = authorities_in(stage)
-    time.sleep(1.1)  # as above
-    since = utc_now()
+    before, since = authorities_in(stage), later()
     stage.set_endpoints(ready=False)
     try:
         refused = stage.run("rotate", "--issued-before", since)
@@ -163,16 +155,16 @@ def test_without_a_ready_endpoint_the_old_authority_stays_trusted(stage: Stage, 
         stage.set_endpoints()
     stage.rotate("--issued-before", since)
     assert not before & authorities_in(stage)
-    stage.await_answered(namespace)
-    assert_at_rest(stage)
+    assert_at_rest(stage, namespace)
+
+
+NOT_OURS = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [
-        pytest.param({"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}, "kubectl label", id="not ours"),
-        pytest.param({"immutable": True}, "kubectl delete", id="immutable"),
-    ],
+    [(NOT_OURS, "kubectl label"), ({"immutable": True}, "kubectl delete")],
+    ids=["not ours", "immutable"],
 )
 def test_a_secret_that_may_not_be_written_is_left_as_it_is(stage: Stage, change: Json, told: str) -> None:
     stage.cluster.rest.merge_patch(SERVING_SECRET, change)
@@ -180,8 +172,7 @@ def test_a_secret_that_may_not_be_written_is_left_as_it_is(stage: Stage, change:
     refused = stage.run("rotate", "--issued-before", utc_now())
     assert (refused.returncode, versions(stage)) == (1, before)
     assert f"Run: {told} -n {SYSTEM_NAMESPACE} secret vcuda-webhook-tls" in refused.stdout
-    command = refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ")
-    stage.cluster.kubectl(*command.split())
+    do_as_told(stage, refused)
     assert "Done" in stage.rotate()
 
 
@@ -196,10 +187,9 @@ def test_a_configuration_that_lost_its_label_is_told_and_goes_on_working(stage: 
     assert stage.run("status").returncode == 1
     assert stage.cluster.rest.get(path) == before
     stage.await_answered(namespace)
-    command = refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ")
-    stage.cluster.kubectl(*command.split())
+    do_as_told(stage, refused)
     assert "Done" in stage.rotate("--issued-before", since)
-    assert_at_rest(stage)
+    assert_at_rest(stage, namespace)
 
 
 def test_what_cert_manager_looks_after_is_left_alone(stage: Stage) -> None:
@@ -225,25 +215,19 @@ def test_what_cert_manager_looks_after_is_left_alone(stage: Stage) -> None:
 
 def test_a_dry_run_tells_every_step_and_takes_none(stage: Stage) -> None:
     before = versions(stage)
-    time.sleep(1.1)  # as above
-    told = stage.rotate("--dry-run", "-o", "json", "--issued-before", utc_now())
+    told = stage.rotate("--dry-run", "-o", "json", "--issued-before", later())
     steps = [step["step"] for step in json.loads(told)["steps"] if step["step"] != "Wait"]
     bundles = ["SetBundles"] * len(PATHS)
-    ends = ["NoteServed", *bundles, "Forget"]
-    assert steps == ["MakeAuthority", *bundles, "NoteTrusted", "Promote", "IssueLeaf", *ends]
+    made = ["MakeAuthority", *bundles, "NoteTrusted", "Promote", "IssueLeaf"]
+    assert steps == [*made, "NoteServed", *bundles, "Forget"]
     assert versions(stage) == before
 
 
 def test_status_shows_every_certificate_and_who_trusts_what(stage: Stage) -> None:
     report = json.loads(checked(stage.run("status", "-o", "json")))
-    places = {row["place"] for row in report["certificates"]}
-    assert places == {
-        "secret/vcuda-webhook-ca",
-        "secret/vcuda-webhook-tls",
-        "mutatingwebhookconfiguration/vcuda-quota",
-        "validatingwebhookconfiguration/vcuda-quota",
-        *stage.addresses(),
-    }
+    own = {*stage.addresses(), *(f"secret/vcuda-webhook-{kind}" for kind in ("ca", "tls"))}
+    theirs = {f"{kind}webhookconfiguration/vcuda-quota" for kind in ("mutating", "validating")}
+    assert {row["place"] for row in report["certificates"]} == own | theirs
     assert [call["trusted"] for call in report["calls"]] == [True, True]
     assert "DAYS LEFT" in checked(stage.run("status"))
     set_bundles(stage, "")
@@ -258,8 +242,20 @@ def checked(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
-def assert_at_rest(stage: Stage) -> None:
-    """One CA in every caBundle, which every replica's leaf is of; status finds nothing wrong."""
+def later() -> str:
+    """Now, but later than all that there is: certificates count whole seconds."""
+    time.sleep(1.1)
+    return utc_now()
+
+
+def do_as_told(stage: Stage, refused: subprocess.CompletedProcess[str]) -> None:
+    """Run the kubectl command that a person is told to run."""
+    stage.cluster.kubectl(*refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ").split())
+
+
+def assert_at_rest(stage: Stage, namespace: str) -> None:
+    """Pods are answered for; one CA in every caBundle, which every replica's leaf is of; status finds nothing wrong."""
+    stage.await_answered(namespace)
     assert len(set(stage.bundles())) == 1
     assert len(authorities_in(stage)) == 1
     for address in stage.addresses():
