@@ -68,10 +68,7 @@ class ApiDouble:
         del self.objects[path]
 
     def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
-        def effect() -> bytes:
-            return json.dumps(self._known(path)).encode()
-
-        return self._call("GET", timeout, effect)
+        return self._call("GET", timeout, lambda: json.dumps(self._known(path)).encode())
 
     def post(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
         """Create an object in a collection, or bind a pod."""

@@ -60,11 +60,11 @@ def pair(name: str, signed: Signed) -> dict[str, str]:
     return {key: base64.b64encode(text).decode() for key, text in texts.items()}
 
 
-def age(stage: Stage, *, authority_life: timedelta, leaf_life: timedelta) -> None:
-    """Let everything be three hours old, and a leaf served that was made then."""
+def age(stage: Stage, *, authority_life: timedelta) -> None:
+    """Let everything be three hours old, and a leaf served that was made then for one hour."""
     then = datetime.now(UTC) - timedelta(hours=3)
     authority = make_authority(then, authority_life)
-    leaf = make_leaf(authority, service_names(SERVICE, SYSTEM_NAMESPACE), then, leaf_life)
+    leaf = make_leaf(authority, service_names(SERVICE, SYSTEM_NAMESPACE), then, timedelta(hours=1))
     certificate = base64.b64encode(authority.certificate_pem()).decode()
     patch_secret(stage, CA_SECRET, **pair("ca", authority))
     patch_secret(stage, SERVING_SECRET, **pair("tls", leaf), ca_crt=certificate)
@@ -89,14 +89,6 @@ def set_bundles(stage: Stage, text: str) -> None:
         stage.cluster.rest.send("PATCH", path, patch, content_type="application/json-patch+json").ok()
 
 
-def expired_leaf(stage: Stage) -> None:
-    age(stage, authority_life=timedelta(days=730), leaf_life=timedelta(hours=1))
-
-
-def expired_authority(stage: Stage) -> None:
-    age(stage, authority_life=timedelta(hours=1), leaf_life=timedelta(hours=1))
-
-
 def both_secrets_deleted(stage: Stage) -> None:
     stage.cluster.delete(CA_SECRET)
     stage.cluster.delete(SERVING_SECRET)
@@ -110,8 +102,8 @@ def recreated(stage: Stage) -> None:
 ANOTHER = make_authority(datetime.now(UTC))
 THEIRS = pair("tls", make_leaf(ANOTHER, service_names(SERVICE, SYSTEM_NAMESPACE), datetime.now(UTC)))
 DAMAGES: dict[str, Damage] = {
-    "expired leaf": expired_leaf,
-    "expired CA": expired_authority,
+    "expired leaf": lambda stage: age(stage, authority_life=timedelta(days=730)),
+    "expired CA": lambda stage: age(stage, authority_life=timedelta(hours=1)),
     "CA Secret deleted": lambda stage: stage.cluster.delete(CA_SECRET),
     "serving Secret deleted": lambda stage: stage.cluster.delete(SERVING_SECRET),
     "both Secrets deleted": both_secrets_deleted,

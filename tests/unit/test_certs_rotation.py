@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -21,32 +22,10 @@ FOREIGN = make_authority(START).certificate
 Damage = Callable[[World], None]
 
 
-def lose_authorities(world: World) -> None:
-    world.put(authorities=Authorities())
-
-
 def lose_the_key(world: World) -> None:
-    """What is read of a CA Secret whose key is garbage or another's: its certificate alone."""
     there = world.state.authorities
-    orphan = (there.current.certificate,) if there.current else ()
-    retired = (*there.retired, *orphan)
+    retired = (*there.retired, *([there.current.certificate] if there.current else []))
     world.put(authorities=replace(there, current=None, retired=retired, faults=("garbage",)))
-
-
-def lose_serving(world: World) -> None:
-    world.put(serving=Serving())
-
-
-def spoil_serving(world: World) -> None:
-    world.put(serving=replace(world.state.serving, leaf=None, fault="garbage"))
-
-
-def empty_bundles(world: World) -> None:
-    world.put_hooks(bundle=())
-
-
-def empty_one_bundle(world: World) -> None:
-    world.put_hooks(0, bundle=(), faulty=True)
 
 
 def recreate_a_configuration(world: World) -> None:
@@ -55,55 +34,40 @@ def recreate_a_configuration(world: World) -> None:
     world.put(configurations=(*rest, fresh))
 
 
-def forget_the_times(world: World) -> None:
-    world.put(authorities=replace(world.state.authorities, trusted=None, served=None))
-
-
 def set_the_clock_back(world: World) -> None:
-    """What was written down is of the future now."""
     world.time -= timedelta(hours=3)
 
 
 def restore_an_old_leaf(world: World) -> None:
-    """A backup of the serving Secret is put back, of an authority that nobody knows."""
     lost = make_authority(world.time)
     world.put(serving=Serving("old", make_leaf(lost, NAMES, world.time), (lost.certificate,), ""))
 
 
 def restore_an_old_authority(world: World) -> None:
-    """A backup of the CA Secret is put back: what has been made since is in the caBundles alone."""
     world.put(authorities=Authorities(world.state.authorities.version, make_authority(world.time - DAY)))
 
 
-def lose_the_retired(world: World) -> None:
-    """What is read of a CA Secret whose retired.crt is garbage."""
-    world.put(authorities=replace(world.state.authorities, retired=(), faults=("garbage",)))
+def note(world: World, **fields: Any) -> None:
+    world.put(authorities=replace(world.state.authorities, **fields))
 
 
-def sleep_through_the_leaf(world: World) -> None:
-    world.sleep(timedelta(days=91).total_seconds())
-
-
-def sleep_through_everything(world: World) -> None:
-    world.sleep(timedelta(days=731).total_seconds())
-
-
-DAMAGES: list[Damage] = [
-    lose_authorities,
-    lose_the_key,
-    lose_serving,
-    spoil_serving,
-    empty_bundles,
-    empty_one_bundle,
-    recreate_a_configuration,
-    forget_the_times,
-    set_the_clock_back,
-    restore_an_old_leaf,
-    restore_an_old_authority,
-    lose_the_retired,
-    sleep_through_the_leaf,
-    sleep_through_everything,
-]
+DAMAGES: dict[str, Damage] = {
+    "CA Secret lost": lambda world: world.put(authorities=Authorities()),
+    "key of the CA is garbage or another's": lose_the_key,
+    "serving Secret lost": lambda world: world.put(serving=Serving()),
+    "leaf is garbage": lambda world: world.put(serving=replace(world.state.serving, leaf=None, fault="garbage")),
+    "caBundles emptied": lambda world: world.put_hooks(bundle=()),
+    "one caBundle emptied": lambda world: world.put_hooks(0, bundle=(), faulty=True),
+    "a configuration recreated": recreate_a_configuration,
+    "times forgotten": lambda world: note(world, trusted=None, served=None),
+    "what was written down is of the future": set_the_clock_back,
+    "an old serving Secret, of an unknown CA, restored": restore_an_old_leaf,
+    # What has been made since is in the caBundles alone.
+    "an old CA Secret restored": restore_an_old_authority,
+    "retired.crt is garbage": lambda world: note(world, retired=(), faults=("garbage",)),
+    "slept through the leaf": lambda world: world.sleep(91 * DAY.total_seconds()),
+    "slept through everything": lambda world: world.sleep(731 * DAY.total_seconds()),
+}
 
 lags = st.lists(st.integers(0, 90).map(lambda seconds: timedelta(seconds=seconds)), min_size=1, max_size=3)
 hours = st.integers(0, 60).map(lambda count: timedelta(hours=count))
@@ -175,7 +139,7 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
     lags=lags,
     late=stragglers,
     progress=st.integers(0, 10),
-    damages=st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3),
+    damages=st.lists(st.sampled_from([*DAMAGES]), min_size=1, max_size=3),
     deaths=st.lists(st.integers(0, 8), max_size=6),
     budget=budgets,
 )
@@ -183,19 +147,19 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
     lags=[timedelta(), SECOND],
     late=[],
     progress=0,
-    damages=[lose_authorities, empty_bundles, restore_an_old_leaf],
+    damages=["CA Secret lost", "caBundles emptied", "an old serving Secret, of an unknown CA, restored"],
     deaths=[],
     budget=15 * SECOND,
 )
-@example(lags=[90 * SECOND], late=[], progress=6, damages=[lose_the_retired], deaths=[], budget=15 * SECOND)
-@example(lags=[90 * SECOND], late=[], progress=10, damages=[restore_an_old_authority], deaths=[], budget=2 * DAY)
+@example(lags=[90 * SECOND], late=[], progress=6, damages=["retired.crt is garbage"], deaths=[], budget=15 * SECOND)
+@example(lags=[90 * SECOND], late=[], progress=10, damages=["an old CA Secret restored"], deaths=[], budget=2 * DAY)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take_trust_away(
     lags: list[timedelta],
     late: list[tuple[timedelta, timedelta]],
     *,
     progress: int,
-    damages: list[Damage],
+    damages: list[str],
     deaths: list[int],
     budget: timedelta,
 ) -> None:
@@ -203,7 +167,7 @@ def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take
     world.sleep(60)
     run(world, NEW, 2 * DAY, progress)
     for damage in damages:
-        damage(world)
+        DAMAGES[damage](world)
     world.forget_what_worked()
     world.look()
     assert isinstance(run_daily(world, NEW, deaths, budget), Done)

@@ -5,47 +5,59 @@ from typing import Any
 import pytest
 
 from tests.api_double import ApiDouble
-from tests.builders import LABELS, MODEL
+from tests.builders import LABELS, MODEL, POOL
 from vcuda.kube import NodeInformer
 
 PATH = "/api/v1/nodes/gpu-1"
 LOCK = {"hami.io/mutex.lock": "2023-11-14T22:13:20Z"}
-PLAIN: dict[str, Any] = {"metadata": {"name": "gpu-1", "labels": {MODEL: "M40"}, "annotations": {"a/b": "c"}}}
+OTHER = {"a/b": "c"}
+M40, P100 = {MODEL: "M40"}, {MODEL: "P100"}
 
 
-def with_metadata(**fields: Any) -> dict[str, Any]:
-    return {**PLAIN, "metadata": {**PLAIN["metadata"], **fields}}
+def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "gpu-1", "labels": labels, "annotations": annotations}, **fields}
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("before", "after", "told", "model_changes"),
     [
-        pytest.param({**PLAIN, "status": {"conditions": [{"type": "Ready"}]}}, False, id="a heartbeat"),
-        pytest.param(with_metadata(annotations={"a/b": "d"}), False, id="somebody else's annotation"),
-        pytest.param(with_metadata(annotations=LOCK), True, id="a lock"),
-        pytest.param(with_metadata(labels={MODEL: "P100"}), True, id="a label"),
-        pytest.param(None, True, id="gone"),
+        pytest.param(node(M40), node(M40, status={"conditions": [{"type": "Ready"}]}), False, False, id="a heartbeat"),
+        pytest.param(node(M40), node(M40, {"a/b": "d"}), False, False, id="somebody else's annotation"),
+        pytest.param(node(M40), node(M40, LOCK), True, False, id="a lock"),
+        pytest.param(node(M40), node({**M40, POOL: "public"}), True, False, id="another label"),
+        pytest.param(node({}), node(M40), True, True, id="it gets a model"),
+        pytest.param(node(M40), node({}), True, True, id="it loses its model"),
+        pytest.param(node(M40), node(P100), True, True, id="its model changes"),
+        pytest.param(None, node(M40), True, True, id="it comes"),
+        pytest.param(node(M40), None, True, True, id="it goes"),
+        pytest.param(None, node({}), True, False, id="one without a GPU comes"),
+        pytest.param(node({}), None, True, False, id="one without a GPU goes"),
     ],
 )
-def test_what_followers_are_told(api: ApiDouble, changed: dict[str, Any] | None, told: bool) -> None:
-    watch = NodeInformer(api.kube, LABELS)
+def test_what_is_told_of_a_change(
+    api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool
+) -> None:
+    """Once: to those who follow nodes, and, with the model that a node has by then, to those who follow models."""
     changes: list[tuple[bool, bool]] = []
+    models: list[str | None] = []
+    watch = NodeInformer(api.kube, LABELS, lambda: models.append(watch.current().model_of("gpu-1")))
     watch.follow(lambda old, new: changes.append((old is not None, new is not None)))
-    api.store(PATH, PLAIN)
-    watch.reflector.relist()
-    assert changes == [(False, True)]
-    if changed is None:
-        api.remove(PATH)
-    else:
-        api.store(PATH, changed)
-    watch.reflector.relist()
-    assert changes[1:] == ([(True, changed is not None)] if told else [])
+    for manifest in (before, after):
+        changes.clear()
+        models.clear()
+        if manifest:
+            api.store(PATH, manifest)
+        elif PATH in api.objects:
+            api.remove(PATH)
+        watch.reflector.relist()
+    assert changes == ([(before is not None, after is not None)] if told else [])
+    assert models == ([(after or node({}))["metadata"]["labels"].get(MODEL)] if model_changes else [])
 
 
 def test_a_nodes_lock_is_kept_and_no_other_annotation(api: ApiDouble) -> None:
     watch = NodeInformer(api.kube, LABELS)
-    api.store(PATH, with_metadata(annotations={"a/b": "c", **LOCK}))
+    api.store(PATH, node(M40, {**OTHER, **LOCK}))
     watch.reflector.relist()
-    node = watch.reflector.get(("", "gpu-1"))
-    assert node
-    assert node.annotations == LOCK
+    kept = watch.reflector.get(("", "gpu-1"))
+    assert kept
+    assert kept.annotations == LOCK
