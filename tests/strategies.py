@@ -47,10 +47,8 @@ def clusters() -> st.SearchStrategy[Nodes]:
     return st.dictionaries(st.sampled_from(NODE_NAMES), label_sets()).map(lambda labels: nodes(**labels))
 
 
-def _with_values(
-    key: str, operators: Iterable[str], values: st.SearchStrategy[list[str]]
-) -> st.SearchStrategy[Manifest]:
-    return st.fixed_dictionaries({"key": st.just(key), "operator": st.sampled_from(list(operators)), "values": values})
+def _with_values(key: str, values: st.SearchStrategy[list[str]], *operators: str) -> st.SearchStrategy[Manifest]:
+    return st.fixed_dictionaries({"key": st.just(key), "operator": st.sampled_from(operators), "values": values})
 
 
 def _requirements_on(key: str) -> st.SearchStrategy[Manifest]:
@@ -60,7 +58,7 @@ def _requirements_on(key: str) -> st.SearchStrategy[Manifest]:
         {"key": st.just(key), "operator": st.sampled_from(["Exists", "DoesNotExist"])},
         optional={"values": st.sampled_from([None, []])},
     )
-    return _mostly(_with_values(key, ("In", "NotIn"), listed), presence | _with_values(key, ("Gt", "Lt"), bounds))
+    return _mostly(_with_values(key, listed, "In", "NotIn"), presence | _with_values(key, bounds, "Gt", "Lt"))
 
 
 def requirements() -> st.SearchStrategy[Manifest]:
@@ -70,25 +68,16 @@ def requirements() -> st.SearchStrategy[Manifest]:
 
 def odd_requirements() -> st.SearchStrategy[Manifest]:
     """A line that the API server would refuse: an unknown operator, or values that its operator does not take."""
-    odd: list[tuple[str, list[str] | None]] = [
-        ("in", ["a"]),
-        ("", ["a"]),
-        ("In", []),
-        ("NotIn", None),
-        ("Exists", ["a"]),
-        ("DoesNotExist", ["a"]),
-        ("Gt", ["1", "3"]),
-        ("Gt", []),
-        ("Lt", ["high"]),
-        ("Lt", ["1_0"]),
-    ]
-    return st.builds(lambda key, row: {"key": key, "operator": row[0], "values": row[1]}, KEYS, st.sampled_from(odd))
+    listed = [(operator, ["a"]) for operator in ("in", "", "Exists", "DoesNotExist")]
+    bounds = [("Gt", ["1", "3"]), ("Lt", ["high"]), ("Lt", ["1_0"])]
+    odd = st.sampled_from([*listed, *bounds, ("In", []), ("NotIn", None), ("Gt", [])])
+    return st.builds(lambda key, row: {"key": key, "operator": row[0], "values": row[1]}, KEYS, odd)
 
 
 def field_requirements() -> st.SearchStrategy[Manifest]:
     """A line of matchFields: metadata.name in, or not in, a list of one."""
     name = st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)).map(lambda name: [name])
-    return _with_values(NAME_FIELD, ("In", "NotIn"), name)
+    return _with_values(NAME_FIELD, name, "In", "NotIn")
 
 
 def terms() -> st.SearchStrategy[Manifest]:
@@ -166,11 +155,8 @@ ALLOCATIONS = (
 NEAR_ALLOCATIONS = ("tencent.com/predicate-times", "example.com/predicate-time", "hami.io/vgpu")
 """Keys that look like those, and are the user's own."""
 
-TYPE_ANNOTATIONS = tuple(
-    dict.fromkeys(
-        name for scheme in SCHEMES for name in (scheme.wanted_models, scheme.unwanted_models) if name is not None
-    )
-)
+TYPES = (name for scheme in SCHEMES for name in (scheme.wanted_models, scheme.unwanted_models) if name)
+TYPE_ANNOTATIONS = tuple(dict.fromkeys(TYPES))
 
 
 def storable_annotations() -> st.SearchStrategy[dict[str, str] | None]:

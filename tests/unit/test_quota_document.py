@@ -246,10 +246,7 @@ NAMESPACE_KEYS = "unknown key; the keys here are `quota`, `pool`, `mode`; models
         ('{"a": {"<<": {}}}', [f"a[<<]: {NAMESPACE_KEYS}"]),
         ("a: {quota: {V100: {}}}", ["a.quota.V100.cards: is missing; write a number such as 8 or 2.5"]),
         ("a: {quota: {V100: {cards: 1, mem: 1}}}", ["a.quota.V100.mem: unknown key; did you mean `memory`?"]),
-        (
-            "a: {quota: {V100: {cards: 1, x: 1}}}",
-            ["a.quota.V100.x: unknown key; the keys here are `cards`, `memory`"],
-        ),
+        ("a: {quota: {M: {cards: 1, x: 1}}}", ["a.quota.M.x: unknown key; the keys here are `cards`, `memory`"]),
         ("a: {pool: public}", ['a.pool: "public" is no list; write one such as [public]']),
         ("a: {pool: {}}", ["a.pool: a mapping is no list; write one such as [public]"]),
         ("a: {pool: [7]}", ["a.pool[0]: 7 is no text; write a name, in quotes"]),

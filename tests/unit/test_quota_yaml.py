@@ -68,6 +68,7 @@ def bomb(mapping: str) -> str:
 
 
 CHAIN = "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}" for n in range(1, 2000))
+MANY = "{" + ",".join(f'"n{n}": {{}}' for n in range(10_001)) + "}"
 TOO_MANY = "the document has more than 200000 entries, those behind aliases included"
 TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
 
@@ -79,14 +80,8 @@ TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
     chain_of_merges=(CHAIN, TOO_DEEP),
     deep_json=('{"a":' * 17 + "1" + "}" * 17, TOO_DEEP),
     deep_yaml=("[" * 17 + "]" * 17, TOO_DEEP),
-    namespaces=(
-        "{" + ",".join(f'"n{n}": {{}}' for n in range(10_001)) + "}",
-        "there are 10001 namespaces; at most 10000 are read",
-    ),
-    length=(
-        "#" * (1024 * 1024 + 1),
-        "the document is 1048577 characters long; a ConfigMap holds at most 1048576 bytes",
-    ),
+    namespaces=(MANY, "there are 10001 namespaces; at most 10000 are read"),
+    length=("#" * 1048577, "the document is 1048577 characters long; a ConfigMap holds at most 1048576 bytes"),
 )
 def test_an_oversized_document_is_one_fault(text: str, found: str) -> None:
     assert [str(fault) for fault in quota_faults(text)] == [found]
@@ -95,9 +90,10 @@ def test_an_oversized_document_is_one_fault(text: str, found: str) -> None:
 ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)
 
 
-@given(
-    st.recursive(ASCII | st.none() | st.booleans() | st.integers(), lambda c: st.lists(c) | st.dictionaries(ASCII, c))
-)
+PLAIN = ASCII | st.none() | st.booleans() | st.integers()
+
+
+@given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(ASCII, inner)))
 def test_json_read_as_yaml_is_the_same(value: Any) -> None:
     text = json.dumps({"value": value})
     assert read_text(f"---\n{text}") == read_text(text)

@@ -10,14 +10,12 @@ from tests.builders import (
     MODEL,
     ONE_CARD,
     Manifest,
-    container,
     held_to,
     nodes,
-    pod,
     required,
     requirement,
-    sidecar,
     term,
+    vcuda_pod,
     view,
 )
 from tests.tables import cases
@@ -34,7 +32,7 @@ NODES = nodes(**{"gpu-1": {MODEL: "P100"}, "cpu-1": {}})
 def stored(limits: dict[str, Any] = ONE_CARD, phase: str | None = "Running", **spec: Any) -> Manifest:
     metadata = {"uid": "uid-1", "namespace": "team-a", "creationTimestamp": "2026-01-01T00:00:00Z"}
     status = {} if phase is None else {"status": {"phase": phase}}
-    return {**pod(container(limits), metadata=metadata, **spec), **status}
+    return {**vcuda_pod(limits, metadata=metadata, **spec), **status}
 
 
 def kept(manifest: Manifest) -> StoredPod:
@@ -44,16 +42,14 @@ def kept(manifest: Manifest) -> StoredPod:
 
 
 def test_what_is_kept_of_a_pod() -> None:
-    assert kept(stored(affinity=held_to("M40"), nodeName="gpu-1")) == StoredPod(
-        uid="uid-1",
-        namespace="team-a",
-        name="train-0",
-        model="M40",
-        node="gpu-1",
-        live=True,
-        charge=CARD,
-        created="2026-01-01T00:00:00Z",
-    )
+    about: dict[str, Any] = {
+        "uid": "uid-1",
+        "namespace": "team-a",
+        "name": "train-0",
+        "created": "2026-01-01T00:00:00Z",
+    }
+    expected = StoredPod(model="M40", node="gpu-1", live=True, charge=CARD, **about)
+    assert kept(stored(affinity=held_to("M40"), nodeName="gpu-1")) == expected
 
 
 def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> None:
@@ -80,11 +76,6 @@ def test_a_pod_that_shows_a_static_one_is_known() -> None:
 @pytest.mark.parametrize("limits", [{}, {"cpu": "1"}, {"nvidia.com/gpu": 0}])
 def test_a_pod_without_vcuda_is_not_kept(limits: dict[str, Any]) -> None:
     assert read_stored(view(stored(limits)), LABELS) is None
-
-
-def test_sidecars_and_init_containers_count() -> None:
-    manifest = pod(container(ONE_CARD), init=[sidecar(ONE_CARD), container({"tencent.com/vcuda-core": 400})])
-    assert kept(manifest).charge == Charge(500, 0, 500)
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", "", None, "Succeeded", "Failed"])
@@ -144,15 +135,8 @@ def test_what_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
 @EACH
 def test_the_schemes_annotations_and_labels_are_kept_and_no_others(scheme: Scheme) -> None:
     annotations, labels = marks(scheme, 1000, phase="done")
-    found = allocation_on(
-        allocated_pod(
-            scheme,
-            1000,
-            phase="done",
-            annotations={"a/b": "c", f"{scheme.predicate_node}s": "d"},
-            labels={"app": "train"},
-        )
-    )
+    own: dict[str, Any] = {"annotations": {"a/b": "c", f"{scheme.predicate_node}s": "d"}, "labels": {"app": "train"}}
+    found = allocation_on(allocated_pod(scheme, 1000, phase="done", **own))
     assert found == Allocation(annotations, labels, (scheme,))
     assert found.keys_of(scheme) == Keys(tuple(annotations), tuple(labels))
     assert found.get(scheme.predicate_node) == NODE
