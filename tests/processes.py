@@ -1,7 +1,5 @@
 """Our own programs as processes: started, awaited by what they log, asked over HTTP, and ended."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

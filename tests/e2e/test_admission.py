@@ -1,7 +1,5 @@
 """Pods that people create with kubectl, on a real API server and scheduler: pinned, refused, or left alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What breaks, breaks safely: nothing is admitted because something failed, and everything recovers by itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from http import HTTPStatus

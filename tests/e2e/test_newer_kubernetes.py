@@ -1,7 +1,5 @@
 """What Kubernetes has learnt to do with pods does not lead past a charge: sidecars, resize, gates and the like."""
 
-from __future__ import annotations
-
 import json
 import os
 import sysconfig

@@ -3,8 +3,6 @@
 All by dry-run, so that nothing is stored, and no webhook takes part.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections import Counter

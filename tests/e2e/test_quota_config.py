@@ -1,7 +1,5 @@
 """Edits of the quota ConfigMap: checked as they are made, in force at once, and never a reason to forget a good one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A server to be sent anything, and what must hold whatever it is sent: JSON, no trace, and good requests answered."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

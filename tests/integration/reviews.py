@@ -1,7 +1,5 @@
 """Pods, and the AdmissionReviews about them as the API server writes them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import uuid

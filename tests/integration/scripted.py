@@ -1,7 +1,5 @@
 """A server that answers what a test has scripted, by kmock: for the errors that a sound API server does not make."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

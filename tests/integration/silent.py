@@ -1,7 +1,5 @@
 """An API server that has hung: it takes requests, and answers none but which version it is of."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

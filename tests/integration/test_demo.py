@@ -1,7 +1,5 @@
 """``python -m examples.demo``, as ``make demo`` runs it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -4,18 +4,15 @@ No one here waits for a timeout of the server's, except where that is the promis
 while the good requests are made.
 """
 
-from __future__ import annotations
-
 import json
 import re
-import resource
 import socket
 import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from pathlib import Path
 
@@ -23,7 +20,6 @@ import pytest
 
 from tests.integration.fuzzing import GOOD, SECONDS, Target, answers_in, for_a_while, read_all, under_fire
 from tests.integration.reviews import card_pod, review_of
-from tests.processes import exchange
 from webhook.server import MAX_CONNECTIONS
 
 FEW = 4
@@ -36,16 +32,6 @@ LATER = 12
 
 HEAD = b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n"
 ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A server; so many files may be open here, too, as the crowds need."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with under_fire(tmp_path_factory.mktemp("fuzz")) as running:
-        yield running
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture
@@ -63,42 +49,37 @@ def hello() -> bytes:
     return going.read()
 
 
+def having_sent(data: bytes, connection: socket.socket) -> socket.socket:
+    connection.sendall(data)
+    return connection
+
+
 def silent(target: Target) -> socket.socket:
     return target.open()
 
 
 def half_a_hello(target: Target) -> socket.socket:
-    connection = target.open()
-    connection.sendall(hello()[:50])
-    return connection
+    return having_sent(hello()[:50], target.open())
 
 
 def half_a_handshake(target: Target) -> socket.socket:
-    connection = target.open()
-    connection.sendall(hello())
-    return connection
+    return having_sent(hello(), target.open())
 
 
 def unused(target: Target) -> socket.socket:
     return target.shake_hands()
 
 
-def having_sent(data: bytes, target: Target) -> socket.socket:
-    connection = target.shake_hands()
-    connection.sendall(data)
-    return connection
-
-
 def half_a_head(target: Target) -> socket.socket:
-    return having_sent(HEAD, target)
+    return having_sent(HEAD, target.shake_hands())
 
 
 def half_a_body(target: Target) -> socket.socket:
-    return having_sent(HEAD + b"Content-Length: 3000000\r\n\r\n" + b" " * 2_900_000, target)
+    return having_sent(HEAD + b"Content-Length: 3000000\r\n\r\n" + b" " * 2_900_000, target.shake_hands())
 
 
 def half_a_chunk(target: Target) -> socket.socket:
-    return having_sent(HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n{", target)
+    return having_sent(HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n{", target.shake_hands())
 
 
 def no_reader(target: Target) -> socket.socket:
@@ -250,15 +231,6 @@ def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None
     times = for_a_while(SHARE / 2, come_and_go)
     after = target.note_memory(f"after {times} crowds of {len(KINDS) * FEW}")
     assert after - before < 32
-
-
-def test_a_connection_that_was_used_by_many_requests_is_still_kept(target: Target) -> None:
-    with closing(target.server.connect()) as connection:
-        exchange(connection, "POST", "/mutate", GOOD)
-        used = connection.sock
-        for _ in range(200):
-            exchange(connection, "POST", "/mutate", GOOD)
-        assert connection.sock is used
 
 
 def slow_large(target: Target) -> socket.socket:

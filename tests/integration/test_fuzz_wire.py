@@ -1,16 +1,13 @@
 """Bytes that are no HTTP, or HTTP that can be read in two ways: answers in JSON, none too many, and then the end."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterator
 from http import HTTPStatus
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.integration.fuzzing import GOOD, Target, answers_in, assert_harmless, for_a_while, read_all, under_fire
+from tests.integration.fuzzing import GOOD, Target, answers_in, assert_harmless, for_a_while, read_all
 
 EXAMPLES = 80
 SHARE = 0.3
@@ -90,12 +87,6 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with under_fire(tmp_path_factory.mktemp("fuzz")) as running:
-        yield running
-
-
 @pytest.mark.parametrize(("sent", "wanted"), SHAPES.values(), ids=SHAPES.keys())
 def test_each_shape_gets_its_answers_and_no_other(target: Target, sent: bytes, wanted: list[int]) -> None:
     """What stands in a body is never taken for a request, and an error ends the connection."""
@@ -131,22 +122,8 @@ def test_plain_http_and_other_bytes_instead_of_a_handshake_do_no_harm(target: Ta
         target.assert_sound()
 
 
-PIECES = st.sampled_from(
-    [
-        b"\r\n",
-        b"\n",
-        b"\r",
-        b"\r\n\r\n",
-        b" ",
-        b":",
-        b"\0",
-        b"0\r\n\r\n",
-        b"5\r\n",
-        b"\xff" * 9,
-        CHUNKED + b"\r\n",
-        HOST,
-    ]
-)
+SEPARATORS = [b"\r\n", b"\n", b"\r", b"\r\n\r\n", b" ", b":", b"\0"]
+PIECES = st.sampled_from([*SEPARATORS, b"0\r\n\r\n", b"5\r\n", b"\xff" * 9, CHUNKED + b"\r\n", HOST])
 LENGTHS = st.integers(-1, len(REVIEW) + 20).map(lambda length: sized(length) + b"\r\n")
 WHOLE = st.sampled_from([shape for shape, _ in SHAPES.values() if len(shape) < 4096])
 NOISE = st.one_of(st.binary(max_size=300), PIECES, LENGTHS, WHOLE)

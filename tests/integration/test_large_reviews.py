@@ -1,7 +1,5 @@
 """Large pods, and edits of the quota, are decided in threads: as any other, and while the event loop serves others."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

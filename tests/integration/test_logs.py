@@ -1,7 +1,5 @@
 """Log lines that are written in batches: none is lost, none comes twice, and trouble is told at once."""
 
-from __future__ import annotations
-
 import io
 import threading
 

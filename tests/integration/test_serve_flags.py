@@ -1,7 +1,5 @@
 """The flags of ``vcuda-webhook serve``: what is wrong with them is said, and each is an environment variable too."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,30 +1,24 @@
 """Whatever is sent, the answer is JSON that says what is wrong; never a stack trace, and never an admission."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.reviews import Json, card_pod, gpu_pod, review_of
-from tests.processes import JSON_TYPE, Body, Reply, WebhookProcess, exchange, serving
+from tests.integration.fuzzing import Target
+from tests.integration.reviews import card_pod, gpu_pod, review_of
+from tests.processes import Body, Reply, WebhookProcess, exchange
 
 LIMIT = 3 * 2**20
-CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
 DEPLOYMENT = {"group": "apps", "version": "v1", "kind": "Deployment"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
-    quota = tmp_path_factory.mktemp("quota") / "gpuquota.yaml"
-    quota.write_text("team-a: {quota: {M40: 8}}")
-    with serving("--standalone", "--quota", quota) as running:
-        yield running
+def server(target: Target) -> WebhookProcess:
+    """After all of this its log holds no error, and no trace."""
+    return target.server
 
 
 def fault_of(reply: Reply) -> str:
@@ -42,7 +36,7 @@ def encoded(subject: object, **fields: object) -> str:
 
 def with_quantity(quantity: str) -> str:
     """A review of a pod that asks for this many cores, written as it stands."""
-    return encoded(gpu_pod("p", "team-a", {"tencent.com/vcuda-core": "HERE"})).replace('"HERE"', quantity)
+    return encoded(gpu_pod("p", "steady", {"tencent.com/vcuda-core": "HERE"})).replace('"HERE"', quantity)
 
 
 def nested(depth: int) -> str:
@@ -51,7 +45,7 @@ def nested(depth: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("target", "body", "status", "sentence"),
+    ("line", "body", "status", "sentence"),
     [
         pytest.param("POST /mutate", "pod", 400, "no AdmissionReview in JSON", id="no JSON"),
         pytest.param("POST /mutate", b"", 400, "no AdmissionReview in JSON", id="no body"),
@@ -61,25 +55,11 @@ def nested(depth: int) -> str:
         pytest.param("POST /mutate", nested(100_000), 400, "recursion", id="objects nested too deep"),
         pytest.param("POST /validate", with_quantity("NaN"), 400, "no AdmissionReview in JSON", id="NaN"),
         pytest.param("POST /mutate", "{}", 400, "not no apiVersion no kind", id="an object of no kind"),
-        pytest.param(
-            "POST /mutate",
-            encoded({}).replace("/v1", "/v2"),
-            400,
-            "admissionReviewVersions: [v1]",
-            id="another version",
-        ),
+        pytest.param("POST /mutate", encoded({}).replace("/v1", "/v2"), 400, "Versions: [v1]", id="another version"),
         pytest.param("POST /mutate", encoded({}).replace("Review", "Revue"), 400, "AdmissionRevue", id="other kind"),
-        pytest.param(
-            "POST /mutate",
-            '{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}',
-            400,
-            "has no request",
-            id="no request",
-        ),
+        pytest.param("POST /mutate", encoded({}).replace('"request"', '"x"'), 400, "has no request", id="no request"),
         pytest.param("POST /mutate", encoded({}, uid=7), 400, "$.request.uid", id="a uid that is a number"),
-        pytest.param(
-            "POST /mutate", encoded({}, namespace="Q").encode().replace(b"Q", b"\xff"), 400, "utf-8", id="not UTF-8"
-        ),
+        pytest.param("POST /mutate", encoded({}, namespace="Q").replace("Q", "\xff"), 400, "utf-8", id="not UTF-8"),
         pytest.param("POST /mutate?timeout=soon", encoded({}), 400, "timeout='soon' is no duration", id="timeout"),
         pytest.param("POST /validate?timeout=-5s", encoded({}), 400, "is no duration", id="negative timeout"),
         pytest.param("GET /mutate", None, 405, "not allowed", id="GET of a review path"),
@@ -90,9 +70,9 @@ def nested(depth: int) -> str:
     ],
 )
 def test_a_request_that_is_no_review_gets_a_sentence(
-    server: WebhookProcess, target: str, body: Body, status: int, sentence: str
+    server: WebhookProcess, line: str, body: Body, status: int, sentence: str
 ) -> None:
-    method, path = target.split()
+    method, path = line.split()
     reply = server.send(method, path, body)
     assert reply.status == status
     assert sentence in fault_of(reply)
@@ -141,7 +121,7 @@ def test_a_torn_chunk_is_400_and_ends_the_connection(server: WebhookProcess) -> 
 
 
 def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
-    review = encoded(card_pod("large", "team-a"))
+    review = encoded(card_pod("large", "steady"))
     assert server.send("POST", "/mutate", review.ljust(LIMIT)).decoded()["response"]["allowed"]
 
 
@@ -165,12 +145,7 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
         pytest.param(encoded({"metadata": {"annotations": {"a": 3}}}), 400, "$.metadata", id="a number for a text"),
         pytest.param(encoded({"spec": {"containers": {}}}), 400, "$.spec.containers", id="an object for a list"),
         pytest.param(encoded({"spec": {"nodeName": ["a"]}}, name=""), 400, "$.spec.nodeName", id="a list for a text"),
-        pytest.param(
-            encoded({"metadata": {"name": "Q"}}, name="p").encode().replace(b"Q", b"\xff\xfe"),
-            400,
-            "utf-8",
-            id="not UTF-8",
-        ),
+        pytest.param(encoded({"metadata": {"name": "Q"}}, name="p").replace("Q", "\xff"), 400, "utf-8", id="not UTF-8"),
         pytest.param(encoded({}, kind=DEPLOYMENT), 400, "not for apps/v1/Deployment", id="a Deployment"),
         pytest.param(encoded(None, kind={}, name=""), 400, "not for an unnamed kind", id="no kind at all"),
     ],
@@ -187,39 +162,3 @@ def test_a_pod_that_cannot_be_read_is_refused(
     assert not response["allowed"]
     assert response["status"]["code"] == code
     assert sentence in response["status"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("config_map", "sentence"),
-    [
-        pytest.param(None, "the ConfigMap cannot be read", id="no object"),
-        pytest.param({"data": {"gpu_quota": 8}}, "the ConfigMap cannot be read", id="a number for a document"),
-        pytest.param({"data": {}}, "data.gpu_quota: is missing", id="no document"),
-        pytest.param({"data": {"gpu_quota": "a: " * 5000}}, "malformed", id="nonsense"),
-        pytest.param({"data": {"gpu_quota": "{a: " * 5000}}, "nested", id="nested too deep"),
-    ],
-)
-def test_a_quota_that_cannot_be_read_is_refused(server: WebhookProcess, config_map: Json | None, sentence: str) -> None:
-    fields = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE"}
-    response = server.review("/quota", config_map, **fields)
-    assert not response["allowed"]
-    assert response["status"]["code"] == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert sentence in response["status"]["message"]
-
-
-def test_updates_and_subresources_pass(server: WebhookProcess) -> None:
-    """The quota is charged when a pod is created; rules that call for more do no harm."""
-    for fields in ({"operation": "UPDATE"}, {"operation": "DELETE", "object": None}, {"subResource": "eviction"}):
-        assert server.review("/validate", card_pod("p", "team-a", cards=99), **fields)["allowed"]
-
-
-def test_nothing_of_all_this_is_an_internal_error(tmp_path: Path) -> None:
-    """The log would hold the trace that the answer leaves out."""
-    quota = tmp_path / "gpuquota.yaml"
-    quota.write_text("{}")
-    with serving("--standalone", "--quota", quota) as server:
-        for body in ("x", nested(100_000), encoded(None), encoded({"metadata": 3}, name="")):
-            server.send("POST", "/mutate", body, JSON_TYPE)
-        server.terminate()
-        assert "Traceback" not in server.output()
-        assert not [line for line in server.logs() if line["level"] == "error"]

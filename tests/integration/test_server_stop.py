@@ -1,7 +1,5 @@
 """No request is lost: not when a server stops, not when the API server is away, not to connections that say nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,70 +1,49 @@
 """A TLS server for tests, over a context that may be another one for each connection."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Event, Thread
+from contextlib import contextmanager, suppress
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
+from typing import Any
 
 
-class Echo:
-    """Asks for the context once a connection, as gunicorn does, and sends back what it gets."""
+class Echo(ThreadingTCPServer):
+    """Asks for the context once a connection, as the webhook does, and sends back what it gets."""
 
     def __init__(self, current: Callable[[], ssl.SSLContext], host: str) -> None:
+        super().__init__((host, 0), BaseRequestHandler)
         self._current = current
-        self._listener = socket.create_server((host, 0))
-        self.address = "{}:{}".format(*self._listener.getsockname())
-        self._stopping = Event()
-        self._threads: list[Thread] = []
-        self._accepting = Thread(target=self._accept)
-        self._accepting.start()
+        self.address = "{}:{}".format(*self.socket.getsockname())
 
-    def _accept(self) -> None:
-        while True:
-            near, _ = self._listener.accept()
-            if self._stopping.is_set():
-                near.close()
-                return
-            thread = Thread(target=self._answer, args=(near,))
-            self._threads.append(thread)
-            thread.start()
-
-    def _answer(self, near: socket.socket) -> None:
-        try:
-            with self._current().wrap_socket(near, server_side=True) as connection:
-                while received := connection.recv(64):
-                    connection.sendall(received)
-        except OSError:  # a client that refused the handshake; the client's side raises why
-            near.close()
+    def finish_request(self, request: Any, client_address: object) -> None:  # noqa: ARG002
+        # A client that refuses the handshake says why on its own side.
+        with suppress(OSError), self._current().wrap_socket(request, server_side=True) as connection:
+            while received := connection.recv(64):
+                connection.sendall(received)
 
     def connect(self, client: ssl.SSLContext) -> ssl.SSLSocket:
         """Connect and check that the certificate is for 127.0.0.1; raises ssl.SSLError."""
-        near = socket.create_connection(self._listener.getsockname())
+        near = socket.create_connection(self.socket.getsockname())
         try:
             return client.wrap_socket(near, server_hostname="127.0.0.1")
         except OSError:
             near.close()
             raise
 
-    def close(self) -> None:
-        """Wait for every connection to end, then stop listening; the clients close theirs first."""
-        self._stopping.set()
-        socket.create_connection(self._listener.getsockname()).close()
-        for thread in (self._accepting, *self._threads):
-            thread.join()
-        self._listener.close()
-
 
 @contextmanager
 def echoing(current: Callable[[], ssl.SSLContext], host: str = "127.0.0.1") -> Iterator[Echo]:
-    """A server that is closed at the end of the block."""
-    server = Echo(current, host)
-    try:
-        yield server
-    finally:
-        server.close()
+    """A server that is closed at the end of the block, once its clients have closed their connections."""
+    with Echo(current, host) as server:
+        serving = Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 def echo(connection: ssl.SSLSocket, text: bytes) -> bytes:

@@ -1,7 +1,5 @@
 """The ASGI application without a server: how bodies are read, and what becomes of those that do not come."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Addresses to listen on, and flags that are numbers: what is none is refused, wherever it is given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import click

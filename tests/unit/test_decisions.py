@@ -1,7 +1,5 @@
 """What each path of the webhook answers to each fault, by the quota's mode: one table, from bytes to bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

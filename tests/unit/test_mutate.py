@@ -1,7 +1,5 @@
 """/mutate: which model a pod is given, whom it refuses, and that it writes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus

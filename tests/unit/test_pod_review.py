@@ -1,7 +1,5 @@
 """Which reviews the quota has a say in, the same for /mutate and /validate."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any
 

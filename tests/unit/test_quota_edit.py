@@ -1,7 +1,5 @@
 """/quota: what an edit of the quota ConfigMap is answered with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus

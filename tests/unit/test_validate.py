@@ -1,7 +1,5 @@
 """/validate: nothing else admits a pod, so every way in is tried here."""
 
-from __future__ import annotations
-
 import asyncio
 from http import HTTPStatus
 from typing import Any
