@@ -74,38 +74,27 @@ def test_sidecars_and_init_containers_are_charged_as_kubernetes_counts_them(
     await_committed(installation, team, M40=100 * taken)
 
 
-def sized(namespace: str, cpu: str) -> Json:
-    return gpu_pod("train", namespace, {CARD: "100", "cpu": cpu, "memory": "1Gi"})
-
-
-def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_asks_nobody(
+def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_no_card_can_be_added(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
+    """The API server sees to it: nobody is asked."""
     since(cluster, 33, "pods/resize")
-    cluster.create(sized(team, "1"))
+    cluster.create(gpu_pod("train", team, {CARD: "100", "cpu": "1", "memory": "1Gi"}))
     ledger = await_committed(installation, team, M40=100)
     before = asked(installation)
     amounts = {"cpu": "2", "memory": "2Gi"}
     resized = {"name": "train", "resources": {"requests": amounts, "limits": amounts}}
     patch(cluster, team, {"spec": {"containers": [resized]}}, "/resize").ok()
+    more = {"name": "train", "resources": {"requests": {CARD: "200"}, "limits": {CARD: "200"}}}
+    refused = patch(cluster, team, {"spec": {"containers": [more]}}, "/resize")
+    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "only cpu and memory resources are mutable" in refused.message
     assert asked(installation) == before
     spec = cluster.pod(team)["spec"]
     assert spec["containers"][0]["resources"]["limits"] == {CARD: "100", **amounts}
     assert spec["affinity"] == held_to("M40")
     pass_by(cluster, team)
     assert await_committed(installation, team, M40=100).committed == ledger.committed
-
-
-def test_a_resize_can_ask_for_no_more_cards(cluster: Cluster, installation: Installation, team: str) -> None:
-    """The API server refuses it by itself: nobody else is asked."""
-    since(cluster, 33, "pods/resize")
-    cluster.create(sized(team, "1"))
-    amounts = {CARD: "200"}
-    resized = {"name": "train", "resources": {"requests": amounts, "limits": amounts}}
-    refused = patch(cluster, team, {"spec": {"containers": [resized]}}, "/resize")
-    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "only cpu and memory resources are mutable" in refused.message
-    await_committed(installation, team, M40=100)
 
 
 def test_resources_of_the_whole_pod_change_nothing_of_its_charge(
@@ -185,9 +174,8 @@ def test_the_pin_of_a_gated_pod_can_be_made_tighter_and_no_wider(
     gated["spec"]["schedulingGates"] = [HOLD]
     cluster.create(gated)
     path = f"/api/v1/namespaces/{team}/pods/train"
-    refused = cluster.rest.send(
-        "PATCH", path, {"spec": {"affinity": affinity}}, content_type="application/merge-patch+json"
-    )
+    change, merge = {"spec": {"affinity": affinity}}, "application/merge-patch+json"
+    refused = cluster.rest.send("PATCH", path, change, content_type=merge)
     assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
     cluster.rest.merge_patch(path, {"spec": {"nodeSelector": {"example.com/zone": "a"}}})
     cluster.rest.merge_patch(path, {"spec": {"affinity": held_to("M40")}})

@@ -21,7 +21,6 @@ from tests.e2e.installation import (
     running,
 )
 from tests.integration.reviews import card_pod, gpu_pod, pinned
-from webhook.quota_edit import MOST_FAULTS
 
 MALFORMED = """
 team-a: {quota: {M40: -1, P100: "2"}}
@@ -37,34 +36,19 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield installation
 
 
-def test_a_malformed_edit_is_refused_with_the_path_of_every_fault(own: Installation) -> None:
+def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
+    cluster: Cluster, own: Installation
+) -> None:
+    """And nothing else, but its own warning of a ConfigMap that it has not created."""
     with own.team({"quota": {"M40": 1}}):
         before = own.quota.document()
-        answer = own.quota.write(MALFORMED)
-        assert (answer.status, answer.body["reason"]) == (HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid")
-        assert tuple(cause["field"] for cause in answer.body["details"]["causes"]) == PATHS
+        manifest = json.dumps(own.quota.manifest(MALFORMED))
+        refused = cluster.kubectl("apply", "-f", "-", stdin=manifest, check=False)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        heading, *faults = [line for line in refused.stderr.splitlines() if not line.startswith("Warning: ")]
+        assert heading.strip() == "The request is invalid:"
+        assert tuple(fault.removeprefix("* ").partition(": ")[0] for fault in faults) == PATHS
         assert own.quota.document() == before
-
-
-def test_kubectl_shows_the_path_of_every_fault(cluster: Cluster, own: Installation) -> None:
-    """And nothing else: not the webhook's name, not what the message says besides."""
-    heading, *faults = refusal(cluster, own, MALFORMED)
-    assert heading.strip() == "The request is invalid:"
-    assert tuple(fault.removeprefix("* ").partition(": ")[0] for fault in faults) == PATHS
-
-
-def test_kubectl_shows_how_many_faults_are_not_named(cluster: Cluster, own: Installation) -> None:
-    entries = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
-    _, *faults = refusal(cluster, own, f"team-a: {{quota: {{{entries}}}}}")
-    assert (len(faults), faults[-1]) == (MOST_FAULTS + 1, f"* data.{KEY}: and 5 more faults")
-
-
-def refusal(cluster: Cluster, own: Installation, document: str) -> list[str]:
-    """What kubectl says to whoever applies this document, but its own warning of a ConfigMap it has not created."""
-    manifest = json.dumps(own.quota.manifest(document))
-    refused = cluster.kubectl("apply", "-f", "-", stdin=manifest, check=False)
-    assert (refused.returncode, refused.stdout) == (1, "")
-    return [line for line in refused.stderr.splitlines() if not line.startswith("Warning: ")]
 
 
 def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: Cluster, own: Installation) -> None:

@@ -59,10 +59,9 @@ def test_every_flag_that_is_a_fraction_is_finite(program: click.Command) -> None
 
 
 @pytest.mark.parametrize("number", ["nan", "NaN", "-nan", "inf", "-inf", "1e999"])
-@pytest.mark.parametrize("flag", ["--grace", "--trash-retention", "--disk-pressure", "--period"])
-def test_a_number_that_is_none_is_bad_input(flag: str, number: str) -> None:
-    result = CliRunner().invoke(controller, [*NODE, f"{flag}={number}"])
-    assert (result.exit_code, f"Invalid value for '{flag}'" in result.stderr) == (2, True), result.output
+def test_a_number_that_is_none_is_bad_input(number: str) -> None:
+    result = CliRunner().invoke(controller, [*NODE, f"--grace={number}"])
+    assert (result.exit_code, "Invalid value for '--grace'" in result.stderr) == (2, True), result.output
 
 
 def test_in_a_variable_too() -> None:

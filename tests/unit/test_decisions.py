@@ -92,6 +92,7 @@ DAMAGED = "ledger x cannot be read"
 SOME = pod_of_cores(100, affinity=HELD)
 MANY = pod_of_cores(500, affinity=HELD)
 BLOCKED = pod_of_cores(100, affinity=held_to("P100", "public"))
+FLOATING, ELSEWHERE = pod_of_cores(100, affinity=None), pod_of_cores(100, affinity=held_to("M40", "private"))
 WANTS_A100 = vcuda_pod({"nvidia.com/gpu": 1}, annotations={"nvidia.com/use-gputype": "A100"})
 STATIC = pod_of_cores(900, annotations={"kubernetes.io/config.mirror": "x"})
 NODE = {"user_info": UserInfo("system:node:a", ("system:nodes",))}
@@ -99,6 +100,7 @@ DEPLOYMENT = {"kind": GroupVersionKind("apps", "v1", "Deployment")}
 
 OVER, BLOCKS = Refusal("over-quota", FORBIDDEN, SHORT), Refusal("over-quota", FORBIDDEN, NEVER)
 WRONG = Refusal("malformed", UNPROCESSABLE, MALFORMED)
+NO_PIN, NO_POOL = Refusal("not-pinned", FORBIDDEN, NOT_HELD), Refusal("not-pinned", FORBIDDEN, NOT_IN_POOL)
 BUSY = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{TOO_MANY.reason}; try again in 1 s")
 MAYBE = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{UNSURE.reason}; try again in 1 s")
 UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
@@ -111,20 +113,8 @@ CASES = [
     Case("a blocked model", MUTATE, BLOCKED, BLOCKS, ("pinned", "")),
     Case("a blocked model", VALIDATE, BLOCKED, BLOCKS, ("over-quota-allowed", NEVER)),
     Case("no model", MUTATE, WANTS_A100, Refusal("not-allowed", FORBIDDEN, NO_MODEL), ("unpinned", "")),
-    Case(
-        "not held to a model",
-        VALIDATE,
-        pod_of_cores(100, affinity=None),
-        Refusal("not-pinned", FORBIDDEN, NOT_HELD),
-        ("unpinned", NOT_HELD),
-    ),
-    Case(
-        "not held to the pools",
-        VALIDATE,
-        pod_of_cores(100, affinity=held_to("M40", "private")),
-        Refusal("not-pinned", FORBIDDEN, NOT_IN_POOL),
-        ("charged", NOT_IN_POOL),
-    ),
+    Case("not held to a model", VALIDATE, FLOATING, NO_PIN, ("unpinned", NOT_HELD)),
+    Case("not held to the pools", VALIDATE, ELSEWHERE, NO_POOL, ("charged", NOT_IN_POOL)),
     # What is refused whatever the mode
     Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Refusal("bad-request", BAD_REQUEST, NO_UID)),
     Case("no pod", BOTH, [], Refusal("malformed", BAD_REQUEST, "the pod cannot be read: ")),
