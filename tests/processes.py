@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -331,14 +331,7 @@ def free_ports(count: int) -> list[int]:
             if len(ports) == count:
                 break
             listener = held.enter_context(socket.socket())
-            if binds(listener, port):
+            with suppress(OSError):
+                listener.bind(("127.0.0.1", port))
                 ports.append(port)
     return ports
-
-
-def binds(listener: socket.socket, port: int) -> bool:
-    try:
-        listener.bind(("127.0.0.1", port))
-    except OSError:
-        return False
-    return True

@@ -9,7 +9,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -26,7 +26,6 @@ QUOTA = "{steady: {quota: {M40: 8}}, full: {quota: {M40: 0, P100: 0, A100: 0}}, 
 GOOD = json.dumps(review_of(card_pod("good", "steady")))
 TOO_MUCH = json.dumps(review_of(with_uid(pinned(card_pod("too-much", "steady", cards=9)))))
 
-KIB_A_MIB = 1024
 _STATUS = re.compile(rb"HTTP/1\.\d (\d{3}) [^\r\n]+\r\n")
 _TRACES = (b"Traceback", b'File "', b"<html")
 
@@ -46,7 +45,6 @@ class Target:
     server: WebhookProcess
     kept: HTTPSConnection
     pid: int
-    memory: list[int] = field(default_factory=list)
 
     def assert_sound(self) -> None:
         """Good requests are answered properly, on a connection that was kept and on a new one."""
@@ -80,12 +78,15 @@ class Target:
 
     def note_memory(self, when: str) -> int:
         """Print, and return, the memory that the worker has resident, in MiB."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        now = self.memory("VmRSS")
+        print(f"resident memory {when}: {now} MiB")
+        return now
+
+    def memory(self, field: str) -> int:
+        """Return what the kernel says of the worker's memory, in MiB: VmRSS, or VmHWM, the most there ever was."""
+        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
         assert found
-        self.memory.append(int(found[1]) // KIB_A_MIB)
-        print(f"resident memory {when}: {self.memory[-1]} MiB")
-        return self.memory[-1]
+        return int(found[1]) // 1024
 
 
 @contextmanager

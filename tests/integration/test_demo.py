@@ -36,43 +36,26 @@ def rows(output: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("pod", "decision", "why"),
-    [
-        pytest.param("team-a/whole-card", "1 card admitted M40", "most room", id="pinned to a model"),
-        pytest.param("team-a/half-a-card", "0.5 cards, 4096 MiB admitted M40", "most room", id="a share of a card"),
-        pytest.param("team-a/p100-please", "1 card admitted P100", "the only model it may use", id="the wanted model"),
-        pytest.param(
-            "team-a/p100-again",
-            "1 card refused",
-            "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 1 (1 pending), limited: 1, "
-            "1 more needed",
-            id="over quota",
-        ),
-        pytest.param("team-a/too-many", "3 cards refused", "can never fit", id="over the limit by itself"),
-        pytest.param("team-a/card-and-a-half", "1.5 cards refused", "write 100 or 200", id="malformed"),
-        pytest.param(
-            "team-a/copied",
-            "0.2 cards, 2048 MiB admitted M40",
-            "allocation records removed: tencent.com/predicate-time, tencent.com/predicate-gpu-idx-0, "
-            "tencent.com/gpu-assigned",
-            id="forged annotations removed",
-        ),
-        pytest.param(
-            "team-b/picks-its-node",
-            "0.5 cards, 20480 MiB admitted A100",
-            "nodeName moved to a required node affinity",
-            id="preset nodeName moved",
-        ),
-        pytest.param(
-            "team-c/beyond-a-warning", "2 cards admitted M40", "admitted, because this quota only warns", id="warned"
-        ),
-        pytest.param("sandbox/free-as-air", "8 cards not limited", "", id="unlimited"),
-        pytest.param("team-a/web-server", "no GPU", "", id="not a GPU pod"),
-    ],
-)
-def test_the_table_says_what_became_of_each_pod_and_why(output: str, pod: str, decision: str, why: str) -> None:
-    line, *stories = rows(output)[pod]
+FULL = "P100 in namespace team-a, requested: 1 card, used: 1 (1 pending), limited: 1, 1 more needed"
+REMOVED = "tencent.com/predicate-time, tencent.com/predicate-gpu-idx-0, tencent.com/gpu-assigned"
+TABLE = {
+    "team-a/whole-card": ("1 card admitted M40", "most room"),
+    "team-a/half-a-card": ("0.5 cards, 4096 MiB admitted M40", "most room"),
+    "team-a/p100-please": ("1 card admitted P100", "the only model it may use"),
+    "team-a/p100-again": ("1 card refused", f"exceeded GPU quota: {FULL}"),
+    "team-a/too-many": ("3 cards refused", "can never fit"),
+    "team-a/card-and-a-half": ("1.5 cards refused", "write 100 or 200"),
+    "team-a/copied": ("0.2 cards, 2048 MiB admitted M40", f"allocation records removed: {REMOVED}"),
+    "team-b/picks-its-node": ("0.5 cards, 20480 MiB admitted A100", "nodeName moved to a required node affinity"),
+    "team-c/beyond-a-warning": ("2 cards admitted M40", "admitted, because this quota only warns"),
+    "sandbox/free-as-air": ("8 cards not limited", ""),
+    "team-a/web-server": ("no GPU", ""),
+}
+
+
+@pytest.mark.parametrize("pod", TABLE)
+def test_the_table_says_what_became_of_each_pod_and_why(output: str, pod: str) -> None:
+    (decision, why), (line, *stories) = TABLE[pod], rows(output)[pod]
     assert line.split()[1:] == decision.split()
     assert why in " ".join(stories)
 
@@ -106,10 +89,7 @@ def hung_up(directory: Path) -> str:
 
 @pytest.mark.parametrize(
     ("script", "sentence"),
-    [
-        pytest.param(died, "the server ended before it listened", id="it dies"),
-        pytest.param(hung_up, "/mutate: no answer: ", id="it does not answer"),
-    ],
+    [(died, "the server ended before it listened"), (hung_up, "/mutate: no answer: ")],
 )
 def test_a_server_that_misbehaves_is_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[[Path], str], sentence: str

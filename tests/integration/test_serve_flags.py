@@ -39,35 +39,24 @@ def run(directory: Path, flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+SOUND = "--standalone --quota good.yaml"
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        pytest.param("--standalone", "--standalone needs --quota FILE.", id="no quota"),
-        pytest.param("", "--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.", id="no certificates"),
-        pytest.param("--standalone --quota nowhere", "File 'nowhere' does not exist", id="no such quota"),
-        pytest.param(
-            "--standalone --quota good.yaml --cert-dir empty",
-            "empty/tls.crt cannot be read: No such file or directory. To make a good pair: vcuda-certs issue --dir",
-            id="no such certificates",
-        ),
-        pytest.param(
-            "--standalone --quota good.yaml --cert-dir certs",
-            "certs/tls.crt holds no PEM certificate",
-            id="no certificate in the file",
-        ),
-        pytest.param(
-            "--standalone --quota good.yaml --nodes nodes.yaml", "expected a Node, not Pod", id="nodes that are pods"
-        ),
-        pytest.param(
-            "--standalone --quota good.yaml --bind 8443",
-            "'8443' is not HOST:PORT; write one such as 127.0.0.1:8443.",
-            id="no host",
-        ),
-        pytest.param("--standalone --quota good.yaml --bind a:99999", "is not HOST:PORT", id="no such port"),
-        pytest.param("--standalone --quota good.yaml --log-level loud", "'loud' is not one of", id="log level"),
-        pytest.param("--cert-dir certs --quota-configmap gpuquota", "is not NAMESPACE/NAME", id="quota's place"),
-        pytest.param("--cert-dir certs --kubeconfig nowhere", "No usable kubeconfig at nowhere", id="no kubeconfig"),
-        pytest.param("--cert-dir certs --kubeconfig nonsense", "No usable kubeconfig at nonsense", id="kubeconfig"),
+        ("--standalone", "--standalone needs --quota FILE."),
+        ("", "--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one."),
+        ("--standalone --quota nowhere", "File 'nowhere' does not exist"),
+        (f"{SOUND} --cert-dir empty", "empty/tls.crt cannot be read: No such file or directory. To make a good pair: "),
+        (f"{SOUND} --cert-dir certs", "certs/tls.crt holds no PEM certificate"),
+        (f"{SOUND} --nodes nodes.yaml", "expected a Node, not Pod"),
+        (f"{SOUND} --bind 8443", "'8443' is not HOST:PORT; write one such as 127.0.0.1:8443."),
+        (f"{SOUND} --bind a:99999", "is not HOST:PORT"),
+        (f"{SOUND} --log-level loud", "'loud' is not one of"),
+        ("--cert-dir certs --quota-configmap gpuquota", "is not NAMESPACE/NAME"),
+        ("--cert-dir certs --kubeconfig nowhere", "No usable kubeconfig at nowhere"),
+        ("--cert-dir certs --kubeconfig nonsense", "No usable kubeconfig at nonsense"),
     ],
 )
 def test_bad_input_ends_with_status_2_and_a_sentence(files: Path, flags: str, sentence: str) -> None:
@@ -123,7 +112,6 @@ def test_a_flag_wins_over_its_variable(files: Path) -> None:
 
 
 def test_the_help_shows_how_it_is_used() -> None:
-    lines = CliRunner().invoke(main, ["serve", "--help"]).stdout.splitlines()
-    shown = [line.strip() for line in lines if line.strip().startswith("vcuda-webhook serve --")]
-    assert len(shown) >= 3
-    assert any("--standalone --quota gpuquota.yaml" in line for line in shown)
+    shown = CliRunner().invoke(main, ["serve", "--help"]).stdout
+    assert shown.count("vcuda-webhook serve --") >= 3
+    assert "vcuda-webhook serve --standalone --quota gpuquota.yaml" in shown

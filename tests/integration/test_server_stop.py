@@ -169,17 +169,6 @@ def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_po
     assert not [secret for secret in (key, "PRIVATE KEY", TOKEN, "swordfish") if secret in printed]
 
 
-def test_connections_without_a_request_hold_no_thread(quota: Path) -> None:
-    """Go's transport opens connections that it does not use at once; even one thread serves beside many of them."""
-    with serving("--standalone", "--quota", quota) as server, ExitStack() as stack:
-        idle = [stack.enter_context(closing(server.connect())) for _ in range(8)]
-        for connection in idle:
-            connection.connect()
-        assert server.send("POST", "/mutate", POD).status == HTTPStatus.OK
-        for connection in idle:
-            assert exchange(connection, "POST", "/mutate", POD).status == HTTPStatus.OK
-
-
 def test_connections_without_a_request_do_not_hold_up_a_stop(quota: Path) -> None:
     """gunicorn would wait for them as long as it may, which here is longer than the test."""
     with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
