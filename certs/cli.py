@@ -1,7 +1,5 @@
 """The command ``vcuda-certs``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -12,24 +10,18 @@ from typing import Any
 
 import click
 
-from certs import options, report
-from certs.cluster import ClusterStore
-from certs.plan import shown
-from certs.rotation import DryRunStore, Rotation, SystemClock, explained
+from certs import cluster, options, plan, report, rotation
 from certs.steps import OVERLAP, RETENTION, Done, End, RotationPolicy, Step, StepRefused, Wait
-from vcuda import x509
-from vcuda.cli import BAD_INPUT, HELP, aligned, fail, option
-from vcuda.errors import BadInput, VcudaError
-from vcuda.tls import File, present_files, serving_files, signing_files, write_files
+from vcuda import cli, errors, tls, x509
 
 NEEDS_A_PERSON = 1
 
 _LONG = timedelta(days=36500)
 _DNS_NAME, _ADDRESS, _LABEL = map(options.parsed, (x509.parse_dns_name, x509.parse_address, x509.parse_label))
-_OUTPUT = option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+_OUTPUT = cli.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 
 
-@click.group(context_settings=HELP)
+@click.group(context_settings=cli.HELP)
 @click.version_option(package_name="vcuda-quota", message="%(prog)s %(version)s")
 def main() -> None:
     """Certificates of the vcuda quota webhook.
@@ -39,7 +31,7 @@ def main() -> None:
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
-@option(
+@cli.option(
     "--dir",
     "directory",
     envvar="VCUDA_CERTS_DIR",
@@ -47,23 +39,23 @@ def main() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to write; made if missing.",
 )
-@option("--dns", multiple=True, metavar="NAME", type=_DNS_NAME, help="A DNS name; repeatable.")
-@option("--ip", multiple=True, metavar="ADDRESS", type=_ADDRESS, help="An IP address; repeatable.")
-@option(
+@cli.option("--dns", multiple=True, metavar="NAME", type=_DNS_NAME, help="A DNS name; repeatable.")
+@cli.option("--ip", multiple=True, metavar="ADDRESS", type=_ADDRESS, help="An IP address; repeatable.")
+@cli.option(
     "--service",
     metavar="NAME",
     type=_LABEL,
     help="A Service: adds NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local.",
 )
-@option("--namespace", metavar="NS", type=_LABEL, help="The namespace of --service.")
-@option(
+@cli.option("--namespace", metavar="NS", type=_LABEL, help="The namespace of --service.")
+@cli.option(
     "--days",
     type=click.IntRange(1, x509.AUTHORITY_LIFE.days),
     default=x509.LEAF_LIFE.days,
     help=f"Life of the serving certificate; its CA lives {x509.AUTHORITY_LIFE.days} days.",
 )
-@option("--ca-key", is_flag=True, help="Write ca.key too; without it the key of the CA is thrown away.")
-@option("--force", is_flag=True, help="Replace the files that are there.")
+@cli.option("--ca-key", is_flag=True, help="Write ca.key too; without it the key of the CA is thrown away.")
+@cli.option("--force", is_flag=True, help="Replace the files that are there.")
 @_OUTPUT
 def issue(
     *,
@@ -97,14 +89,14 @@ def issue(
     Exit status: 0 written, 2 bad input or files in the way.
     """
     names = _chosen_names(dns, ip, service, namespace)
-    if (present := present_files(directory)) and not force:
+    if (present := tls.present_files(directory)) and not force:
         raise click.UsageError(f"{directory} already holds {', '.join(present)}: --force replaces them.")
     now = datetime.now(UTC)
     authority = x509.make_authority(now)
     leaf = x509.make_leaf(authority, names, now, timedelta(days=days))
-    files = serving_files(authority, leaf) + (signing_files(authority) if ca_key else ())
+    files = tls.serving_files(authority, leaf) + (tls.signing_files(authority) if ca_key else ())
     try:
-        write_files(directory, files)
+        tls.write_files(directory, files)
     except OSError as error:
         raise click.UsageError(f"cannot write to {directory}: {error.strerror or error}.") from error
     render = {"table": _files_table, "json": _files_document}[output]
@@ -121,15 +113,15 @@ def _chosen_names(
     return named + x509.Names(dns, addresses) or x509.DEVELOPMENT
 
 
-def _files_table(directory: Path, names: x509.Names, files: Sequence[File]) -> str:
+def _files_table(directory: Path, names: x509.Names, files: Sequence[tls.File]) -> str:
     rows = [("FILE", "HOLDS", "MODE", "EXPIRES")]
     for file in files:
         end = f"{file.expires:%Y-%m-%d %H:%M UTC}" if file.expires else "-"
         rows.append((str(directory / file.name), file.holds, f"{file.mode:04o}", end))
-    return "\n".join([*aligned(rows), "", f"Valid for {names}"])
+    return "\n".join([*cli.aligned(rows), "", f"Valid for {names}"])
 
 
-def _files_document(directory: Path, names: x509.Names, files: Sequence[File]) -> str:
+def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File]) -> str:
     # The same as JSON; times as RFC 3339 in UTC, null for a key.
     document = {
         "directory": str(directory),
@@ -177,7 +169,7 @@ class StepLog:
     options.parse_span,
     "How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
 )
-@option(
+@cli.option(
     "--issued-before",
     metavar="TIME",
     type=options.parsed(options.parse_past),
@@ -186,7 +178,7 @@ class StepLog:
 @options.span_option(
     "--timeout", timedelta(minutes=5), options.parse_span, "How long to wait in all; then another run goes on."
 )
-@option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing.")
+@cli.option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing.")
 @_OUTPUT
 def rotate(
     *,
@@ -250,9 +242,11 @@ def status(*, output: str, **where: Any) -> None:
 
     def show() -> int:
         store = options.store_of(where)
-        now = SystemClock().now()
+        now = rotation.SystemClock().now()
         again = f"kubectl -n {store.refs.namespace} create job --from=cronjob/vcuda-certs vcuda-certs-now"
-        found = report.report_on(store.read(SystemClock().now), store.refs, now, options.policy_of(where), again)
+        found = report.report_on(
+            store.read(rotation.SystemClock().now), store.refs, now, options.policy_of(where), again
+        )
         click.echo({"table": report.table, "json": report.document}[output](found))
         return NEEDS_A_PERSON if found.problems else 0
 
@@ -263,16 +257,18 @@ def with_faults(run: Callable[[], int]) -> None:
     """End the process with the status that ``run`` returns, or with that of what went wrong."""
     try:
         sys.exit(run())
-    except VcudaError as error:
-        fail(explained(error), BAD_INPUT if isinstance(error, BadInput) else NEEDS_A_PERSON)
+    except errors.VcudaError as error:
+        cli.fail(rotation.explained(error), cli.BAD_INPUT if isinstance(error, errors.BadInput) else NEEDS_A_PERSON)
 
 
-def _rotate(store: ClusterStore, policy: RotationPolicy, timeout: timedelta, log: StepLog, *, dry_run: bool) -> End:
-    clock = SystemClock()
+def _rotate(
+    store: cluster.ClusterStore, policy: RotationPolicy, timeout: timedelta, log: StepLog, *, dry_run: bool
+) -> End:
+    clock = rotation.SystemClock()
     if not dry_run:
-        return Rotation(store, policy, timeout, clock, log).run()
-    copy = DryRunStore(store.read(clock.now), clock.now())
-    return Rotation(copy, policy, _LONG, copy, log, longest_sleep=_LONG.total_seconds()).run()
+        return rotation.Rotation(store, policy, timeout, clock, log).run()
+    copy = rotation.DryRunStore(store.read(clock.now), clock.now())
+    return rotation.Rotation(copy, policy, _LONG, copy, log, longest_sleep=_LONG.total_seconds()).run()
 
 
 def _finish(outcome: End, log: StepLog, output: str) -> int:
@@ -289,15 +285,17 @@ def _finish(outcome: End, log: StepLog, output: str) -> int:
 def _ending(outcome: End) -> str:
     match outcome:
         case Done():
-            return f"Done: nothing is due until {shown(outcome.until)}" if outcome.until else "Nothing here is ours"
+            return (
+                f"Done: nothing is due until {plan.shown(outcome.until)}" if outcome.until else "Nothing here is ours"
+            )
         case StepRefused():
             return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
         case Wait():
-            due = f"The next step is due at {shown(outcome.until)}. " if outcome.until else ""
+            due = f"The next step is due at {plan.shown(outcome.until)}. " if outcome.until else ""
             return f"Not yet: {outcome.reason}. {due}Run it again then; the CronJob does."
 
 
 def _described(decision: Step | End) -> dict[str, str]:
     fields = {name: getattr(decision, name, None) for name in ("configuration", "reason", "until")}
-    texts = {name: shown(value) if isinstance(value, datetime) else value for name, value in fields.items()}
+    texts = {name: plan.shown(value) if isinstance(value, datetime) else value for name, value in fields.items()}
     return {name: text for name, text in texts.items() if text}

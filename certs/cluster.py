@@ -1,7 +1,5 @@
 """Reads a rotation's state from a cluster and writes it there: Secrets, caBundles, and what the endpoints show."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +9,9 @@ from typing import Any
 
 import msgspec
 
-from certs import parsing
-from certs.parsing import OURS, Json, ObjectRefs
-from certs.state import Authorities, Certificates, Configuration, DialledEndpoint, Problem, Serving, State
-from certs.steps import Write, WriteAuthorities, WriteBundles, WriteServing
-from vcuda.errors import Conflict, NotFound, Unavailable
-from vcuda.k8s_types import UNDECODABLE
-from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, segment
-from vcuda.kube.objects import service_addresses
-from vcuda.tls import DIAL_TIMEOUT_SECONDS, served_leaf
-from vcuda.x509 import BACKDATE, Signed
+from certs import parsing, state, steps
+from vcuda import errors, k8s_types, tls, x509
+from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, objects, segment
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 KINDS = {
@@ -33,25 +24,25 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 
 DIALLED_AT_ONCE = 16
 
-_LABELS = {parsing.MANAGED_BY: OURS}
+_LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
 def dial_all(
-    addresses: Iterable[tuple[str, bool]], server_name: str, timeout: float = DIAL_TIMEOUT_SECONDS
-) -> tuple[DialledEndpoint, ...]:
+    addresses: Iterable[tuple[str, bool]], server_name: str, timeout: float = tls.DIAL_TIMEOUT_SECONDS
+) -> tuple[state.DialledEndpoint, ...]:
     """Dial every (HOST:PORT, ready), in parallel; the answers are in their order."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
         return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1], timeout=timeout), addresses))
 
 
 def dial(
-    address: str, server_name: str, *, ready: bool = True, timeout: float = DIAL_TIMEOUT_SECONDS
-) -> DialledEndpoint:
+    address: str, server_name: str, *, ready: bool = True, timeout: float = tls.DIAL_TIMEOUT_SECONDS
+) -> state.DialledEndpoint:
     """Return what HOST:PORT shows a client that asks for ``server_name``, or why it shows nothing."""
     try:
-        return DialledEndpoint(address, ready, served_leaf(address, server_name, timeout))
-    except Unavailable as error:
-        return DialledEndpoint(address, ready, None, f"cannot be asked: {error}")
+        return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name, timeout))
+    except errors.Unavailable as error:
+        return state.DialledEndpoint(address, ready, None, f"cannot be asked: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +50,12 @@ class ClusterStore:
     """``labels``: those of our webhook configurations. ``addresses`` replaces the Service's endpoints where given."""
 
     kube: Kube
-    refs: ObjectRefs
+    refs: parsing.ObjectRefs
     labels: Mapping[str, str]
     port_name: str = "https"
     addresses: tuple[str, ...] = ()
 
-    def read(self, now: Callable[[], datetime]) -> State:
+    def read(self, now: Callable[[], datetime]) -> state.State:
         """Return everything as it is now, each endpoint dialled. Raises VcudaError."""
         # The serving Secret first: a leaf is then only written over the one that was there before the CA was read that
         # signs it. The CA Secret after the caBundles: a CA in these that it does not know is none that another run has
@@ -77,32 +68,32 @@ class ClusterStore:
         clock = _clock_problem(listed["MutatingWebhookConfiguration"][1], now())
         if tool:
             left = (f"the certificates are {tool}'s: Secret {self.refs.serving_secret} says so", *left)
-            return State(configurations=ours, endpoints=self.dial(), left_alone=left, tool=tool, problems=mixed)
-        return State(
-            authorities=parsing.read_authorities(authorities) if authorities else Authorities(),
-            serving=parsing.read_serving(serving) if serving else Serving(),
+            return state.State(configurations=ours, endpoints=self.dial(), left_alone=left, tool=tool, problems=mixed)
+        return state.State(
+            authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
+            serving=parsing.read_serving(serving) if serving else state.Serving(),
             configurations=ours,
             endpoints=self.dial(),
             left_alone=left,
             problems=(*self._secret_problems(serving, authorities), *clock, *mixed),
         )
 
-    def dial(self) -> tuple[DialledEndpoint, ...]:
+    def dial(self) -> tuple[state.DialledEndpoint, ...]:
         """Dial every endpoint of the Service, or the addresses given."""
         refs = self.refs
-        found = dict.fromkeys(self.addresses, True) or service_addresses(
+        found = dict.fromkeys(self.addresses, True) or objects.service_addresses(
             self.kube, refs.namespace, refs.service, self.port_name, REQUEST_TIMEOUT_SECONDS
         )
         # The API server calls a webhook's Service by this name.
         return dial_all(found.items(), f"{refs.service}.{refs.namespace}.svc")
 
-    def write(self, write: Write) -> None:
+    def write(self, write: steps.Write) -> None:
         """Make one write, if what it goes by has not changed since it was read: Conflict where it has.
 
         Raises VcudaError.
         """
         match write:
-            case WriteAuthorities(after):
+            case steps.WriteAuthorities(after):
                 data = {
                     **_pair("ca", after.current),
                     **_pair("next", after.next_ca),
@@ -113,20 +104,20 @@ class ClusterStore:
                     parsing.SERVED: parsing.format_seen_since(after.served),
                 }
                 self._write_secret(self.refs.authority_secret, after.version, "Opaque", data, annotations)
-            case WriteServing(version, leaf, authorities):
+            case steps.WriteServing(version, leaf, authorities):
                 data = {**_pair("tls", leaf), "ca.crt": parsing.write_certificates(authorities)}
                 self._write_secret(self.refs.serving_secret, version, parsing.TLS_TYPE, data, {})
-            case WriteBundles():
+            case steps.WriteBundles():
                 self._write_bundles(write)
 
     def _configurations(
-        self, listed: dict[str, list[Json]], tool: str
-    ) -> tuple[tuple[Configuration, ...], tuple[str, ...], tuple[Problem, ...]]:
+        self, listed: dict[str, list[parsing.Json]], tool: str
+    ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
         """Return those that are ours, what is left alone, and those that another tool looks after than the Secret."""
         # All are listed, whatever their labels: one that has lost ours would be cut off when the CA changes.
-        ours: list[Configuration] = []
+        ours: list[state.Configuration] = []
         left: list[str] = []
-        mixed: list[Problem] = []
+        mixed: list[state.Problem] = []
         for kind, items in listed.items():
             for item in items:
                 configuration, elsewhere = parsing.read_configuration(item, kind, self.refs)
@@ -140,30 +131,32 @@ class ClusterStore:
                 mixed += [_mixed(configuration, other, tool)] if configuration.hooks and other != tool else []
         return tuple(ours), tuple(left), tuple(mixed)
 
-    def _unlabelled(self, configuration: Configuration) -> Configuration:
+    def _unlabelled(self, configuration: state.Configuration) -> state.Configuration:
         # One that calls the Service and is not known to be ours: it is never written.
         kind, name = configuration.kind.lower(), configuration.name
         label = " ".join(f"{key}={value}" for key, value in self.labels.items())
         text = f"{configuration} calls the Service and is without our label, so its caBundles are not looked after"
-        return replace(configuration, read_only=Problem(text, f"kubectl label {kind} {name} {label} --overwrite"))
+        return replace(configuration, read_only=state.Problem(text, f"kubectl label {kind} {name} {label} --overwrite"))
 
-    def _secret_problems(self, serving: Json | None, authorities: Json | None) -> tuple[Problem, ...]:
+    def _secret_problems(
+        self, serving: parsing.Json | None, authorities: parsing.Json | None
+    ) -> tuple[state.Problem, ...]:
         kinds = ((serving, parsing.TLS_TYPE), (authorities, None))
         found = (parsing.secret_problem(secret, self.refs, wanted) for secret, wanted in kinds if secret)
         return tuple(filter(None, found))
 
-    def _secret(self, name: str) -> Json | None:
+    def _secret(self, name: str) -> parsing.Json | None:
         try:
             return _decoded(self.kube.get(self._secrets(name), timeout=REQUEST_TIMEOUT_SECONDS))
-        except NotFound:
+        except errors.NotFound:
             return None
 
-    def _list(self, resource: str) -> tuple[list[Json], datetime | None]:
+    def _list(self, resource: str) -> tuple[list[parsing.Json], datetime | None]:
         heard = self.kube.get_heard(f"{ADMISSION}/{resource}", timeout=REQUEST_TIMEOUT_SECONDS)
         return _decoded(heard.body).get("items") or [], heard.date
 
     def _write_secret(
-        self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: Json
+        self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: parsing.Json
     ) -> None:
         """Create the Secret, or change these fields of it; None removes one."""
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
@@ -180,7 +173,7 @@ class ClusterStore:
         }
         self.kube.post(self._secrets(), msgspec.json.encode(secret), timeout=REQUEST_TIMEOUT_SECONDS)
 
-    def _write_bundles(self, write: WriteBundles) -> None:
+    def _write_bundles(self, write: steps.WriteBundles) -> None:
         # A JSON Patch that replaces the version by the one that was read is refused once there is a later one.
         guard = {"op": "replace", "path": "/metadata/resourceVersion", "value": write.version}
         bundles = [
@@ -192,9 +185,9 @@ class ClusterStore:
     def _patch(self, path: str, body: object, content_type: str) -> None:
         try:
             self.kube.patch(path, msgspec.json.encode(body), content_type, timeout=REQUEST_TIMEOUT_SECONDS)
-        except NotFound as error:
+        except errors.NotFound as error:
             # What was read is gone: like any change by somebody else, that is decided anew.
-            raise Conflict(error.status, error.message, request=error.request) from error
+            raise errors.Conflict(error.status, error.message, request=error.request) from error
 
     def _secrets(self, *name: str) -> str:
         return "/".join([f"/api/v1/namespaces/{segment(self.refs.namespace)}/secrets", *map(segment, name)])
@@ -203,34 +196,34 @@ class ClusterStore:
 def _decoded(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except UNDECODABLE as error:
-        raise Unavailable(f"the answer is no JSON object: {error}") from error
+    except k8s_types.UNDECODABLE as error:
+        raise errors.Unavailable(f"the answer is no JSON object: {error}") from error
 
 
-def _clock_problem(date: datetime | None, now: datetime) -> tuple[Problem, ...]:
+def _clock_problem(date: datetime | None, now: datetime) -> tuple[state.Problem, ...]:
     # A clock that went wrong would find good certificates expired, and make some that nobody accepts yet.
-    if date is None or abs(date - now) < BACKDATE:
+    if date is None or abs(date - now) < x509.BACKDATE:
         return ()
     text = f"the clock here says {now:%Y-%m-%d %H:%M:%S} UTC and the API server's {date:%Y-%m-%d %H:%M:%S} UTC"
-    return (Problem(f"{text}: set the one that is wrong, then go on", "timedatectl set-ntp true"),)
+    return (state.Problem(f"{text}: set the one that is wrong, then go on", "timedatectl set-ntp true"),)
 
 
-def _mixed(configuration: Configuration, tool: str, secrets_tool: str) -> Problem:
+def _mixed(configuration: state.Configuration, tool: str, secrets_tool: str) -> state.Problem:
     text = (
-        f"the caBundles of {configuration} are looked after by {tool or OURS}, and the serving Secret by"
-        f" {secrets_tool or OURS}: give both to one of them"
+        f"the caBundles of {configuration} are looked after by {tool or parsing.OURS}, and the serving Secret by"
+        f" {secrets_tool or parsing.OURS}: give both to one of them"
     )
-    return Problem(text, f"kubectl get {configuration} -o yaml")
+    return state.Problem(text, f"kubectl get {configuration} -o yaml")
 
 
-def _pair(name: str, pair: Signed | None) -> dict[str, bytes | None]:
+def _pair(name: str, pair: x509.Signed | None) -> dict[str, bytes | None]:
     certificate, key = (pair.certificate_pem(), pair.key_pem()) if pair else (None, None)
     return {f"{name}.crt": certificate, f"{name}.key": key}
 
 
-def _encoded(bundle: Certificates) -> str:
+def _encoded(bundle: state.Certificates) -> str:
     return base64.b64encode(parsing.write_certificates(bundle)).decode()
 
 
-def _present(fields: Json) -> dict[str, Any]:
+def _present(fields: parsing.Json) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}

@@ -1,7 +1,5 @@
 """Options of `vcuda-certs` that say where everything is and what is wanted, and how their values are read."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re
@@ -12,14 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from certs.cluster import ClusterStore
-from certs.parsing import ObjectRefs
-from certs.steps import Commands, RotationPolicy
-from vcuda import x509
-from vcuda.cli import option, parse_address
-from vcuda.errors import BadInput
+from certs import cluster, parsing, steps
+from vcuda import cli, errors, x509
 from vcuda.kube import Kube, VersionCheck
-from vcuda.x509 import Names, parse_dns_name, parse_label, service_names
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -83,8 +76,8 @@ def parse_selector(text: str) -> dict[str, str]:
 
 def parse_host_port(text: str) -> str:
     """Return HOST:PORT as it is; raises ValueError."""
-    with contextlib.suppress(BadInput):
-        if parse_address(text)[0]:
+    with contextlib.suppress(errors.BadInput):
+        if cli.parse_address(text)[0]:
             return text
     raise ValueError(f"{text!r} is not HOST:PORT, such as 10.0.0.7:8443 or [fd00::7]:8443")
 
@@ -110,25 +103,31 @@ def _span(text: str) -> timedelta:
 
 def span_option(flag: str, default: timedelta, parse: Callable[[str], timedelta], help_text: str) -> Command:
     """Return an option whose value is a time, such as 90d."""
-    return option(flag, metavar="SPAN", default=format_span(default), type=parsed(parse), help=help_text)
+    return cli.option(flag, metavar="SPAN", default=format_span(default), type=parsed(parse), help=help_text)
 
 
 _CLUSTER = (
-    option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."),
-    option(
+    cli.option(
+        "--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."
+    ),
+    cli.option(
         "--namespace",
         metavar="NAME",
         default="vcuda-quota",
-        type=parsed(parse_label),
+        type=parsed(x509.parse_label),
         help="Namespace of all of these.",
     ),
-    option(
-        "--service", metavar="NAME", default="vcuda-webhook", type=parsed(parse_label), help="The webhook's Service."
+    cli.option(
+        "--service",
+        metavar="NAME",
+        default="vcuda-webhook",
+        type=parsed(x509.parse_label),
+        help="The webhook's Service.",
     ),
-    option("--port-name", default="https", help="Its port, where it has several."),
-    option("--ca-secret", default="vcuda-webhook-ca", help="Secret of the CA, which nothing else may read."),
-    option("--serving-secret", default="vcuda-webhook-tls", help="Secret that the webhook mounts."),
-    option(
+    cli.option("--port-name", default="https", help="Its port, where it has several."),
+    cli.option("--ca-secret", default="vcuda-webhook-ca", help="Secret of the CA, which nothing else may read."),
+    cli.option("--serving-secret", default="vcuda-webhook-tls", help="Secret that the webhook mounts."),
+    cli.option(
         "--selector",
         metavar="KEY=VALUE",
         default="app.kubernetes.io/part-of=vcuda-quota",
@@ -136,16 +135,18 @@ _CLUSTER = (
         help="Label of the webhook configurations whose caBundles are ours. One without it that calls the Service is"
         " left as it is, and told of.",
     ),
-    option(
+    cli.option(
         "--unregistered",
         is_flag=True,
         help="No webhook configuration calls the Service: who calls it has the CA by other means.",
     ),
-    option("--dns", multiple=True, metavar="NAME", type=parsed(parse_dns_name), help="One more name; repeatable."),
-    option(
+    cli.option(
+        "--dns", multiple=True, metavar="NAME", type=parsed(x509.parse_dns_name), help="One more name; repeatable."
+    ),
+    cli.option(
         "--ip", multiple=True, metavar="ADDRESS", type=parsed(x509.parse_address), help="One more address; repeatable."
     ),
-    option(
+    cli.option(
         "--endpoint",
         multiple=True,
         metavar="HOST:PORT",
@@ -161,7 +162,7 @@ def cluster_options(command: Command) -> Command:
     return functools.reduce(lambda made, add: add(made), reversed(_CLUSTER), command)
 
 
-def store_of(where: Mapping[str, Any]) -> ClusterStore:
+def store_of(where: Mapping[str, Any]) -> cluster.ClusterStore:
     """Return the cluster that the options name; raises click.UsageError, or BadInput for the kubeconfig."""
     if where["ca_secret"] == where["serving_secret"]:
         # The webhook, which mounts the serving Secret, would read the key of the CA.
@@ -169,24 +170,24 @@ def store_of(where: Mapping[str, Any]) -> ClusterStore:
             "--ca-secret and --serving-secret are two: the webhook mounts one, and nobody the other."
         )
     endpoints = where["endpoint"]
-    refs = ObjectRefs(
+    refs = parsing.ObjectRefs(
         where["namespace"], where["service"], where["ca_secret"], where["serving_secret"], frozenset(endpoints)
     )
     kube = Kube.connect(
         where["kubeconfig"], version_check=VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
     )
-    return ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints)
+    return cluster.ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints)
 
 
-def policy_of(where: Mapping[str, Any], **times: Any) -> RotationPolicy:
+def policy_of(where: Mapping[str, Any], **times: Any) -> steps.RotationPolicy:
     """Return the policy that the options ask for; ``times`` are further fields of it."""
     namespace, service = where["namespace"], where["service"]
     label = " ".join(f"{key}={value}" for key, value in where["selector"].items())
-    commands = Commands(
+    commands = steps.Commands(
         restart=f"kubectl -n {namespace} rollout restart deployment/{service}",
         endpoints=f"kubectl -n {namespace} get pods,endpointslices",
         register=f"kubectl label validatingwebhookconfiguration NAME {label}",
         replace=f"kubectl -n {namespace} delete secret {where['ca_secret']} {where['serving_secret']}",
     )
-    names = service_names(service, namespace) + Names(where["dns"], where["ip"])
-    return RotationPolicy(names, registered=not where["unregistered"], commands=commands, **times)
+    names = x509.service_names(service, namespace) + x509.Names(where["dns"], where["ip"])
+    return steps.RotationPolicy(names, registered=not where["unregistered"], commands=commands, **times)

@@ -1,7 +1,5 @@
 """Reads Secrets, caBundles and PEM that anybody may have edited. Nothing of a key gets into a message."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re
@@ -15,16 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from certs.state import (
-    UNREADABLE_EXTENSIONS,
-    Authorities,
-    Certificates,
-    Configuration,
-    Hook,
-    Problem,
-    SeenSince,
-    Serving,
-)
+from certs import state
 from vcuda.x509 import Signed, parse_address, service_names
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
@@ -59,7 +48,7 @@ class UnusablePair(ValueError):
     """The text is no usable certificate or pair; the message says what is wrong, without any of it."""
 
 
-def read_certificates(text: bytes) -> tuple[Certificates, bool]:
+def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
     """Return the certificates in a bundle, each once, and whether that is all there is in it."""
     # What is no certificate is passed over, as Go's AppendCertsFromPEM does, by which the API server reads a caBundle.
     found: dict[x509.Certificate, None] = {}
@@ -75,7 +64,7 @@ def read_certificates(text: bytes) -> tuple[Certificates, bool]:
     return tuple(found), whole
 
 
-def write_certificates(certificates: Certificates) -> bytes:
+def write_certificates(certificates: state.Certificates) -> bytes:
     """Return them as one PEM bundle."""
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
 
@@ -104,7 +93,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
     """Whether it says that it may sign others."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except UNREADABLE_EXTENSIONS:
+    except state.UNREADABLE_EXTENSIONS:
         return False
 
 
@@ -158,26 +147,26 @@ def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
     return labels.items() <= _part(item, "metadata", "labels").items()
 
 
-def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> Problem | None:
+def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> state.Problem | None:
     """Why the Secret may not be written, however bad what it holds: others made it, or its form cannot be changed."""
     name = str(_part(secret, "metadata")["name"])
     target = f"-n {refs.namespace} secret"
     labels = _part(secret, "metadata", "labels")
     if tool := other_tool(secret):
         text = f"Secret {name} is {tool}'s; another name for ours is given with --ca-secret"
-        return Problem(text, f"kubectl get {target} {name}")
+        return state.Problem(text, f"kubectl get {target} {name}")
     if secret.get("data") and labels.get(MANAGED_BY) != OURS:
         text = f"Secret {name} was not made by vcuda-certs; to hand it over, label it"
-        return Problem(text, f"kubectl label {target} {name} {MANAGED_BY}={OURS} --overwrite")
+        return state.Problem(text, f"kubectl label {target} {name} {MANAGED_BY}={OURS} --overwrite")
     if secret.get("immutable"):
-        return Problem(f"Secret {name} is immutable", f"kubectl delete {target} {name}")
+        return state.Problem(f"Secret {name} is immutable", f"kubectl delete {target} {name}")
     if wanted_type and secret.get("type") != wanted_type:
         text = f"Secret {name} has type {secret.get('type')}, which cannot be changed to {wanted_type}"
-        return Problem(text, f"kubectl delete {target} {name}")
+        return state.Problem(text, f"kubectl delete {target} {name}")
     return None
 
 
-def read_authorities(secret: Json) -> Authorities:
+def read_authorities(secret: Json) -> state.Authorities:
     """Return what the CA Secret holds."""
     data = _data(secret)
     current, fault = _authority(data, "ca")
@@ -190,7 +179,7 @@ def read_authorities(secret: Json) -> Authorities:
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
     faults = (fault, another if "next.crt" in data else "", "" if whole else "retired.crt holds more than certificates")
     annotations = _part(secret, "metadata", "annotations")
-    return Authorities(
+    return state.Authorities(
         version=_version(secret),
         current=current,
         next_ca=next_ca,
@@ -201,11 +190,11 @@ def read_authorities(secret: Json) -> Authorities:
     )
 
 
-def read_serving(secret: Json) -> Serving:
+def read_serving(secret: Json) -> state.Serving:
     """Return what the serving Secret holds."""
     data = _data(secret)
     authorities = read_certificates(data.get("ca.crt", b""))[0]
-    serving = Serving(_version(secret), authorities=tuple(filter(is_authority, authorities)))
+    serving = state.Serving(_version(secret), authorities=tuple(filter(is_authority, authorities)))
     try:
         leaf = read_pair(data.get("tls.crt", b""), data.get("tls.key", b""), "tls")
     except UnusablePair as error:
@@ -213,7 +202,7 @@ def read_serving(secret: Json) -> Serving:
     return replace(serving, leaf=leaf, fault="")
 
 
-def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[Configuration, tuple[str, ...]]:
+def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.Configuration, tuple[str, ...]]:
     """Return the configuration with the webhooks that call our Service, and a sentence on each that does not."""
     metadata = _part(item, "metadata")
     hooks, left = [], []
@@ -223,20 +212,20 @@ def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[Configu
             continue
         bundle, whole = _bundle(_part(webhook, "clientConfig").get("caBundle"))
         server = _server(_part(webhook, "clientConfig"))
-        hooks.append(Hook(index, str(webhook.get("name")), bundle, not whole, server))
-    return Configuration(kind, str(metadata["name"]), _version(item), tuple(hooks)), tuple(left)
+        hooks.append(state.Hook(index, str(webhook.get("name")), bundle, not whole, server))
+    return state.Configuration(kind, str(metadata["name"]), _version(item), tuple(hooks)), tuple(left)
 
 
-def format_seen_since(seen: SeenSince | None) -> str | None:
+def format_seen_since(seen: state.SeenSince | None) -> str | None:
     """Return the value of an annotation; None removes it."""
     return f"{seen.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {seen.fingerprint}" if seen else None
 
 
-def _seen_since(text: object) -> SeenSince | None:
+def _seen_since(text: object) -> state.SeenSince | None:
     # Read an annotation; one that was edited into nonsense counts for nothing.
     since, _, fingerprint = str(text or "").partition(" ")
     try:
-        return SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
+        return state.SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
     except ValueError:
         return None
 
@@ -273,7 +262,7 @@ def _server(client: Json) -> str:
     return service_names(str(service.get("name")), str(service.get("namespace"))).dns[2]
 
 
-def _bundle(text: object) -> tuple[Certificates, bool]:
+def _bundle(text: object) -> tuple[state.Certificates, bool]:
     if not text:
         return (), True
     try:

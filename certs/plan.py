@@ -1,7 +1,5 @@
 """Decides the next step of a rotation from what is true of a state. Pure: no I/O, no clock."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from cryptography import x509

@@ -1,7 +1,5 @@
 """What `vcuda-certs status` says: every certificate and its place, who trusts what, and what needs a person."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,7 +7,7 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
-from certs.parsing import ObjectRefs
+from certs import parsing, steps
 from certs.plan import broken, idle, plan, shown
 from certs.state import (
     Certificates,
@@ -23,13 +21,12 @@ from certs.state import (
     may_chain,
     trusts,
 )
-from certs.steps import Decision, Done, RotationPolicy, SeenFor, StepRefused, Wait
 from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
 # A report watches nothing, so it takes what is written down at its word: else every one would say "wait".
-_FOREVER = SeenFor(*[timedelta(days=36500)] * 3)
+_FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +64,16 @@ class Report:
     problems: tuple[Problem, ...]
 
 
-def report_on(state: State, refs: ObjectRefs, now: datetime, policy: RotationPolicy, rotate: str) -> Report:
+def report_on(
+    state: State, refs: parsing.ObjectRefs, now: datetime, policy: steps.RotationPolicy, rotate: str
+) -> Report:
     """Return the report. ``rotate`` is the command that rotates now, for what should have been done by a rotation."""
     decision = plan(state, now, policy, _FOREVER)
     calls = tuple(_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
     failing = [call for call in calls if call.trusted is False]
-    if isinstance(decision, StepRefused):
+    if isinstance(decision, steps.StepRefused):
         problems = decision.problems
-    elif isinstance(decision, Done | Wait):
+    elif isinstance(decision, steps.Done | steps.Wait):
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
         problems = _failing(failing, command if state.tool else policy.commands.restart)
     else:
@@ -134,7 +133,7 @@ def document(report: Report) -> str:
     return json.dumps(fields, indent=2)
 
 
-def _rows(state: State, refs: ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
+def _rows(state: State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
     secret = f"secret/{refs.authority_secret}"
     there = state.authorities
     signing = ((there.current, "signs the leaves"), (there.next_ca, "is next"))
@@ -192,7 +191,7 @@ def _answer(call: WebhookCall) -> str:
     return {True: "yes", False: f"no: {call.fault}", None: f"cannot tell: {call.fault}"}[call.trusted]
 
 
-def _late(state: State, now: datetime, policy: RotationPolicy) -> str:
+def _late(state: State, now: datetime, policy: steps.RotationPolicy) -> str:
     # What a daily rotation would have mended before: a broken leaf, or under a quarter of a life left.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
@@ -204,7 +203,7 @@ def _late(state: State, now: datetime, policy: RotationPolicy) -> str:
     return ""
 
 
-def _notes(state: State, policy: RotationPolicy) -> Iterator[str]:
+def _notes(state: State, policy: steps.RotationPolicy) -> Iterator[str]:
     yield from state.left_alone
     if not any(state.hooks()) and policy.registered:
         yield "No webhook configuration with our label calls the Service."
@@ -212,13 +211,13 @@ def _notes(state: State, policy: RotationPolicy) -> Iterator[str]:
         yield "No endpoint is ready."
 
 
-def _next_step(decision: Decision) -> str:
+def _next_step(decision: steps.Decision) -> str:
     match decision:
-        case Done():
+        case steps.Done():
             return f"nothing until {shown(decision.until)}" if decision.until else "nothing, it is not ours"
-        case Wait():
+        case steps.Wait():
             return decision.reason
-        case StepRefused():
+        case steps.StepRefused():
             return "nothing before a person has done something"
         case _:
             return f"{type(decision).__name__}: {decision.reason}"

@@ -1,7 +1,5 @@
 """Runs a rotation: reads the state, asks the plan for the next step, takes it or waits, until nothing is due."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What a rotation goes by: the two Secrets, the caBundles, and what the endpoints serve. Frozen, no I/O, no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -87,7 +85,7 @@ class Configuration:
     name: str
     version: str
     hooks: tuple[Hook, ...]
-    read_only: Problem | None = None
+    read_only: "Problem | None" = None
 
     def __str__(self) -> str:
         return f"{self.kind.lower()}/{self.name}"

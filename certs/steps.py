@@ -1,7 +1,5 @@
 """The steps of a rotation and the other answers to "what comes next?"; what each step writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta

@@ -4,8 +4,6 @@ The endpoints of the webhook's Service are dialled every few minutes, and what t
 controller needs no right to any Secret, and sees what the API server sees.
 """
 
-from __future__ import annotations
-
 import datetime
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,11 +15,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vcuda.errors import Unavailable, VcudaError
-from vcuda.k8s_types import UNDECODABLE, ObjectMeta
-from vcuda.kube import Event, InvolvedObject, Kube, post_event, segment
-from vcuda.kube.objects import service_addresses
-from vcuda.tls import served_leaf
+from vcuda import errors, k8s_types, tls
+from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
 
 INTERVAL_SECONDS = 300.0
 """Between two looks."""
@@ -44,7 +39,7 @@ class ServedCertificate(msgspec.Struct, frozen=True):
 class ServiceHead(msgspec.Struct, frozen=True):
     """Of the Service its metadata alone."""
 
-    metadata: ObjectMeta
+    metadata: k8s_types.ObjectMeta
 
 
 class CertificateWatch(Collector):
@@ -86,7 +81,7 @@ class CertificateWatch(Collector):
 
         Raises VcudaError.
         """
-        endpoints = service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
+        endpoints = objects.service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
         # Some at once, as one that does not answer holds up the others for its whole timeout.
         with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
@@ -100,7 +95,7 @@ class CertificateWatch(Collector):
         try:
             self.check(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"
-        except (VcudaError, *UNDECODABLE) as error:
+        except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
             fault = str(error)
         if fault and fault != self._fault:
             self._log.warning("the webhook's certificate was not looked at", reason=fault)
@@ -120,8 +115,8 @@ class CertificateWatch(Collector):
 def dial(address: str, server_name: str) -> ServedCertificate:
     """Return what HOST:PORT shows a client that asks for ``server_name``; nothing is sent to it."""
     try:
-        leaf = served_leaf(address, server_name)
-    except Unavailable as error:
+        leaf = tls.served_leaf(address, server_name)
+    except errors.Unavailable as error:
         return ServedCertificate(address, fault=str(error))
     return ServedCertificate(
         address, leaf.fingerprint(SHA256()).hex(), leaf.not_valid_before_utc, leaf.not_valid_after_utc

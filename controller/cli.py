@@ -1,7 +1,5 @@
 """The command ``vcuda-controller``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -16,23 +14,14 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
+from controller import httpd, manager, settler, stale_gc, violations
 from controller.elector import Elector, LeaseTiming
-from controller.extender.publish import SERVICE
-from controller.extender.service import Listening
-from controller.httpd import serve_status
-from controller.manager import Leader
+from controller.extender import publish, service
 from controller.node.cli import node
-from controller.settler import SettleTiming
-from controller.stale_gc import GcOptions
 from controller.ui.leading import UsagePage, showing
-from controller.violations import ViolationOptions
-from vcuda import __version__, cli
-from vcuda.cli import option
-from vcuda.errors import BadInput
+from vcuda import __version__, cli, errors, logs, tls
 from vcuda.kube import Kube, QuotaPlace, VersionCheck
-from vcuda.logs import configure
 from vcuda.placement.affinity import NodeLabels
-from vcuda.tls import ServingCertificate
 
 LEADERSHIP_LOST = 1
 """The exit status where the Lease is gone, or a loop has ended by a fault: whoever runs this starts it again."""
@@ -53,42 +42,44 @@ main.add_command(node)
 @cli.kubeconfig_option
 @cli.quota_configmap_option
 @cli.quota_key_option
-@option("--system-namespace", default="vcuda-quota", help="Namespace of this system: ledgers and the Lease.")
+@cli.option("--system-namespace", default="vcuda-quota", help="Namespace of this system: ledgers and the Lease.")
 @cli.model_label_option
 @cli.pool_label_option
-@option("--identity", default=None, help="Name of this candidate; its own by default.  [host name and a random part]")
-@option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="How long others wait for a lost leader.")
-@option(
+@cli.option(
+    "--identity", default=None, help="Name of this candidate; its own by default.  [host name and a random part]"
+)
+@cli.option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="How long others wait for a lost leader.")
+@cli.option(
     "--storable-seconds",
-    default=int(SettleTiming().pending_ttl),
+    default=int(settler.SettleTiming().pending_ttl),
     type=click.IntRange(1, 3600),
     help="How long after its admission a pod may still be stored; more than the API server's --request-timeout.",
 )
-@option(
+@cli.option(
     "--full-pass-seconds",
-    default=int(SettleTiming().full_resync),
+    default=int(settler.SettleTiming().full_resync),
     type=click.IntRange(1),
     help="How often every ledger is compared with the pods; at least twice --storable-seconds.",
 )
-@option(
+@cli.option(
     "--allocation-timeout",
-    default=int(GcOptions().timeout),
+    default=int(stale_gc.GcOptions().timeout),
     type=click.IntRange(1, 86400),
     help="Seconds from an allocation by a vendor's scheduler, or its lock on a node, to its being stale.",
 )
-@option(
+@cli.option(
     "--dry-run",
     is_flag=True,
     help="Only log which stale allocations and locks would be removed. All the rest is done as ever.",
 )
-@option(
+@cli.option(
     "--enforce-audit",
     is_flag=True,
     help="Evict the newest pods beyond an enforced quota. Without it they are only told of.",
 )
-@option(
+@cli.option(
     "--audit-period",
-    default=int(ViolationOptions().period),
+    default=int(violations.ViolationOptions().period),
     type=click.IntRange(1, 86400),
     help="Seconds for which a pod has to be beyond its quota before it is evicted, and after which it is tried again.",
 )
@@ -101,7 +92,7 @@ main.add_command(node)
     "--extender-address",
     help="Place vcuda pods for kube-scheduler there, over TLS, while leading. Without it: not.",
 )
-@option(
+@cli.option(
     "--extender-cert-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Holds tls.crt and tls.key of the extender.",
@@ -110,9 +101,9 @@ main.add_command(node)
     "--extender-advertise",
     metavar="IP:PORT",
     parse=cli.parse_ip_address,
-    help=f"Where others reach the extender: written to the EndpointSlice of Service {SERVICE} while leading.",
+    help=f"Where others reach the extender: written to the EndpointSlice of Service {publish.SERVICE} while leading.",
 )
-@option(
+@cli.option(
     "--webhook-service",
     default="vcuda-webhook",
     help="Service in the system namespace whose certificate is watched; empty for none.",
@@ -177,7 +168,7 @@ def run(
     Exit status: 0 stopped; 1 the lease was lost (start it again), or Kubernetes is too old; 2 bad input.
     """
     timing = _settle_timing(storable_seconds, full_pass_seconds)
-    configure(log_level)
+    logs.configure(log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -185,10 +176,10 @@ def run(
         listening = _listening(extender_address, extender_cert_dir, extender_advertise)
         # A connection for each thread that may call at once: six watches, the loops, and the extender's requests.
         kube = Kube.connect(kubeconfig, pool_size=16, version_check=VersionCheck(structlog.get_logger().warning))
-    except BadInput as error:
+    except errors.BadInput as error:
         cli.fail(str(error))
     registry, labels = CollectorRegistry(), NodeLabels(model_label, pool_label)
-    leader = Leader(
+    leader = manager.Leader(
         kube,
         QuotaPlace(*quota_configmap, quota_key),
         system_namespace,
@@ -196,8 +187,8 @@ def run(
         registry,
         on_fault=_end,
         timing=timing,
-        gc=GcOptions(timeout=allocation_timeout, dry_run=dry_run),
-        violations=ViolationOptions(period=audit_period, evict=enforce_audit),
+        gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
+        violations=violations.ViolationOptions(period=audit_period, evict=enforce_audit),
         listening=listening,
         webhook_service=webhook_service,
     )
@@ -220,7 +211,7 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 
 
 def _serve_page(
-    address: Address | None, kube: Kube, labels: NodeLabels, elector: Elector, leader: Leader
+    address: Address | None, kube: Kube, labels: NodeLabels, elector: Elector, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
     """Serve the usage page, where that is asked for; return what has it show the leader for as long as it leads."""
     if address is None:
@@ -234,7 +225,7 @@ def _serve_page(
 
 def _lead(
     elector: Elector,
-    leader: Leader,
+    leader: manager.Leader,
     address: Address,
     registry: CollectorRegistry,
     leading: Callable[[], AbstractContextManager[None]],
@@ -243,7 +234,7 @@ def _lead(
     started = threading.Event()
     with _listening_for("--status-address", address):
         # A candidate that stands by is healthy and ready: a rollout waits for it, and need not wait until it leads.
-        server = serve_status(
+        server = httpd.serve_status(
             address,
             registry,
             healthy=lambda: leader.trouble() if started.is_set() else None,
@@ -263,21 +254,23 @@ def _lead(
     return 0
 
 
-def _listening(address: Address | None, certificate: Path | None, advertised: Address | None) -> Listening | None:
+def _listening(
+    address: Address | None, certificate: Path | None, advertised: Address | None
+) -> service.Listening | None:
     """Return where the extender listens, or None; raises BadInput where there is no good certificate."""
     if address is None:
         return None
     if certificate is None:
         raise click.UsageError("--extender-address wants --extender-cert-dir too: kube-scheduler calls it over TLS.")
-    return Listening(address, ServingCertificate(certificate), advertised)
+    return service.Listening(address, tls.ServingCertificate(certificate), advertised)
 
 
-def _settle_timing(storable: int, full_pass: int) -> SettleTiming:
+def _settle_timing(storable: int, full_pass: int) -> settler.SettleTiming:
     # The settler forgets with time since when each charge has been pending: none before it is known to be overdue.
     if full_pass < 2 * storable:
         message = f"{full_pass} is less than twice --storable-seconds, {storable}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
-    return SettleTiming(pending_ttl=storable, full_resync=full_pass)
+    return settler.SettleTiming(pending_ttl=storable, full_resync=full_pass)
 
 
 def _end() -> None:

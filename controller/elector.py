@@ -6,8 +6,6 @@ The official Python client has an elector too; a refused connection escapes it a
 would be two leaders. Here the caller's work ends with the lease, and compare-and-swap on what it writes is the fence.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import time
@@ -16,8 +14,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from vcuda.errors import NotFound, VcudaError
-from vcuda.k8s_types import UNDECODABLE, K8sStruct, ObjectMeta
+from vcuda import errors, k8s_types
 from vcuda.kube import Kube, segment
 
 
@@ -32,12 +29,12 @@ class LeaseTiming(msgspec.Struct, frozen=True):
     retry_period: float = 2.0
 
     @classmethod
-    def of(cls, lease_seconds: int) -> LeaseTiming:
+    def of(cls, lease_seconds: int) -> "LeaseTiming":
         """Return the timing of a lease of so many seconds: two thirds to renew it, ten tries within that at most."""
         return cls(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
 
 
-class LeaseSpec(K8sStruct, frozen=True, gc=False):
+class LeaseSpec(k8s_types.K8sStruct, frozen=True, gc=False):
     """Who holds it, and when it was last renewed; both times are RFC 3339 with microseconds."""
 
     holder_identity: str | None = None
@@ -47,16 +44,16 @@ class LeaseSpec(K8sStruct, frozen=True, gc=False):
     lease_transitions: int | None = None
 
 
-class Lease(K8sStruct, frozen=True, gc=False):
+class Lease(k8s_types.K8sStruct, frozen=True, gc=False):
     """A coordination.k8s.io/v1 Lease."""
 
-    metadata: ObjectMeta = ObjectMeta()
+    metadata: k8s_types.ObjectMeta = k8s_types.ObjectMeta()
     spec: LeaseSpec = LeaseSpec()
 
 
 _LEASE = msgspec.json.Decoder(Lease)
 
-CALL_FAILURES = (VcudaError, *UNDECODABLE)
+CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
 """What a call can end by: an answer that cannot be decoded is as good as none."""
 
 
@@ -141,7 +138,7 @@ class Elector:
     def _read(self) -> Lease | None:
         try:
             lease = _LEASE.decode(self._kube.get(self._path, timeout=self._call_timeout))
-        except NotFound:
+        except errors.NotFound:
             return None
         if self._observed is None or self._observed.metadata.resource_version != lease.metadata.resource_version:
             self._remember(lease)

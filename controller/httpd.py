@@ -9,8 +9,6 @@ What cheroot does not do by itself is done here, so that no client can hold on t
 * Threads end with the process, and `stop` hangs up on everybody.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import queue
@@ -69,7 +67,7 @@ class Server(cheroot.wsgi.Server):
     def __init__(
         self,
         address: tuple[str, int],
-        application: WSGIApplication,
+        application: "WSGIApplication",
         *,
         threads: int,
         tls: Tls | None = None,
@@ -263,7 +261,7 @@ def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healt
     """
     checks = {"/healthz": healthy, "/readyz": ready}
 
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def application(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if environ["REQUEST_METHOD"] != "GET":
             return reply(start_response, HTTPStatus.METHOD_NOT_ALLOWED, "GET only")
@@ -278,7 +276,7 @@ def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healt
 
 
 def reply(
-    start_response: StartResponse, status: HTTPStatus, body: str | bytes, content_type: str = ""
+    start_response: "StartResponse", status: HTTPStatus, body: str | bytes, content_type: str = ""
 ) -> Iterable[bytes]:
     """Answer with a body; a text gets a line break."""
     data = f"{body}\n".encode() if isinstance(body, str) else body

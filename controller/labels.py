@@ -3,16 +3,13 @@
 The webhook's configuration selects namespaces by this label, so the API server asks nobody about pods elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec
 import structlog
 
 from controller.workqueue import Reconciler
-from vcuda.errors import NotFound
-from vcuda.k8s_types import K8sStruct, ObjectMeta
+from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
@@ -20,10 +17,10 @@ ENFORCED = "true"
 RETRY_SECONDS = 2.0
 
 
-class Namespace(K8sStruct, frozen=True, gc=False):
+class Namespace(k8s_types.K8sStruct, frozen=True, gc=False):
     """A namespace's name and labels."""
 
-    metadata: ObjectMeta = ObjectMeta()
+    metadata: k8s_types.ObjectMeta = k8s_types.ObjectMeta()
 
 
 class NamespaceLabels:
@@ -62,7 +59,7 @@ class NamespaceLabels:
         body = msgspec.json.encode({"metadata": {"labels": {ENFORCED_LABEL: wanted}}})
         try:
             self._kube.patch(f"/api/v1/namespaces/{segment(name)}", body, MERGE_PATCH)
-        except NotFound:
+        except errors.NotFound:
             self._log.debug("namespace is gone", namespace=name)
             return
         self._log.info("namespace labelled" if wanted else "namespace unlabelled", namespace=name)

@@ -1,7 +1,5 @@
 """Everything the leading controller does, put together; it ends with the process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,17 +8,11 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.certificates import CertificateWatch
-from controller.extender.publish import delete_published
-from controller.extender.service import Extender, Listening
+from controller import certificates, publisher, retrier, settler, stale_gc, workqueue
+from controller.extender import publish, service
 from controller.labels import NamespaceLabels
 from controller.metrics import EvictionMetrics, GarbageMetrics, SettleMetrics, UsageCollector, ViolationsCollector
-from controller.publisher import Publisher
-from controller.retrier import Retrier
-from controller.settler import Settler, SettleTiming
-from controller.stale_gc import GcOptions, PatchRemover, StaleAllocationGc, report_only
 from controller.violations import Evictor, ViolationOptions, ViolationWatcher
-from controller.workqueue import Reconciler, spawn
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
@@ -42,29 +34,29 @@ class Leader:
         registry: CollectorRegistry,
         *,
         on_fault: Callable[[], None],
-        timing: SettleTiming | None = None,
-        gc: GcOptions | None = None,
+        timing: settler.SettleTiming | None = None,
+        gc: stale_gc.GcOptions | None = None,
         violations: ViolationOptions | None = None,
-        listening: Listening | None = None,
+        listening: service.Listening | None = None,
         webhook_service: str = "",
     ) -> None:
         self._kube = kube
         self._system_namespace = system_namespace
         self._on_fault = on_fault
         self._threads: list[threading.Thread] = []
-        self._timing = timing or SettleTiming()
+        self._timing = timing or settler.SettleTiming()
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace}
         self.quota = QuotaInformer(kube, place, system, self._quota_changed)
         # Through a queue, as nodes come and go by the hundred, and each look is at every namespace.
-        self._models = Reconciler("models", self._settle_all, failure="models not followed", key_name="of")
+        self._models = workqueue.Reconciler("models", self._settle_all, failure="models not followed", key_name="of")
         self.nodes = NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
         store = LedgerStore(kube, system_namespace, self.nodes.current)
-        self.publisher = Publisher(kube)
-        self.retrier = Retrier(kube, self.quota, self.nodes)
+        self.publisher = publisher.Publisher(kube)
+        self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
         self.namespaces = NamespaceLabels(kube, self.quota, self._arrived)
-        self.settler = Settler(
+        self.settler = settler.Settler(
             kube,
             store,
             self.quota,
@@ -74,23 +66,29 @@ class Leader:
             others=self._others,
             timing=self._timing,
         )
-        self.garbage = self._make_gc(gc or GcOptions(), registry)
+        self.garbage = self._make_gc(gc or stale_gc.GcOptions(), registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
         registry.register(UsageCollector(self.publisher.reports))
         registry.register(ViolationsCollector(self.violations.counts))
-        self.certificates = CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
+        self.certificates = (
+            certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
+        )
         if self.certificates:
             registry.register(self.certificates)
-        self.extender: Extender | None = None
+        self.extender: service.Extender | None = None
         if listening:
             pods, nodes = self.settler.pods, self.nodes
-            self.extender = Extender(
+            self.extender = service.Extender(
                 kube, system_namespace, listening, pods, nodes, registry=registry, on_fault=on_fault
             )
 
-    def _make_gc(self, options: GcOptions, registry: CollectorRegistry) -> StaleAllocationGc:
-        remove = report_only if options.dry_run else PatchRemover(self._kube, GarbageMetrics(registry)).remove
-        return StaleAllocationGc(self._kube, self.settler.pods, self.nodes, remove, options.timeout)
+    def _make_gc(self, options: stale_gc.GcOptions, registry: CollectorRegistry) -> stale_gc.StaleAllocationGc:
+        remove = (
+            stale_gc.report_only
+            if options.dry_run
+            else stale_gc.PatchRemover(self._kube, GarbageMetrics(registry)).remove
+        )
+        return stale_gc.StaleAllocationGc(self._kube, self.settler.pods, self.nodes, remove, options.timeout)
 
     def _make_violations(
         self, options: ViolationOptions, store: LedgerStore, registry: CollectorRegistry
@@ -172,9 +170,9 @@ class Leader:
             self._withdraw_cards()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        self._threads.append(spawn(name, loop, self._on_fault))
+        self._threads.append(workqueue.spawn(name, loop, self._on_fault))
 
-    def _reconcilers(self) -> tuple[Reconciler, ...]:
+    def _reconcilers(self) -> tuple[workqueue.Reconciler, ...]:
         parts = (self.settler, self.publisher, self.namespaces, self.retrier, self.garbage, self.violations)
         return (self._models, *(part.reconciler for part in parts))
 
@@ -201,7 +199,7 @@ class Leader:
         # Figures of an extender that was: nobody keeps them up, and models would be chosen by them for ever. At every
         # full resync, as the leader before us may have written them while it ended.
         if self.extender is None or not self.extender.publishes:
-            delete_published(self._kube, self._system_namespace)
+            publish.delete_published(self._kube, self._system_namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
         self.publisher.report(namespace, use)

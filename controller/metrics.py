@@ -1,7 +1,5 @@
 """What the controller tells Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram

@@ -1,7 +1,5 @@
 """The kubectl plugin ``kubectl gpuquota``: what a namespace may use, what it uses, and why a pod would be refused."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,13 +14,10 @@ from kubernetes.config import KUBE_CONFIG_DEFAULT_LOCATION
 from kubernetes.config.kube_config import KubeConfigMerger
 
 from controller.publisher import KEY, NAME
-from vcuda import __version__, cli
-from vcuda.errors import ApiError, BadInput, NotFound, VcudaError
-from vcuda.k8s_types import ConfigMap, Pod
+from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import NamespaceUse
-from vcuda.placement.affinity import MODEL_ANNOTATION
-from vcuda.placement.placement import would_be_pinned
+from vcuda.placement import affinity, placement
 from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
 from vcuda.quota.model import Mode
 from vcuda.workloads import NO_PODS, Workload, workloads_in
@@ -34,7 +29,7 @@ FAILED = 1
 
 OWN_KUBECONFIG = Path("~/.kube/config")
 
-_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 _USE = msgspec.json.Decoder(NamespaceUse)
 OUTPUTS = click.Choice(["table", "json", "yaml"])
 
@@ -61,7 +56,7 @@ class Target(msgspec.Struct, frozen=True):
         """
         try:
             return Kube.connect(self.kubeconfig or _own_kubeconfig(), self.context)
-        except BadInput as error:
+        except errors.BadInput as error:
             cli.fail(str(error))
 
 
@@ -105,7 +100,7 @@ def main(
         kube = target.connect()
         try:
             uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
-        except VcudaError as error:
+        except errors.VcudaError as error:
             cli.fail(str(error), FAILED)
         _show(uses, output)
 
@@ -144,11 +139,11 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
         for filename in filenames:
             with click.open_file(filename, encoding="utf-8") as file:
                 workloads += workloads_in(filename, file.read(), home)
-    except (OSError, UnicodeDecodeError, BadInput) as error:
+    except (OSError, UnicodeDecodeError, errors.BadInput) as error:
         cli.fail(str(error))
     try:
         verdicts = [_explain(kube, f"{w.kind}/{w.name}", w.namespace, w.pod) for w in workloads]
-    except VcudaError as error:
+    except errors.VcudaError as error:
         cli.fail(str(error), FAILED)
     _show_verdicts(verdicts, output or target.output)
     if not verdicts:
@@ -171,13 +166,13 @@ def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Expl
     body = msgspec.json.encode(pod, enc_hook=str)
     try:
         answer = kube.post_heard(f"/api/v1/namespaces/{segment(namespace)}/pods", body, {"dryRun": "All"})
-    except ApiError as error:
+    except errors.ApiError as error:
         # Any other refusal is the answer: of the webhook, of another policy, or for want of the right to create pods.
         if error.status == HTTPStatus.UNAUTHORIZED:
             raise
         return ExplainedPod(name, namespace, "refused", "", str(error))
-    model = msgspec.json.decode(answer.body, type=Pod).annotations.get(MODEL_ANNOTATION, "")
-    pinned = would_be_pinned(model)
+    model = msgspec.json.decode(answer.body, type=k8s_types.Pod).annotations.get(affinity.MODEL_ANNOTATION, "")
+    pinned = placement.would_be_pinned(model)
     told = [warning for warning in answer.warnings if model and warning.startswith(pinned)]
     reason = next(iter(told), pinned if model else "not held by a GPU quota")
     others = tuple(warning for warning in answer.warnings if warning not in told)
@@ -198,7 +193,7 @@ def _show_verdicts(verdicts: list[ExplainedPod], output: str) -> None:
 def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
     try:
         yield _read(kube.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"))
-    except NotFound:
+    except errors.NotFound:
         cli.fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
 
 
@@ -207,7 +202,7 @@ def _all(kube: Kube) -> Iterator[NamespaceUse]:
         for raw in page.items:
             try:
                 yield _read(raw)
-            except BadInput as error:  # whoever may edit one namespace's report spoils that one only
+            except errors.BadInput as error:  # whoever may edit one namespace's report spoils that one only
                 click.echo(f"Warning: {error}", err=True)
 
 
@@ -216,7 +211,7 @@ def _read(raw: bytes) -> NamespaceUse:
     try:
         return _USE.decode((config_map.data or {}).get(KEY, ""))
     except msgspec.MsgspecError as error:
-        raise BadInput(
+        raise errors.BadInput(
             f"ConfigMap {NAME} in namespace {config_map.metadata.namespace} cannot be read: {error}"
         ) from error
 

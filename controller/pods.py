@@ -1,7 +1,5 @@
 """The vcuda pods of the cluster, watched, and what the ledger wants to know of them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,8 +10,7 @@ from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Key, Kube, Reflector
 from vcuda.ledger.ledger import ObservedPods, charges_by_model
-from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.placement import Nodes
+from vcuda.placement import affinity, placement
 
 REMEMBER_GONE_SECONDS = 180.0
 """For which the uid of a pod that is gone is kept, so that its pending charge is known to have been stored."""
@@ -30,7 +27,7 @@ class PodInformer:
     def __init__(
         self,
         kube: Kube,
-        labels: NodeLabels,
+        labels: affinity.NodeLabels,
         on_change: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,7 +44,7 @@ class PodInformer:
         """Call back with every change of a vcuda pod; to be said before the watch starts."""
         self._followers.append(on_change)
 
-    def observed(self, namespace: str, nodes: Nodes) -> ObservedPods:
+    def observed(self, namespace: str, nodes: placement.Nodes) -> ObservedPods:
         """Return what has been seen of a namespace's pods. Its version is never newer than what it counts."""
         # The version first: a pod that comes in between is then counted by a version that does not promise it, while
         # the other way round its charge would be left out for good.

@@ -1,7 +1,5 @@
 """Publishes each namespace's usage where its people can read it: ConfigMap ``gpu-quota-usage``."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 
@@ -9,8 +7,7 @@ import msgspec
 import structlog
 
 from controller.workqueue import Reconciler
-from vcuda.errors import ApiError, NotFound
-from vcuda.k8s_types import ConfigMap
+from vcuda import errors, k8s_types
 from vcuda.kube import Kube, Reflector, segment, upsert
 from vcuda.ledger.ledger import NamespaceUse
 
@@ -21,7 +18,7 @@ LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage":
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The cause of a 403 where the namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
 
-_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -88,7 +85,7 @@ class Publisher:
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
         try:
             upsert(self._kube, _collection(namespace), config_map)
-        except ApiError as error:
+        except errors.ApiError as error:
             # To try again would only fail until the namespace is gone; one made anew is told by its own event.
             if not is_without_home(error):
                 raise
@@ -97,7 +94,7 @@ class Publisher:
     def _delete_report(self, namespace: str) -> None:
         try:
             self._kube.delete(f"{_collection(namespace)}/{NAME}")
-        except NotFound:
+        except errors.NotFound:
             return
         self._log.info("usage withdrawn: the namespace is no longer limited", namespace=namespace)
 
@@ -110,12 +107,12 @@ def _collection(namespace: str) -> str:
     return f"/api/v1/namespaces/{segment(namespace)}/configmaps"
 
 
-def is_without_home(error: ApiError) -> bool:
+def is_without_home(error: errors.ApiError) -> bool:
     """Return whether nothing can be created in a namespace: it does not exist, or is being deleted.
 
     The cause is what the API server's admission plugin NamespaceLifecycle gives with its 403.
     """
-    return error.has_cause(NAMESPACE_TERMINATING) or isinstance(error, NotFound)
+    return error.has_cause(NAMESPACE_TERMINATING) or isinstance(error, errors.NotFound)
 
 
 def _read_published(raw: bytes) -> Published | None:

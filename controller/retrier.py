@@ -4,8 +4,6 @@ A controller that was refused a pod waits before it asks again, up to 16 minutes
 change of its object makes it ask at once; the change here is one annotation that nothing else reads.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import time
@@ -15,12 +13,10 @@ import msgspec
 import structlog
 
 from controller.workqueue import Reconciler
-from vcuda.errors import NotFound
-from vcuda.k8s_types import K8sStruct, ObjectMeta, Pod, can_be_name
+from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, segment
 from vcuda.ledger.ledger import ModelUse, NamespaceUse
-from vcuda.placement.affinity import oversized
-from vcuda.placement.placement import Nodes, find_candidates
+from vcuda.placement import affinity, placement
 from vcuda.quota.model import CORES_PER_CARD, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 
@@ -48,7 +44,7 @@ _WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
 
-class Condition(K8sStruct, frozen=True, gc=False):
+class Condition(k8s_types.K8sStruct, frozen=True, gc=False):
     """A status condition."""
 
     type: str = ""
@@ -57,17 +53,17 @@ class Condition(K8sStruct, frozen=True, gc=False):
     last_transition_time: str | None = None
 
 
-class OwnerSpec(K8sStruct, frozen=True, gc=False):
+class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
     """How many pods of which template; a Job calls its number parallelism, and ends after so many completions."""
 
     replicas: int | None = None
     parallelism: int | None = None
     completions: int | None = None
     suspend: bool | None = None
-    template: Pod = Pod()
+    template: k8s_types.Pod = k8s_types.Pod()
 
 
-class OwnerStatus(K8sStruct, frozen=True, gc=False):
+class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
     """How many pods there are; a Job calls its number active, a DaemonSet counts nodes."""
 
     replicas: int = 0
@@ -78,10 +74,10 @@ class OwnerStatus(K8sStruct, frozen=True, gc=False):
     conditions: tuple[Condition, ...] | None = None
 
 
-class Owner(K8sStruct, frozen=True, gc=False):
+class Owner(k8s_types.K8sStruct, frozen=True, gc=False):
     """A ReplicaSet, ReplicationController, StatefulSet, DaemonSet or Job."""
 
-    metadata: ObjectMeta = ObjectMeta()
+    metadata: k8s_types.ObjectMeta = k8s_types.ObjectMeta()
     spec: OwnerSpec = OwnerSpec()
     status: OwnerStatus = OwnerStatus()
 
@@ -130,7 +126,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
     memory: int | None = None
 
     @classmethod
-    def of(cls, use: ModelUse) -> FreeQuota:
+    def of(cls, use: ModelUse) -> "FreeQuota":
         """Return what a report says to be free."""
         memory = None if use.memory_limit is None else max(use.memory_limit - (use.memory_used or 0), 0)
         return cls(round(use.available * CORES_PER_CARD), memory)
@@ -140,12 +136,12 @@ class FreeQuota(msgspec.Struct, frozen=True):
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
         return 0 < charge.cores <= self.cores and memory_fits
 
-    def without(self, charge: Charge, limit: Limit) -> FreeQuota:
+    def without(self, charge: Charge, limit: Limit) -> "FreeQuota":
         """Return what a charge leaves."""
         memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
         return FreeQuota(self.cores - charge.cores, memory)
 
-    def exceeds(self, other: FreeQuota) -> bool:
+    def exceeds(self, other: "FreeQuota") -> bool:
         """Return whether there is more of anything than in another."""
         ours = math.inf if self.memory is None else self.memory
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
@@ -160,7 +156,7 @@ def _least_memory(charge: Charge, limit: Limit) -> int:
 
 
 def select_retries(
-    refused: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, FreeQuota], nodes: Nodes
+    refused: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, FreeQuota], nodes: placement.Nodes
 ) -> list[RefusedOwner]:
     """Return the owners that may try again, oldest refusal first, and no more than fit into what is ``free`` by model.
 
@@ -171,12 +167,12 @@ def select_retries(
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes)]
 
 
-def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes) -> bool:
+def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: placement.Nodes) -> bool:
     """Take what its missing pods would, as far as it goes, from what is left; return whether one fits at all."""
-    if oversized(owner.spec.template.spec):
+    if affinity.oversized(owner.spec.template.spec):
         return False  # its pods would be refused for that, and to look at it could take minutes
     request = read_request(owner.spec.template)
-    models = find_candidates(owner.spec.template, request.schemes, quota, nodes).models
+    models = placement.find_candidates(owner.spec.template, request.schemes, quota, nodes).models
     took = False
     for _ in range(owner.missing):
         fitting = [
@@ -190,14 +186,14 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes
     return took
 
 
-class InvolvedOwner(K8sStruct, frozen=True, gc=False):
+class InvolvedOwner(k8s_types.K8sStruct, frozen=True, gc=False):
     """What an Event is about."""
 
     kind: str = ""
     name: str = ""
 
 
-class FailedCreate(K8sStruct, frozen=True, gc=False):
+class FailedCreate(k8s_types.K8sStruct, frozen=True, gc=False):
     """An Event of reason FailedCreate."""
 
     involved_object: InvolvedOwner = InvolvedOwner()
@@ -235,14 +231,14 @@ def _refused_by_event(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
             event = _EVENT.decode(raw)
             kind, name = event.involved_object.kind, event.involved_object.name
             # Whoever may write Events in the namespace may have one name anything, another namespace's path too.
-            if kind in _WITH_EVENT and can_be_name(name) and OVER_QUOTA in (event.message or ""):
+            if kind in _WITH_EVENT and k8s_types.can_be_name(name) and OVER_QUOTA in (event.message or ""):
                 path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
                 since = event.first_timestamp or ""
                 first[path] = min(since, first.get(path, since))
     for path, since in first.items():
         try:
             yield RefusedOwner(path, since, _OWNER.decode(kube.get(path)))
-        except NotFound:
+        except errors.NotFound:
             continue  # Events outlive their object
 
 
@@ -291,6 +287,6 @@ class Retrier:
         self._told = {path: at for path, at in self._told.items() if at > recent} | {refused.path: self._clock()}
         try:
             self._kube.patch(refused.path, body, MERGE_PATCH)
-        except NotFound:
+        except errors.NotFound:
             return
         self._log.info("nudged", owner=refused.path, refused_since=refused.since)

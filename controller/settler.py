@@ -1,7 +1,5 @@
 """Settles the ledgers: recounts what stored pods take, and releases what has gone. Only the leader runs this."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 
@@ -11,8 +9,7 @@ import structlog
 from controller.metrics import SettleMetrics
 from controller.pods import PodInformer
 from controller.workqueue import Reconciler
-from vcuda.errors import Conflict, NotFound, UnreadableLedger
-from vcuda.k8s_types import Pod
+from vcuda import errors, k8s_types
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored, segment
 from vcuda.ledger.ledger import Ledger, NamespaceUse, ObservedPods, is_older, report, settle
 
@@ -38,7 +35,7 @@ class SettleTiming(msgspec.Struct, frozen=True):
     full_resync: float = 600.0
 
 
-_POD = msgspec.json.Decoder(Pod)
+_POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class Settler:
@@ -98,7 +95,7 @@ class Settler:
         observed = self.pods.observed(known.namespace, self._nodes.current())
         try:
             ledger = known.read().ledger
-        except UnreadableLedger:
+        except errors.UnreadableLedger:
             return False  # to settle it will fail, and say so
         newer = not is_older(observed.resource_version, ledger.pod_resource_version)
         return newer and observed.committed != ledger.committed
@@ -114,7 +111,7 @@ class Settler:
         with self._metrics.seconds.time():
             try:
                 self.settle(namespace)
-            except Conflict:
+            except errors.Conflict:
                 self.queue.retry(namespace, CONFLICT_RETRY_SECONDS)
 
     def settle(self, namespace: str) -> None:
@@ -152,7 +149,7 @@ class Settler:
         for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return self._settle_once(namespace, stored)
-            except Conflict:
+            except errors.Conflict:
                 stored = self._store.read(namespace)
         return self._settle_once(namespace, stored)
 
@@ -190,7 +187,7 @@ class Settler:
             return
         try:
             self._store.delete(namespace, version)
-        except NotFound:
+        except errors.NotFound:
             return
         self._log.info("ledger dropped: the namespace is no longer limited", namespace=namespace)
 

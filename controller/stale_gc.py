@@ -4,8 +4,6 @@ The watches only say where to look. They may be behind, so what is stale is judg
 taken away by a patch that only the very version that was judged lets in.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable
@@ -17,10 +15,8 @@ import structlog
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
 from controller.workqueue import Reconciler
-from vcuda.allocations import stale
-from vcuda.allocations.stored_pods import StoredPod, read_stored
-from vcuda.errors import ApiError, Conflict, NotFound, VcudaError
-from vcuda.k8s_types import Node, Pod, can_be_name
+from vcuda import errors, k8s_types
+from vcuda.allocations import stale, stored_pods
 from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Key, Kube, NodeInformer, post_event, segment
 
 COMPONENT = "vcuda-controller"
@@ -44,8 +40,8 @@ LOCK_GRACE_SECONDS = 10.0
 EVERYTHING = ""
 """The key in the queue that stands for all pods and nodes; a pod's is NAMESPACE/NAME, a node's is NAME."""
 
-_POD = msgspec.json.Decoder(Pod)
-_NODE = msgspec.json.Decoder(Node)
+_POD = msgspec.json.Decoder(k8s_types.Pod)
+_NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class StaleObject(msgspec.Struct, frozen=True):
@@ -73,10 +69,10 @@ class PatchRemover:
         body = stale.removal_patch(found.subject.resource_version, found.removals)
         try:
             self._kube.patch(found.path, body, JSON_PATCH)
-        except ApiError as error:
+        except errors.ApiError as error:
             # So the API server answers where the patch's own test of the version has failed.
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
-                raise Conflict(error.status, error.message) from error
+                raise errors.Conflict(error.status, error.message) from error
             raise
         # The Event comes after, so that it is never untrue; who crashes in between leaves none.
         for removal in found.removals:
@@ -91,7 +87,7 @@ class PatchRemover:
         message = f"removed the allocation of {removal.scheme}: {removal.why} ({keys})"
         try:
             post_event(self._kube, Event(subject, identity, REASON, message, COMPONENT))
-        except VcudaError as error:
+        except errors.VcudaError as error:
             self._log.warning("event not written", object=subject.name, error=str(error))
 
 
@@ -149,7 +145,7 @@ class StaleAllocationGc:
         self._timeout = timeout
         self._wall = wall
         # What was looked at to the end, as the watch had it: until it changes there is nothing more to find.
-        self._served: dict[str, StoredPod | tuple[stale.Lock, ...]] = {}
+        self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
         # When each lock was first seen, by node and scheme: some tell no time that can be.
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
@@ -182,7 +178,7 @@ class StaleAllocationGc:
         watched = self._watched(key)
         if not watched or self._served.get(key) == watched:
             return None
-        if isinstance(watched, StoredPod) and (delay := self._delay(watched)) != 0:
+        if isinstance(watched, stored_pods.StoredPod) and (delay := self._delay(watched)) != 0:
             return delay
         again = self.remove_stale(key)
         if again is None:
@@ -196,7 +192,7 @@ class StaleAllocationGc:
         """
         judge = self._judge_pod if "/" in key else self._judge_node
         for _ in range(MAX_ATTEMPTS - 1):
-            with contextlib.suppress(Conflict):
+            with contextlib.suppress(errors.Conflict):
                 return judge(key)
         return judge(key)
 
@@ -205,18 +201,18 @@ class StaleAllocationGc:
         path = _pod_path(namespace, name)
         try:
             stored = _POD.decode(self._kube.get(path))
-        except NotFound:
+        except errors.NotFound:
             return None
-        pod = read_stored(stored, self._pods.labels)
+        pod = stored_pods.read_stored(stored, self._pods.labels)
         if pod is None:
             return None
-        refused: list[ApiError] = []
+        refused: list[errors.ApiError] = []
 
         def exists(node: str) -> bool:
             # A node that the API server will not tell of counts as one that exists: the other rules are judged by.
             try:
                 return self._node_exists(node)
-            except ApiError as error:
+            except errors.ApiError as error:
                 refused.append(error)
                 return True
 
@@ -235,7 +231,7 @@ class StaleAllocationGc:
         path = f"/api/v1/nodes/{segment(name)}"
         try:
             node = _NODE.decode(self._kube.get(path))
-        except NotFound:
+        except errors.NotFound:
             return None
         now = self._wall()
         locks = {lock: self._expires(name, lock, now) for lock in stale.read_locks(node)}
@@ -255,7 +251,7 @@ class StaleAllocationGc:
             self._locks_seen[key] = lock.value, seen
         return lock.expires(seen, now, self._timeout)
 
-    def _watched(self, key: str) -> StoredPod | tuple[stale.Lock, ...] | None:
+    def _watched(self, key: str) -> stored_pods.StoredPod | tuple[stale.Lock, ...] | None:
         """Return the pod, or the locks of the node, as the watch has them."""
         namespace, slash, name = key.partition("/")
         if slash:
@@ -263,7 +259,7 @@ class StaleAllocationGc:
         node = self._nodes.reflector.get(("", key))
         return tuple(stale.read_locks(node)) if node else None
 
-    def _delay(self, pod: StoredPod) -> float | None:
+    def _delay(self, pod: stored_pods.StoredPod) -> float | None:
         """Return in how many seconds something on a watched pod can first be stale; None: not unless it changes."""
         now = self._wall()
         since = stale.first_stale(pod, self._is_watched, now, self._timeout)
@@ -276,25 +272,29 @@ class StaleAllocationGc:
         # That one is missing is believed of etcd alone, not of the watch.
         if self._is_watched(node):
             return True
-        return can_be_name(node) and self._is_stored(f"/api/v1/nodes/{segment(node)}")
+        return k8s_types.can_be_name(node) and self._is_stored(f"/api/v1/nodes/{segment(node)}")
 
     def _pod_exists(self, namespace: str, name: str) -> bool:
-        return can_be_name(namespace) and can_be_name(name) and self._is_stored(_pod_path(namespace, name))
+        return (
+            k8s_types.can_be_name(namespace)
+            and k8s_types.can_be_name(name)
+            and self._is_stored(_pod_path(namespace, name))
+        )
 
     def _is_stored(self, path: str) -> bool:
         try:
             self._kube.get(path)
-        except NotFound:
+        except errors.NotFound:
             return False
         return True
 
-    def _pod_changed(self, _old: StoredPod | None, new: StoredPod | None) -> None:
+    def _pod_changed(self, _old: stored_pods.StoredPod | None, new: stored_pods.StoredPod | None) -> None:
         key = f"{new.namespace}/{new.name}" if new else ""
         delay = self._delay(new) if new and new.allocation else None
         if delay is not None and self._served.get(key) != new:
             self._queue.add(key, delay)
 
-    def _node_changed(self, _old: Node | None, new: Node | None) -> None:
+    def _node_changed(self, _old: k8s_types.Node | None, new: k8s_types.Node | None) -> None:
         if new and new.annotations:
             self._queue.add(new.metadata.name, min(LOCK_GRACE_SECONDS, self._timeout))
         if new is None:

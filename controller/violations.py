@@ -5,8 +5,6 @@ created while the webhook was not asked. They are told of by Event, metric and o
 that have been beyond the quota for a whole period, at every look in between.
 """
 
-from __future__ import annotations
-
 import datetime
 import enum
 import threading

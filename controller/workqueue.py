@@ -4,8 +4,6 @@ The idea is that of client-go's ``util/workqueue`` and controller-runtime's ``Re
 to look at, so many of them cost one look, and a look that was missed is made up for by the next.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math
@@ -15,8 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from vcuda.errors import VcudaError
-from vcuda.k8s_types import UNDECODABLE
+from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
 MIN_INTERVAL_SECONDS = 1.0
@@ -142,7 +139,7 @@ class Reconciler:
         """Look at one key now."""
         try:
             again = self._reconcile(key)
-        except (VcudaError, *UNDECODABLE) as error:
+        except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
             # Anybody may write an object that cannot be decoded: that must not end the loop for all others.
             again = self._backoff(key).next()
             self._log.warning(self._failure, **{self._key_name: key}, error=str(error))

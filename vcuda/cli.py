@@ -1,7 +1,5 @@
 """What all commands share: the flags that several of them have, types of flags that click has none for, addresses."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import ipaddress

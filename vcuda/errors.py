@@ -1,7 +1,5 @@
 """Every error this project raises on purpose; all are VcudaErrors, and each class stands below its own kind."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import NamedTuple
 

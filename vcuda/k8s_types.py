@@ -6,8 +6,6 @@ A view is never written back: what it leaves out would be lost. Changes go out a
 Field names are Kubernetes' own in snake case. ``None`` stands for absent and for null alike, as in Go's API types.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import re

@@ -1,7 +1,5 @@
 """Structured logs: one JSON object a line on standard output."""
 
-from __future__ import annotations
-
 import atexit
 import datetime
 import logging

@@ -1,7 +1,5 @@
 """The serving pair of a directory: written in one swap, served from one cached TLS context, looked at from outside."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,15 +1,12 @@
 """Manifests: every pod template in them, as the pods that its owner would create."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 import yaml
 
-from vcuda.errors import BadInput
-from vcuda.k8s_types import Pod
+from vcuda import errors, k8s_types
 from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
 
 Manifest = dict[str, Any]
@@ -70,7 +67,7 @@ def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
     try:
         documents = list(yaml.safe_load_all(text))
     except NOT_YAML as error:
-        raise BadInput(f"{source}: not YAML: {error}") from error
+        raise errors.BadInput(f"{source}: not YAML: {error}") from error
     for index, document in enumerate(documents):
         yield from _listed(f"{source}, document {index + 1}", document)
 
@@ -79,13 +76,13 @@ def _listed(where: str, document: object) -> Iterator[tuple[str, Manifest]]:
     if document is None:
         return
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise BadInput(f"{where}: no Kubernetes object: it has no kind")
+        raise errors.BadInput(f"{where}: no Kubernetes object: it has no kind")
     if not document["kind"].endswith("List") or "items" not in document:
         yield where, document
         return
     items = document["items"]
     if not isinstance(items, list | None):
-        raise BadInput(f"{where}: items must be a list")
+        raise errors.BadInput(f"{where}: items must be a list")
     for item in items or ():
         yield from _listed(where, item)
 
@@ -112,13 +109,13 @@ def _holds_template(spec: object) -> bool:
 def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
     kind = manifest["kind"]
     if kind not in _KINDS:
-        raise BadInput(f"{where}: how many pods a {kind} makes is not known here; give its pods instead")
+        raise errors.BadInput(f"{where}: how many pods a {kind} makes is not known here; give its pods instead")
     metadata = _mapping(where, manifest, "metadata")
     spec = _mapping(where, manifest, "spec")
     name = str(metadata.get("name") or metadata.get("generateName") or "")
     home = str(metadata.get("namespace") or namespace)
     if not is_namespace_name(home):
-        raise BadInput(f"{where}: {home!r} {NO_NAMESPACE}")
+        raise errors.BadInput(f"{where}: {home!r} {NO_NAMESPACE}")
     if kind == "Pod":
         return Workload(kind, name, home, _checked(where, {**manifest, "metadata": {**metadata, "namespace": home}}), 1)
     if kind == "CronJob":
@@ -138,7 +135,7 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
     counts = [spec[field] for field in _KINDS[kind] if spec.get(field) is not None]
     for count in counts:
         if type(count) is not int or not 0 <= count <= MOST_PODS:
-            raise BadInput(f"{where}: {count!r} is no number of pods from 0 to {MOST_PODS}")
+            raise errors.BadInput(f"{where}: {count!r} is no number of pods from 0 to {MOST_PODS}")
     # A Job without parallelism runs one pod at a time, whatever its completions.
     if kind in ("Job", "CronJob") and spec.get("parallelism") is None:
         return 1
@@ -148,8 +145,8 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
 
 def _checked(where: str, pod: Manifest) -> Manifest:
     if not pod.get("spec"):
-        raise BadInput(f"{where}: malformed: it has no pod spec")
-    convert(where, pod, Pod)
+        raise errors.BadInput(f"{where}: malformed: it has no pod spec")
+    convert(where, pod, k8s_types.Pod)
     return _plain(where, pod)
 
 
@@ -158,7 +155,7 @@ def convert(where: str, manifest: Manifest, view: type[T]) -> T:
     try:
         return msgspec.convert(_plain(where, manifest), view)
     except msgspec.MsgspecError as error:
-        raise BadInput(f"{where}: malformed: {error}") from error
+        raise errors.BadInput(f"{where}: malformed: {error}") from error
 
 
 def _plain(where: str, manifest: Manifest) -> Manifest:
@@ -166,7 +163,7 @@ def _plain(where: str, manifest: Manifest) -> Manifest:
     try:
         plain: Manifest = _without_nulls(msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str)))
     except NOT_JSON as error:
-        raise BadInput(f"{where}: malformed: {error}") from error
+        raise errors.BadInput(f"{where}: malformed: {error}") from error
     return plain
 
 
@@ -183,5 +180,5 @@ def _mapping(where: str, parent: Mapping[str, Any], field: str) -> Manifest:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise BadInput(f"{where}: {field} must be a mapping")
+        raise errors.BadInput(f"{where}: {field} must be a mapping")
     return value

@@ -1,7 +1,5 @@
 """Makes authorities and serving certificates (ECDSA P-256), and reads the names they are to be valid for."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import secrets
@@ -32,7 +30,7 @@ class Names:
     def __bool__(self) -> bool:
         return bool(self.dns or self.addresses)
 
-    def __add__(self, other: Names) -> Names:
+    def __add__(self, other: "Names") -> "Names":
         """Both, each name once, where it came first."""
         return Names(
             tuple(dict.fromkeys(self.dns + other.dns)),

@@ -1,7 +1,5 @@
 """The webhook's work apart from HTTP: takes a review's bytes, gives its answer, counts and logs it."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading
@@ -15,15 +13,12 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from vcuda.errors import Unavailable, UnreadableLedger
-from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, K8sStruct, read_review, write_review
+from vcuda import errors, k8s_types
 from vcuda.kube import QuotaPlace
 from vcuda.quota.model import Usage
-from webhook.context import PolicySource
+from webhook import context, pod_review, quota_edit
 from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices
 from webhook.metrics import Metrics
-from webhook.pod_review import mutate, validate, vcuda_pod_of
-from webhook.quota_edit import check_edit
 
 T = TypeVar("T")
 
@@ -44,7 +39,7 @@ LARGE_REVIEW_THREADS = 8
 MAX_WAIT_SECONDS = 30.0
 
 
-class NotReady(Unavailable):
+class NotReady(errors.Unavailable):
     """The quota has not been read yet, or the server is about to stop: another replica, or a later try, answers."""
 
 
@@ -121,7 +116,7 @@ class WorkerThreads:
 class Service(msgspec.Struct, frozen=True):
     """Everything a review is answered from."""
 
-    policy: PolicySource
+    policy: context.PolicySource
     ledgers: Ledgers
     metrics: Metrics
     gate: Gate
@@ -157,32 +152,34 @@ class Service(msgspec.Struct, frozen=True):
         return await work(self.ledgers)
 
     async def _answer(self, path: str, body: bytes, started: float, deadline: float, ledgers: Ledgers) -> bytes:
-        request = read_review(body)
+        request = k8s_types.read_review(body)
         response = await self._decide(path, request, deadline, ledgers)
-        reply = write_review(request.uid, response)
+        reply = k8s_types.write_review(request.uid, response)
         seconds = time.perf_counter() - started
         self.metrics.observe(path, response, seconds)
         self._log(path, request, response, seconds)
         return reply
 
     async def _decide(
-        self, path: str, request: AdmissionRequest, deadline: float, ledgers: Ledgers
-    ) -> AdmissionResponse:
+        self, path: str, request: k8s_types.AdmissionRequest, deadline: float, ledgers: Ledgers
+    ) -> k8s_types.AdmissionResponse:
         policy = self.policy()
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
-            return await check_edit(request, self.place, policy, ledgers)
+            return await quota_edit.check_edit(request, self.place, policy, ledgers)
         if policy is None:
             return _without_policy(request)
         try:
             if path == "/mutate":
-                return await mutate(request, policy, ledgers, self.choices)
-            return await validate(request, policy, ledgers, self.choices, deadline)
-        except UnreadableLedger as error:
+                return await pod_review.mutate(request, policy, ledgers, self.choices)
+            return await pod_review.validate(request, policy, ledgers, self.choices, deadline)
+        except errors.UnreadableLedger as error:
             # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
-            return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+            return k8s_types.AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
-    def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:
+    def _log(
+        self, path: str, request: k8s_types.AdmissionRequest, response: k8s_types.AdmissionResponse, seconds: float
+    ) -> None:
         """Write the one line that tells what became of a request."""
         if response.outcome in QUIET:
             self.log.debug("admission", path=path, uid=request.uid, outcome=response.outcome)
@@ -203,28 +200,28 @@ class Service(msgspec.Struct, frozen=True):
         )
 
 
-def _without_policy(request: AdmissionRequest) -> AdmissionResponse:
+def _without_policy(request: k8s_types.AdmissionRequest) -> k8s_types.AdmissionResponse:
     # Pods that are none of the quota's business pass, whatever it says: a webhook that starts must not stop a cluster.
-    pod = vcuda_pod_of(request)
-    if isinstance(pod, AdmissionResponse):
+    pod = pod_review.vcuda_pod_of(request)
+    if isinstance(pod, k8s_types.AdmissionResponse):
         return pod
     raise NotReady("the quota has not been read yet")
 
 
-def _generated_name(request: AdmissionRequest) -> str:
+def _generated_name(request: k8s_types.AdmissionRequest) -> str:
     # In /mutate a pod under generateName has no name yet, in the request neither.
     try:
         named = msgspec.json.decode(request.object, type=_Named).metadata
-    except UNDECODABLE:
+    except k8s_types.UNDECODABLE:
         return ""
     return named.name or f"{named.generate_name}*"
 
 
-class _PodNames(K8sStruct, frozen=True):
+class _PodNames(k8s_types.K8sStruct, frozen=True):
     name: str = ""
     generate_name: str = ""
 
 
 # The names alone: the annotations of a large pod take longer to decode than all else in it.
-class _Named(K8sStruct, frozen=True):
+class _Named(k8s_types.K8sStruct, frozen=True):
     metadata: _PodNames = _PodNames()

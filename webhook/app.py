@@ -4,8 +4,6 @@ Whatever goes wrong is answered by a short JSON object, ``{"error": …, "status
 the log does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Coroutine
@@ -20,8 +18,7 @@ from kubernetes.utils.duration import parse_duration
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from vcuda.errors import BadReview, Unavailable, VcudaError
-from webhook.admission import Service
-from webhook.metrics import CONTENT_TYPE
+from webhook import admission, metrics
 
 if TYPE_CHECKING:
     from a2wsgi.asgi_typing import HTTPScope, Receive, Send
@@ -67,12 +64,12 @@ def error_object(message: str, status: int) -> bytes:
 class Application:
     """The webhook's ASGI application over one service."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: admission.Service) -> None:
         self._service = service
         self._pages = WSGIMiddleware(cast("WSGIApp", make_pages(service)), workers=PAGE_THREADS)
         self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
 
-    async def __call__(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: "HTTPScope", receive: "Receive", send: "Send") -> None:
         """Serve one request."""
         if scope["path"] not in REVIEWS:
             await self._pages(scope, receive, send)
@@ -86,7 +83,7 @@ class Application:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
-    async def _reply(self, scope: HTTPScope, receive: Receive) -> Reply:
+    async def _reply(self, scope: "HTTPScope", receive: "Receive") -> Reply:
         try:
             if scope["method"] != "POST":
                 return _fault(MethodNotAllowed.description, HTTPStatus.METHOD_NOT_ALLOWED, (b"allow", b"POST"))
@@ -105,7 +102,7 @@ class Application:
         except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets a sentence and the log the trace
             return _fault(_internal(self._service, scope["path"], error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    async def _answer(self, scope: HTTPScope, receive: Receive) -> bytes:
+    async def _answer(self, scope: "HTTPScope", receive: "Receive") -> bytes:
         headers = dict(scope["headers"])
         if int(headers.get(b"content-length", 0)) > MAX_BODY:
             raise _too_large()
@@ -123,7 +120,7 @@ class Application:
         finally:
             self._large_bodies.release()
 
-    async def _decide(self, scope: HTTPScope, headers: dict[bytes, bytes], body: bytes) -> bytes:
+    async def _decide(self, scope: "HTTPScope", headers: dict[bytes, bytes], body: bytes) -> bytes:
         if headers.get(b"content-type", b"").partition(b";")[0] != JSON:
             raise BadReview(f"the body must be {JSON.decode()}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         timeout = timeout_of(scope["query_string"])
@@ -133,7 +130,7 @@ class Application:
 class Body:
     """A request's body as it comes; ``whole`` tells whether all of it is here."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: "Receive") -> None:
         self.whole = False
         self._receive = receive
         self._chunks: list[bytes] = []
@@ -196,12 +193,12 @@ def _fault(message: str, status: HTTPStatus, *headers: tuple[bytes, bytes]) -> R
     return Reply(error_object(message, status), status, headers)
 
 
-def _internal(service: Service, path: str, error: Exception) -> str:
+def _internal(service: admission.Service, path: str, error: Exception) -> str:
     service.log.error("internal error", path=path, exc_info=error)
     return "internal error; the webhook's log has the details"
 
 
-def make_pages(service: Service) -> flask.Flask:
+def make_pages(service: admission.Service) -> flask.Flask:
     """Return the Flask application that serves what is not a review: the health checks and the metrics."""
     app = flask.Flask("webhook", static_folder=None)
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
@@ -223,7 +220,9 @@ def make_pages(service: Service) -> flask.Flask:
 
     app.add_url_rule("/healthz", "healthz", lambda: _text("ok"))
     app.add_url_rule("/readyz", "readyz", readiness)
-    app.add_url_rule("/metrics", "metrics", lambda: flask.Response(service.metrics.render(), content_type=CONTENT_TYPE))
+    app.add_url_rule(
+        "/metrics", "metrics", lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
+    )
     app.register_error_handler(HTTPException, http_error)
     app.register_error_handler(Exception, unexpected)
     return app

@@ -1,7 +1,5 @@
 """Puts the webhook together: on a cluster, or on its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,17 +7,14 @@ import msgspec
 import structlog
 
 from vcuda import kube as k8s
-from vcuda.placement.affinity import Hints
-from vcuda.placement.placement import Nodes
+from vcuda import tls
+from vcuda.placement import affinity, placement
 from vcuda.quota.model import SYSTEM_NAMESPACES
-from vcuda.tls import ServingCertificate
-from webhook.admission import Gate, Service
-from webhook.context import ClusterPolicy, PolicySnapshot, read_nodes, read_quota
-from webhook.ledger_client import KUBE_THREADS, ClusterLedgers
+from webhook import admission, context, ledger_client
 from webhook.ledgers import MemoryLedgers
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 
-MakeService = Callable[[ServingCertificate], Service]
+MakeService = Callable[[tls.ServingCertificate], admission.Service]
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -31,7 +26,7 @@ class Cluster(msgspec.Struct, frozen=True):
     kubeconfig: Path | None
     place: k8s.QuotaPlace
     system_namespace: str
-    hints: Hints
+    hints: affinity.Hints
     end: Callable[[str], None] = k8s.end_process
 
     def check(self) -> None:
@@ -43,21 +38,21 @@ class Cluster(msgspec.Struct, frozen=True):
         """
         k8s.Kube.connect(self.kubeconfig).close()
 
-    def make_service(self, certificate: ServingCertificate) -> Service:
+    def make_service(self, certificate: tls.ServingCertificate) -> admission.Service:
         """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
         # A connection for each thread of the ledgers, so that none of them waits for another's, and two to spare.
-        kube = k8s.Kube.connect(self.kubeconfig, pool_size=KUBE_THREADS + 2, version_check=check)
+        kube = k8s.Kube.connect(self.kubeconfig, pool_size=ledger_client.KUBE_THREADS + 2, version_check=check)
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
         nodes = k8s.NodeInformer(kube, self.hints.labels)
-        policy = ClusterPolicy(quota, nodes, k8s.FreeCardsInformer(kube, self.system_namespace), self.hints)
+        policy = context.ClusterPolicy(quota, nodes, k8s.FreeCardsInformer(kube, self.system_namespace), self.hints)
         metrics = _metrics(certificate)
         store = k8s.LedgerStore(kube, self.system_namespace, nodes.current)
-        ledgers = ClusterLedgers(store, LedgerMetrics(metrics.registry))
+        ledgers = ledger_client.ClusterLedgers(store, LedgerMetrics(metrics.registry))
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors()))
         policy.start()
-        return Service(policy.current, ledgers, metrics, Gate(), structlog.get_logger(), self.place)
+        return admission.Service(policy.current, ledgers, metrics, admission.Gate(), structlog.get_logger(), self.place)
 
 
 class Standalone(msgspec.Struct, frozen=True):
@@ -65,22 +60,22 @@ class Standalone(msgspec.Struct, frozen=True):
 
     quota: Path
     nodes: Path | None
-    hints: Hints
+    hints: affinity.Hints
 
-    def policy(self) -> PolicySnapshot:
+    def policy(self) -> context.PolicySnapshot:
         """Read the files; BadInput where one of them cannot be read, or has faults."""
         labels = self.hints.labels
-        nodes = read_nodes(self.nodes, labels) if self.nodes else Nodes(labels)
-        return PolicySnapshot(read_quota(self.quota), nodes, self.hints)
+        nodes = context.read_nodes(self.nodes, labels) if self.nodes else placement.Nodes(labels)
+        return context.PolicySnapshot(context.read_quota(self.quota), nodes, self.hints)
 
-    def make_service(self, certificate: ServingCertificate) -> Service:
+    def make_service(self, certificate: tls.ServingCertificate) -> admission.Service:
         """Return a service that answers from the files alone."""
         metrics, policy = _metrics(certificate), self.policy()
         metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
-        return Service(lambda: policy, MemoryLedgers(), metrics, Gate(), structlog.get_logger())
+        return admission.Service(lambda: policy, MemoryLedgers(), metrics, admission.Gate(), structlog.get_logger())
 
 
-def _metrics(certificate: ServingCertificate) -> Metrics:
+def _metrics(certificate: tls.ServingCertificate) -> Metrics:
     metrics = Metrics()
     metrics.watch(
         "vcuda_serving_certificate_expiry_seconds",

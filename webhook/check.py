@@ -3,8 +3,6 @@
 Who is asked is a parameter: the decisions themselves, for the command `check`, or a server, as in the demo.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import uuid
@@ -16,19 +14,17 @@ import jsonpatch
 import msgspec
 from jsonpointer import JsonPointer
 
-from vcuda.cli import aligned
-from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, Operation, Pod
+from vcuda import cli, k8s_types
 from vcuda.quota.model import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Workload, workloads_in
-from webhook.context import PolicySnapshot, read_text
+from webhook import context, pod_review
 from webhook.ledgers import MemoryLedgers, RecentChoices
-from webhook.pod_review import mutate, validate
 
-Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
+Ask = Callable[[str, k8s_types.AdmissionRequest], Awaitable[k8s_types.AdmissionResponse]]
 """Has a review answered, by its path."""
 
-PODS = GroupVersionKind(version="v1", kind="Pod")
+PODS = k8s_types.GroupVersionKind(version="v1", kind="Pod")
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
@@ -59,17 +55,17 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
         BadInput: a file cannot be read, or an object in it makes no pods or a malformed one.
 
     """
-    return [workload for path in paths for workload in workloads_in(str(path), read_text(path), namespace)]
+    return [workload for path in paths for workload in workloads_in(str(path), context.read_text(path), namespace)]
 
 
-def check(workloads: Iterable[Workload], policy: PolicySnapshot) -> list[Row]:
+def check(workloads: Iterable[Workload], policy: context.PolicySnapshot) -> list[Row]:
     """Decide every pod in order, each beside those admitted before it; nothing that runs already is known."""
     ledgers, choices = MemoryLedgers(), RecentChoices()
 
-    async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
+    async def ask(path: str, request: k8s_types.AdmissionRequest) -> k8s_types.AdmissionResponse:
         if path == "/mutate":
-            return await mutate(request, policy, ledgers, choices)
-        return await validate(request, policy, ledgers, choices, deadline=math.inf)
+            return await pod_review.mutate(request, policy, ledgers, choices)
+        return await pod_review.validate(request, policy, ledgers, choices, deadline=math.inf)
 
     return asyncio.run(decide(workloads, ask))
 
@@ -93,7 +89,7 @@ async def _decide(workload: Workload, ask: Ask) -> tuple[Hashable, Row]:
     pod, answers = await _create(workload.pod, workload.namespace, ask)
     first, last = answers[0], answers[-1]
     untouched = _WORDS.get(first.outcome)
-    charge = read_request(msgspec.convert(pod, Pod)).charge
+    charge = read_request(msgspec.convert(pod, k8s_types.Pod)).charge
     stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings]
     row = Row(
         object=f"{workload.kind}/{workload.name}",
@@ -109,7 +105,7 @@ async def _decide(workload: Workload, ask: Ask) -> tuple[Hashable, Row]:
     return (last.outcome, last.model, bool(last.warnings)), row
 
 
-async def _create(pod: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[AdmissionResponse]]:
+async def _create(pod: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[k8s_types.AdmissionResponse]]:
     """Take a pod through /mutate and /validate as the API server does; return it as stored, and both answers."""
     proposed = await ask("/mutate", _request(pod, namespace))
     if not proposed.allowed:
@@ -120,13 +116,15 @@ async def _create(pod: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, li
     return stored, [proposed, await ask("/validate", _request(stored, namespace))]
 
 
-def _request(pod: Manifest, namespace: str) -> AdmissionRequest:
+def _request(pod: Manifest, namespace: str) -> k8s_types.AdmissionRequest:
     # YAML has types that JSON has not, such as dates; where text is expected they are text.
     raw = msgspec.Raw(msgspec.json.encode(pod, enc_hook=str))
-    return AdmissionRequest(uid=str(uuid.uuid4()), kind=PODS, namespace=namespace, operation="CREATE", object=raw)
+    return k8s_types.AdmissionRequest(
+        uid=str(uuid.uuid4()), kind=PODS, namespace=namespace, operation="CREATE", object=raw
+    )
 
 
-def patch_story(patch: Sequence[Operation]) -> Iterator[str]:
+def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
     """Yield a phrase for each kind of change that the pod's owner may not expect."""
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [path for path in removed if path.startswith("/metadata/")]
@@ -143,4 +141,4 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
     """Yield the lines of a table for people."""
     heading = ("OBJECT", "NAMESPACE", "PODS", "DECISION", "MODEL", "CHARGE", "REASON")
     cells = [heading, *((r.object, r.namespace, str(r.count), r.decision, r.model, r.charge, r.reason) for r in rows)]
-    yield from aligned(cells)
+    yield from cli.aligned(cells)

@@ -1,7 +1,5 @@
 """The command ``vcuda-webhook``."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,16 +12,11 @@ import click
 import msgspec
 import structlog
 
-from vcuda import __version__, cli
-from vcuda.errors import BadInput, QuotaFault
+from vcuda import __version__, cli, errors, logs, tls, workloads, x509
 from vcuda.kube import QuotaPlace
-from vcuda.logs import configure_batched
 from vcuda.placement.affinity import Hints, NodeLabels
-from vcuda.tls import serving_files, write_files
-from vcuda.workloads import NO_PODS
-from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
+from webhook import assembly
 from webhook import check as offline
-from webhook.assembly import Cluster, MakeService, Standalone
 from webhook.server import Failure, Settings, WebhookServer
 
 FAILED = 1
@@ -105,12 +98,12 @@ def serve(
 
     Exit status: 0 stopped; 1 the address cannot be listened on, or Kubernetes is too old; 2 bad input.
     """
-    configure_batched(log_level)
+    logs.configure_batched(log_level)
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
     if standalone:
         if quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
-        embedded = Standalone(quota, nodes, hints)
+        embedded = assembly.Standalone(quota, nodes, hints)
         _or_exit(embedded.policy)
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
             _run(Settings(bind, certificates, drain_seconds), embedded.make_service)
@@ -118,7 +111,9 @@ def serve(
     if cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
     failure = Failure()
-    cluster = Cluster(kubeconfig, QuotaPlace(*quota_configmap, quota_key), system_namespace, hints, failure.end)
+    cluster = assembly.Cluster(
+        kubeconfig, QuotaPlace(*quota_configmap, quota_key), system_namespace, hints, failure.end
+    )
     _or_exit(cluster.check)
     try:
         _run(Settings(bind, cert_dir, drain_seconds), cluster.make_service)
@@ -160,7 +155,7 @@ def check(
 
     Exit status: 0 all admitted, 1 some refused, 2 bad input.
     """
-    standalone = Standalone(quota, nodes, Hints(NodeLabels(model_label, pool_label), scheduler_name))
+    standalone = assembly.Standalone(quota, nodes, Hints(NodeLabels(model_label, pool_label), scheduler_name))
     policy = _or_exit(standalone.policy)
     rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), policy)
     if output == "json":
@@ -168,11 +163,11 @@ def check(
     else:
         click.echo("\n".join(offline.table(rows)))
     if not rows:
-        click.echo(NO_PODS, err=True)
+        click.echo(workloads.NO_PODS, err=True)
     sys.exit(1 if any(row.refused for row in rows) else 0)
 
 
-def _run(settings: Settings, make_service: MakeService) -> None:
+def _run(settings: Settings, make_service: assembly.MakeService) -> None:
     log = structlog.get_logger()
     server = _or_exit(lambda: WebhookServer(settings, make_service, lambda url: log.info("listening", url=url)))
     server.run()
@@ -182,10 +177,10 @@ def _or_exit(read: Callable[[], T]) -> T:
     """Return what is read, or tell every fault and end with status 2."""
     try:
         return read()
-    except QuotaFault as fault:
+    except errors.QuotaFault as fault:
         lines = [str(each) for each in fault.faults]
         click.echo("\n".join(["Error: the quota document is malformed:", *(f"  {line}" for line in lines)]), err=True)
-    except BadInput as error:
+    except errors.BadInput as error:
         cli.fail(str(error))
     sys.exit(cli.BAD_INPUT)
 
@@ -194,9 +189,9 @@ def _or_exit(read: Callable[[], T]) -> T:
 def _self_made() -> Iterator[Path]:
     """Make a certificate for this run, for localhost, in a directory that goes with the run."""
     now = datetime.now(UTC)
-    authority = make_authority(now)
+    authority = x509.make_authority(now)
     with tempfile.TemporaryDirectory(prefix="vcuda-webhook-") as scratch:
         directory = Path(scratch)
-        write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+        tls.write_files(directory, tls.serving_files(authority, x509.make_leaf(authority, x509.DEVELOPMENT, now)))
         structlog.get_logger().info("certificate made for this run", ca=str(directory / "ca.crt"))
         yield directory

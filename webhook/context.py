@@ -1,7 +1,5 @@
 """What decisions are made from besides the pod itself: the quota in force, the nodes, and the system's settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,22 +8,18 @@ import click
 import msgspec
 import yaml
 
-from vcuda.errors import BadInput
-from vcuda.k8s_types import Node
+from vcuda import errors, k8s_types, workloads
 from vcuda.kube import FreeCardsInformer, NodeInformer, QuotaInformer, Reflector
-from vcuda.placement.affinity import Hints, NodeLabels
-from vcuda.placement.placement import Nodes
-from vcuda.quota.document import parse_quota
-from vcuda.quota.model import Quota
-from vcuda.workloads import NOT_YAML, convert, objects_in
+from vcuda.placement import affinity, placement
+from vcuda.quota import document, model
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
     """One consistent view, taken at the start of a decision."""
 
-    quota: Quota
-    nodes: Nodes
-    hints: Hints = Hints()
+    quota: model.Quota
+    nodes: placement.Nodes
+    hints: affinity.Hints = affinity.Hints()
 
 
 PolicySource = Callable[[], PolicySnapshot | None]
@@ -38,7 +32,9 @@ class ClusterPolicy:
     Which cards are free is published by the extender, where there is one, every few seconds; nothing waits for it.
     """
 
-    def __init__(self, quota: QuotaInformer, nodes: NodeInformer, cards: FreeCardsInformer, hints: Hints) -> None:
+    def __init__(
+        self, quota: QuotaInformer, nodes: NodeInformer, cards: FreeCardsInformer, hints: affinity.Hints
+    ) -> None:
         self._quota = quota
         self._nodes = nodes
         self._cards = cards
@@ -63,7 +59,7 @@ class ClusterPolicy:
             reflector.start()
 
 
-def read_quota(path: Path) -> Quota:
+def read_quota(path: Path) -> model.Quota:
     """Return the quota in a file: the document itself, or the ConfigMap that holds it under ``gpu_quota``.
 
     Raises:
@@ -73,17 +69,17 @@ def read_quota(path: Path) -> Quota:
     text = read_text(path)
     try:
         documents = list(yaml.safe_load_all(text))
-    except NOT_YAML:
+    except workloads.NOT_YAML:
         documents = []  # the parser below says what is wrong, and where
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = documents[0].get("data") or {}
         if "gpu_quota" not in data:
-            raise BadInput(f"{path}: the ConfigMap has no key gpu_quota")
+            raise errors.BadInput(f"{path}: the ConfigMap has no key gpu_quota")
         text = str(data["gpu_quota"])
-    return parse_quota(text)
+    return document.parse_quota(text)
 
 
-def read_nodes(path: Path, labels: NodeLabels) -> Nodes:
+def read_nodes(path: Path, labels: affinity.NodeLabels) -> placement.Nodes:
     """Return the nodes in a file, as ``kubectl get nodes -o yaml`` prints them.
 
     Raises:
@@ -91,12 +87,12 @@ def read_nodes(path: Path, labels: NodeLabels) -> Nodes:
 
     """
     found = {}
-    for where, manifest in objects_in(str(path), read_text(path)):
+    for where, manifest in workloads.objects_in(str(path), read_text(path)):
         if manifest.get("kind") != "Node":
-            raise BadInput(f"{where}: expected a Node, not {manifest.get('kind')}")
-        node = convert(where, manifest, Node)
+            raise errors.BadInput(f"{where}: expected a Node, not {manifest.get('kind')}")
+        node = workloads.convert(where, manifest, k8s_types.Node)
         found[node.metadata.name] = node.labels
-    return Nodes.of(found, labels)
+    return placement.Nodes.of(found, labels)
 
 
 def read_text(path: Path) -> str:
@@ -105,4 +101,4 @@ def read_text(path: Path) -> str:
         with click.open_file(str(path), encoding="utf-8") as file:
             return str(file.read())
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from error
+        raise errors.BadInput(f"{path}: cannot be read: {error}") from error

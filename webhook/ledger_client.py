@@ -1,7 +1,5 @@
 """The ledgers of a cluster, shared by every replica: charges are committed in groups, by compare-and-swap."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import math
@@ -151,7 +149,7 @@ class ClusterLedgers:
     # The API server's client blocks, so its calls are in threads, and bounded by them; all else is on the event loop.
     # To hand a call over takes 50 µs, beside a write's milliseconds: too little to have a second HTTP client for.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
-    _ledgers: dict[str, NamespaceLedger] = field(default_factory=dict)
+    _ledgers: "dict[str, NamespaceLedger]" = field(default_factory=dict)
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
@@ -165,7 +163,7 @@ class ClusterLedgers:
         """Return what is charged to each model, as of at most `CACHED_USAGE_SECONDS` ago."""
         return await self._of(namespace).cached_usage()
 
-    def _of(self, namespace: str) -> NamespaceLedger:
+    def _of(self, namespace: str) -> "NamespaceLedger":
         if namespace not in self._ledgers:
             self._ledgers[namespace] = NamespaceLedger(namespace, self)
         return self._ledgers[namespace]

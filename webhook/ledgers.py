@@ -1,7 +1,5 @@
 """Where charges are kept: the interface that decisions use, the store in memory, and what /mutate chose just now."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

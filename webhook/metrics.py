@@ -1,7 +1,5 @@
 """What the webhook tells Prometheus. One process, one registry; nothing is global."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping

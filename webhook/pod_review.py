@@ -3,8 +3,6 @@
 /mutate writes nothing. /validate recomputes the charge from the pod as it will be stored; nothing else admits a pod.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -13,8 +11,7 @@ import msgspec
 from vcuda.errors import Fault
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Pod
 from vcuda.ledger.ledger import Admitted, Refused
-from vcuda.placement.affinity import oversized, patch_for, unpinned_patch
-from vcuda.placement.placement import Candidates, Choice, Pin, choose, choose_regardless, find_candidates, read_pin
+from vcuda.placement import affinity, placement
 from vcuda.quota.model import Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
 from webhook.context import PolicySnapshot
@@ -72,7 +69,7 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
     if quota is None:
         return AdmissionResponse("unlimited")
     # Before anything else reads it, and in every mode: to go through such an affinity takes longer than a webhook has.
-    too_large = oversized(pod.spec)
+    too_large = affinity.oversized(pod.spec)
     if too_large:
         return _malformed((too_large,))
     review = PodReview(request.namespace, pod, read_request(pod), quota, policy)
@@ -133,11 +130,11 @@ async def mutate(
     if isinstance(review, AdmissionResponse):
         return review
     namespace, asked = review.namespace, review.request
-    candidates = find_candidates(review.pod, asked.schemes, review.quota, policy.nodes, asked.share)
+    candidates = placement.find_candidates(review.pod, asked.schemes, review.quota, policy.nodes, asked.share)
     if not candidates.models:
         return _without_model(review, candidates.sentence(namespace, review.quota))
     choice = await _choose(review, candidates, ledgers, choices)
-    if not isinstance(choice, Choice):
+    if not isinstance(choice, placement.Choice):
         return refused(review, "over-quota", exceeded(namespace, *choice), choice[0].model)
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge)
@@ -145,7 +142,7 @@ async def mutate(
     forecast = [choice.forecast] if request.dry_run and choice.forecast else []
     return AdmissionResponse(
         "pinned",
-        patch=patch_for(review.pod, choice.model, review.quota.pools, asked.schemes, policy.hints),
+        patch=affinity.patch_for(review.pod, choice.model, review.quota.pools, asked.schemes, policy.hints),
         warnings=review.warnings(*forecast),
         reason=choice.reason,
         model=choice.model,
@@ -154,15 +151,15 @@ async def mutate(
 
 
 async def _choose(
-    review: PodReview, candidates: Candidates, ledgers: Ledgers, choices: RecentChoices
-) -> Choice | tuple[Shortage, ...]:
+    review: PodReview, candidates: placement.Candidates, ledgers: Ledgers, choices: RecentChoices
+) -> placement.Choice | tuple[Shortage, ...]:
     namespace, quota, asked = review.namespace, review.quota, review.request.charge
     usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
-    choice = choose(candidates, quota, asked, usage)
-    if isinstance(choice, Choice):
+    choice = placement.choose(candidates, quota, asked, usage)
+    if isinstance(choice, placement.Choice):
         return choice
     # What is remembered, or was only chosen for others, refuses nobody: a refusal is by the ledger as it is.
-    decide = choose if review.enforced else choose_regardless
+    decide = placement.choose if review.enforced else placement.choose_regardless
     return decide(candidates, quota, asked, await ledgers.usage(namespace))
 
 
@@ -170,7 +167,9 @@ def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return refused(review, "not-allowed", sentence)
     # It takes a card like any other: past the scheduler, that card would be given to another pod too.
-    return AdmissionResponse("unpinned", patch=unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme)
+    return AdmissionResponse(
+        "unpinned", patch=affinity.unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme
+    )
 
 
 async def validate(
@@ -187,7 +186,7 @@ async def validate(
     review = review_of(request, policy)
     if isinstance(review, AdmissionResponse):
         return review
-    pin = read_pin(review.pod, policy.hints.labels)
+    pin = placement.read_pin(review.pod, policy.hints.labels)
     # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did.
     stray = () if pin.within(review.quota) else (_unpinned(review, pin),)
     if stray and review.enforced:
@@ -257,7 +256,7 @@ def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
     return []
 
 
-def _unpinned(review: PodReview, pin: Pin) -> str:
+def _unpinned(review: PodReview, pin: placement.Pin) -> str:
     """Say why the pod is not held to one allowed model, with those it may use."""
     quota = review.quota
     if pin.model in quota.limits:

@@ -1,15 +1,12 @@
 """/quota: refuses a malformed quota document when it is edited, and warns of what looks wrong in a good one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
 
 import msgspec
 
-from vcuda.errors import Fault, QuotaFault, Unavailable, UnreadableLedger
-from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ConfigMap
+from vcuda import errors, k8s_types
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota.document import parse_quota
@@ -27,49 +24,51 @@ COMPARING_SECONDS = 1.0
 # An alias in YAML can repeat one fault without end.
 MOST_FAULTS = 100
 
-_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 async def check_edit(
-    request: AdmissionRequest,
+    request: k8s_types.AdmissionRequest,
     place: QuotaPlace,
     policy: PolicySnapshot | None,
     ledgers: Ledgers,
     comparing: float = COMPARING_SECONDS,
-) -> AdmissionResponse:
+) -> k8s_types.AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 
     ``comparing`` is for how many seconds its limits are compared with what is in use.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
-        return AdmissionResponse("ignored")
+        return k8s_types.AdmissionResponse("ignored")
     if request.operation == "DELETE":
-        return AdmissionResponse("quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"])
+        return k8s_types.AdmissionResponse(
+            "quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"]
+        )
     try:
         document = (_CONFIG_MAP.decode(request.object).data or {}).get(place.key)
-    except UNDECODABLE as error:
-        return _refused(place, (Fault("", f"the ConfigMap cannot be read: {error}"),))
+    except k8s_types.UNDECODABLE as error:
+        return _refused(place, (errors.Fault("", f"the ConfigMap cannot be read: {error}"),))
     if document is None:
-        return _refused(place, (Fault(f"data.{place.key}", "is missing; the quota document belongs there"),))
+        return _refused(place, (errors.Fault(f"data.{place.key}", "is missing; the quota document belongs there"),))
     try:
         quota = parse_quota(document)
-    except QuotaFault as fault:
+    except errors.QuotaFault as fault:
         return _refused(place, fault.faults)
     warnings = [*await _compared(quota, policy, ledgers, time.monotonic() + comparing), *_doubts(quota, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
-    return AdmissionResponse("quota-accepted", warnings=warnings)
+    return k8s_types.AdmissionResponse("quota-accepted", warnings=warnings)
 
 
-def _refused(place: QuotaPlace, faults: tuple[Fault, ...]) -> AdmissionResponse:
+def _refused(place: QuotaPlace, faults: tuple[errors.Fault, ...]) -> k8s_types.AdmissionResponse:
     # kubectl prints the faults and not the message, so how many are left out is one of them. It prints the path of
     # each, so one of the document as a whole has the document's.
     document, shown = f"data.{place.key}", faults[:MOST_FAULTS]
     if len(faults) > len(shown):
-        shown += (Fault(document, f"and {len(faults) - len(shown)} more faults"),)
+        shown += (errors.Fault(document, f"and {len(faults) - len(shown)} more faults"),)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
     causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
-    return AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
+    return k8s_types.AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
 
 
 def _doubts(quota: Quota, policy: PolicySnapshot | None) -> Iterator[str]:
@@ -111,7 +110,7 @@ def _unknown_names(namespace: str, entry: NamespaceQuota, policy: PolicySnapshot
 async def _below_use(namespace: str, entry: NamespaceQuota, ledgers: Ledgers) -> list[str]:
     try:
         usages = await ledgers.usage(namespace)
-    except (Unavailable, UnreadableLedger) as error:
+    except (errors.Unavailable, errors.UnreadableLedger) as error:
         return [f"{namespace}: not compared with what is in use: {error}"]
     return [
         f"{namespace}.quota.{model}: {cards(usage.used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}; "

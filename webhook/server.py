@@ -1,7 +1,5 @@
 """gunicorn, set up for a webhook: one process, its ASGI worker on uvloop, no configuration files of its own."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os
@@ -17,8 +15,7 @@ import msgspec
 from gunicorn.app.base import BaseApplication
 
 from vcuda.tls import ServingCertificate, watch
-from webhook.admission import Service
-from webhook.app import Application
+from webhook import admission, app
 from webhook.metrics import Metrics
 from webhook.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
@@ -68,12 +65,15 @@ class WebhookServer(BaseApplication):
     """One gunicorn with one worker. ``make_service`` runs in the worker: threads do not outlive a fork."""
 
     def __init__(
-        self, settings: Settings, make_service: Callable[[ServingCertificate], Service], announce: Callable[[str], None]
+        self,
+        settings: Settings,
+        make_service: Callable[[ServingCertificate], admission.Service],
+        announce: Callable[[str], None],
     ) -> None:
         self.settings = settings
         self.certificate = ServingCertificate(settings.certificate)
         self.stopping = threading.Event()
-        self.service: Service | None = None
+        self.service: admission.Service | None = None
         self._make_service = make_service
         self._announce = announce
         super().__init__()
@@ -109,7 +109,7 @@ class WebhookServer(BaseApplication):
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
         gc.freeze()  # what is loaded now stays: no collection while serving has to look at it again
-        return Application(self.service)
+        return app.Application(self.service)
 
     def _ready(self, worker: WebhookWorker) -> None:
         """Announce the address when the worker serves it: gunicorn's own ``when_ready`` comes before there is one."""

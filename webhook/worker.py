@@ -4,8 +4,6 @@ gunicorn parses the requests, calls the application and keeps connections. Added
 be, how long each step of a client may take, how much of unfinished requests is held, errors as JSON, and the drain.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -82,7 +80,7 @@ IDLE = (Phase.HANDSHAKE, Phase.FIRST, Phase.NEXT)
 class WebhookProtocol(ASGIProtocol):
     """One client's connection."""
 
-    worker: WebhookWorker
+    worker: "WebhookWorker"
     transport: Any
 
     # gunicorn's own, which its type stubs do not name.
@@ -93,7 +91,7 @@ class WebhookProtocol(ASGIProtocol):
     _resume_reading: Any
     _safe_write: Any
 
-    def __init__(self, worker: WebhookWorker, sock: socket.socket) -> None:
+    def __init__(self, worker: "WebhookWorker", sock: socket.socket) -> None:
         super().__init__(worker)
         self._max_buffer_size = MAX_UNREAD
         self._sock = sock
@@ -233,7 +231,7 @@ class WebhookProtocol(ASGIProtocol):
 class WebhookWorker(ASGIWorker):
     """The process that serves. It stops so that no request is lost: readiness fails first, and work goes on a while."""
 
-    app: WebhookServer
+    app: "WebhookServer"
     loop: Any
     sockets: Any
     _quick_shutdown: bool

@@ -5,8 +5,6 @@ scheduler is answered once the patch has landed. A binding goes the same way. Ea
 pod, so whatever is late or sent twice lands once or never, and the pod's later versions tell which.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +13,9 @@ from contextlib import contextmanager
 import msgspec
 import structlog
 
-from controller.extender import protocol, strategy
+from controller.extender import protocol, publish, strategy
 from controller.extender.cache import AssumedPlacement, CardCache
 from controller.extender.journal import TIMEOUT, Deadline, Journal
-from controller.extender.publish import ExtenderMetrics
-from controller.extender.strategy import NodeCards, Placement, Strategy
 from vcuda.allocations.cards import (
     CardRequest,
     Cards,
@@ -54,10 +50,10 @@ class Allocator:
         kube: Kube,
         cache: CardCache,
         journal: Journal,
-        metrics: ExtenderMetrics,
+        metrics: publish.ExtenderMetrics,
         on_lost: Callable[[], None],
         *,
-        choose: Strategy = strategy.bin_pack,
+        choose: strategy.Strategy = strategy.bin_pack,
         now: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -92,7 +88,7 @@ class Allocator:
             pod = f"{args.pod.metadata.namespace}/{args.pod.metadata.name}"
             self._log.warning("not placed", pod=pod, error=str(error))
             return args.failed(str(error))
-        if isinstance(placed, Placement):
+        if isinstance(placed, strategy.Placement):
             self._metrics.placements.labels("placed").inc()
             return args.passing([placed.node])
         self._metrics.placements.labels("unplaceable").inc()
@@ -191,12 +187,12 @@ class Allocator:
 
     def _place(
         self, pod: Pod, request: CardRequest, names: tuple[str, ...], deadline: Deadline
-    ) -> Placement | Mapping[str, Unplaceable]:
+    ) -> strategy.Placement | Mapping[str, Unplaceable]:
         for _ in range(MAX_ATTEMPTS):
             if pod.spec.node_name:
                 raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
             found = self._choose(pod, request, names, self._cache.without(pod.metadata.uid))
-            if not isinstance(found, Placement):
+            if not isinstance(found, strategy.Placement):
                 return found
             fresh = self._write(pod, request, found, deadline)
             if fresh is None:
@@ -205,19 +201,19 @@ class Allocator:
         raise NotPlaced("the pod changes too often")
 
     def _choose(
-        self, pod: Pod, request: CardRequest, names: tuple[str, ...], nodes: NodeCards
-    ) -> Placement | Mapping[str, Unplaceable]:
+        self, pod: Pod, request: CardRequest, names: tuple[str, ...], nodes: strategy.NodeCards
+    ) -> strategy.Placement | Mapping[str, Unplaceable]:
         # The node of an earlier placement comes first, if the pod still fits there. Its cards are chosen anew:
         # gpu-manager takes the fullest that fits when the container starts, and refuses a share whose annotation names
         # another.
         before = read_pod_cards(pod)
         if before is not None and before.node in names:
             found = self._strategy(request, (before.node,), nodes)
-            if isinstance(found, Placement):
+            if isinstance(found, strategy.Placement):
                 return found
         return self._strategy(request, names, nodes)
 
-    def _write(self, pod: Pod, request: CardRequest, found: Placement, deadline: Deadline) -> Pod | None:
+    def _write(self, pod: Pod, request: CardRequest, found: strategy.Placement, deadline: Deadline) -> Pod | None:
         # Returns None once it is known to have landed, else the pod as it is now, to try again.
         cards = PodCards(found.node, found.assignment.all_shares())
         placement = _assumed(pod, cards)

@@ -1,7 +1,5 @@
 """What is taken of every node's cards, kept up with each event: what is stored, and what is on its way there."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 

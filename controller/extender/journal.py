@@ -12,16 +12,13 @@ ConfigMap, by compare-and-swap, and whoever takes the lease takes the ConfigMap 
 Hence every leader decides with all that any other has given or may still give; no clock has a part in it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from controller.extender.cache import AssumedPlacement
-from vcuda.errors import Conflict, Deposed, NotFound, NotPlaced, Unavailable, UnreadableJournal
-from vcuda.k8s_types import UNDECODABLE, ConfigMap
+from vcuda import errors, k8s_types
 from vcuda.kube import NOT_TRACKED, Kube, segment
 
 NAME = "gpu-placements"
@@ -49,7 +46,7 @@ class Deadline:
         """Return the seconds that the next call may take; raises NotPlaced where too few are left."""
         left = self._at - self._clock()
         if left < MIN_CALL_SECONDS:
-            raise NotPlaced("there was no time left to place the pod")
+            raise errors.NotPlaced("there was no time left to place the pod")
         return min(TIMEOUT, left)
 
 
@@ -61,7 +58,7 @@ class JournalData(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 _DATA = msgspec.json.Decoder(JournalData)
 
 
@@ -86,14 +83,14 @@ class Journal:
             try:
                 version, written = self._read()
                 self._version = self._put(JournalData(self._holder, written.placements), version)
-            except NotFound:
+            except errors.NotFound:
                 if self._created():
                     return ()
-            except Conflict:
+            except errors.Conflict:
                 continue
             else:
                 return written.placements
-        raise Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
+        raise errors.Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
 
     def write(self, placements: Iterable[AssumedPlacement], deadline: Deadline) -> None:
         """Write down what may be sent from now on; after an error nothing may be sent.
@@ -105,29 +102,31 @@ class Journal:
             version, self._version = self._version or self._reread(deadline), None
             try:
                 self._version = self._put(wanted, version, deadline.timeout())
-            except (Conflict, NotFound):
+            except (errors.Conflict, errors.NotFound):
                 continue  # our own last write may have landed unheard; reading again tells
             else:
                 return
-        raise Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
+        raise errors.Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
 
     def _reread(self, deadline: Deadline) -> str:
         """Return its version, if it is still ours."""
         try:
             version, written = self._read(deadline.timeout())
-        except NotFound as error:
-            raise Deposed("the journal of placements was deleted") from error
+        except errors.NotFound as error:
+            raise errors.Deposed("the journal of placements was deleted") from error
         if written.holder != self._holder:
-            raise Deposed(f"{written.holder} has taken the journal of placements")
+            raise errors.Deposed(f"{written.holder} has taken the journal of placements")
         return version
 
     def _read(self, timeout: float = TIMEOUT) -> tuple[str, JournalData]:
         config_map = _CONFIG_MAP.decode(self._kube.get(self._path, timeout=timeout))
         try:
             return config_map.metadata.resource_version, _DATA.decode((config_map.data or {})[KEY])
-        except (KeyError, *UNDECODABLE) as error:
+        except (KeyError, *k8s_types.UNDECODABLE) as error:
             advice = "delete it, and restart the controllers"
-            raise UnreadableJournal(f"ConfigMap {self._namespace}/{NAME} cannot be read ({error}); {advice}") from error
+            raise errors.UnreadableJournal(
+                f"ConfigMap {self._namespace}/{NAME} cannot be read ({error}); {advice}"
+            ) from error
 
     def _put(self, data: JournalData, version: str, timeout: float = TIMEOUT) -> str:
         return _version_of(self._kube.put(self._path, self._manifest(data, version), timeout=timeout))
@@ -137,7 +136,7 @@ class Journal:
         body = self._manifest(JournalData(self._holder), None)
         try:
             self._version = _version_of(self._kube.post(self._collection, body, timeout=TIMEOUT))
-        except Conflict:
+        except errors.Conflict:
             return False
         return True
 

@@ -3,17 +3,14 @@
 Its Go types have no JSON tags, so keys begin with a capital; those of the pods and nodes in them do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from vcuda import errors, k8s_types
 from vcuda.allocations.cards import Unplaceable
-from vcuda.errors import BadInput
-from vcuda.k8s_types import UNDECODABLE, K8sStruct, Pod
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
@@ -22,7 +19,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
     ``nodes`` are the nodes themselves by name, undecoded, where it has sent them (``nodeCacheCapable: false``).
     """
 
-    pod: Pod
+    pod: k8s_types.Pod
     names: tuple[str, ...]
     nodes: Mapping[str, msgspec.Raw] | None = None
 
@@ -61,7 +58,7 @@ class Victims(msgspec.Struct, frozen=True):
 class PreemptionArgs(msgspec.Struct, frozen=True):
     """A pod that fits nowhere, and for each node those that the scheduler would evict for it."""
 
-    pod: Pod
+    pod: k8s_types.Pod
     victims: Mapping[str, Victims]
 
 
@@ -74,12 +71,12 @@ class BindingArgs(msgspec.Struct, frozen=True):
     node: str
 
 
-class _NameAndUid(K8sStruct, frozen=True):
+class _NameAndUid(k8s_types.K8sStruct, frozen=True):
     name: str = ""
     uid: str = ""
 
 
-class _Identified(K8sStruct, frozen=True):
+class _Identified(k8s_types.K8sStruct, frozen=True):
     metadata: _NameAndUid = _NameAndUid()
 
 
@@ -88,7 +85,7 @@ _RAWS = msgspec.json.Decoder(tuple[msgspec.Raw, ...] | None)
 _NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
 _STRING = msgspec.json.Decoder(str)
 _IDENTIFIED = msgspec.json.Decoder(_Identified)
-_POD = msgspec.json.Decoder(Pod)
+_POD = msgspec.json.Decoder(k8s_types.Pod)
 _ABSENT = msgspec.Raw(b"null")  # as Go writes a nil list or map
 
 
@@ -96,8 +93,8 @@ _ABSENT = msgspec.Raw(b"null")  # as Go writes a nil list or map
 def _reading(type_name: str) -> Iterator[None]:
     try:
         yield
-    except (KeyError, *UNDECODABLE) as error:
-        raise BadInput(f"no {type_name}: {error}") from error
+    except (KeyError, *k8s_types.UNDECODABLE) as error:
+        raise errors.BadInput(f"no {type_name}: {error}") from error
 
 
 def read_extender_args(body: bytes) -> ExtenderArgs:

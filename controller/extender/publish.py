@@ -1,7 +1,5 @@
 """What the extender tells others: free cards to the webhook, its address to a Service, figures to Prometheus."""
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from collections.abc import Callable, Iterable
@@ -15,8 +13,7 @@ from prometheus_client.registry import Collector
 from controller.extender.strategy import NodeCards
 from vcuda.allocations.cards import Cards
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import MERGE_PATCH, Kube, segment, upsert
-from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME, Conditions, Endpoint, EndpointSlice, Port
+from vcuda.kube import MERGE_PATCH, Kube, objects, segment, upsert
 from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, FreeCardsByPool, Nodes, write_free_cards
 
 MIN_INTERVAL_SECONDS = 3.0
@@ -92,8 +89,12 @@ SERVICE = "vcuda-extender"
 CHECK_INTERVAL_SECONDS = 10.0
 """After which the slice is read again: what an earlier leader wrote late is put right."""
 
-_LABELS = {SERVICE_NAME: SERVICE, MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
-_SLICE = msgspec.json.Decoder(EndpointSlice)
+_LABELS = {
+    objects.SERVICE_NAME: SERVICE,
+    objects.MANAGED_BY: "vcuda-quota",
+    "app.kubernetes.io/managed-by": "vcuda-quota",
+}
+_SLICE = msgspec.json.Decoder(objects.EndpointSlice)
 
 
 class Advertiser:
@@ -104,8 +105,8 @@ class Advertiser:
         self._collection = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
         self._path = f"{self._collection}/{SERVICE}"
         self._address_type = f"IPv{ipaddress.ip_address(ip).version}"
-        self._endpoints = (Endpoint((ip,), Conditions(ready=True)),)
-        self._ports = (Port("https", port),)
+        self._endpoints = (objects.Endpoint((ip,), objects.Conditions(ready=True)),)
+        self._ports = (objects.Port("https", port),)
         self._log = structlog.get_logger().bind(service=f"{namespace}/{SERVICE}", ip=ip, port=port)
 
     def hold(self) -> None:
@@ -120,13 +121,13 @@ class Advertiser:
             self._create()
         self._log.info("the Service leads here")
 
-    def _leads_here(self, found: EndpointSlice) -> bool:
+    def _leads_here(self, found: objects.EndpointSlice) -> bool:
         # Labels beside ours are other people's; without ours Kubernetes' own controllers would take the slice over.
         labels = (found.metadata.labels or {}).items()
         stands = (found.address_type, found.endpoints, found.ports)
         return stands == (self._address_type, self._endpoints, self._ports) and labels >= _LABELS.items()
 
-    def _correct(self, found: EndpointSlice) -> None:
+    def _correct(self, found: objects.EndpointSlice) -> None:
         if found.address_type != self._address_type:  # immutable (ValidateEndpointSliceUpdate)
             self._kube.delete(self._path)
             self._create()

@@ -1,7 +1,5 @@
 """The extender of the leading controller, put together: it listens once all pods and nodes have been listed."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid
@@ -13,19 +11,13 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import httpd
-from controller.extender import protocol, publish
+from controller import httpd, workqueue
+from controller.extender import cache, journal, protocol, publish
 from controller.extender.allocator import Allocator
-from controller.extender.cache import AssumedPlacement, CardCache
-from controller.extender.journal import Journal
 from controller.pods import PodInformer
-from controller.workqueue import spawn
-from vcuda import __version__
-from vcuda.errors import BadInput, Unavailable, UnreadableJournal, VcudaError
-from vcuda.k8s_types import UNDECODABLE
+from vcuda import __version__, errors, k8s_types, tls
 from vcuda.kube import Kube, NodeInformer
 from vcuda.placement.placement import FreeCardsByPool
-from vcuda.tls import ServingCertificate, watch
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -58,10 +50,10 @@ def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
     }
 
 
-def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> WSGIApplication:
+def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> "WSGIApplication":
     """Return the application that answers POST by verb, and GET /version."""
 
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def application(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         started = time.perf_counter()
         path = environ["PATH_INFO"]
         if environ["REQUEST_METHOD"] == "GET" and path == "/version":
@@ -85,7 +77,7 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
 def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:
     try:
         return HTTPStatus.OK, verb(body)
-    except BadInput as error:
+    except errors.BadInput as error:
         return HTTPStatus.BAD_REQUEST, str(error)
     except Exception:  # noqa: BLE001  # the scheduler tries the pod again; logged, and never taken for an answer
         structlog.get_logger().exception("not answered")
@@ -96,11 +88,11 @@ class Listening(msgspec.Struct, frozen=True):
     """Where to listen, with which certificate, and the address (IP and port) that others reach it at, if any."""
 
     address: tuple[str, int]
-    certificate: ServingCertificate
+    certificate: tls.ServingCertificate
     advertised: tuple[str, int] | None = None
 
 
-def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
+def serve(listening: Listening, application: "WSGIApplication") -> httpd.Server:
     """Serve the extender. Raises OSError where the address cannot be had."""
     return httpd.Server(
         listening.address,
@@ -134,8 +126,8 @@ class Extender:
         self._namespace = system_namespace
         self._listening = listening
         self._nodes = nodes
-        self._cache = CardCache()
-        self._journal = Journal(kube, system_namespace, uuid.uuid4().hex)
+        self._cache = cache.CardCache()
+        self._journal = journal.Journal(kube, system_namespace, uuid.uuid4().hex)
         self._metrics = publish.ExtenderMetrics(registry)
         self._allocator = Allocator(kube, self._cache, self._journal, self._metrics, on_fault)
         self._server: httpd.Server | None = None
@@ -165,10 +157,12 @@ class Extender:
         """Take the journal over, before the pods are listed. Where that cannot be done, that is a fault."""
         try:
             placements = self._take()
-        except UnreadableJournal as error:  # ends the extender alone: pods wait, and the leader's other work goes on
+        except (
+            errors.UnreadableJournal
+        ) as error:  # ends the extender alone: pods wait, and the leader's other work goes on
             self._log.error("no extender: the journal of placements is damaged", error=str(error))
             return
-        except VcudaError as error:
+        except errors.VcudaError as error:
             self._log.error("the journal of placements cannot be taken", error=str(error))
             self._on_fault()
             return
@@ -187,7 +181,7 @@ class Extender:
         self._server = serve(self._listening, create_application(verbs_of(self._allocator), self._metrics))
         self._log.info("serving extender", port=self._server.port)
         certificate = self._listening.certificate
-        spawn("certificate", lambda: watch(certificate, self._stopping), self._on_fault)
+        workqueue.spawn("certificate", lambda: tls.watch(certificate, self._stopping), self._on_fault)
         publisher = publish.CardsPublisher(self._kube, self._namespace, self.free_cards)
         self._repeat("cards", publisher.publish, publish.MIN_INTERVAL_SECONDS, "free cards not published")
         if self._listening.advertised:
@@ -206,16 +200,19 @@ class Extender:
             while not self._stopping.is_set():
                 try:
                     step()
-                except (VcudaError, *UNDECODABLE) as error:  # the API server's, or somebody wrote nonsense there
+                except (
+                    errors.VcudaError,
+                    *k8s_types.UNDECODABLE,
+                ) as error:  # the API server's, or somebody wrote nonsense there
                     self._log.warning(failing, error=str(error))
                 self._stopping.wait(interval)
 
-        spawn(name, loop, self._on_fault)
+        workqueue.spawn(name, loop, self._on_fault)
 
-    def _take(self) -> tuple[AssumedPlacement, ...]:
+    def _take(self) -> tuple[cache.AssumedPlacement, ...]:
         for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return self._journal.take()
-            except Unavailable as error:
+            except errors.Unavailable as error:
                 self._log.warning("journal of placements not taken yet", error=str(error))
         return self._journal.take()

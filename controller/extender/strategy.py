@@ -10,8 +10,6 @@ Here a share also prefers a node where it fits on a card that is shared already:
 need them.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """For how long something has been seen, by clocks of which one may jump."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """What a sweep tells, how that is shown and counted, and the loop: a sweep each period, or when a pod has gone."""
 
-from __future__ import annotations
-
 import queue
 import time
 from collections import Counter
@@ -14,8 +12,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client import Counter as PromCounter
 
-from controller.node.fs import OutOfTime
-from controller.node.names import TRASH, Keep, KeepReason
+from controller.node import fs, names
 from vcuda.cli import aligned
 
 # After a sweep the next that an event brings is so long away: a thousand pods that end together make no storm.
@@ -33,7 +30,7 @@ class Action(StrEnum):
 
     why: str
 
-    def __new__(cls, value: str, why: str) -> Action:
+    def __new__(cls, value: str, why: str) -> "Action":
         """Make a member; its text is what people read."""
         member = str.__new__(cls, value)
         member._value_, member.why = value, why
@@ -56,7 +53,7 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
     path: str
     verdict: Action
-    keep: Keep | None = None
+    keep: names.Keep | None = None
     freed: int = 0
 
     @property
@@ -95,7 +92,7 @@ def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
     return msgspec.json.encode(rows)
 
 
-_NO_DIRECTORIES = frozenset({KeepReason.FOREIGN, KeepReason.LINK, KeepReason.NOT_A_DIRECTORY})
+_NO_DIRECTORIES = frozenset({names.KeepReason.FOREIGN, names.KeepReason.LINK, names.KeepReason.NOT_A_DIRECTORY})
 
 
 class Tally:
@@ -104,11 +101,11 @@ class Tally:
     def __init__(self) -> None:
         self.present = 0
         self.trash = 0
-        self.kept: Counter[KeepReason] = Counter()
+        self.kept: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
         """Count one."""
-        if outcome.path.startswith(f"{TRASH}/"):
+        if outcome.path.startswith(f"{names.TRASH}/"):
             self.trash += outcome.verdict is Action.KEPT
         elif outcome.verdict is not Action.KEPT:
             self.present += outcome.verdict is Action.WOULD_MOVE
@@ -162,7 +159,7 @@ class SweepMetrics:
             return
         self._present.set(tally.present)
         self._trash.set(tally.trash)
-        for reason in KeepReason:
+        for reason in names.KeepReason:
             self._kept.labels(reason.value).set(tally.kept[reason])
         if result == "complete":
             self._last.set(wall)
@@ -175,8 +172,8 @@ class SweepReporter:
         self._metrics = metrics
         self._log = log
         self._tally = Tally()
-        self._told: dict[str, KeepReason] = {}
-        self._still: dict[str, KeepReason] = {}
+        self._told: dict[str, names.KeepReason] = {}
+        self._still: dict[str, names.KeepReason] = {}
 
     def begin(self) -> None:
         """Begin a sweep."""
@@ -198,14 +195,14 @@ class SweepReporter:
         self._told = self._still if result == "complete" else self._told | self._still
         self._metrics.swept(self._tally, result, wall)
 
-    def _tell(self, outcome: DirectoryOutcome, reason: KeepReason) -> None:
+    def _tell(self, outcome: DirectoryOutcome, reason: names.KeepReason) -> None:
         if outcome.path in self._told or len(self._still) < MAX_TOLD:
             self._still[outcome.path] = reason
             if self._told.get(outcome.path) is not reason:
                 self._log.warning("kept", directory=shown(outcome.path), reason=reason.value, why=shown(outcome.why))
 
 
-Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], Keep | None]
+Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | None]
 """`controller.node.sweep.NodeSweep.run`, or what stands for it."""
 
 
@@ -259,7 +256,7 @@ class Agent:
         self._interval = interval
         self._ended = time.monotonic()
         self._log = structlog.get_logger()
-        self._blocked: Keep | None = None
+        self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
         """Sweep and wait, until ``wakeup`` stops it; what was blocked is tried again soon."""
@@ -287,7 +284,7 @@ class Agent:
     def _result(self, give_up: Callable[[], bool]) -> str:
         try:
             blocked = self._run(self._reporter, give_up, lambda: self._wakeup.stopping)
-        except OutOfTime:
+        except fs.OutOfTime:
             return "unfinished"
         except OSError as error:
             self._log.error("sweep failed", error=str(error))

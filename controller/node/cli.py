@@ -1,7 +1,5 @@
 """The command ``vcuda-controller node``."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time
@@ -13,7 +11,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.httpd import serve_status
-from controller.node.age import AgePolicy, ModifiedAge, ObservedAge
+from controller.node import age, in_use, names
 from controller.node.agent import (
     Agent,
     DirectoryOutcome,
@@ -24,8 +22,6 @@ from controller.node.agent import (
     as_json,
     as_table,
 )
-from controller.node.in_use import sees_host
-from controller.node.names import VM_DIRECTORIES, KeepReason
 from controller.node.pods import (
     FixedPods,
     KubeletPods,
@@ -36,10 +32,9 @@ from controller.node.pods import (
     read_pods,
 )
 from controller.node.sweep import NodeSweep
+from vcuda import errors, logs
 from vcuda.cli import FiniteRange, fail, kubeconfig_option, log_level_option, option, status_address_option
-from vcuda.errors import BadInput
 from vcuda.kube import Kube, VersionCheck
-from vcuda.logs import configure
 
 FAILED = 1
 
@@ -74,17 +69,17 @@ class NodeSettings(msgspec.Struct, frozen=True):
     @property
     def directory(self) -> Path:
         """The root."""
-        return self.root or Path(VM_DIRECTORIES[self.scheme].root)
+        return self.root or Path(names.VM_DIRECTORIES[self.scheme].root)
 
     def kubelet(self) -> KubeletPods | None:
         """Return what kubelet keeps; None where nobody said where."""
         return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else None
 
-    def sweep(self, pods: PodSource, grace: AgePolicy, retention: AgePolicy) -> NodeSweep:
+    def sweep(self, pods: PodSource, grace: age.AgePolicy, retention: age.AgePolicy) -> NodeSweep:
         """Return a sweep by these settings."""
         return NodeSweep(
             self.directory,
-            VM_DIRECTORIES[self.scheme],
+            names.VM_DIRECTORIES[self.scheme],
             pods,
             self.kubelet(),
             grace,
@@ -96,7 +91,7 @@ class NodeSettings(msgspec.Struct, frozen=True):
 
 
 @click.command(context_settings={"auto_envvar_prefix": "VCUDA"})
-@option("--scheme", required=True, type=click.Choice(list(VM_DIRECTORIES)), help="Whose directories.")
+@option("--scheme", required=True, type=click.Choice(list(names.VM_DIRECTORIES)), help="Whose directories.")
 @option("--node", required=True, metavar="NAME", help="Name of this node.")
 @option("--root", type=_directory, help="Directory that holds them.  [default: where the scheme has it]")
 @option("--kubelet-pods", type=_directory, help="/var/lib/kubelet/pods: what kubelet keeps stays.")
@@ -142,23 +137,25 @@ def node(**flags: object) -> None:
     try:
         _check(settings)
         sys.exit(_once(settings) if settings.once else _stay(settings))
-    except BadInput as error:
+    except errors.BadInput as error:
         fail(str(error))
 
 
 def _check(settings: NodeSettings) -> None:
-    if settings.host_pid and not sees_host():
-        raise BadInput("--host-pid is given, but the host's processes are not in /proc: set hostPID: true.")
+    if settings.host_pid and not in_use.sees_host():
+        raise errors.BadInput("--host-pid is given, but the host's processes are not in /proc: set hostPID: true.")
     if settings.pods is not None and not settings.once:
-        raise BadInput("--pods is for --once: an agent that stays watches the API server.")
+        raise errors.BadInput("--pods is for --once: an agent that stays watches the API server.")
     if not settings.once and settings.pod_uid is None and settings.kubelet_pods is None:
-        raise BadInput("Give --pod-uid or --kubelet-pods: else nothing proves that the pods listed are this node's.")
+        raise errors.BadInput(
+            "Give --pod-uid or --kubelet-pods: else nothing proves that the pods listed are this node's."
+        )
 
 
 def _once(settings: NodeSettings) -> int:
     _check_root(settings.directory)
     pods, as_of = _pods_of(settings)
-    sweep = settings.sweep(pods, ModifiedAge(settings.grace, as_of), ModifiedAge(settings.trash_retention))
+    sweep = settings.sweep(pods, age.ModifiedAge(settings.grace, as_of), age.ModifiedAge(settings.trash_retention))
     outcomes: list[DirectoryOutcome] = []
     try:
         blocked = sweep.run(outcomes.append)
@@ -169,7 +166,7 @@ def _once(settings: NodeSettings) -> int:
     if blocked is None:
         return 0
     _warn(f"nothing was removed: {blocked}")
-    return FAILED if blocked.reason is KeepReason.PODS_UNKNOWN else 0
+    return FAILED if blocked.reason is names.KeepReason.PODS_UNKNOWN else 0
 
 
 def _warn(message: str) -> None:
@@ -180,9 +177,9 @@ def _check_root(root: Path) -> None:
     try:
         is_directory = root.is_dir()
     except OSError as error:  # such as of a name that is too long, or below a directory that may not be entered
-        raise BadInput(f"{root}: {error.strerror}.") from error
+        raise errors.BadInput(f"{root}: {error.strerror}.") from error
     if not is_directory:
-        raise BadInput(f"{root} is no directory.")
+        raise errors.BadInput(f"{root} is no directory.")
 
 
 def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
@@ -204,23 +201,23 @@ def _read(name: str) -> tuple[bytes, float]:
         with Path(name).open("rb") as file:
             return file.read(), Path(name).stat().st_mtime
     except OSError as error:
-        raise BadInput(f"{name}: {error.strerror}.") from error
+        raise errors.BadInput(f"{name}: {error.strerror}.") from error
 
 
 def _standard_input() -> bytes:
     if sys.stdin is None:  # as Python has it where the descriptor is closed
-        raise BadInput("--pods -: standard input is closed.")
+        raise errors.BadInput("--pods -: standard input is closed.")
     return sys.stdin.buffer.read()
 
 
 def _stay(settings: NodeSettings) -> int:
-    configure(settings.log_level)
+    logs.configure(settings.log_level)
     kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(structlog.get_logger().warning))
     wakeup = Wakeup()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wakeup.stop())
     pods = WatchedPods(kube, settings.node, settings.pod_uid, settings.kubelet(), on_gone=wakeup.wake)
-    sweep = settings.sweep(pods, ObservedAge(settings.grace, _TWICE), ObservedAge(settings.trash_retention, 1))
+    sweep = settings.sweep(pods, age.ObservedAge(settings.grace, _TWICE), age.ObservedAge(settings.trash_retention, 1))
     registry = CollectorRegistry()
     log = structlog.get_logger()
     agent = Agent(sweep.run, SweepReporter(SweepMetrics(registry), log), wakeup, SweepInterval(settings.period))
@@ -233,7 +230,7 @@ def _stay(settings: NodeSettings) -> int:
         )
     except OSError as error:
         host, port = settings.status_address
-        raise BadInput(f"--status-address: {host}:{port}: {error.strerror or error}.") from error
+        raise errors.BadInput(f"--status-address: {host}:{port}: {error.strerror or error}.") from error
     log.info("serving status", port=server.port)
     pods.reflector.start()
     agent.loop()

@@ -4,8 +4,6 @@ A path can be exchanged between two calls, a descriptor cannot. ``st_dev`` does 
 system, so each directory's mount id is compared as well: ``/proc/self/fdinfo`` has it (proc_pid_fdinfo(5)).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -160,7 +158,7 @@ class _Level:
     rest: Iterator[DirectoryEntry]
 
     @classmethod
-    def of(cls, fd: int) -> _Level:
+    def of(cls, fd: int) -> "_Level":
         listing = entries(fd)
         return cls(fd, identity_of(fd), listing, listing)
 

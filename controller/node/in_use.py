@@ -9,8 +9,6 @@ mount of each is looked up first. Only files of the root's own file system are a
 nowhere to be seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -333,7 +331,7 @@ class ProcessScanner:
         self._running = None
         return run.answer.result()
 
-    def _earlier(self, mount: Mount) -> _ScanRun | None:
+    def _earlier(self, mount: Mount) -> "_ScanRun | None":
         run = self._running
         if run is None or run.is_of_use(mount):
             return run

@@ -5,8 +5,6 @@ Sources: tkestack/gpu-manager (``pkg/services/virtual-manager``: ``/etc/gpu-mana
 (``/etc/vgpu-manager/<pod uid>_<container>``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -14,8 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.errors import VcudaError
-from vcuda.k8s_types import MIRROR_ANNOTATION
+from vcuda import errors, k8s_types
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 
 # The API server makes random UUIDs (k8s.io/apiserver pkg/registry/rest/meta.go), kubelet the MD5 of a static pod's
@@ -30,7 +27,7 @@ TRASH = ".trash"
 MOVING = "moving"
 """Last part of the name of what was moved into the trash and has not been looked at since."""
 
-_MIRROR = (MIRROR_ANNOTATION, "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds a static uid
+_MIRROR = (k8s_types.MIRROR_ANNOTATION, "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds a static uid
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -45,7 +42,7 @@ class Form(msgspec.Struct, frozen=True):
         match = self.name.fullmatch(name)
         return match["uid"] if match else None
 
-    def read_trashed(self, name: str) -> Trashed | None:
+    def read_trashed(self, name: str) -> "Trashed | None":
         """Return what the name of something in the trash says, or None where it is of another form."""
         match = self.trashed.fullmatch(name)
         return Trashed(match["name"], match["uid"], int(match["time"]), bool(match["moving"])) if match else None
@@ -106,7 +103,7 @@ class KeepReason(StrEnum):
 
     why: str
 
-    def __new__(cls, value: str, why: str) -> KeepReason:
+    def __new__(cls, value: str, why: str) -> "KeepReason":
         """Make a member; its text is the label."""
         member = str.__new__(cls, value)
         member._value_, member.why = value, why
@@ -200,7 +197,7 @@ def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[st
             yield static
 
 
-class MustStay(VcudaError):
+class MustStay(errors.VcudaError):
     """This directory, or for now every one, stays: ``keep`` tells why."""
 
     def __init__(self, reason: KeepReason, detail: str = "") -> None:
@@ -208,7 +205,7 @@ class MustStay(VcudaError):
         super().__init__(str(self.keep))
 
 
-def keep_after(error: VcudaError | OSError) -> Keep:
+def keep_after(error: errors.VcudaError | OSError) -> Keep:
     """Return what went wrong as a reason to keep what it befell; an error of ours that is no refusal is the API's."""
     if isinstance(error, MustStay):
         return error.keep

@@ -1,7 +1,5 @@
 """Where it is known from which pods exist on a node."""
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -13,8 +11,7 @@ from typing import Protocol
 import msgspec
 
 from controller.node.names import KeepReason, MustStay, present_uids
-from vcuda.errors import BadInput, Unavailable
-from vcuda.k8s_types import UNDECODABLE
+from vcuda import errors, k8s_types
 from vcuda.kube import Kube, Reflector
 
 PODS = "/api/v1/pods"
@@ -87,8 +84,8 @@ def list_uids(kube: Kube, node: str, page_size: int = 500) -> frozenset[str]:
         for page in kube.list_pages(PODS, on_node(node), page_size):
             for raw in page.items:
                 found.update(read_uids(raw))
-    except UNDECODABLE as error:
-        raise Unavailable(f"GET {PODS}: a pod that cannot be read: {error}") from error
+    except k8s_types.UNDECODABLE as error:
+        raise errors.Unavailable(f"GET {PODS}: a pod that cannot be read: {error}") from error
     return frozenset(found)
 
 
@@ -143,7 +140,7 @@ class WatchedPods:
     """The node's pods, watched, and listed to confirm; ``on_gone`` is called when one has left the API."""
 
     def __init__(
-        self, kube: Kube, node: str, own_uid: str | None, kubelet: KubeletPods | None, *, on_gone: Callable[[], None]
+        self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
     ) -> None:
         self._own_uid = own_uid
         self._kubelet = kubelet
@@ -242,7 +239,7 @@ def read_pods(text: bytes, node: str) -> PodsFile:
     """
     listed = _decode(text)
     if not any(pod.spec.node_name == node for pod in listed.items):
-        raise BadInput(
+        raise errors.BadInput(
             f"No pod in it is on node {node!r}. Is that the node's name, and does the file hold the pods of all "
             f"namespaces? ({HOW}) If the node really has none, say so with --complete."
         )
@@ -258,12 +255,14 @@ def read_complete_pods(text: bytes) -> PodsFile:
 def _decode(text: bytes) -> _PodList:
     try:
         listed = msgspec.json.decode(text, type=_PodList)
-    except UNDECODABLE as error:
-        raise BadInput(f"This is no list of pods in JSON, or not a whole one: {error}. Write it with: {HOW}") from error
+    except k8s_types.UNDECODABLE as error:
+        raise errors.BadInput(
+            f"This is no list of pods in JSON, or not a whole one: {error}. Write it with: {HOW}"
+        ) from error
     if listed.kind not in ("List", "PodList") or any(pod.kind != "Pod" for pod in listed.items):
-        raise BadInput(f"This is no list of pods (kind: {listed.kind}). Write it with: {HOW}")
+        raise errors.BadInput(f"This is no list of pods (kind: {listed.kind}). Write it with: {HOW}")
     if listed.metadata.continue_ or listed.metadata.remaining_item_count:
-        raise BadInput(f"This is one page of a list, and more pods follow it. Write the file with: {HOW}")
+        raise errors.BadInput(f"This is one page of a list, and more pods follow it. Write the file with: {HOW}")
     return listed
 
 

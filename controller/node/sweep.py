@@ -1,7 +1,5 @@
 """One pass over the directories of a root: what is each, may it go, and away with what may."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -14,9 +12,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from controller.node import fs
-from controller.node.age import MAX_TRACKED, AgePolicy, Now
-from controller.node.agent import Action, DirectoryOutcome, Report
+from controller.node import age, agent, fs
 from controller.node.in_use import InUse, ProcessScanner, check_unused, mount_points
 from controller.node.names import (
     TRASH,
@@ -81,17 +77,17 @@ class NodeSweep:
     form: Form
     pods: PodSource
     kubelet: KubeletPods | None
-    grace: AgePolicy
-    retention: AgePolicy
+    grace: age.AgePolicy
+    retention: age.AgePolicy
     disk_pressure: float = 0.85
     dry_run: bool = False
     sees_all: bool = False
-    clock: Callable[[], Now] = lambda: Now(time.time(), time.monotonic())
+    clock: Callable[[], age.Now] = lambda: age.Now(time.time(), time.monotonic())
     scanner: ProcessScanner = field(default_factory=ProcessScanner)
     order: DeletionOrder = field(default_factory=DeletionOrder)
 
     def run(
-        self, report: Report, give_up: Callable[[], bool] = never, stopping: Callable[[], bool] = never
+        self, report: agent.Report, give_up: Callable[[], bool] = never, stopping: Callable[[], bool] = never
     ) -> Keep | None:
         """Make one pass. Return why nothing could go, or None where the pass was whole.
 
@@ -121,9 +117,13 @@ class NodeSweep:
             keep = keep_after(error)
             return Keep(keep.reason, f"{TRASH}: {keep.detail}")
 
-    def _only_report(self, root: fs.OpenDirectory, presence: PodPresence, report: Report) -> None:
+    def _only_report(self, root: fs.OpenDirectory, presence: PodPresence, report: agent.Report) -> None:
         for entry in _but_trash(root):
-            report(DirectoryOutcome(entry.name, Action.KEPT, keep_in_root(self.form, entry.name, entry.kind, presence)))
+            report(
+                agent.DirectoryOutcome(
+                    entry.name, agent.Action.KEPT, keep_in_root(self.form, entry.name, entry.kind, presence)
+                )
+            )
 
     def _presence(self) -> PodPresence:
         pods: frozenset[str] = frozenset()
@@ -146,7 +146,7 @@ class SweepRun:
     root: fs.OpenDirectory
     presence: PodPresence
     trash: Trash
-    report: Report
+    report: agent.Report
     give_up: Callable[[], bool]
     stopping: Callable[[], bool]
 
@@ -176,7 +176,7 @@ class SweepRun:
         gone: list[fs.DirectoryEntry] = []
         for entry in _but_trash(self.root):
             keep = keep_in_root(self.sweep.form, entry.name, entry.kind, self.presence)
-            if keep is None and len(gone) < MAX_TRACKED:
+            if keep is None and len(gone) < age.MAX_TRACKED:
                 gone.append(entry)
             else:
                 self._report_kept(entry.name, keep or Keep(KeepReason.TOO_MANY))
@@ -210,11 +210,11 @@ class SweepRun:
     def _move(self, gone: tuple[str, fs.Identity]) -> None:
         name, _ = gone
         try:
-            self.report(DirectoryOutcome(name, self._take(*gone)))
+            self.report(agent.DirectoryOutcome(name, self._take(*gone)))
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.grace, name, name, error)
 
-    def _take(self, name: str, identity: fs.Identity) -> Action:
+    def _take(self, name: str, identity: fs.Identity) -> agent.Action:
         # Check once more, at the last moment, everything that may have changed, and move the directory.
         uid = self.sweep.form.uid(name) or ""
         self._check_names({name, uid})  # first, as it may wait for the look at processes
@@ -235,7 +235,7 @@ class SweepRun:
             return
         self.sweep.retention.begin(self.sweep.clock())
         found: list[tuple[Trashed, fs.DirectoryEntry]] = []
-        for entry in islice(fs.entries(trash.fd), MAX_TRACKED):
+        for entry in islice(fs.entries(trash.fd), age.MAX_TRACKED):
             trashed = self.sweep.form.read_trashed(entry.name)
             if trashed is None or not (trashed.moving or entry.kind.may_be_directory):
                 self._report_kept(f"{TRASH}/{entry.name}", Keep(KeepReason.FOREIGN))
@@ -263,7 +263,7 @@ class SweepRun:
     def _give_back(self, path: str, trashed: Trashed, entry: fs.DirectoryEntry, keep: Keep) -> None:
         # Move back what should not have come here, or was on its way here when something went wrong.
         try:
-            self.report(DirectoryOutcome(path, self.trash.give_back(entry.name, trashed.name)))
+            self.report(agent.DirectoryOutcome(path, self.trash.give_back(entry.name, trashed.name)))
         except FileExistsError:
             self._report_kept(path, keep)
         except OSError as error:
@@ -277,7 +277,7 @@ class SweepRun:
             with fs.opened(trash, entry.name) as fd:
                 self._check_unused(fd)
             verdict = self.trash.delete(entry.name, removal)
-            self.report(DirectoryOutcome(path, verdict, freed=removal.freed))
+            self.report(agent.DirectoryOutcome(path, verdict, freed=removal.freed))
         except fs.OutOfTime:
             self.sweep.order.ran_out(entry.name)
             self._report_kept(path, Keep(KeepReason.TOO_MANY), removal.freed)
@@ -305,11 +305,13 @@ class SweepRun:
         inodes = (found.f_files - found.f_ffree) / max(1, found.f_files)
         return max(blocks, inodes) > self.sweep.disk_pressure
 
-    def _put_off(self, policy: AgePolicy, name: str, path: str, error: VcudaError | OSError, freed: int = 0) -> None:
+    def _put_off(
+        self, policy: age.AgePolicy, name: str, path: str, error: VcudaError | OSError, freed: int = 0
+    ) -> None:
         keep = keep_after(error)
         if keep.reason not in _GENERAL:
             policy.put_off(name, keep)
         self._report_kept(path, keep, freed)
 
     def _report_kept(self, path: str, keep: Keep, freed: int = 0) -> None:
-        self.report(DirectoryOutcome(path, Action.KEPT, keep, freed))
+        self.report(agent.DirectoryOutcome(path, agent.Action.KEPT, keep, freed))

@@ -5,16 +5,12 @@ that was checked gets its final name. So whoever exchanges it in between, and wh
 the final name was checked, and what has the other goes back to where it was.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from controller.node.agent import Action
-from controller.node.fs import OpenDirectory, TreeRemoval, identity_at, identity_of, open_directory, rename
-from controller.node.names import TRASH, KeepReason, MustStay, moving_name, trash_name
+from controller.node import agent, fs, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,55 +20,55 @@ class Trash:
     Each raises OSError where a step fails, and MustStay where something has to stay.
     """
 
-    root: OpenDirectory
-    directory: OpenDirectory | None
+    root: fs.OpenDirectory
+    directory: fs.OpenDirectory | None
     dry_run: bool = False
 
-    def take(self, name: str, fd: int, time: int) -> Action:
+    def take(self, name: str, fd: int, time: int) -> agent.Action:
         """Move a directory from the root, open as ``fd``, into the trash; ``time`` is in Unix seconds.
 
         MustStay where it was exchanged meanwhile: what is there then goes back.
         """
         if self.dry_run or self.directory is None:
-            return Action.WOULD_MOVE
-        moving, trash = moving_name(name, time), self.directory.fd
-        rename(name, self.root.fd, moving, trash)
-        if identity_at(moving, trash) != identity_of(fd):
-            rename(moving, trash, name, self.root.fd)
-            raise MustStay(KeepReason.CHANGED)
-        rename(moving, trash, trash_name(name, time), trash)
-        return Action.MOVED
+            return agent.Action.WOULD_MOVE
+        moving, trash = names.moving_name(name, time), self.directory.fd
+        fs.rename(name, self.root.fd, moving, trash)
+        if fs.identity_at(moving, trash) != fs.identity_of(fd):
+            fs.rename(moving, trash, name, self.root.fd)
+            raise names.MustStay(names.KeepReason.CHANGED)
+        fs.rename(moving, trash, names.trash_name(name, time), trash)
+        return agent.Action.MOVED
 
-    def give_back(self, trashed: str, name: str) -> Action:
+    def give_back(self, trashed: str, name: str) -> agent.Action:
         """Move something from the trash back to its name; FileExistsError where that is taken."""
         if self.dry_run or self.directory is None:
-            return Action.WOULD_RESTORE
-        rename(trashed, self.directory.fd, name, self.root.fd)
-        return Action.RESTORED
+            return agent.Action.WOULD_RESTORE
+        fs.rename(trashed, self.directory.fd, name, self.root.fd)
+        return agent.Action.RESTORED
 
-    def delete(self, trashed: str, removal: TreeRemoval) -> Action:
+    def delete(self, trashed: str, removal: fs.TreeRemoval) -> agent.Action:
         """Delete something in the trash for good."""
         if self.dry_run:
-            return Action.WOULD_DELETE
+            return agent.Action.WOULD_DELETE
         removal.remove(trashed)
-        return Action.DELETED
+        return agent.Action.DELETED
 
 
 @contextlib.contextmanager
-def open_trash(root: OpenDirectory, *, dry_run: bool = False) -> Iterator[Trash]:
+def open_trash(root: fs.OpenDirectory, *, dry_run: bool = False) -> Iterator[Trash]:
     """Open the trash, and make it where there is none; with ``dry_run`` nothing is written, not even that."""
     # Made before anything is to be moved: on a full disk there may be no room for it later.
     with contextlib.suppress(FileExistsError):
         if not dry_run:
-            os.mkdir(TRASH, 0o700, dir_fd=root.fd)
+            os.mkdir(names.TRASH, 0o700, dir_fd=root.fd)
     try:
-        fd = open_directory(TRASH, root.fd, root.mount)
+        fd = fs.open_directory(names.TRASH, root.fd, root.mount)
     except FileNotFoundError:
         if not dry_run:
             raise
         yield Trash(root, None, dry_run)
         return
     try:
-        yield Trash(root, OpenDirectory(fd, root.mount), dry_run)
+        yield Trash(root, fs.OpenDirectory(fd, root.mount), dry_run)
     finally:
         os.close(fd)

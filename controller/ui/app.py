@@ -6,8 +6,6 @@ is of no use to a browser outside of the cluster's network. Styles and scripts a
 serves them. ``/leading`` answers 200 on the leader and 503 elsewhere, for load balancers that can tell them apart.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from collections.abc import Callable, Mapping
@@ -138,7 +136,7 @@ def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # eve
     return flask.Response(listener, headers=headers)
 
 
-def _asset(assets: Mapping[str, Asset], name: str) -> flask.Response:
+def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
     asset = assets.get(name)
     if asset is None:
         flask.abort(HTTPStatus.NOT_FOUND)

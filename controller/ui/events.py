@@ -5,8 +5,6 @@ Event with reason FailedCreate and the refusal as its message, which the API ser
 (kube-apiserver ``--event-ttl``). A pod that a person creates directly leaves no trace: only its creator sees why.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,6 @@ listener takes what it has missed when it is ready for it, so a slow one delays 
 is told to load the page again.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time
@@ -16,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import structlog
 
-from controller.ui.model import PodRow
-from controller.ui.page import Views
-from controller.ui.snapshot import Change, Picture, Source, change_of, has_other_rows, same, take
+from controller.ui import model, page, snapshot
 
 MIN_INTERVAL_SECONDS = 1.0
 """Seconds between two pictures, at least."""
@@ -42,8 +38,8 @@ class Feed:
 
     def __init__(
         self,
-        source: Source,
-        views: Views,
+        source: snapshot.Source,
+        views: page.Views,
         *,
         min_interval: float = MIN_INTERVAL_SECONDS,
         heartbeat: float = HEARTBEAT_SECONDS,
@@ -60,9 +56,9 @@ class Feed:
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._taking = threading.Lock()
-        self._picture: Picture | None = None
+        self._picture: snapshot.Picture | None = None
         self._taken = 0.0
-        self._pods: dict[str, Sequence[PodRow]] = {}
+        self._pods: dict[str, Sequence[model.PodRow]] = {}
         self._changed = threading.Condition()
         self._messages: deque[tuple[int, bytes]] = deque(maxlen=MAX_KEPT_CHANGES)
         self._looked_at: Counter[str] = Counter()
@@ -79,14 +75,14 @@ class Feed:
             self._closed = True
             self._changed.notify_all()
 
-    def picture(self) -> Picture:
+    def picture(self) -> snapshot.Picture:
         """Return a picture that is at most ``min_interval`` seconds old."""
         with self._taking:
             if self._picture is None or self._clock() >= self._taken + self._min_interval:
                 self._picture = self._take(self._picture)
             return self._picture
 
-    def listen(self, since: str, namespace: str) -> Listener:
+    def listen(self, since: str, namespace: str) -> "Listener":
         """Return the stream of what changes after the version ``since``, for one who looks at ``namespace``.
 
         Raises TooManyListeners.
@@ -142,17 +138,17 @@ class Feed:
                 self._log.exception("no picture")
             time.sleep(self._min_interval)
 
-    def _take(self, before: Picture | None) -> Picture:
+    def _take(self, before: snapshot.Picture | None) -> snapshot.Picture:
         # Where nothing is different the picture before stands, and with it its version: nobody is told anything.
-        after = take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
+        after = snapshot.take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
         self._taken = self._clock()
         moved = self._moved()
-        if before and not moved and same(before, after):
+        if before and not moved and snapshot.same(before, after):
             return before
-        if before is None or has_other_rows(before, after):
+        if before is None or snapshot.has_other_rows(before, after):
             self._tell(_reset(after.version))
         else:
-            change = change_of(before, after, self._views)
+            change = snapshot.change_of(before, after, self._views)
             self._tell(_message(msgspec.structs.replace(change, touched=tuple({*change.touched, *moved}))))
         return after
 
@@ -161,7 +157,7 @@ class Feed:
         # figure of its namespace.
         with self._changed:
             names = [name for name in self._looked_at if name]
-        pods: dict[str, Sequence[PodRow]] = {name: tuple(self.source.pods(name)) for name in names}
+        pods: dict[str, Sequence[model.PodRow]] = {name: tuple(self.source.pods(name)) for name in names}
         before, self._pods = self._pods, pods
         return [name for name in names if name in before and before[name] != pods[name]]
 
@@ -202,7 +198,7 @@ class Listener:
             self._feed.leave(self._namespace)
 
 
-def _message(change: Change) -> bytes:
+def _message(change: snapshot.Change) -> bytes:
     # JSON has no line breaks, which would end the event and let a message write the next one.
     return b"id: %s\nevent: change\ndata: %s\n\n" % (change.version.encode(), msgspec.json.encode(change))
 

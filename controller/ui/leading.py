@@ -1,7 +1,5 @@
 """The usage page of one replica: it stands by, and shows the leader's figures once it is the leader."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,21 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from controller import stale_gc
-from controller.certificates import ServedCertificate
-from controller.httpd import Server
-from controller.manager import Leader
-from controller.ui.app import Standing, create_app
-from controller.ui.events import EventInformer, merge_by_workload, read_refusal, read_removal
+from controller import certificates, httpd, manager, stale_gc
+from controller.ui import app, events, snapshot
 from controller.ui.feed import MAX_LISTENERS, Feed
 from controller.ui.model import CapacityInformer, PodRow, rounded
 from controller.ui.page import Views
-from controller.ui.snapshot import Certificate, ModelCards, PodFinding, RefusedWorkload, Source
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import NamespaceUse
-from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.placement import FreeCardsByPool, Nodes, free_by_model
+from vcuda.placement import affinity, placement
 from vcuda.quota.model import CORES_PER_CARD, Limit, NamespaceQuota
 
 if TYPE_CHECKING:
@@ -40,11 +32,11 @@ class UsagePage:
         self._ready: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()
 
-    def serve(self, address: tuple[str, int]) -> Server:
+    def serve(self, address: tuple[str, int]) -> httpd.Server:
         """Serve on HOST:PORT. Raises OSError where it cannot be had."""
-        return serve(address, create_app(self.standing, self._views))
+        return serve(address, app.create_app(self.standing, self._views))
 
-    def show(self, source: Source, ready: Callable[[], bool]) -> None:
+    def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
         """Show this source from now on, as soon as it is ``ready``."""
         with self._lock:
             # A feed for each time of leading: after another leader's, browsers have to load the page again.
@@ -59,29 +51,29 @@ class UsagePage:
         if feed:
             feed.close()
 
-    def standing(self) -> Standing:
+    def standing(self) -> app.Standing:
         """Return the feed of a leader that has seen everything, else why there is none."""
         with self._lock:
             feed, ready = self._feed, self._ready
         if feed is None:
             leads = f": {holder} leads." if (holder := self._holder()) else ", and nobody leads at the moment."
-            return Standing(None, f"This controller stands by{leads}")
+            return app.Standing(None, f"This controller stands by{leads}")
         if not ready():
-            return Standing(None, "This controller leads since a moment ago, and is reading the cluster.")
-        return Standing(feed, "")
+            return app.Standing(None, "This controller leads since a moment ago, and is reading the cluster.")
+        return app.Standing(feed, "")
 
 
-def serve(address: tuple[str, int], application: WSGIApplication) -> Server:
+def serve(address: tuple[str, int], application: "WSGIApplication") -> httpd.Server:
     """Serve the page, one request a connection: behind a Service the next one may reach another replica.
 
     Raises OSError where the address cannot be had.
     """
     # Listeners stay, and each holds a thread: half as many again are left for those who only look.
-    return Server(address, application, threads=MAX_LISTENERS + MAX_LISTENERS // 2).in_threads()
+    return httpd.Server(address, application, threads=MAX_LISTENERS + MAX_LISTENERS // 2).in_threads()
 
 
 @contextmanager
-def showing(page: UsagePage, kube: Kube, labels: NodeLabels, leader: Leader) -> Iterator[None]:
+def showing(page: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> Iterator[None]:
     """Show the leader on the page, and follow what only the page shows; at the end the page stands by again."""
     source = LeaderSource(kube, labels, leader)
     for reflector in source.reflectors:
@@ -98,11 +90,11 @@ def showing(page: UsagePage, kube: Kube, labels: NodeLabels, leader: Leader) -> 
 class LeaderSource:
     """The leader's figures, and what only the page wants to know of the cluster."""
 
-    def __init__(self, kube: Kube, labels: NodeLabels, leader: Leader) -> None:
+    def __init__(self, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> None:
         self._leader = leader
-        self._refusals = EventInformer(kube, "FailedCreate", read_refusal)
+        self._refusals = events.EventInformer(kube, "FailedCreate", events.read_refusal)
         # Those of leaders before this one too: the cluster remembers them, this process need not.
-        self._removals = EventInformer(kube, stale_gc.REASON, read_removal)
+        self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._capacity = CapacityInformer(kube, labels)
         # Nobody's readiness waits for these: without a right that they lack the page says less, and the leader does
         # all of its work.
@@ -112,9 +104,9 @@ class LeaderSource:
             self._capacity.reflector,
         )
 
-    def source(self) -> Source:
+    def source(self) -> snapshot.Source:
         """Return it as the page's source."""
-        return Source(
+        return snapshot.Source(
             uses=self._leader.publisher.reports,
             pods=self._pods,
             cluster=self._cluster,
@@ -129,7 +121,7 @@ class LeaderSource:
         limits = quota.for_namespace(namespace) if quota else None
         return pod_rows(self._leader.settler.pods.pods(namespace), limits, self._leader.nodes.current())
 
-    def _cluster(self) -> Sequence[ModelCards]:
+    def _cluster(self) -> Sequence[snapshot.ModelCards]:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
         # A report has what is pending too, so limited namespaces are counted by theirs and not by their pods.
         unlimited = (pod for namespace in pods.namespaces() if namespace not in uses for pod in pods.pods(namespace))
@@ -139,32 +131,34 @@ class LeaderSource:
         fragments = fragmented(extender.free_cards()) if extender else {}
         return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]
 
-    def _found(self) -> Sequence[PodFinding]:
+    def _found(self) -> Sequence[snapshot.PodFinding]:
         found = [(each.violation, each.at) for each in self._leader.violations.ongoing()]
-        return [PodFinding(one.pod.namespace, one.pod.name, one.message, at) for one, at in found]
+        return [snapshot.PodFinding(one.pod.namespace, one.pod.name, one.message, at) for one, at in found]
 
-    def _certificates(self) -> Sequence[Certificate] | None:
+    def _certificates(self) -> Sequence[snapshot.Certificate] | None:
         watch = self._leader.certificates
         shown = watch.shown() if watch else None
         return None if shown is None else [certificate_row(one) for one in shown]
 
-    def _refused(self) -> Sequence[RefusedWorkload] | None:
+    def _refused(self) -> Sequence[snapshot.RefusedWorkload] | None:
         refusals = self._refusals.newest()
-        return None if refusals is None else merge_by_workload(refusals)
+        return None if refusals is None else events.merge_by_workload(refusals)
 
 
-def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
+def fragmented(free_cards: placement.FreeCardsByPool) -> Mapping[str, float]:
     """Return the cards of each model that are free only as shares of cards in use."""
-    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in free_by_model(free_cards, ()).items()}
+    return {
+        model: free.fragmented_cores / CORES_PER_CARD for model, free in placement.free_by_model(free_cards, ()).items()
+    }
 
 
-def certificate_row(shown: ServedCertificate) -> Certificate:
+def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certificate:
     """Return what an endpoint of the webhook shows."""
     end = f"{shown.end:%Y-%m-%dT%H:%M:%SZ}" if shown.end else ""
-    return Certificate(f"webhook at {shown.address}", end, shown.fault)
+    return snapshot.Certificate(f"webhook at {shown.address}", end, shown.fault)
 
 
-def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nodes) -> Sequence[PodRow]:
+def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: placement.Nodes) -> Sequence[PodRow]:
     """Return the pods that hold cards, each with what it is charged under its namespace's limits."""
     limits = quota.limits if quota else {}
     rows = []
@@ -180,8 +174,8 @@ def cluster_cards(
     cards: Mapping[str, float | None],
     uses: Mapping[str, NamespaceUse],
     unlimited: Iterable[StoredPod],
-    nodes: Nodes,
-) -> Sequence[ModelCards]:
+    nodes: placement.Nodes,
+) -> Sequence[snapshot.ModelCards]:
     """Return each model in the whole cluster: every one that a node has, a limit names, or a pod holds.
 
     ``unlimited`` are the pods of namespaces that have no report; those that have one say what they use themselves.
@@ -195,6 +189,6 @@ def cluster_cards(
     for name, charge in charges_of(unlimited, nodes):
         used[name] = used.get(name, 0.0) + charge.cores / CORES_PER_CARD
     return [
-        ModelCards(name, cards.get(name), rounded([used.get(name, 0.0)]), rounded([promised.get(name, 0.0)]))
+        snapshot.ModelCards(name, cards.get(name), rounded([used.get(name, 0.0)]), rounded([promised.get(name, 0.0)]))
         for name in sorted({*cards, *used, *promised}, key=lambda name: (name.casefold(), name))
     ]

@@ -1,7 +1,5 @@
 """What the page's tables show: rows, how full they are, their order, the words for figures, and the cluster's cards."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -152,7 +150,7 @@ class TableQuery(msgspec.Struct, frozen=True):
     sort: str = NAME
     descending: bool = False
 
-    def toggled(self, sort: str) -> TableQuery:
+    def toggled(self, sort: str) -> "TableQuery":
         """Return the order that a click on a column's header asks for: fullest first, names from a to z, or turned."""
         turned = not self.descending if sort == self.sort else sort != NAME
         return TableQuery(self.search, sort, turned)

@@ -1,7 +1,5 @@
 """From values to HTML. Everything is escaped: the names of namespaces, models and workloads are other people's text."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The page knows nothing of watches and loops. Whatever has something to show plug
 is called by one thread at a time, at most once a second, and only while somebody looks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -6,7 +6,7 @@ import ast
 from typing import NamedTuple
 
 from tools.reference.markdown import code, table
-from tools.reference.sources import calls, constant, imports_of
+from tools.reference.sources import calls, constant
 
 
 class Posted(NamedTuple):
@@ -74,8 +74,8 @@ TOLD = {
 def posted() -> set[Posted]:
     """Every kind of Event in the source: the calls of the class that `vcuda.kube.post_event` takes."""
     found = set()
-    for module, call in calls("Event"):
-        if not imports_of(module).get("Event", "").startswith("vcuda.kube"):
+    for module, called, call in calls("Event"):
+        if not called.startswith("vcuda.kube"):
             continue
         fields = dict(zip(("subject", "id", "reason", "message", "component", "type"), call.args, strict=False))
         fields |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}

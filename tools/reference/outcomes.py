@@ -10,7 +10,7 @@ from controller.node.names import KeepReason
 from controller.violations import EvictionOutcome, ViolationKind
 from tools.reference.markdown import code, table
 from tools.reference.others import removal_rules
-from tools.reference.sources import calls, imports_of
+from tools.reference.sources import calls
 from vcuda.kube import Counts
 from vcuda.requests.schemes import SCHEMES
 
@@ -59,8 +59,8 @@ def in_the_source() -> set[str]:
     """Every outcome of an answer in the source: the first argument of AdmissionResponse, and the second of refused."""
     found = set()
     for name, position in (("AdmissionResponse", 0), ("refused", 1)):
-        for module, call in calls(name):
-            if imports_of(module).get(name, f"{module}.{name}") in _ANSWERS and len(call.args) > position:
+        for _, called, call in calls(name):
+            if called in _ANSWERS and len(call.args) > position:
                 found |= set(_texts(call.args[position]))
     return found
 

@@ -36,18 +36,24 @@ def modules() -> dict[str, ast.Module]:
     return {_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def calls(of: str) -> Iterator[tuple[str, ast.Call]]:
-    """Every call of a function or class by this bare name, with the module that makes it."""
+def calls(of: str) -> Iterator[tuple[str, str, ast.Call]]:
+    """Every call of a function or class of this name: the module that makes it, the dotted name of what it calls."""
     for module, tree in modules().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == of:
-                yield module, node
+            if isinstance(node, ast.Call) and (called := _dotted(module, node.func)).rpartition(".")[2] == of:
+                yield module, called, node
 
 
-def imports_of(module: str) -> dict[str, str]:
-    """The names that a module imports by ``from``, and from where."""
-    found = [node for node in ast.walk(modules()[module]) if isinstance(node, ast.ImportFrom) and node.module]
-    return {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in found for alias in node.names}
+def _dotted(module: str, node: ast.expr) -> str:
+    """Where a name, or a name of a module, comes from; empty for any other expression."""
+    found = [each for each in ast.walk(modules()[module]) if isinstance(each, ast.ImportFrom) and each.module]
+    imported = {alias.asname or alias.name: f"{each.module}.{alias.name}" for each in found for alias in each.names}
+    match node:
+        case ast.Name(id=name):
+            return imported.get(name, f"{module}.{name}")
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in imported:
+            return f"{imported[name]}.{attribute}"
+    return ""
 
 
 def constant(module: str, node: ast.expr) -> str:
@@ -100,6 +106,10 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
                 yield from (part for argument in node.args for part in ast.walk(argument))
         if isinstance(node, ast.keyword) and node.arg == "failure":  # a Reconciler's log line
             yield node.value
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            yield node.returns
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            yield node.annotation
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:

@@ -5,8 +5,6 @@ in whole blocks, and the rest of it is nobody's. Which cards a container has sta
 (tkestack/gpu-admission ``pkg/device``, ``pkg/util``; gpu-manager goes by the same).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -59,7 +57,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
     most_cores: int
 
     @classmethod
-    def unused(cls, scheme: Scheme, count: int, memory: int) -> Cards:
+    def unused(cls, scheme: Scheme, count: int, memory: int) -> "Cards":
         """Return so many cards of a node with ``memory`` blocks of the scheme's unit, none of them used."""
         unit = scheme.memory_unit
         nothing = (0,) * count
@@ -91,15 +89,15 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         """Return the free cores of cards that are not wholly free: no pod that wants whole cards can have them."""
         return self.free_cores - self.whole * CORES_PER_CARD
 
-    def taken(self, shares: Iterable[Share]) -> Cards:
+    def taken(self, shares: Iterable[Share]) -> "Cards":
         """Return the cards with these shares used too. One of a card that the node does not have counts for nothing."""
         return self._changed(shares, 1)
 
-    def returned(self, shares: Iterable[Share]) -> Cards:
+    def returned(self, shares: Iterable[Share]) -> "Cards":
         """Return the cards without these shares, which must have been taken before."""
         return self._changed(shares, -1)
 
-    def _changed(self, shares: Iterable[Share], sign: int) -> Cards:
+    def _changed(self, shares: Iterable[Share], sign: int) -> "Cards":
         cores, memory = list(self.used_cores), list(self.used_memory)
         free_cores, free_memory = self.free_cores, self.free_memory
         for share in shares:

@@ -4,8 +4,6 @@ gpu-admission refuses a pod that carries one for ever (``had been predicated!``)
 alive is never touched. The locks by which HAMi's scheduler and device plugin take turns on a node are judged here too.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import re

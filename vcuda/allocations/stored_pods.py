@@ -1,7 +1,5 @@
 """Stored pods as the ledger counts them, with the allocation that schedulers and device plugins wrote on them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -9,8 +7,7 @@ import msgspec
 
 from vcuda.allocations.cards import PodCards, read_pod_cards
 from vcuda.k8s_types import MIRROR_ANNOTATION, Pod
-from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.placement import Nodes, read_pin
+from vcuda.placement import affinity, placement
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import asks_for_vcuda, read_request
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
@@ -97,12 +94,12 @@ class StoredPod(msgspec.Struct, frozen=True):
     terminating: bool = False
     mirror: bool = False
 
-    def model_on(self, nodes: Nodes) -> str | None:
+    def model_on(self, nodes: placement.Nodes) -> str | None:
         """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
         return self.model or (nodes.model_of(self.node) if self.node else None)
 
 
-def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
+def read_stored(pod: Pod, labels: affinity.NodeLabels) -> StoredPod | None:
     """Return what is kept of a pod, or None where it asks for no vcuda."""
     if not asks_for_vcuda(pod):
         return None
@@ -113,7 +110,7 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
         uid=metadata.uid,
         namespace=metadata.namespace,
         name=metadata.name,
-        model=read_pin(pod, labels).model,
+        model=placement.read_pin(pod, labels).model,
         node=pod.spec.node_name,
         live=not pod.has_ended,
         charge=request.charge,
@@ -126,7 +123,7 @@ def read_stored(pod: Pod, labels: NodeLabels) -> StoredPod | None:
     )
 
 
-def charges_of(pods: Iterable[StoredPod], nodes: Nodes) -> Iterator[tuple[str, Charge]]:
+def charges_of(pods: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tuple[str, Charge]]:
     """Yield (model, charge) of every pod that holds cards of a known model."""
     for pod in pods:
         model = pod.model_on(nodes) if pod.live else None

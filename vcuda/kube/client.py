@@ -1,7 +1,5 @@
 """Requests to the API server: bytes in, bytes out, and every failure one of ours."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os
@@ -139,7 +137,7 @@ class Kube:
         *,
         pool_size: int = 8,
         version_check: VersionCheck | None = None,
-    ) -> Kube:
+    ) -> "Kube":
         """Read the configuration; nothing is sent yet. ``pool_size`` is the number of connections kept for reuse.
 
         With ``version_check`` the API server's version is read and checked before anything else is sent to it.
@@ -210,7 +208,7 @@ class Kube:
 
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
-    ) -> Stream:
+    ) -> "Stream":
         """Open a GET whose answer is lines without end; it ends after ``read_timeout`` seconds of silence."""
         self._check_version(connect_timeout)
         request = _ApiRequest("GET", path, params)
@@ -407,7 +405,7 @@ class Stream:
         self._what = what
         self._socket = socket.socket(fileno=os.dup(response.fileno()))
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> "Stream":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """What is settled before the first request: whose credentials we use, and whether that Kubernetes is supported."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -17,8 +15,7 @@ from kubernetes.client import Configuration
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
 from yaml import YAMLError
 
-from vcuda.errors import ApiError, BadInput, UnsupportedVersion
-from vcuda.k8s_types import UNDECODABLE
+from vcuda import errors, k8s_types
 
 Load = Callable[[Configuration], None]
 """Reads the credentials anew into a configuration; raises BadInput."""
@@ -41,7 +38,7 @@ def _from_service_account(configuration: Configuration) -> None:
     try:
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # the loader has no type hints
     except _UNREADABLE as error:
-        raise BadInput(
+        raise errors.BadInput(
             f"KUBERNETES_SERVICE_HOST is set, but the pod's service account cannot be read: {error} "
             "Mount its token (automountServiceAccountToken), or name a kubeconfig."
         ) from error
@@ -58,7 +55,7 @@ def _from_kubeconfig(paths: str, context: str | None) -> Load:
             )
         except _UNREADABLE as error:
             where = f"{paths} (context {context})" if context else paths
-            raise BadInput(
+            raise errors.BadInput(
                 f"No usable kubeconfig at {where}: {error} "
                 "Name a readable one, set KUBECONFIG, or run in a pod with a service account."
             ) from error
@@ -92,7 +89,7 @@ def check_version(answer: bytes, server: str) -> str:
     # gave a version says v0.0.0: that cannot be told either.
     try:
         info = _INFO.decode(answer)
-    except UNDECODABLE as error:
+    except k8s_types.UNDECODABLE as error:
         return unknown_version(server, str(error))
     texts = (info.git_version, f"{info.major}.{info.minor}")
     found = next((match for match in map(_VERSION.match, texts) if match and int(match[1])), None)
@@ -100,7 +97,7 @@ def check_version(answer: bytes, server: str) -> str:
         return unknown_version(server, f"it says {info.git_version[:60]!r}")
     if (int(found[1]), int(found[2])) < OLDEST:
         named = found.string.removeprefix("v")[:60]
-        raise UnsupportedVersion(
+        raise errors.UnsupportedVersion(
             f"Kubernetes v{named} at {server} is older than {_OLDEST}, the oldest version that this release"
             " supports: upgrade the cluster first"
         )
@@ -141,7 +138,7 @@ class VersionCheck:
         """
         try:
             answer, refused = read(), ""
-        except ApiError as error:
+        except errors.ApiError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 raise
             answer, refused = b"", str(error)
@@ -150,7 +147,7 @@ class VersionCheck:
                 return
             try:
                 warning = unknown_version(server, refused) if refused else check_version(answer, server)
-            except UnsupportedVersion as error:
+            except errors.UnsupportedVersion as error:
                 self.end(str(error))
                 raise
             self.passed = True

@@ -1,7 +1,5 @@
 """The quota ConfigMap, the nodes and the published free cards, each kept current by a watch."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 
@@ -11,13 +9,9 @@ import structlog
 from vcuda.allocations.cards import INDEXED
 from vcuda.errors import Fault, QuotaFault, VcudaError
 from vcuda.k8s_types import ConfigMap, Node, NodeStatus, ObjectMeta
-from vcuda.kube.client import Kube, segment
-from vcuda.kube.objects import Event, InvolvedObject, post_event
-from vcuda.kube.reflector import Reflector
-from vcuda.placement.affinity import Labels, NodeLabels
-from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByPool, Nodes, read_free_cards
-from vcuda.quota.document import parse_quota
-from vcuda.quota.model import Quota
+from vcuda.kube import client, objects, reflector
+from vcuda.placement import affinity, placement
+from vcuda.quota import document, model
 from vcuda.requests.schemes import SCHEMES
 
 # So many faults of one document are logged; an alias can repeat one without end.
@@ -46,23 +40,23 @@ class QuotaInformer:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: client.Kube,
         place: QuotaPlace,
         system: frozenset[str],
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._kube = kube
         self._place = place
-        self._nobody = Quota(system=system)
+        self._nobody = model.Quota(system=system)
         self._log = structlog.get_logger().bind(configmap=f"{place.namespace}/{place.name}")
-        self._quota: Quota | None = None
+        self._quota: model.Quota | None = None
         self._faulty = False
         self._on_change = on_change
-        self._path = f"/api/v1/namespaces/{segment(place.namespace)}/configmaps"
+        self._path = f"/api/v1/namespaces/{client.segment(place.namespace)}/configmaps"
         self._params = {"fieldSelector": f"metadata.name={place.name}"}
-        self.reflector = Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
+        self.reflector = reflector.Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
-    def current(self) -> Quota | None:
+    def current(self) -> model.Quota | None:
         """Return the quota in force, or None until it has been read once. An absent ConfigMap limits nobody."""
         # Nothing is set here: an answer to a request that was about to find none must not overwrite a document that has
         # just come. Only the watch's own thread sets what is in force.
@@ -99,14 +93,14 @@ class QuotaInformer:
             self._accept(quota)
             self._log.info("quota read", namespaces=len(quota.namespaces), version=new.metadata.resource_version)
 
-    def _parse(self, config_map: ConfigMap) -> Quota:
+    def _parse(self, config_map: ConfigMap) -> model.Quota:
         key = self._place.key
         if key not in (config_map.data or {}):
             raise QuotaFault((Fault(f"data.{key}", "is missing; the quota document belongs there"),))
-        quota = parse_quota((config_map.data or {})[key], self._nobody.system)
+        quota = document.parse_quota((config_map.data or {})[key], self._nobody.system)
         return msgspec.structs.replace(quota, version=config_map.metadata.resource_version)
 
-    def _accept(self, quota: Quota) -> None:
+    def _accept(self, quota: model.Quota) -> None:
         self._quota, self._faulty = quota, False
         self._on_change()
 
@@ -115,12 +109,14 @@ class QuotaInformer:
         kept = "the last good one stays in force" if self._quota else "no quota has been read yet"
         self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
         version, place = config_map.metadata.resource_version, self._place
-        subject = InvolvedObject("v1", "ConfigMap", place.name, place.namespace, config_map.metadata.uid, version)
+        subject = objects.InvolvedObject(
+            "v1", "ConfigMap", place.name, place.namespace, config_map.metadata.uid, version
+        )
         message = f"the quota document is malformed, {kept}: {fault}"
         # Its name holds the version that it is about: so all replicas together write it once.
-        event = Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
+        event = objects.Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
         try:
-            post_event(self._kube, event)
+            objects.post_event(self._kube, event)
         except VcudaError as error:
             self._log.warning("event not written", error=str(error))
 
@@ -135,25 +131,27 @@ class NodeInformer:
     ``on_model_change`` is called after a node has got, changed or lost its model; also as one comes or goes.
     """
 
-    def __init__(self, kube: Kube, keys: NodeLabels, on_model_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, kube: client.Kube, keys: affinity.NodeLabels, on_model_change: Callable[[], None] = lambda: None
+    ) -> None:
         self.keys = keys
         self._on_model_change = on_model_change
         self._lock = threading.Lock()
-        self._labels: dict[str, Labels] = {}
-        self._nodes = Nodes(self.keys)
+        self._labels: dict[str, affinity.Labels] = {}
+        self._nodes = placement.Nodes(self.keys)
         self._stale = False
         self._followers: list[NodeChange] = []
-        self.reflector = Reflector(kube, "/api/v1/nodes", _decode_node, on_event=self._on_event)
+        self.reflector = reflector.Reflector(kube, "/api/v1/nodes", _decode_node, on_event=self._on_event)
 
     def follow(self, on_change: NodeChange) -> None:
         """Call back after a node came or went, or these changed of it; to be said before the watch starts."""
         self._followers.append(on_change)
 
-    def current(self) -> Nodes:
+    def current(self) -> placement.Nodes:
         """Return the nodes as last seen."""
         with self._lock:
             if self._stale:
-                self._nodes = Nodes.of(dict(self._labels), self.keys)
+                self._nodes = placement.Nodes.of(dict(self._labels), self.keys)
                 self._stale = False
             return self._nodes
 
@@ -191,16 +189,18 @@ def _decode_node(raw: bytes) -> Node:
 class FreeCardsInformer:
     """Follows ConfigMap ``gpu-cards`` in the system's namespace. Where there is none nothing is known."""
 
-    def __init__(self, kube: Kube, namespace: str) -> None:
-        path = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
-        params = {"fieldSelector": f"metadata.name={CARDS_CONFIG_MAP}"}
-        self._key = (namespace, CARDS_CONFIG_MAP)
-        self.reflector: Reflector[FreeCardsByPool] = Reflector(kube, path, _decode_cards, params=params)
+    def __init__(self, kube: client.Kube, namespace: str) -> None:
+        path = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
+        params = {"fieldSelector": f"metadata.name={placement.CARDS_CONFIG_MAP}"}
+        self._key = (namespace, placement.CARDS_CONFIG_MAP)
+        self.reflector: reflector.Reflector[placement.FreeCardsByPool] = reflector.Reflector(
+            kube, path, _decode_cards, params=params
+        )
 
-    def current(self) -> FreeCardsByPool:
+    def current(self) -> placement.FreeCardsByPool:
         """Return the figures as last published."""
         return self.reflector.get(self._key) or {}
 
 
-def _decode_cards(raw: bytes) -> FreeCardsByPool:
-    return read_free_cards((_decode(raw).data or {})[CARDS_KEY])
+def _decode_cards(raw: bytes) -> placement.FreeCardsByPool:
+    return placement.read_free_cards((_decode(raw).data or {})[placement.CARDS_KEY])

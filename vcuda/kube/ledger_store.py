@@ -3,26 +3,22 @@
 They live in the system's own namespace, where tenants have no rights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from vcuda import errors, k8s_types
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
-from vcuda.errors import Conflict, NotFound, UnreadableLedger
-from vcuda.k8s_types import ConfigMap, Pod
-from vcuda.kube.client import Kube, segment
+from vcuda.kube import client, watch
 from vcuda.kube.reflector import Reflector
-from vcuda.kube.watch import Key
 from vcuda.ledger.ledger import Ledger, ObservedPods, charges_by_model, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 
 KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
-_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
-_POD = msgspec.json.Decoder(Pod)
+_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+_POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -40,7 +36,7 @@ class NamedLedger(msgspec.Struct, frozen=True):
     """
 
     namespace: str
-    config_map: ConfigMap
+    config_map: k8s_types.ConfigMap
 
     def read(self) -> Stored:
         """Return the ledger. Raises UnreadableLedger: it is damaged."""
@@ -58,11 +54,11 @@ class LedgerStore:
     ``nodes`` tells the model of a pod that is held to none by its spec but runs on a node that has one.
     """
 
-    def __init__(self, kube: Kube, namespace: str, nodes: Callable[[], Nodes]) -> None:
+    def __init__(self, kube: client.Kube, namespace: str, nodes: Callable[[], Nodes]) -> None:
         self._kube = kube
         self._namespace = namespace
         self._nodes = nodes
-        self._collection = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
+        self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return the newest ledger; where there is none, one that counts the pods stored now, from a consistent LIST.
@@ -71,7 +67,7 @@ class LedgerStore:
         """
         try:
             raw = self._kube.get(self._path(namespace), timeout=timeout)
-        except NotFound:
+        except errors.NotFound:
             pods = self.count_pods(namespace, timeout)
             return Stored(Ledger(pods.committed, pods.resource_version), None)
         return _read(_CONFIG_MAP.decode(raw), len(raw))
@@ -83,7 +79,7 @@ class LedgerStore:
 
     def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
         """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page."""
-        path, version = f"/api/v1/namespaces/{segment(namespace)}/pods", ""
+        path, version = f"/api/v1/namespaces/{client.segment(namespace)}/pods", ""
         stored: list[StoredPod] = []
         for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
@@ -103,11 +99,11 @@ class LedgerStore:
                 raw = self._kube.post(self._collection, body, timeout=timeout)
             else:
                 raw = self._kube.put(self._path(namespace), body, timeout=timeout)
-        except NotFound as error:
+        except errors.NotFound as error:
             # What was read is gone, as after any other write: read again. (Of a POST it is the system's namespace.)
             if version is None:
                 raise
-            raise Conflict(error.status, error.message) from error
+            raise errors.Conflict(error.status, error.message) from error
         return Stored(ledger, _CONFIG_MAP.decode(raw).metadata.resource_version, len(raw))
 
     def delete(self, namespace: str, version: str) -> None:
@@ -125,9 +121,9 @@ class LedgerStore:
         selector = {"labelSelector": NAMESPACE_LABEL}
         return Reflector(self._kube, self._collection, self._decode_named, params=selector, on_event=on_event)
 
-    def key(self, namespace: str) -> Key:
+    def key(self, namespace: str) -> watch.Key:
         """Return the key under which the reflector holds a namespace's ledger."""
-        return Key(self._namespace, ledger_name(namespace))
+        return watch.Key(self._namespace, ledger_name(namespace))
 
     def _decode_named(self, raw: bytes) -> NamedLedger:
         config_map = _CONFIG_MAP.decode(raw)
@@ -145,7 +141,7 @@ class LedgerStore:
         return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
     def _path(self, namespace: str) -> str:
-        return f"{self._collection}/{segment(ledger_name(namespace))}"
+        return f"{self._collection}/{client.segment(ledger_name(namespace))}"
 
 
 def ledger_name(namespace: str) -> str:
@@ -153,11 +149,13 @@ def ledger_name(namespace: str) -> str:
     return f"gpu-ledger-{namespace}"
 
 
-def _read(config_map: ConfigMap, size: int = 0) -> Stored:
+def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
     metadata = config_map.metadata
     try:
         ledger = read_ledger((config_map.data or {})[KEY])
     except (KeyError, ValueError) as error:
         name = f"{metadata.namespace}/{metadata.name}"
-        raise UnreadableLedger(f"ledger {name} cannot be read ({error}); delete it to have it rebuilt") from error
+        raise errors.UnreadableLedger(
+            f"ledger {name} cannot be read ({error}); delete it to have it rebuilt"
+        ) from error
     return Stored(ledger, metadata.resource_version, size)

@@ -1,7 +1,5 @@
 """Objects of the API that are used whole: Events, which are written, and EndpointSlices, which are read."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 from collections.abc import Iterable, Iterator
@@ -9,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from vcuda.errors import Conflict, Unavailable
-from vcuda.k8s_types import UNDECODABLE, K8sStruct, ObjectMeta
+from vcuda import errors, k8s_types
 from vcuda.kube.client import Kube, segment
 
 LONGEST_MESSAGE = 1024  # characters; the API server refuses an Event with more
@@ -64,7 +61,7 @@ def post_event(kube: Kube, event: Event) -> None:
         "lastTimestamp": now,
         "count": 1,
     }
-    with contextlib.suppress(Conflict):
+    with contextlib.suppress(errors.Conflict):
         kube.post(f"/api/v1/namespaces/{segment(home)}/events", msgspec.json.encode(manifest))
 
 
@@ -78,13 +75,13 @@ MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 _DIALLED = ("IPv4", "IPv6")
 
 
-class Conditions(K8sStruct, frozen=True):
+class Conditions(k8s_types.K8sStruct, frozen=True):
     """The state of an endpoint; ``ready`` counts as true where it is not set."""
 
     ready: bool | None = None
 
 
-class Endpoint(K8sStruct, frozen=True):
+class Endpoint(k8s_types.K8sStruct, frozen=True):
     """One endpoint. Of its addresses only the first has a meaning."""
 
     addresses: tuple[str, ...] = ()
@@ -96,17 +93,17 @@ class Endpoint(K8sStruct, frozen=True):
         return self.conditions is None or self.conditions.ready is not False
 
 
-class Port(K8sStruct, frozen=True):
+class Port(k8s_types.K8sStruct, frozen=True):
     """One port of all endpoints of a slice. Without a number any port is meant, which nobody can dial."""
 
     name: str | None = None
     port: int | None = None
 
 
-class EndpointSlice(K8sStruct, frozen=True):
+class EndpointSlice(k8s_types.K8sStruct, frozen=True):
     """Some of a Service's endpoints: all of one address type (IPv4, IPv6 or FQDN), and with the same ports."""
 
-    metadata: ObjectMeta = ObjectMeta()
+    metadata: k8s_types.ObjectMeta = k8s_types.ObjectMeta()
     address_type: str = ""
     endpoints: tuple[Endpoint, ...] | None = None
     ports: tuple[Port, ...] | None = None
@@ -124,8 +121,8 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
     pages = kube.list_pages(path, {"labelSelector": f"{SERVICE_NAME}={service}"}, timeout=timeout)
     try:
         return read_addresses([_SLICE.decode(item) for page in pages for item in page.items], port_name)
-    except UNDECODABLE as error:
-        raise Unavailable(str(error)) from error
+    except k8s_types.UNDECODABLE as error:
+        raise errors.Unavailable(str(error)) from error
 
 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:

@@ -1,7 +1,5 @@
 """A resource kept in memory: a list, then a watch from there, for ever, without a gap."""
 
-from __future__ import annotations
-
 import math
 import random
 import threading
@@ -15,9 +13,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from vcuda.errors import ApiError, VcudaError, WatchLost
-from vcuda.kube.client import Kube, Params
-from vcuda.kube.store import Counts, Listing, ObjectReader, Store, StoreEntry, from_initial_events, from_pages
-from vcuda.kube.watch import INITIAL_EVENTS, Key, Watches, WatchEvent, until
+from vcuda.kube import client, store, watch
 
 T = TypeVar("T")
 
@@ -85,11 +81,11 @@ class Reflector(Generic[T]):
 
     def __init__(
         self,
-        kube: Kube,
+        kube: client.Kube,
         path: str,
         decode: Callable[[bytes], T | None],
         *,
-        params: Params | None = None,
+        params: client.Params | None = None,
         on_event: OnEvent[T] | None = None,
         page_size: int = 500,
         silence: float = SILENCE,
@@ -98,7 +94,7 @@ class Reflector(Generic[T]):
         wait: Callable[[float], bool] | None = None,
         log: structlog.typing.FilteringBoundLogger | None = None,
     ) -> None:
-        self.counts = Counts()
+        self.counts = store.Counts()
         self.synced = threading.Event()
         self._kube = kube
         self._path = path
@@ -109,10 +105,10 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._watches = Watches(kube, path, self._params, silence, self._stopping)
+        self._watches = watch.Watches(kube, path, self._params, silence, self._stopping)
         self._log = (log or structlog.get_logger()).bind(resource=path)
-        self._store: Store[T] = Store()
-        self._reader = ObjectReader(decode, self._store, self.counts, self._log)
+        self._store: store.Store[T] = store.Store()
+        self._reader = store.ObjectReader(decode, self._store, self.counts, self._log)
         self._list_due = True
         self._streams_refused = False
         self._stream_broken = False
@@ -134,10 +130,10 @@ class Reflector(Generic[T]):
 
     def get(self, key: tuple[str, str]) -> T | None:
         """Return the object under (namespace, name), or None."""
-        entry = self._store.entry(Key(*key))
+        entry = self._store.entry(watch.Key(*key))
         return None if entry is None else entry.value
 
-    def snapshot(self) -> Mapping[Key, T]:
+    def snapshot(self) -> Mapping[watch.Key, T]:
         """Return all objects in a mapping that never changes; the same one until something does."""
         return self._store.snapshot()
 
@@ -195,14 +191,14 @@ class Reflector(Generic[T]):
             return False
         with ExitStack() as stack:
             try:
-                events = stack.enter_context(self._watches.open(INITIAL_EVENTS, self._duration()))
+                events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
             except ApiError as error:
                 # Whatever else was refused, a missing right for example, the LIST is told too, and fails with it.
                 self._streams_refused = error.status in _NOT_STREAMED
                 self._log.info("lists are not streamed", reason=error.message)
                 return False
             self._stream_broken = True
-            self._replace(from_initial_events(events, self._reader, self._watches.what), streamed=True)
+            self._replace(store.from_initial_events(events, self._reader, self._watches.what), streamed=True)
             self._stream_broken = False
             self._follow(events)
         return True
@@ -211,12 +207,12 @@ class Reflector(Generic[T]):
         """Change over to a list in pages, once: what the thread does where lists are not streamed."""
         # Without resourceVersion the API server answers as new as etcd is, from its cache where it can.
         pages = self._kube.list_pages(self._path, self._params, self._page_size)
-        listing = from_pages(until(self._stopping, pages), self._reader)
+        listing = store.from_pages(watch.until(self._stopping, pages), self._reader)
         if not self._stopping.is_set():
             self._stream_broken = False
             self._replace(listing, streamed=False)
 
-    def _replace(self, listing: Listing[T], *, streamed: bool) -> None:
+    def _replace(self, listing: store.Listing[T], *, streamed: bool) -> None:
         fresh = listing.entries
         before = self._store.swap(fresh, listing.version)
         self._list_due = False
@@ -234,7 +230,7 @@ class Reflector(Generic[T]):
     def _duration(self) -> float:
         return _SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())
 
-    def _follow(self, events: Iterable[WatchEvent]) -> None:
+    def _follow(self, events: Iterable[watch.WatchEvent]) -> None:
         self.counts.watches += 1
         opened = self._last_event = self._clock()
         try:
@@ -245,7 +241,7 @@ class Reflector(Generic[T]):
             if self._clock() - opened >= _STANDING:
                 self._backoff.reset()
 
-    def _apply(self, event: WatchEvent) -> None:
+    def _apply(self, event: watch.WatchEvent) -> None:
         version = event.meta.resource_version
         if event.type == "BOOKMARK":
             self._store.advance(version)
@@ -258,7 +254,7 @@ class Reflector(Generic[T]):
         self._notify(old, new)
 
     # Made again under its name while nobody watched, an object has another uid: a departure and an arrival, no change.
-    def _notify(self, old: StoreEntry[T] | None, new: StoreEntry[T] | None) -> None:
+    def _notify(self, old: store.StoreEntry[T] | None, new: store.StoreEntry[T] | None) -> None:
         if old is new:
             return
         if old is not None and new is not None and old.uid == new.uid:

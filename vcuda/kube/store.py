@@ -1,7 +1,5 @@
 """What a reflector knows: objects by namespace and name, and lists of them, from pages or from a watch's beginning."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,8 +10,7 @@ import msgspec
 import structlog
 
 from vcuda.errors import Unavailable
-from vcuda.kube.client import Page
-from vcuda.kube.watch import Key, Meta, WatchEvent, read_meta
+from vcuda.kube import client, watch
 
 T = TypeVar("T")
 
@@ -45,8 +42,8 @@ class Store(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[Key, StoreEntry[T]] = {}
-        self._snapshot: Mapping[Key, T] | None = None
+        self._entries: dict[watch.Key, StoreEntry[T]] = {}
+        self._snapshot: Mapping[watch.Key, T] | None = None
         self._version = ""
 
     @property
@@ -54,26 +51,26 @@ class Store(Generic[T]):
         """The newest resourceVersion that the store includes; empty before the first ``swap``."""
         return self._version
 
-    def entry(self, key: Key) -> StoreEntry[T] | None:
+    def entry(self, key: watch.Key) -> StoreEntry[T] | None:
         """Return one object, or None."""
         with self._lock:
             return self._entries.get(key)
 
-    def snapshot(self) -> Mapping[Key, T]:
+    def snapshot(self) -> Mapping[watch.Key, T]:
         """Return all objects in a mapping that never changes; the same one until something does."""
         with self._lock:
             if self._snapshot is None:
                 self._snapshot = MappingProxyType({key: entry.value for key, entry in self._entries.items()})
             return self._snapshot
 
-    def swap(self, entries: dict[Key, StoreEntry[T]], version: str) -> Mapping[Key, StoreEntry[T]]:
+    def swap(self, entries: dict[watch.Key, StoreEntry[T]], version: str) -> Mapping[watch.Key, StoreEntry[T]]:
         """Change over to other objects in one step; return those of before."""
         with self._lock:
             before, self._entries = self._entries, entries
             self._snapshot, self._version = None, version
         return before
 
-    def put(self, key: Key, entry: StoreEntry[T] | None, version: str) -> None:
+    def put(self, key: watch.Key, entry: StoreEntry[T] | None, version: str) -> None:
         """Store one object, or remove it where ``entry`` is None."""
         with self._lock:
             if entry is None:
@@ -91,7 +88,7 @@ class Store(Generic[T]):
 class Listing(NamedTuple, Generic[T]):
     """All objects that are kept, decoded, and the version at which there were these."""
 
-    entries: dict[Key, StoreEntry[T]]
+    entries: dict[watch.Key, StoreEntry[T]]
     version: str
 
 
@@ -107,7 +104,7 @@ class ObjectReader(Generic[T]):
     counts: Counts
     _log: structlog.typing.FilteringBoundLogger
 
-    def entry(self, meta: Meta, raw: bytes, known: StoreEntry[T] | None = None) -> StoreEntry[T] | None:
+    def entry(self, meta: watch.Meta, raw: bytes, known: StoreEntry[T] | None = None) -> StoreEntry[T] | None:
         """Decode an object; None when it is not kept, its last good value when it cannot be decoded.
 
         ``known`` is what a list that is not complete yet has of it.
@@ -124,20 +121,20 @@ class ObjectReader(Generic[T]):
             return last_good
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
-    def meta(self, raw: bytes) -> Meta | None:
+    def meta(self, raw: bytes) -> watch.Meta | None:
         """Return the metadata of an object in a list, or None where they cannot be read: it is left out."""
         try:
-            return read_meta(raw)
+            return watch.read_meta(raw)
         except msgspec.MsgspecError as error:
             self.counts.undecodable += 1
             self._log.error("object without readable metadata", error=str(error))
             return None
 
 
-def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
+def from_pages(pages: Iterable[client.Page], reader: ObjectReader[T]) -> Listing[T]:
     """Gather the pages of one LIST; each is decoded before the next is asked for."""
     version = ""
-    entries: dict[Key, StoreEntry[T]] = {}
+    entries: dict[watch.Key, StoreEntry[T]] = {}
     for page in pages:
         version = version or page.resource_version
         for raw in page.items:
@@ -148,12 +145,12 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
     return Listing(entries, version)
 
 
-def from_initial_events(events: Iterable[WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
+def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
     """Gather the initial events of the watch ``what``, up to the bookmark that ends them.
 
     Raises Unavailable where the events end without it: nobody can tell what is still missing.
     """
-    entries: dict[Key, StoreEntry[T]] = {}
+    entries: dict[watch.Key, StoreEntry[T]] = {}
     # What changes meanwhile may come before that bookmark too, so that every kind of event is applied.
     for event in events:
         if event.ends_initial_events:

@@ -1,7 +1,5 @@
 """Watches of one resource path: opened, read event by event, and ended from any thread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A pod that can be stored is always in ``committed`` or in ``pending`` of the ver
 writer holds that version by compare-and-swap, so whatever runs beside it can only make the ledger count too much.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import functools
@@ -301,7 +299,7 @@ class NamespaceUse(msgspec.Struct, frozen=True):
     unpinned: tuple[str, ...] = ()
     more_unpinned: int = 0
 
-    def shortened(self) -> NamespaceUse:
+    def shortened(self) -> "NamespaceUse":
         """Return the report as it is published: with few names."""
         more = max(len(self.unpinned) - MOST_PODS, 0)
         return msgspec.structs.replace(self, unpinned=self.unpinned[:MOST_PODS], more_unpinned=more)

@@ -5,8 +5,6 @@ The rules are Kubernetes' (k8s.io/component-helpers ``scheduling/corev1/nodeaffi
 nodeSelector holds beside every term, NotIn and DoesNotExist also match a node without the label.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which GPU models a pod may use, and which of them it gets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -22,10 +20,10 @@ class Nodes(msgspec.Struct, frozen=True):
     keys: NodeLabels = NodeLabels()
     labels: Mapping[str, Labels] = {}
     by_model: Mapping[str, tuple[str, ...]] = {}
-    free: FreeCardsByPool = {}
+    free: "FreeCardsByPool" = {}
 
     @classmethod
-    def of(cls, labels: Mapping[str, Labels], keys: NodeLabels) -> Nodes:
+    def of(cls, labels: Mapping[str, Labels], keys: NodeLabels) -> "Nodes":
         """Return the nodes indexed by the label that holds their model; those without it count for nothing there."""
         by_model: dict[str, list[str]] = {}
         for name, node in labels.items():
@@ -49,7 +47,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     models: tuple[str, ...]
     present: frozenset[str]
     excluded: Mapping[str, str]
-    free: Mapping[str, FreeCards] = {}
+    free: "Mapping[str, FreeCards]" = {}
     no_fitting_card: frozenset[str] = frozenset()
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
@@ -264,7 +262,7 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     fragmented_cores: int = 0
     largest: int = 0
 
-    def __add__(self, other: FreeCards) -> FreeCards:
+    def __add__(self, other: "FreeCards") -> "FreeCards":
         return FreeCards(
             self.cards + other.cards,
             self.whole + other.whole,

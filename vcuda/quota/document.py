@@ -14,8 +14,6 @@ that no node label can hold, a namespace name that Kubernetes does not allow. Th
 example are such names: an entry for them would never apply to anything.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Iterator
@@ -35,8 +33,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from vcuda import k8s_types
-from vcuda.errors import Fault, QuotaFault
+from vcuda import errors, k8s_types
 from vcuda.quota.model import SYSTEM_NAMESPACES, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_text
 
@@ -282,11 +279,11 @@ def _unknown_key(place: KeyPath) -> str:
     return f"unknown key; {suggestion(place[-1], keys) or hint}"
 
 
-def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[Fault, ...]:
+def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
     # The reader and pydantic each tell theirs in their own order; whoever mends a document goes from top to bottom.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
-    return tuple(Fault(_path(fault.place), fault.message) for fault in ordered)
+    return tuple(errors.Fault(_path(fault.place), fault.message) for fault in ordered)
 
 
 def _places(tree: Plain, place: KeyPath) -> Iterator[KeyPath]:
@@ -320,13 +317,15 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
     """
     tree, faults = read_text(text)
     if isinstance(tree, dict) and len(tree) > MAX_NAMESPACES:
-        raise QuotaFault((Fault("", f"there are {len(tree)} namespaces; at most {MAX_NAMESPACES} are read"),))
+        raise errors.QuotaFault(
+            (errors.Fault("", f"there are {len(tree)} namespaces; at most {MAX_NAMESPACES} are read"),)
+        )
     try:
         entries = _DOCUMENT.validate_python({} if tree is None else tree)
     except ValidationError as error:
         faults += tuple(_found(details) for details in error.errors(include_url=False))
     if faults:
-        raise QuotaFault(_in_document_order(tree, faults))
+        raise errors.QuotaFault(_in_document_order(tree, faults))
     namespaces = {
         name: NamespaceQuota(
             {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}, entry.pool, entry.mode

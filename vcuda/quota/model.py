@@ -3,8 +3,6 @@
 These are the values that decisions are made from; ``vcuda.quota.document`` reads a quota from what people write.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterable, Mapping
 
@@ -92,13 +90,13 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     memory: int = 0
     card_memory: int = 0
 
-    def __add__(self, other: Charge) -> Charge:
+    def __add__(self, other: "Charge") -> "Charge":
         return Charge(self.cores + other.cores, self.memory + other.memory, self.card_memory + other.card_memory)
 
-    def __sub__(self, other: Charge) -> Charge:
+    def __sub__(self, other: "Charge") -> "Charge":
         return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
 
-    def peak(self, other: Charge) -> Charge:
+    def peak(self, other: "Charge") -> "Charge":
         """Return the larger of the two, resource by resource, as Kubernetes sets init containers against the rest."""
         return Charge(
             max(self.cores, other.cores), max(self.memory, other.memory), max(self.card_memory, other.card_memory)

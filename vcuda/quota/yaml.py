@@ -4,8 +4,6 @@ Aliases and merge keys are resolved here, within a bound, and keys that are writ
 keep the last one silently.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from decimal import Context, Decimal

@@ -1,7 +1,5 @@
 """What a pod asks for: its charge, and everything that is wrong with the way it asks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -4,8 +4,6 @@ Sources: tkestack/gpu-manager and gpu-admission (``pkg/api``, ``pkg/util/types.g
 Project-HAMi/HAMi (``pkg/util/types.go``, ``pkg/device/nvidia``), coldzerofear/vgpu-manager (``pkg/util/consts.go``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
