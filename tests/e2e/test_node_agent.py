@@ -8,23 +8,18 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from controller.node.names import TRASH
-from controller.node.pods import list_uids
 from tests.e2e.cluster import Cluster
-from tests.e2e.compaction import expire, token_of
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import account_of
 from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS, NodeProcess
-from vcuda.errors import Gone
-from vcuda.kube import Kube, Params
 
 pytestmark = pytest.mark.slow
 
@@ -135,14 +130,6 @@ def test_a_pod_that_is_made_again_under_its_name_has_another_directory(
     assert second in disk.names()
 
 
-def test_pods_of_other_nodes_keep_nothing_here(
-    pods: Pods, agent: NodeProcess, disk: Disk, create_node: Callable[..., str]
-) -> None:
-    """Their directories are on their nodes; one of such a uid here is a leftover of something else."""
-    elsewhere = Pods(pods.cluster, pods.namespace, create_node("gpu-8"), disk).start("elsewhere")
-    agent.await_moved(elsewhere)
-
-
 def test_a_static_pods_directories_stay_under_both_its_uids(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
@@ -228,31 +215,6 @@ def test_a_list_that_cannot_be_this_nodes_is_not_believed(
     with sweeping(cluster, disk, listed, "--pod-uid", pod) as agent:
         agent.await_sweeps(8, "blocked")
     assert gone in disk.names()
-
-
-def test_a_list_that_is_cut_short_by_an_expired_token_is_no_list(
-    control_plane: ControlPlane, cluster: Cluster, node: str, pods: Pods, own: str
-) -> None:
-    """Between two of its pages the version that it is of is forgotten: a real 410."""
-    uids = {own, *(pods.start(f"train-{number}") for number in range(3))}
-    asked: list[Params | None] = []
-
-    class Interrupted(Kube):
-        """Lets that happen after the first page."""
-
-        def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
-            asked.append(params)
-            page = Kube.get(self, path, params, timeout)
-            if len(asked) == 1:
-                cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"changed": "true"}}})
-                expire(control_plane, cluster, path, {**(params or {}), "continue": token_of(page)})
-            return page
-
-    with closing(Interrupted.connect(cluster.kubeconfig)) as kube:
-        with pytest.raises(Gone):
-            list_uids(kube, node, page_size=1)
-        assert len(asked) == 2
-        assert list_uids(kube, node, page_size=1) == uids
 
 
 def test_it_serves_health_and_metrics_and_stops_when_it_is_told_to(agent: NodeProcess, pods: Pods) -> None:

@@ -1,57 +1,51 @@
-"""The rights in the base: every part does all of its work with them, and not one of them is spare.
+"""The rights in the manifests: every part does all of its work with them, and not one of them is spare.
 
-See `tests.e2e.manifests.audit` for how that is told; the components' rights are in `test_rights_components`.
+See `tests.e2e.manifests.audit` for how that is told. The base is judged by itself, and what components add beside it.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.e2e.cluster import Cluster, streams_lists
+from tests.e2e.cluster import Cluster, Json, streams_lists
+from tests.e2e.conftest import require
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.manifests import scenes
 from tests.e2e.manifests.audit import (
     Asked,
     AuditLog,
     Permission,
+    bindings,
     check_refused_without,
     lists_in_pages,
     permissions,
     spare,
 )
 from tests.e2e.manifests.system import NODE, System, applied, user_of
-from tests.rendered import BASE, ours, rendered
+from tests.e2e.stage import own_address
+from tests.processes import free_ports
+from tests.rendered import BASE, MANIFESTS, composed, ours, rendered
 from vcuda.kube import Kube
 
 pytestmark = pytest.mark.slow
 
-USERS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(BASE))}
-"""The accounts' full names, by their names."""
-
-RULES = [permission for account in USERS for permission in permissions(rendered(BASE), account)]
+COMPONENTS = ("scheduler", "enforce-audit")
+ADDED = [
+    each
+    for name in COMPONENTS
+    for each in yaml.safe_load_all((MANIFESTS / "components" / name / "rbac.yaml").read_text())
+]
 FASTER = {"storable_seconds": "2", "full_pass_seconds": "4", "allocation_timeout": "1"}
 
-
-@pytest.fixture(scope="module")
-def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with applied(admin, tmp_path_factory.mktemp("rights")) as system:
-        yield system
+KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
+"""The roles that the API server itself makes, which a second scheduler has as the first: their rules are not judged."""
 
 
-@pytest.fixture(scope="module")
-def asked(plane: ControlPlane, system: System, audit_log: AuditLog) -> dict[str, set[Asked]]:
-    """What every account has asked for in a whole life, by the account's full name."""
-    if plane.controller_manager is None:
-        pytest.skip(f"no kube-controller-manager in {plane.assets}")
-    live(system, plane)
-    requests = {user: audit_log.requests(user) for user in USERS.values()}
-    if streams_lists(Kube.connect(system.cluster.kubeconfig)):
-        requests = {user: found | lists_in_pages(found) for user, found in requests.items()}
-    return requests
-
-
-def live(system: System, plane: ControlPlane) -> None:
+def the_base_lives(system: System, plane: ControlPlane) -> None:
     cluster = system.cluster
     scenes.nodes_have_models(cluster)
     scenes.a_certificate_that_nobody_renewed_is_told(system)
@@ -63,34 +57,112 @@ def live(system: System, plane: ControlPlane) -> None:
         scenes.stale_allocations_are_removed(cluster)
         scenes.every_kind_of_workload_tries_again(cluster, plane, quota)
         scenes.a_malformed_quota_is_reported(cluster, quota)
-        done = system.rotate(issued_before=now(), overlap="1s", retention="1s")
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        done = system.rotate(issued_before=now, overlap="1s", retention="1s")
         assert "IssueLeaf" in done.stdout, done.stdout + done.stderr
         assert agent.process.poll() is None
     cluster.delete_node(NODE)
 
 
-def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def the_components_live(system: System, plane: ControlPlane) -> None:
+    require(plane, "kube-scheduler")
+    cluster = system.cluster
+    scenes.nodes_have_models(cluster)
+    address = f"{own_address()}:{free_ports(1)[0]}"
+    with system.serving(1) as [webhook]:
+        for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):  # of another family, so that the slice is made anew
+            with system.controller(extender_advertise=advertised) as earlier:
+                earlier.await_log("the Service leads here")
+        served = {"extender_address": address, "extender_advertise": address}
+        with system.controller(audit_period="1", **served) as controller, system.scheduler(address):
+            controller.await_log("the Service leads here")
+            quota = scenes.quota_of(cluster, webhook)
+            scenes.the_extenders_certificate_is_renewed(system)
+            scenes.a_pod_is_placed_on_a_card(cluster, quota)
+            scenes.a_pod_beyond_a_lowered_quota_is_evicted(cluster, quota)
+    cluster.delete_node(NODE)
 
 
-@pytest.mark.parametrize("account", USERS)
+@dataclass(frozen=True)
+class Judged:
+    """What is judged at a time: accounts' full names by their names, their rules, and all that they have."""
+
+    users: dict[str, str]
+    rules: list[Permission]
+    all_rules: list[Permission]
+    live: Callable[[System, ControlPlane], None]
+    components: tuple[str, ...] = ()
+
+
+def rules_of(objects: Sequence[Json], accounts: Sequence[str]) -> list[Permission]:
+    return [permission for account in accounts for permission in permissions(objects, account)]
+
+
+OURS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(BASE))}
+GIVEN = {
+    subject["name"]: f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+    for each in bindings(ADDED)
+    for subject in each["subjects"]
+}
+OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(BASE), [*OURS]), rules_of(ADDED, [*GIVEN])
+JUDGED = {
+    "base": Judged(OURS, OF_THE_BASE, OF_THE_BASE, the_base_lives),
+    "components": Judged(GIVEN, OF_COMPONENTS, [*OF_THE_BASE, *OF_COMPONENTS], the_components_live, COMPONENTS),
+}
+ACCOUNTS = [(name, account) for name, judged in JUDGED.items() for account in judged.users]
+RULES = [pytest.param(name, rule, id=f"{name}-{rule}") for name, judged in JUDGED.items() for rule in judged.rules]
+
+
+@pytest.fixture(scope="module")
+def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory, judged: Judged) -> Iterator[System]:
+    with applied(admin, tmp_path_factory.mktemp("rights"), *judged.components) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def judged(request: pytest.FixtureRequest) -> Judged:
+    return JUDGED[request.param]
+
+
+@pytest.fixture(scope="module")
+def asked(plane: ControlPlane, system: System, audit_log: AuditLog, judged: Judged) -> dict[str, set[Asked]]:
+    """What every account has asked for in a whole life, by the account's name."""
+    if plane.controller_manager is None:
+        pytest.skip(f"no kube-controller-manager in {plane.assets}")
+    judged.live(system, plane)
+    requests = {name: audit_log.requests(user) for name, user in judged.users.items()}
+    if streams_lists(Kube.connect(system.cluster.kubeconfig)):
+        requests = {name: found | lists_in_pages(found) for name, found in requests.items()}
+    return requests
+
+
+@pytest.mark.parametrize(("judged", "account"), ACCOUNTS, indirect=["judged"])
 def test_nothing_is_asked_for_that_the_rights_do_not_cover(
-    asked: dict[str, set[Asked]], audit_log: AuditLog, account: str
+    asked: dict[str, set[Asked]], audit_log: AuditLog, judged: Judged, account: str
 ) -> None:
-    assert asked[USERS[account]]
-    assert audit_log.refused(USERS[account]) == set()
+    assert asked[account]
+    assert audit_log.refused(judged.users[account]) == set()
 
 
-@pytest.mark.parametrize("permission", RULES, ids=str)
+@pytest.mark.parametrize(("judged", "permission"), RULES, indirect=["judged"])
 def test_every_verb_of_every_rule_is_used_for_what_no_other_rule_covers(
-    asked: dict[str, set[Asked]], permission: Permission
+    asked: dict[str, set[Asked]], judged: Judged, permission: Permission
 ) -> None:
-    assert spare(permission, asked[USERS[permission.account]], RULES) == set()
+    assert spare(permission, asked[permission.account], judged.all_rules) == set()
 
 
-@pytest.mark.parametrize("permission", RULES, ids=str)
+@pytest.mark.parametrize(("judged", "permission"), RULES, indirect=["judged"])
 def test_without_the_rule_the_api_server_refuses_what_the_part_asked_for(
-    admin: Cluster, asked: dict[str, set[Asked]], permission: Permission
+    admin: Cluster, asked: dict[str, set[Asked]], judged: Judged, permission: Permission
 ) -> None:
-    user = USERS[permission.account]
-    check_refused_without(admin, user, permission, asked[user], RULES)
+    user = judged.users[permission.account]
+    check_refused_without(admin, user, permission, asked[permission.account], judged.all_rules)
+
+
+def test_every_rule_of_the_manifests_is_judged_but_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
+    """As they are rendered, with all components together."""
+    objects = rendered(composed(tmp_path, COMPONENTS))
+    accounts = [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]
+    assert sorted(map(str, rules_of(objects, accounts))) == sorted(map(str, [*OF_THE_BASE, *OF_COMPONENTS]))
+    made = {each["metadata"]["name"] for each in objects if each["kind"] in ("Role", "ClusterRole")}
+    assert {each["roleRef"]["name"] for each in bindings(objects)} - made == KUBERNETES_OWN
