@@ -15,11 +15,8 @@ VOLUMES = frozenset(
 
 def offences(spec: Json) -> set[str]:
     """What in a pod's spec "restricted" forbids, each as a field's name or a volume's kind."""
-    return set(_of_pod(spec)) | {found for container in _containers(spec) for found in _of_container(container, spec)}
-
-
-def _containers(spec: Json) -> list[Json]:
-    return [*spec["containers"], *spec.get("initContainers", [])]
+    containers = [*spec["containers"], *spec.get("initContainers", [])]
+    return set(_of_pod(spec)) | {found for container in containers for found in _of_container(container, spec)}
 
 
 def _of_pod(spec: Json) -> Iterator[str]:

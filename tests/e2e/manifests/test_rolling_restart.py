@@ -14,7 +14,8 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import QuotaConfigMap, await_enforced
+from tests.e2e.installation import QuotaConfigMap
+from tests.e2e.manifests.scenes import limited
 from tests.e2e.manifests.system import NODE, System, applied, port_of
 from tests.e2e.steady import creating
 from tests.integration.reviews import gpu_pod
@@ -38,23 +39,12 @@ def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     admin.delete_node(NODE)
 
 
-@contextmanager
-def limited(cluster: Cluster) -> Iterator[str]:
-    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota")
-    namespace = cluster.create_namespace()
-    quota.limit(**{namespace: {"quota": {"M40": 1000}}})
-    await_enforced(cluster, namespace)
-    yield namespace
-    quota.lift(namespace)
-    cluster.delete_namespace(namespace)
-
-
 @pytest.mark.timeout(240)
 def test_not_one_create_fails_while_every_replica_is_replaced(admin: Cluster, system: System) -> None:
     done = system.rotate()
     assert done.returncode == 0, done.stdout + done.stderr
-    with deployed(system) as rollout, system.controller() as controller, limited(admin) as namespace:
-        controller.await_synced()
+    quota, entry = QuotaConfigMap(admin.rest, "kube-system", "gpuquota"), {"quota": {"M40": 1000}}
+    with deployed(system) as rollout, system.controller(), limited(admin, quota, entry) as namespace:
         before = {port_of(each.process) for each in rollout.current}
         with creating(admin, namespace, share, PACE) as creates:
             rollout.restart()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from controller.node.names import TRASH
 from tests.integration.node.disk import Disk, need_root, uid
 from tests.integration.node.test_once import NODE, PROGRAM, listed, pod
 from tests.rendered import BASE
@@ -32,15 +31,6 @@ def given_to_containers(path: Path, mode: int) -> None:
     inner.chmod(mode)
     for each in (path, *path.rglob("*")):
         os.chown(each, CONTAINER_USER, CONTAINER_USER)
-
-
-def in_the_trash(disk: Disk) -> list[Path]:
-    return list((disk.root / TRASH).iterdir())
-
-
-def left(disk: Disk) -> list[Path]:
-    """Directories of pods that are there still."""
-    return [disk.root / name for name in disk.names()] + in_the_trash(disk)
 
 
 @pytest.fixture
@@ -72,4 +62,4 @@ def test_what_a_container_made_as_a_user_of_its_own_goes(disk: Disk, sweep: Call
     disk.age(disk.root / uid(1), 7200)
     sweep()
     sweep()
-    assert left(disk) == []
+    assert (disk.names(), disk.trash()) == (set(), set())

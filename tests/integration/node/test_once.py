@@ -248,8 +248,7 @@ def peak(disk: Disk, *flags: str) -> int:
     file = disk.base / "pods.json"
     file.write_text(listed())
     where = ("--root", disk.root, "--node", NODE, "--pods", file, "--scheme", disk.scheme)
-    command = (PROGRAM, "node", "--once", *where, *flags)
-    process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen((PROGRAM, "node", "--once", *where, *flags), stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
