@@ -157,11 +157,7 @@ def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(mon
     api, stop = ApiDouble(), threading.Event()
     monkeypatch.setattr("controller.certificates.INTERVAL_SECONDS", 0.0)
     watch = CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
-    looks: list[Delivery] = [
-        *[lost_request] * 2,
-        *[lambda *_: b'[{"endpoints": 3}]'] * 2,
-        *[delivered] * 2,
-    ]
+    looks: list[Delivery] = [*[lost_request] * 2, *[lambda *_: b'[{"endpoints": 3}]'] * 2, *[delivered] * 2]
 
     def counted(method: str, timeout: float, effect: Effect) -> bytes:
         look = looks.pop(0)

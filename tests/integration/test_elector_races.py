@@ -186,12 +186,7 @@ class _Through(ApiDouble):
 
 
 PHASES = st.builds(Phase, st.sampled_from(FATES), st.integers(1, 14))
-LIVES = st.builds(
-    Life,
-    st.lists(PHASES, max_size=8).map(tuple),
-    st.floats(0, 1),
-    st.none() | st.floats(0.5, 6),
-)
+LIVES = st.builds(Life, st.lists(PHASES, max_size=8).map(tuple), st.floats(0, 1), st.none() | st.floats(0.5, 6))
 
 
 @pytest.mark.parametrize("lease_seconds", [5, 30])

@@ -478,9 +478,7 @@ def test_a_body_of_many_nodes_is_read(scheduler: Scheduler) -> None:
     assert (status, len(json.loads(answer))) == (HTTPStatus.OK, len(names))
 
 
-def test_a_fault_of_our_own_is_an_error_and_the_next_is_answered(
-    scheduler: Scheduler,
-) -> None:
+def test_a_fault_of_our_own_is_an_error_and_the_next_is_answered(scheduler: Scheduler) -> None:
     """The scheduler tries the pod again: an error is never taken for an answer."""
     status, answer = post(scheduler, "/broken", {})
     assert (status, b"fault" in answer) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
@@ -488,10 +486,7 @@ def test_a_fault_of_our_own_is_an_error_and_the_next_is_answered(
 
 
 def test_a_client_without_tls_or_a_word_costs_nobody_else(extender: Server, scheduler: Scheduler) -> None:
-    with (
-        connected(extender),
-        closing(http.client.HTTPConnection("127.0.0.1", extender.port, timeout=20)) as plain,
-    ):
+    with connected(extender), closing(http.client.HTTPConnection("127.0.0.1", extender.port, timeout=20)) as plain:
         plain.request("GET", "/version")
         with pytest.raises((http.client.HTTPException, OSError)):
             plain.getresponse()
