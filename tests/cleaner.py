@@ -1,7 +1,5 @@
 """The loop that removes stale allocations, beside one API server double, with what it is to find there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,20 +34,16 @@ class Cleaner:
         self.registry = CollectorRegistry()
         nodes = NodeInformer(api.kube, LABELS)
         pods = PodInformer(api.kube, LABELS, lambda _: None)
-        self.gc = StaleAllocationGc(
-            api.kube,
-            pods,
-            nodes,
-            remove or PatchRemover(api.kube, GarbageMetrics(self.registry)).remove,
-            TIMEOUT,
-            wall=lambda: self.now,
-            clock=lambda: self.now,
-        )
+        remove = remove or PatchRemover(api.kube, GarbageMetrics(self.registry)).remove
+
+        def clock() -> float:
+            return self.now
+
+        self.gc = StaleAllocationGc(api.kube, pods, nodes, remove, TIMEOUT, wall=clock, clock=clock)
         assert self.gc.reconciler.queue.next() == EVERYTHING, "the first turn, at which nothing is known yet"
         self._reflectors = (nodes.reflector, pods.reflector)
 
     def watch(self) -> None:
-        """See everything as it is stored now."""
         for reflector in self._reflectors:
             reflector.relist()
 
@@ -65,12 +59,10 @@ class Cleaner:
         return [{**line} for line in logs]
 
     def removed(self, rule: str) -> float:
-        """Return the metric."""
         labels = {"scheme": "hami" if rule.startswith("lock") else "gpu-manager", "rule": rule}
         return self.registry.get_sample_value("vcuda_gc_annotations_total", labels) or 0.0
 
     def events(self, namespace: str = "team-a") -> list[Mapping[str, Any]]:
-        """Return the Events that are stored."""
         prefix = EVENTS.format(namespace)
         return [stored for path, stored in self.api.objects.items() if path.startswith(prefix)]
 
@@ -89,12 +81,10 @@ def lock(cleaner: Cleaner, value: str) -> None:
 
 
 def marks_on(cleaner: Cleaner, path: str = POD) -> dict[str, str]:
-    """Return the annotations as they are stored."""
     return marks_in(cleaner.api, path)
 
 
 def marks_in(api: ApiDouble, path: str = POD) -> dict[str, str]:
-    """Return the annotations of an object as they are stored."""
     found: dict[str, str] = api.objects[path]["metadata"].get("annotations", {})
     return found
 

@@ -1,7 +1,5 @@
 """Pods and nodes with what vendors' schedulers leave on them, in a real cluster, and what is awaited of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field

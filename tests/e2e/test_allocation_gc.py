@@ -1,7 +1,5 @@
 """Stale allocations go from pods, stale locks from nodes, and nothing that is alive is touched."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

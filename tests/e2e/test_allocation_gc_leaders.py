@@ -1,7 +1,5 @@
 """Stale allocations and who leads: one removes, another takes over where it was killed, a dry run only tells."""
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 

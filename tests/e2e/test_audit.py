@@ -1,7 +1,5 @@
 """Pods that the quota would not let in: told of, and evicted where that was asked for, on a real API server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The label quota.vcuda.io/enforced is on the namespaces whose pods are charged, on no others, and stays so."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.e2e.cluster import Cluster, Json

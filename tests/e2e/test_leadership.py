@@ -1,7 +1,5 @@
 """One controller leads: another takes over when it dies or leaves, and no view that is out of date does harm."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Nobody waits for a back-off: who was refused gets its pods as soon as quota is free, and nobody else is woken."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import time

@@ -1,7 +1,5 @@
 """The rights that the manifests give each part, as the API server says; that they are enough, its own tests show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """Workloads that make pods by themselves: created, refused all together, and made to try again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.e2e.cluster import Cluster, Json

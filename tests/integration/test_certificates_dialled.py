@@ -1,7 +1,5 @@
 """Who looks at what an endpoint serves: the rotation, and the controller's watch. Real TLS, and nothing is trusted."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading
@@ -142,13 +140,8 @@ def test_a_leaf_that_no_rotation_has_renewed_is_told_once_a_day_on_the_service(
         watch.check(NOW + (days + 1) * DAY)
     assert len(events(api)) == 2
     assert event["reason"] == REASON
-    assert event["involvedObject"] == {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "name": "vcuda-webhook",
-        "namespace": "vcuda-quota",
-        "uid": "u1",
-    }
+    service = {"apiVersion": "v1", "kind": "Service", "name": "vcuda-webhook", "namespace": "vcuda-quota"}
+    assert event["involvedObject"] == {**service, "uid": "u1"}
     assert told in str(event["message"])
     assert "create job --from=cronjob/vcuda-certs" in str(event["message"])
 
@@ -177,17 +170,14 @@ def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(mon
 
 
 @pytest.mark.parametrize(
-    ("left", "late"),
+    ("days", "late"),
     [
-        pytest.param(timedelta(days=31), False, id="not in its last third"),
-        pytest.param(timedelta(days=29), False, id="the daily rotation may be about to come"),
-        pytest.param(timedelta(days=28), True, id="it did not come"),
-        pytest.param(-DAY, True, id="expired"),
+        pytest.param(31, False, id="not in its last third"),
+        pytest.param(29, False, id="the daily rotation may be about to come"),
+        pytest.param(28, True, id="it did not come"),
+        pytest.param(-1, True, id="expired"),
     ],
 )
-def test_a_leaf_is_late_when_a_daily_rotation_had_its_chance(left: timedelta, late: bool) -> None:
-    assert is_late(ServedCertificate("x", "f", NOW + left - 90 * DAY, NOW + left), NOW) is late
-
-
-def test_an_endpoint_that_shows_nothing_is_not_late() -> None:
-    assert not is_late(ServedCertificate("x", fault="refused"), NOW)
+def test_a_leaf_is_late_when_a_daily_rotation_had_its_chance(days: int, late: bool) -> None:
+    assert is_late(ServedCertificate("x", "f", NOW + (days - 90) * DAY, NOW + days * DAY), NOW) is late
+    assert not is_late(ServedCertificate("x", fault="refused"), NOW), "an endpoint that shows nothing"

@@ -1,11 +1,10 @@
 """What the controller's commands make of addresses, and what becomes of an extender that cannot begin."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sysconfig
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,61 +89,55 @@ def test_an_address_that_cannot_be_had_is_bad_input(
     assert says in last
 
 
-class Beginning:
-    """An extender that is about to take the journal, and how often it could not go on."""
-
-    def __init__(self, api: ApiDouble, certificates: Path) -> None:
-        make_certificates(certificates)
-        self.faults = 0
-        self.faulty = threading.Event()
-        pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
-        listening = Listening(("127.0.0.1", 0), ServingCertificate(certificates))
-        self.extender = Extender(
-            api.kube, SYSTEM, listening, pods, nodes, registry=CollectorRegistry(), on_fault=self._fault
-        )
-
-    def _fault(self) -> None:
-        self.faults += 1
-        self.faulty.set()
+@pytest.fixture
+def faults() -> threading.Semaphore:
+    """Return what is released for each time that the extender could not go on."""
+    return threading.Semaphore(0)
 
 
 @pytest.fixture
-def beginning(api: ApiDouble, tmp_path: Path) -> Beginning:
-    return Beginning(api, tmp_path)
+def beginning(api: ApiDouble, tmp_path: Path, faults: threading.Semaphore) -> Iterator[Extender]:
+    """Return an extender that is about to take the journal."""
+    make_certificates(tmp_path)
+    pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
+    listening, registry = Listening(("127.0.0.1", 0), ServingCertificate(tmp_path)), CollectorRegistry()
+    extender = Extender(api.kube, SYSTEM, listening, pods, nodes, registry=registry, on_fault=faults.release)
+    yield extender
+    extender.stop()
 
 
-def test_a_damaged_journal_ends_the_extender_alone(api: ApiDouble, beginning: Beginning) -> None:
+def test_a_damaged_journal_ends_the_extender_alone(
+    api: ApiDouble, beginning: Extender, faults: threading.Semaphore
+) -> None:
     api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": "{"}})
-    beginning.extender.take()
-    beginning.extender.serve()
-    assert (beginning.faults, beginning.extender.serving, beginning.extender.publishes) == (0, True, False)
-    beginning.extender.stop()
+    beginning.take()
+    beginning.serve()
+    assert (faults.acquire(blocking=False), beginning.serving, beginning.publishes) == (False, True, False)
 
 
-def test_a_journal_that_cannot_be_taken_is_a_fault_after_three_tries(api: ApiDouble, beginning: Beginning) -> None:
-    api.deliver = Script(lost_request, lost_request, lost_request, methods=("GET",))
-    beginning.extender.take()
-    assert beginning.faults == 1
+@pytest.mark.parametrize("lost", [2, 3])
+def test_a_journal_that_cannot_be_taken_is_a_fault_after_three_tries_and_it_is_ready_once_it_listens(
+    api: ApiDouble, beginning: Extender, faults: threading.Semaphore, lost: int
+) -> None:
+    api.deliver = Script(*[lost_request] * lost, methods=("GET",))
+    beginning.take()
+    if lost == 3:
+        assert faults.acquire(blocking=False)
+        return
+    assert (faults.acquire(blocking=False), beginning.serving) == (False, False)
+    beginning.serve()
+    assert (beginning.serving, beginning.publishes) == (True, True)
 
 
-def test_it_is_ready_once_it_listens(api: ApiDouble, beginning: Beginning) -> None:
-    api.deliver = Script(lost_request, lost_request, methods=("GET",))
-    beginning.extender.take()
-    assert (beginning.faults, beginning.extender.serving) == (0, False)
-    beginning.extender.serve()
-    assert beginning.extender.serving
-    assert beginning.extender.publishes
-    beginning.extender.stop()
-
-
-def test_a_loop_that_ends_by_a_fault_is_one(beginning: Beginning, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_ends_by_a_fault_is_one(
+    beginning: Extender, faults: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody would see that what it does is done no more."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")
 
     monkeypatch.setattr("controller.extender.publish.CardsPublisher.publish", broken)
-    beginning.extender.take()
-    beginning.extender.serve()
-    assert beginning.faulty.wait(PATIENT)
-    beginning.extender.stop()
+    beginning.take()
+    beginning.serve()
+    assert faults.acquire(timeout=PATIENT)

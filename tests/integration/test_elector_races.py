@@ -1,11 +1,10 @@
 """At no time do two candidates believe that they lead, whatever befalls their calls, in virtual time."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -32,9 +31,8 @@ class World:
         heapq.heappush(self._due, (time, next(self._order), action))
 
     def sleep(self, seconds: float) -> None:
-        """Let so much time pass, in the thread that calls."""
         mine = threading.Semaphore(0)
-        self.at(self.now + seconds, lambda: self._resume(mine))
+        self.at(self.now + seconds, lambda: self._wait_for(mine.release))
         self._paused.release()
         assert mine.acquire(timeout=PATIENT)
 
@@ -56,9 +54,6 @@ class World:
             action()
         if self._fault:
             raise self._fault
-
-    def _resume(self, sleeper: threading.Semaphore) -> None:
-        self._wait_for(sleeper.release)
 
     def _wait_for(self, begin: Callable[[], None]) -> None:
         begin()
@@ -120,10 +115,21 @@ class Network:
 
 
 def _ignoring_refusal(effect: Effect) -> None:
-    try:
+    with suppress(VcudaError):
         effect()
-    except VcudaError:
-        return
+
+
+class _Through(ApiDouble):
+    """The shared API server, reached through one candidate's network."""
+
+    def __init__(self, shared: ApiDouble, network: Network) -> None:
+        super().__init__()
+        self.objects = shared.objects
+        self.deliver = network.deliver
+        self._shared = shared
+
+    def store(self, path: str, manifest: object) -> bytes:
+        return self._shared.store(path, manifest)  # type: ignore[arg-type]  # as there
 
 
 class Election:
@@ -138,7 +144,6 @@ class Election:
         self._horizon = horizon
 
     def hold(self, lives: Iterable[Life]) -> None:
-        """Let them run, and note who leads at the end."""
         self.world.at(self._horizon - 1, lambda: self.led_at_the_end.extend(self.leaders))
         for number, life in enumerate(lives):
             self.world.spawn(lambda number=number, life=life: self._live(number, life))  # type: ignore[misc]  # no types
@@ -170,19 +175,6 @@ class Election:
         self.leaders.remove(identity)
         if told_to_stop:
             elector.release()
-
-
-class _Through(ApiDouble):
-    """The shared API server, reached through one candidate's network."""
-
-    def __init__(self, shared: ApiDouble, network: Network) -> None:
-        super().__init__()
-        self.objects = shared.objects
-        self.deliver = network.deliver
-        self._shared = shared
-
-    def store(self, path: str, manifest: object) -> bytes:
-        return self._shared.store(path, manifest)  # type: ignore[arg-type]  # as there
 
 
 PHASES = st.builds(Phase, st.sampled_from(FATES), st.integers(1, 14))

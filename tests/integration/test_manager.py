@@ -1,9 +1,8 @@
 """What the leader says of its own health, and how it ends."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -23,9 +22,8 @@ def leader(api: ApiDouble) -> Iterator[Leader]:
     """Return a leader of a cluster with one pod that has ended; not started yet."""
     api.store(POD, allocated_pod(GPU_MANAGER, START, status="Failed"))
     faults: list[str] = []
-    leader = Leader(
-        api.kube, QuotaPlace(), "vcuda-quota", LABELS, CollectorRegistry(), on_fault=lambda: faults.append("a loop")
-    )
+    registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
+    leader = Leader(api.kube, QuotaPlace(), "vcuda-quota", LABELS, registry, on_fault=on_fault)
     yield leader
     leader.stop()
     for reflector in leader.reflectors().values():

@@ -1,7 +1,5 @@
 """Threads that wait for a key of the work queue: who is woken, and when."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,18 +41,10 @@ def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Futu
     return turn
 
 
-@pytest.mark.parametrize("before", [None, 3600.0], ids=["nothing waits", "something waits, for long"])
-def test_a_name_that_is_added_wakes_who_sleeps(queue: WorkQueue, clock: Clock, before: float | None) -> None:
-    if before is not None:
-        queue.add("later", before)
-    with ThreadPoolExecutor(1) as executor:
-        turn = asleep(queue, clock, executor)
-        queue.add("a")
-        assert turn.result(PATIENT) == "a"
-
-
-def test_a_time_that_comes_earlier_wakes_who_sleeps(queue: WorkQueue, clock: Clock) -> None:
-    queue.add("a", 3600.0)
+@pytest.mark.parametrize("before", [[], ["later"], ["a"]], ids=["nothing waits", "another does", "itself, for long"])
+def test_a_name_that_is_due_earlier_wakes_who_sleeps(queue: WorkQueue, clock: Clock, before: list[str]) -> None:
+    for name in before:
+        queue.add(name, 3600.0)
     with ThreadPoolExecutor(1) as executor:
         turn = asleep(queue, clock, executor)
         queue.add("a")

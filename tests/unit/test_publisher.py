@@ -1,7 +1,5 @@
 """What becomes of a report that cannot be published."""
 
-from __future__ import annotations
-
 import pytest
 import structlog
 
@@ -17,14 +15,11 @@ TERMINATING = ApiError(
     (Cause("NamespaceTerminating", "namespace team-a is being terminated"),),
 )
 FORBIDDEN = ApiError(403, 'User "nobody" cannot create resource "configmaps" in API group "" in the namespace "team-a"')
-
-
 USE = NamespaceUse("team-a", "enforce", ())
 
 
 @pytest.fixture
 def publisher(api: ApiDouble) -> Publisher:
-    """Return one that has a report for team-a."""
     publisher = Publisher(api.kube)
     publisher.report("team-a", USE)
     return publisher
@@ -39,7 +34,6 @@ def publish(publisher: Publisher, times: int = 1) -> list[str]:
 
 
 def published_in(api: ApiDouble) -> list[str]:
-    """Return the namespaces that hold a report."""
     return [path.split("/")[4] for path in api.objects]
 
 

@@ -1,7 +1,5 @@
 """Who was refused for quota, and which of them may try again: the oldest first, and no more than fit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +13,8 @@ from vcuda.placement.placement import Nodes
 from vcuda.quota.model import OVER_QUOTA, Limit, NamespaceQuota
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
-ONE, TWO, HALF = (
-    {"tencent.com/vcuda-core": 100},
-    {"tencent.com/vcuda-core": 200},
-    {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 1},
-)
+ONE, TWO = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
+HALF = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 1}
 NODES = Nodes(LABELS)
 
 
@@ -47,6 +42,10 @@ def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: Namespace
 # How many pods are missing
 
 
+def condition(type_: str, status: str) -> Mapping[str, Any]:
+    return {"conditions": [{"type": type_, "status": status}]}
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "missing"),
     [
@@ -63,18 +62,13 @@ def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: Namespace
         pytest.param({"parallelism": 5, "completions": 8}, {"active": 1, "succeeded": 6}, 1, id="a Job near its end"),
         pytest.param({"parallelism": 1, "completions": 1}, {"succeeded": 1}, 0, id="a Job that has succeeded"),
         pytest.param({"parallelism": 1, "completions": 1, "suspend": True}, {}, 0, id="a Job that is suspended"),
+        pytest.param({"parallelism": 1}, condition("Failed", "True"), 0, id="a Job that has failed"),
+        pytest.param({"parallelism": 1}, condition("Failed", "False"), 1, id="a Job that has not failed"),
+        pytest.param({"parallelism": 1}, condition("X", "True"), 1, id="a Job with another condition"),
     ],
 )
 def test_missing(spec: Mapping[str, Any], status: Mapping[str, Any], missing: int) -> None:
     assert read({"spec": spec, "status": status}).missing == missing
-
-
-@pytest.mark.parametrize(
-    ("type_", "status", "missing"), [("Failed", "True", 0), ("Failed", "False", 1), ("X", "True", 1)]
-)
-def test_a_job_that_has_failed_misses_nothing(type_: str, status: str, missing: int) -> None:
-    condition = {"type": type_, "status": status}
-    assert read({"spec": {"parallelism": 1}, "status": {"conditions": [condition]}}).missing == missing
 
 
 def test_who_is_being_deleted_misses_nothing() -> None:
@@ -84,7 +78,7 @@ def test_who_is_being_deleted_misses_nothing() -> None:
 # Since when
 
 
-def failure(**fields: str) -> dict[str, str]:
+def failure(**fields: str | None) -> dict[str, str | None]:
     given = {"type": "ReplicaFailure", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     return {**given, "message": f'pods "a" is forbidden: {OVER_QUOTA}: M40 in namespace team-a', **fields}
 
@@ -97,17 +91,13 @@ def failure(**fields: str) -> dict[str, str]:
         pytest.param([failure(message="exceeded quota: compute")], None, id="refused by somebody else"),
         pytest.param([failure(status="False")], None, id="no more"),
         pytest.param([failure(type="Progressing")], None, id="another condition that quotes it"),
+        pytest.param([failure(lastTransitionTime=None)], "", id="refused at a time that is not told"),
         pytest.param([], None, id="no condition"),
         pytest.param(None, None, id="null"),
     ],
 )
-def test_refused_since(conditions: list[dict[str, str]] | None, since: str | None) -> None:
+def test_refused_since(conditions: list[dict[str, str | None]] | None, since: str | None) -> None:
     assert read({"status": {"conditions": conditions}}).refused_since() == since
-
-
-def test_refused_at_a_time_that_is_not_told() -> None:
-    condition = {key: value for key, value in failure().items() if key != "lastTransitionTime"}
-    assert read({"status": {"conditions": [condition]}}).refused_since() == ""
 
 
 # Who may try again
@@ -166,59 +156,32 @@ def test_what_is_free_is_left_as_it_was() -> None:
 
 
 SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
-SEVEN = NamespaceQuota({"M40": Limit(700, memory=100)})
-"""A card's memory is worth 14 and two sevenths MiB."""
 
 
 @pytest.mark.parametrize(
-    ("quota", "room", "owners", "tries"),
+    ("limit", "room", "owners", "tries"),
     [
-        pytest.param(
-            {"M40": Limit(800, 8000)}, FreeQuota(800, 1300), [owner(SHARE)] * 3, [0, 1], id="no more than fit"
-        ),
-        pytest.param({"M40": Limit(800, 8000)}, FreeQuota(800, 599), [owner(SHARE), owner()], [], id="none fits"),
-        pytest.param(
-            {"M40": Limit(800, 8000)},
-            FreeQuota(800, 1000),
-            [owner(SHARE), owner()],
-            [0],
-            id="whole cards by their share",
-        ),
-        pytest.param(
-            {"M40": Limit(800, 8000)},
-            FreeQuota(800, 1000),
-            [owner(TWO), owner()],
-            [1],
-            id="a smaller one takes the rest",
-        ),
-        pytest.param(
-            {"M40": Limit(800)}, FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"
-        ),
-        pytest.param({"M40": Limit(800, 0)}, FreeQuota(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
+        pytest.param(Limit(800, 8000), FreeQuota(800, 1300), [owner(SHARE)] * 3, [0, 1], id="no more than fit"),
+        pytest.param(Limit(800, 8000), FreeQuota(800, 599), [owner(SHARE), owner()], [], id="none fits"),
+        pytest.param(Limit(800, 8000), FreeQuota(800, 1000), [owner(SHARE), owner()], [0], id="cards by their share"),
+        pytest.param(Limit(800, 8000), FreeQuota(800, 1000), [owner(TWO), owner()], [1], id="a smaller takes the rest"),
+        pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"),
+        pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
+        # A card's memory is worth 14 and two sevenths MiB: six of seven use 85.7 MiB of 100, told as 86.
+        pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="a last card, in spite of rounding"),
     ],
 )
-def test_no_more_than_fit_in_memory(
-    quota: Mapping[str, Limit], room: FreeQuota, owners: list[Owner], tries: list[int]
-) -> None:
-    assert chosen({"M40": room}, *owners, quota=NamespaceQuota(quota)) == tries
-
-
-def test_a_last_card_that_fits_is_not_held_back_by_rounding() -> None:
-    """Six of seven cards use 85.7 MiB of 100, told as 86; the seventh takes 14.3 and fits."""
-    assert chosen({"M40": FreeQuota(100, 14)}, owner(), quota=SEVEN) == [0]
+def test_no_more_than_fit_in_memory(limit: Limit, room: FreeQuota, owners: list[Owner], tries: list[int]) -> None:
+    assert chosen({"M40": room}, *owners, quota=NamespaceQuota({"M40": limit})) == tries
 
 
 @pytest.mark.parametrize(
     ("room", "other", "more"),
     [
-        (FreeQuota(2, 5), FreeQuota(1, 5), True),
-        (FreeQuota(1, 6), FreeQuota(1, 5), True),
+        *((FreeQuota(*room), FreeQuota(1, 5), True) for room in ((2, 5), (1, 6), (1, None))),
+        *((FreeQuota(*room), FreeQuota(1, 5), False) for room in ((1, 5), (1, 4))),
         (FreeQuota(1, 6), FreeQuota(2, 5), True),
-        (FreeQuota(1, 5), FreeQuota(1, 5), False),
-        (FreeQuota(1, 4), FreeQuota(1, 5), False),
-        (FreeQuota(1), FreeQuota(1, 5), True),
-        (FreeQuota(1, 5), FreeQuota(1), False),
-        (FreeQuota(1), FreeQuota(1), False),
+        *((FreeQuota(*room), FreeQuota(1), False) for room in ((1, 5), (1, None))),
     ],
 )
 def test_more_room(room: FreeQuota, other: FreeQuota, more: bool) -> None:
@@ -244,12 +207,8 @@ def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, 
     """Tenants write Events too, and the leader asks with rights of its own."""
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
-    event = {
-        "involvedObject": {"kind": "Job", "name": name},
-        "message": f"{OVER_QUOTA}: M40",
-        "metadata": {"name": "e"},
-    }
-    api.store("/api/v1/namespaces/team-a/events/e", event)
+    event = {"involvedObject": {"kind": "Job", "name": name}, "message": f"{OVER_QUOTA}: M40"}
+    api.store("/api/v1/namespaces/team-a/events/e", {**event, "metadata": {"name": "e"}})
     assert [each.path for each in find_refused(api.kube, "team-a")] == found
     asked = ["GET"] if name in ("train", "gone") else []
     assert api.calls == ["LIST", "LIST", "LIST", *asked]

@@ -1,7 +1,5 @@
 """The queue: each key once, at its earliest time, never more often than it may; and the loop that serves it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -51,14 +49,19 @@ def test_names_come_in_the_order_of_their_times(queue: WorkQueue, clock: Clock) 
     assert due_now(queue) == ["a", "b", "c"]
 
 
+def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
+    """Let time pass, and assert that nothing was due until its last tenth of a second; return what is due then."""
+    clock.now += seconds - 0.1
+    assert due_now(queue) == []
+    clock.now += 0.1
+    return due_now(queue)
+
+
 @pytest.mark.parametrize("delays", [(5.0, 2.0), (2.0, 5.0), (2.0, 2.0)])
 def test_the_earliest_time_counts(queue: WorkQueue, clock: Clock, delays: tuple[float, float]) -> None:
     for delay in delays:
         queue.add("a", delay)
-    clock.now += 1.9
-    assert due_now(queue) == []
-    clock.now += 0.1
-    assert due_now(queue) == ["a"]
+    assert due_after(queue, clock, 2.0) == ["a"]
     clock.now += 100
     assert due_now(queue) == [], "the later time is gone with the turn"
 
@@ -78,30 +81,20 @@ def test_between_two_turns_of_a_name_is_the_interval_for_which_no_other_waits(qu
 def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before(
     queue: WorkQueue, clock: Clock
 ) -> None:
-    """The next one counts for the spacing as ever."""
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.retry("a", 2.0)
     queue.add("a")
-    clock.now += 1.9
-    assert due_now(queue) == []
-    clock.now += 0.1
-    assert due_now(queue) == ["a"]
+    assert due_after(queue, clock, 2.0) == ["a"]
     queue.add("a")
-    clock.now += INTERVAL - 0.1
-    assert due_now(queue) == []
-    clock.now += 0.1
-    assert due_now(queue) == ["a"]
+    assert due_after(queue, clock, INTERVAL) == ["a"]
 
 
 def test_a_delay_counts_from_the_event_and_the_spacing_from_the_turn(queue: WorkQueue, clock: Clock) -> None:
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("a", 25.0)
-    clock.now += 24
-    assert due_now(queue) == []
-    clock.now += 1
-    assert due_now(queue) == ["a"]
+    assert due_after(queue, clock, 25.0) == ["a"]
 
 
 def test_it_holds_a_name_that_waits_or_was_served_lately(queue: WorkQueue, clock: Clock) -> None:

@@ -1,0 +1,178 @@
+"""The extender over TLS: the scheduler's calls, and those that are none of its own."""
+
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from controller.extender.publish import ExtenderMetrics
+from controller.extender.service import MAX_BODY, Listening, create_application, serve, verbs_of
+from controller.httpd import Server
+from tests.api_double import ApiDouble
+from tests.e2e.installation import make_certificates
+from tests.extended import Leader, as_stored, shares, store_pod
+from tests.waiting import PATIENT
+from vcuda import __version__
+from vcuda.tls import ServingCertificate
+
+FILTER, PRIORITIZE = "/scheduler/predicates", "/scheduler/prioritize"
+Scheduler = http.client.HTTPSConnection
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Listening:
+    make_certificates(tmp_path)
+    return Listening(("127.0.0.1", 0), ServingCertificate(tmp_path))
+
+
+@pytest.fixture
+def extender(api: ApiDouble, registry: CollectorRegistry, listening: Listening) -> Iterator[Server]:
+    def broken(_body: bytes) -> bytes:
+        raise RuntimeError("a fault")
+
+    leader = Leader(api).leads()
+    verbs = {**verbs_of(leader.allocator), "/broken": broken}
+    server = serve(listening, create_application(verbs, ExtenderMetrics(registry)))
+    yield server
+    server.stop()
+
+
+def prioritized(scheduler: Scheduler) -> bool:
+    """Return whether an ordinary call is answered."""
+    return post(scheduler, PRIORITIZE, {"Pod": {}})[0] == HTTPStatus.OK
+
+
+@pytest.fixture
+def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
+    """One connection of the scheduler."""
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    with closing(http.client.HTTPSConnection("127.0.0.1", extender.port, timeout=PATIENT, context=context)) as kept:
+        yield kept
+
+
+def post(connection: http.client.HTTPConnection, path: str, body: object) -> tuple[int, bytes]:
+    connection.request("POST", path, json.dumps(body))
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_a_connection_is_kept_from_filter_to_bind(api: ApiDouble, scheduler: Scheduler) -> None:
+    pod = store_pod(api, "train", 100)
+    status, answer = post(scheduler, FILTER, {"Pod": pod, "NodeNames": ["n1", "cpu"]})
+    assert (status, json.loads(answer)["NodeNames"]) == (HTTPStatus.OK, ["n1"])
+    assert shares(api, "train")
+    before = scheduler.sock
+    names = {"Pod": {}, "NodeNames": ["n1", "cpu"]}
+    for path in (PRIORITIZE, "/scheduler/priorities"):
+        status, answer = post(scheduler, path, names)
+        assert json.loads(answer) == [{"Host": "n1", "Score": 0}, {"Host": "cpu", "Score": 10}]
+    status, answer = post(scheduler, "/scheduler/preempt", {"Pod": pod, "NodeNameToMetaVictims": {"n1": {}}})
+    assert json.loads(answer) == {"NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
+    named = {"PodName": "train", "PodNamespace": "team-a", "PodUID": pod["metadata"]["uid"], "Node": "n1"}
+    assert post(scheduler, "/scheduler/bind", named) == (HTTPStatus.OK, b'{"Error":""}')
+    assert as_stored(api, "train")["spec"]["nodeName"] == "n1"
+    assert scheduler.sock is before
+
+
+def test_its_version_is_told(scheduler: Scheduler) -> None:
+    scheduler.request("GET", "/version")
+    assert scheduler.getresponse().read().decode().strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", FILTER, b"{", 400),
+        ("POST", FILTER, b"{}", 400),
+        ("POST", "/scheduler/preempt", b"[]", 400),
+        ("POST", "/scheduler/bind", b"{}", 400),
+        ("POST", "/scheduler/unbind", b"{}", 404),
+        ("GET", FILTER, None, 404),
+    ],
+)
+def test_what_is_no_request_of_ours_is_refused_and_the_connection_is_kept(
+    scheduler: Scheduler, method: str, path: str, body: bytes | None, status: int
+) -> None:
+    scheduler.request(method, path, body)
+    answer = scheduler.getresponse()
+    answer.read()
+    assert answer.status == status
+    assert scheduler.sock is not None
+    assert prioritized(scheduler)
+
+
+@pytest.mark.parametrize(("length", "status"), [("", 413), ("-1", 413), ("x", 400), (str(MAX_BODY + 1), 413)])
+def test_a_body_whose_length_is_no_good_is_not_read(scheduler: Scheduler, length: str, status: int) -> None:
+    scheduler.putrequest("POST", FILTER)
+    if length:
+        scheduler.putheader("Content-Length", length)
+    scheduler.endheaders()
+    assert scheduler.getresponse().status == status
+    scheduler.auto_open = 0
+    with pytest.raises((http.client.HTTPException, OSError)):  # what follows cannot be told from a next request
+        post(scheduler, PRIORITIZE, {"Pod": {}})
+
+
+def test_a_body_of_many_nodes_is_read(scheduler: Scheduler) -> None:
+    names = [f"node-{number:0200}" for number in range(40_000)]
+    status, answer = post(scheduler, PRIORITIZE, {"Pod": {}, "NodeNames": names})
+    assert (status, len(json.loads(answer))) == (HTTPStatus.OK, len(names))
+
+
+def test_a_fault_of_our_own_is_an_error_and_the_next_is_answered(scheduler: Scheduler) -> None:
+    """The scheduler tries the pod again: an error is never taken for an answer."""
+    status, answer = post(scheduler, "/broken", {})
+    assert (status, b"fault" in answer) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
+    assert prioritized(scheduler)
+
+
+def test_a_client_without_tls_or_a_word_costs_nobody_else(extender: Server, scheduler: Scheduler) -> None:
+    plain = http.client.HTTPConnection("127.0.0.1", extender.port, timeout=PATIENT)
+    with socket.create_connection(("127.0.0.1", extender.port)), closing(plain):
+        plain.request("GET", "/version")
+        with pytest.raises((http.client.HTTPException, OSError)):
+            plain.getresponse()
+        assert prioritized(scheduler)
+
+
+def test_a_renewed_certificate_is_served_to_new_connections_alone(
+    extender: Server, listening: Listening, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    assert prioritized(scheduler)
+    before = ssl.get_server_certificate(("127.0.0.1", extender.port))
+    make_certificates(tmp_path)
+    listening.certificate.poll()
+    assert ssl.get_server_certificate(("127.0.0.1", extender.port)) != before
+    scheduler.auto_open = 0
+    assert prioritized(scheduler)
+
+
+def test_a_stop_hangs_up_on_everybody(extender: Server, scheduler: Scheduler) -> None:
+    """Who does not lead any more must not answer on a connection that is kept."""
+    assert prioritized(scheduler)
+    assert scheduler.sock is not None
+    scheduler.auto_open = 0
+    extender.stop()
+    with pytest.raises((http.client.HTTPException, OSError)):
+        post(scheduler, PRIORITIZE, {"Pod": {}})
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", extender.port))
+
+
+def test_calls_are_counted_by_what_was_asked(scheduler: Scheduler, registry: CollectorRegistry) -> None:
+    post(scheduler, PRIORITIZE, {"Pod": {}})
+    post(scheduler, "/scheduler/predicates", {"Pod": {}, "NodeNames": []})
+    text = generate_latest(registry).decode()
+    assert 'vcuda_extender_seconds_count{verb="prioritize"} 1.0' in text

@@ -1,0 +1,378 @@
+"""The watcher beside an API server double: each finding is told of once; who is evicted, and when."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.metrics import EvictionMetrics, ViolationsCollector
+from controller.violations import Evictor, ViolationWatcher
+from tests.api_double import ApiDouble, Delivery, Script, lost_reply, lost_request
+from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
+from tests.replicas import Clock
+from vcuda.allocations.stored_pods import StoredPod, read_stored
+from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, Unavailable, VcudaError
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube.client import refusal
+
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+PODS = "/api/v1/namespaces/team-a/pods"
+PERIOD = 60.0
+
+
+class Cluster(ApiDouble):
+    """An API server that evicts: the pod terminates, unless ``refusal`` says why not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evictions: list[dict[str, Any]] = []
+        self.refusal: VcudaError | None = None
+
+    def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
+        """Create an object; an eviction creates none."""
+        if not path.endswith("/eviction"):
+            return super().post(path, body, params, timeout)
+        self.evictions.append(json.loads(body))
+        if self.refusal:
+            raise self.refusal
+        self.terminate(path.split("/")[-2])
+        return b"{}"
+
+    def terminate(self, name: str) -> None:
+        """Accept the deletion of a pod, which still stands."""
+        self._change(name, deletionTimestamp="now")
+
+    def make_anew(self, name: str) -> None:
+        self._change(name, uid=f"other-{name}")
+
+    def _change(self, name: str, **metadata: str) -> None:
+        found = self.objects[f"{PODS}/{name}"]
+        self.store(f"{PODS}/{name}", {**found, "metadata": {**found["metadata"], **metadata}})
+
+    def limit(self, entry: Manifest) -> None:
+        metadata = {"name": "gpuquota", "namespace": "kube-system"}
+        self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": entry})}})
+
+    def add(self, name: str, *, hour: int, cards: int = 1, **fields: Any) -> None:
+        """Store a pod of team-a that was created at this hour, pinned to M40 unless said otherwise."""
+        at = {"creationTimestamp": f"2026-01-01T{hour:02}:00:00Z", "uid": f"uid-{name}"}
+        pod = vcuda_pod({"tencent.com/vcuda-core": 100 * cards}, **{"affinity": held_to("M40"), **fields})
+        self.store(f"{PODS}/{name}", {**pod, "metadata": {"name": name, "namespace": "team-a", **at}})
+
+    def events(self, about: str = "") -> list[dict[str, Any]]:
+        """Return the Events, of one pod or of all, in the order of their names."""
+        return [found for path, found in sorted(self.objects.items()) if f"/events/{about}" in path]
+
+    def told(self) -> list[tuple[str, str]]:
+        """Return the pod and the reason of each Event."""
+        return [(event["involvedObject"]["name"], event["reason"]) for event in self.events()]
+
+    def evicted(self) -> list[str]:
+        """Return the names of the pods whose eviction was asked for, one for each time."""
+        return [eviction["metadata"]["name"] for eviction in self.evictions]
+
+
+class Watched:
+    """A watcher with a clock that stands still, and watches that see what is stored when they are told to."""
+
+    def __init__(self, api: Cluster, *, enforce: bool = True, system: frozenset[str] = frozenset()) -> None:
+        self.api = api
+        self.clock = Clock()
+        self.pods: list[StoredPod] = []
+        self.registry = CollectorRegistry()
+        self.quota = QuotaInformer(api.kube, QuotaPlace(), system)
+        nodes, clock = NodeInformer(api.kube, LABELS), self.clock.monotonic
+        store, metrics = LedgerStore(api.kube, "vcuda-quota", nodes.current), EvictionMetrics(self.registry)
+        evictor = Evictor(api.kube, store, self.quota, nodes, metrics) if enforce else None
+        self.watcher = ViolationWatcher(
+            api.kube, self.quota, nodes, lambda _: self.pods, period=PERIOD, evictor=evictor, clock=clock
+        )
+        self.registry.register(ViolationsCollector(self.watcher.counts))
+        self.watch()
+
+    def watch(self) -> None:
+        """Let the watches come to what is stored now."""
+        self.quota.reflector.relist()
+        self.see_pods()
+
+    def see_pods(self) -> None:
+        """Let the watch of pods come to what is stored now."""
+        found = [read_stored(view(each), LABELS) for path, each in self.api.objects.items() if path.startswith(PODS)]
+        self.pods = [pod for pod in found if pod]
+
+    def look(self, after: float = 0.0) -> list[Any]:
+        """Look once, so many seconds later; return what was logged."""
+        self.clock.now += after
+        with structlog.testing.capture_logs() as logs:
+            self.watcher.reconcile("team-a")
+        return [line["event"] for line in logs]
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"vcuda_audit_{name}", labels)
+
+
+@pytest.fixture
+def api() -> Cluster:
+    """Return a cluster in which team-a may use two M40, and uses four: the two newest are beyond that."""
+    cluster = Cluster()
+    cluster.limit({"quota": {"M40": 2}})
+    for hour, name in enumerate(("oldest", "old", "new", "newest")):
+        cluster.add(name, hour=hour)
+    return cluster
+
+
+def test_each_pod_beyond_the_quota_is_told_once_and_counted(api: Cluster) -> None:
+    watched = Watched(api, enforce=False)
+    for _ in range(3):
+        watched.look(PERIOD)
+    assert api.told() == [("new", "BeyondQuota"), ("newest", "BeyondQuota")]
+    assert api.calls.count("POST") == 2
+    assert watched.counted("pods", namespace="team-a", finding="over-quota") == 2
+    found = watched.watcher.ongoing()
+    assert [each.violation.pod.name for each in found] == ["newest", "new"]
+    assert all(each.at.endswith("Z") for each in found)
+    [event] = api.events("newest.")
+    assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", "uid-newest")
+    assert "beyond GPU quota: M40 in namespace team-a, used: 4 cards, limited: 2 cards" in event["message"]
+
+
+def raise_limit(api: Cluster) -> None:
+    api.limit({"quota": {"M40": 4}})
+
+
+def remove_quota(api: Cluster) -> None:
+    api.remove(QUOTA)
+
+
+@pytest.mark.parametrize("mend", [raise_limit, remove_quota])
+def test_what_is_mended_is_found_no_longer(api: Cluster, mend: Callable[[Cluster], None]) -> None:
+    watched = Watched(api, enforce=False)
+    watched.look()
+    mend(api)
+    watched.watch()
+    watched.look()
+    assert watched.watcher.ongoing() == []
+    assert watched.counted("pods", namespace="team-a", finding="over-quota") is None
+
+
+def test_a_namespace_that_was_never_limited_is_left_alone(api: Cluster) -> None:
+    remove_quota(api)
+    watched = Watched(api)
+    watched.look()
+    assert (watched.watcher.ongoing(), api.told()) == ([], [])
+
+
+def test_a_pod_that_is_held_to_no_model_is_told_of_once_in_its_own_words_and_never_evicted(api: Cluster) -> None:
+    api.limit({"quota": {"M40": 4}})
+    api.add("free", hour=9, affinity={})
+    watched = Watched(api)
+    for _ in range(3):
+        watched.look(PERIOD)
+    assert watched.counted("pods", namespace="team-a", finding="unpinned") == 1
+    assert (api.told(), api.evicted(), api.calls.count("POST")) == ([("free", "NotCounted")], [], 1)
+    [event] = api.events("free.")
+    assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", "uid-free")
+    assert "the GPU quota of namespace team-a does not count this pod" in event["message"]
+
+
+def test_another_leader_says_nothing_twice(api: Cluster) -> None:
+    api.add("free", hour=9, affinity={})
+    for _ in range(2):
+        Watched(api, enforce=False).look()
+    assert [name for name, _ in api.told()] == ["free", "new", "newest"]
+    assert api.calls.count("POST") == 6
+
+
+def test_a_pod_made_again_under_its_name_is_told_anew(api: Cluster) -> None:
+    watched = Watched(api, enforce=False)
+    watched.look()
+    api.make_anew("newest")
+    watched.see_pods()
+    watched.look()
+    assert [name for name, _ in api.told()] == ["new", "newest", "newest"]
+
+
+ALL_THREE = ["free", "new", "newest"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "enforce", "system", "told"),
+    [
+        pytest.param("enforce", False, frozenset(), ALL_THREE, id="without the flag"),
+        pytest.param("warn", True, frozenset(), ALL_THREE, id="a quota that only warns"),
+        pytest.param("audit", True, frozenset(), [], id="one that only audits tells nobody either"),
+        # Nobody is asked when a pod is created there, so the next would only come in its place.
+        pytest.param("enforce", True, frozenset({"team-a"}), ALL_THREE, id="a system namespace"),
+    ],
+)
+def test_who_is_not_to_be_evicted_is_counted_all_the_same(
+    api: Cluster, mode: str, enforce: bool, system: frozenset[str], told: list[str]
+) -> None:
+    api.limit({"quota": {"M40": 2}, "mode": mode})
+    api.add("free", hour=9, affinity={})
+    watched = Watched(api, enforce=enforce, system=system)
+    for _ in range(5):
+        watched.look(PERIOD)
+    assert ([name for name, _ in api.told()], api.evicted()) == (told, [])
+    assert watched.counted("pods", namespace="team-a", finding="over-quota") == 2
+
+
+def test_the_newest_beyond_the_quota_is_evicted_after_a_period_one_at_each_look(api: Cluster) -> None:
+    watched = Watched(api)
+    watched.look()
+    watched.look(PERIOD - 1)
+    assert api.evicted() == []
+    watched.look(1)
+    assert api.evicted() == ["newest"]
+    for _ in range(4):
+        watched.see_pods()
+        watched.look(PERIOD)
+    assert api.evicted() == ["newest", "new"]
+    assert watched.counted("evictions_total", outcome="evicted") == 2
+    assert ("newest", "EvictedOverQuota") in api.told()
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "newest", "namespace": "team-a"}}
+    assert api.evictions[0] == {**body, "deleteOptions": {"preconditions": {"uid": "uid-newest"}}}
+
+
+WARNS: Manifest = {"quota": {"M40": 2}, "mode": "warn"}
+
+
+@pytest.mark.parametrize("between", [{"quota": {"M40": 4}}, WARNS], ids=["fits", "warns"])
+def test_a_look_in_between_that_finds_nothing_to_evict_begins_the_period_anew(api: Cluster, between: Manifest) -> None:
+    watched = Watched(api)
+    watched.look()
+    api.limit(between)
+    watched.watch()
+    watched.look(PERIOD / 2)
+    api.limit({"quota": {"M40": 2}})
+    watched.watch()
+    watched.look(PERIOD / 2)
+    watched.look(PERIOD - 1)
+    assert api.evicted() == []
+    watched.look(1)
+    assert api.evicted() == ["newest"]
+
+
+TWO = ("new", "newest")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda api: [api.remove(f"{PODS}/{name}") for name in TWO], id="both are gone"),
+        pytest.param(lambda api: [api.make_anew(name) for name in TWO], id="both have successors of their names"),
+        pytest.param(lambda api: [api.remove(f"{PODS}/oldest"), api.terminate("old")], id="the older are gone or go"),
+        raise_limit,
+        pytest.param(lambda api: api.limit({"quota": {"M40": "many"}}), id="the quota is malformed"),
+        remove_quota,
+    ],
+)
+def test_what_etcd_has_counts_and_not_what_the_watches_saw(api: Cluster, change: Callable[[Cluster], object]) -> None:
+    watched = Watched(api)
+    watched.look()
+    change(api)
+    for _ in range(3):
+        watched.look(PERIOD)
+    assert api.evicted() == []
+
+
+CAUSE = {"reason": "DisruptionBudget", "message": "The disruption budget pdb needs 1 healthy pods and has 1 currently"}
+STATUS = {
+    "message": "Cannot evict pod as it would violate the pod's disruption budget.",
+    "details": {"causes": [CAUSE]},
+}
+
+
+def test_a_budget_is_told_holds_up_no_other_pod_and_is_asked_again_a_period_later(api: Cluster) -> None:
+    api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
+    watched = Watched(api)
+    for after in (0.0, PERIOD, 0.0, 0.0):
+        watched.look(after)
+    assert api.evicted() == ["newest", "new"]
+    assert watched.counted("evictions_total", outcome="budget") == 2
+    assert ("newest", "EvictionPutOff") in api.told()
+    api.refusal = None
+    watched.look(PERIOD)
+    assert api.evicted() == ["newest", "new", "newest"]
+
+
+BUSY = {"message": "busy", "details": {"retryAfterSeconds": 1}}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(STATUS, HeldByBudget), ({"message": "too many requests"}, Unavailable), (BUSY, Unavailable), ([], Unavailable)],
+    ids=["a budget", "a busy server", "a busy server's details", "no Status"],
+)
+def test_a_429_is_a_budget_s_only_where_it_says_so(body: object, kind: type[VcudaError]) -> None:
+    error = refusal("POST /eviction", 429, json.dumps(body).encode())
+    assert type(error) is kind
+    assert "(HTTP 429)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (NotFound(404, "not found"), "gone"),
+        (Conflict(409, "the UID in the precondition does not match"), "gone"),
+        (ApiError(403, "pods/eviction is forbidden"), "failed"),
+        (Unavailable("more than one PodDisruptionBudget (HTTP 500)"), "failed"),
+    ],
+)
+def test_a_refused_eviction_is_counted_and_not_told_as_one(api: Cluster, error: VcudaError, outcome: str) -> None:
+    api.refusal = error
+    watched = Watched(api)
+    watched.look()
+    watched.look(PERIOD)
+    watched.look()
+    assert watched.counted("evictions_total", outcome=outcome) == 2
+    assert {reason for _, reason in api.told()} == {"BeyondQuota"}
+    assert watched.counted("evictions_total", outcome="evicted") is None
+
+
+def test_where_the_pods_cannot_be_listed_nobody_is_evicted(api: Cluster) -> None:
+    watched = Watched(api)
+    watched.look()
+    api.deliver = Script(lost_request, methods=("LIST",))
+    with pytest.raises(Unavailable):
+        watched.look(PERIOD)
+    assert api.evicted() == []
+    watched.look()
+    assert api.evicted() == ["newest"]
+
+
+def test_an_event_that_is_refused_is_not_tried_again_and_holds_up_nothing(api: Cluster) -> None:
+    def refused(*_: Any) -> bytes:
+        raise ApiError(422, "metadata.name: too long")
+
+    api.deliver = Script(refused)
+    watched = Watched(api)
+    assert sorted(watched.look()) == ["event refused", "told that a pod is beyond its quota"]
+    assert watched.look() == []
+
+
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+def test_a_look_that_fails_is_tried_again(api: Cluster, lost: Delivery) -> None:
+    """Of its Events, those that may not have been written are written once all the same."""
+    watched = Watched(api, enforce=False)
+    api.deliver = Script(lost, lost)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            watched.watcher.reconciler.turn("team-a")
+            assert watched.watcher.reconciler.queue.is_active("team-a")
+    assert logs[0]["event"] == "not audited"
+    assert [name for name, _ in api.told()] == ["new", "newest"]
+
+
+def test_after_a_report_and_while_something_is_wrong_a_namespace_falls_due_each_period(api: Cluster) -> None:
+    watched = Watched(api, enforce=False)
+    watched.watcher.report("team-a", None)
+    watched.clock.now += 1.0
+    queue = watched.watcher.reconciler.queue
+    for _ in range(3):
+        assert queue.next() == "team-a"
+        watched.watcher.reconciler.turn("team-a")
+        watched.clock.now += PERIOD
