@@ -80,11 +80,7 @@ def lock(cleaner: Cleaner, value: str) -> None:
     cleaner.watch()
 
 
-def marks_on(cleaner: Cleaner, path: str = POD) -> dict[str, str]:
-    return marks_in(cleaner.api, path)
-
-
-def marks_in(api: ApiDouble, path: str = POD) -> dict[str, str]:
+def marks_on(api: ApiDouble, path: str = POD) -> dict[str, str]:
     found: dict[str, str] = api.objects[path]["metadata"].get("annotations", {})
     return found
 

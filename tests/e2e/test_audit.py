@@ -67,12 +67,9 @@ def going(cluster: Cluster, namespace: str) -> set[str]:
 
 
 def budget_of(namespace: str, app: str) -> Json:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": "stay", "namespace": namespace},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
-    }
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}}
+    metadata = {"name": "stay", "namespace": namespace}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": spec}
 
 
 @pytest.mark.usefixtures("node")
@@ -165,20 +162,6 @@ class TestEnforced:
             await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
             assert going(cluster, namespace) == {"b-middle", "c-newest"}
 
-    def test_a_quota_that_warns_has_nobody_evicted(
-        self, cluster: Cluster, own: Installation, controller: ControllerProcess
-    ) -> None:
-        """While another namespace, limited at the same time, has; so there was time enough."""
-        with limited_team(own, {"quota": {"M40": 3}}) as warned, limited_team(own, {"quota": {"M40": 3}}) as enforced:
-            for namespace in (warned, enforced):
-                team_of_three(cluster, own, namespace)
-            lowered: Json = {"quota": {"M40": 1}}
-            own.quota.limit(**{warned: {**lowered, "mode": "warn"}, enforced: lowered})
-            await_events(cluster, enforced, "EvictedOverQuota", "b-middle", "c-newest")
-            await_events(cluster, warned, "BeyondQuota", "b-middle", "c-newest")
-            assert going(cluster, warned) == set()
-            assert controller.metric("vcuda_audit_pods", namespace=warned, finding="over-quota") == 2
-
 
 def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namespace: str) -> None:
     """The API server refuses one whose name is another pod's by now."""
@@ -189,11 +172,10 @@ def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namesp
     created = cluster.create(card_pod("train", namespace))
     stored = read_stored(msgspec.convert(created, Pod), LABELS)
     assert stored
-    judged = Violation(
-        ViolationKind.OVER_QUOTA, msgspec.structs.replace(stored, uid="another"), "for the test", evictable=True
-    )
+    judged = Violation(ViolationKind.OVER_QUOTA, stored, "for the test", evictable=True)
+    another = msgspec.structs.replace(judged, pod=msgspec.structs.replace(stored, uid="another"))
     with closing(kube):
-        assert evictor.evict(judged) == EvictionOutcome.GONE
+        assert evictor.evict(another) == EvictionOutcome.GONE
         assert [pod["metadata"]["uid"] for pod in cluster.pods(namespace)] == [stored.uid]
-        assert evictor.evict(msgspec.structs.replace(judged, pod=stored)) == EvictionOutcome.EVICTED
+        assert evictor.evict(judged) == EvictionOutcome.EVICTED
     assert going(cluster, namespace) or not cluster.pods(namespace)

@@ -7,17 +7,13 @@ from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation, awa
 
 pytestmark = pytest.mark.usefixtures("controller")
 
+CARD: Json = {"quota": {"M40": 1}}
 SYSTEM = {"kube-system", "kube-public", "kube-node-lease", SYSTEM_NAMESPACE}
 
 
 def is_enforced(namespace: Json) -> bool:
     labels: Json = namespace["metadata"].get("labels", {})
     return labels.get(ENFORCED) == "true"
-
-
-def entries(**modes: str) -> dict[str, Json]:
-    """A quota of one card for each of the namespaces, in its mode."""
-    return {namespace: {"mode": mode, "quota": {"M40": 1}} for namespace, mode in modes.items()}
 
 
 def await_exactly_enforced(cluster: Cluster, wanted: set[str]) -> None:
@@ -33,37 +29,31 @@ def await_exactly_enforced(cluster: Cluster, wanted: set[str]) -> None:
 def test_just_the_listed_namespaces_are_labelled_whatever_their_mode(
     cluster: Cluster, installation: Installation
 ) -> None:
-    with (
-        installation.free_team() as first,
-        installation.free_team() as second,
-        installation.free_team() as unlisted,
-        installation.quota.limited(**entries(**{first: "enforce", second: "audit"})),
-    ):
+    audited: Json = {**CARD, "mode": "audit"}
+    with installation.free_team() as first, installation.free_team() as second, installation.free_team() as unlisted:
+        installation.quota.limit(**{first: CARD, second: audited})
         await_exactly_enforced(cluster, {first, second})
         installation.quota.lift(first)
         await_exactly_enforced(cluster, {second})
         installation.quota.limit(**{unlisted: {"quota": {}}})
         await_exactly_enforced(cluster, {second, unlisted})
-        installation.quota.lift(unlisted)
+        installation.quota.lift(second, unlisted)
 
 
 def test_a_star_labels_all_namespaces_but_the_systems_own_and_new_ones_as_they_come(
     cluster: Cluster, installation: Installation
 ) -> None:
-    with installation.quota.limited(**{"*": {"quota": {"M40": 1}}}), installation.free_team() as late:
+    with installation.quota.limited(**{"*": CARD}), installation.free_team() as late:
         await_enforced(cluster, late)
-        active = {
-            each["metadata"]["name"]
-            for each in cluster.rest.get("/api/v1/namespaces")["items"]
-            if each["status"]["phase"] == "Active"
-        }
+        namespaces = cluster.rest.get("/api/v1/namespaces")["items"]
+        active = {each["metadata"]["name"] for each in namespaces if each["status"]["phase"] == "Active"}
         await_exactly_enforced(cluster, active - SYSTEM)
         assert active >= SYSTEM
     await_exactly_enforced(cluster, set())
 
 
 def test_a_system_namespace_with_an_entry_of_its_own_is_labelled(cluster: Cluster, installation: Installation) -> None:
-    with installation.quota.limited(**{"kube-public": {"quota": {"M40": 1}}}):
+    with installation.quota.limited(**{"kube-public": CARD}):
         await_exactly_enforced(cluster, {"kube-public"})
     await_exactly_enforced(cluster, set())
 
@@ -72,11 +62,9 @@ def test_a_system_namespace_with_an_entry_of_its_own_is_labelled(cluster: Cluste
 def test_a_label_that_somebody_changes_comes_back(
     cluster: Cluster, installation: Installation, value: str | None
 ) -> None:
-    with limited_team(installation, {"quota": {"M40": 1}}) as namespace:
-        changed = cluster.rest.merge_patch(
-            f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {ENFORCED: value}}}
-        )
-        assert not is_enforced(changed)
+    with limited_team(installation, CARD) as namespace:
+        patch = {"metadata": {"labels": {ENFORCED: value}}}
+        assert not is_enforced(cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", patch))
         await_enforced(cluster, namespace)
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 
 import pytest
@@ -38,6 +39,7 @@ from vcuda.placement.affinity import NodeLabels
 
 pytestmark = pytest.mark.slow
 
+Pair = tuple[ControllerProcess, ControllerProcess]
 ENTRY = {"quota": {"M40": 4}}
 LEASE_SECONDS = 8
 AWAY = 10.0
@@ -45,7 +47,7 @@ AWAY = 10.0
 
 
 @pytest.fixture
-def pair(installation: Installation) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
+def pair(installation: Installation) -> Iterator[Pair]:
     """One that leads and one that waits; the lease is as short as a busy machine allows."""
     with two_candidates(installation, LEASE_SECONDS) as both:
         yield both
@@ -55,9 +57,7 @@ def await_holder(cluster: Cluster, holder: str, timeout: float) -> Json:
     return cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["holderIdentity"] == holder, timeout)
 
 
-def test_one_leads_and_the_other_does_nothing_but_wait(
-    cluster: Cluster, installation: Installation, pair: tuple[ControllerProcess, ControllerProcess]
-) -> None:
+def test_one_leads_and_the_other_only_waits(cluster: Cluster, installation: Installation, pair: Pair) -> None:
     leader, waiting = pair
     with limited_team(installation, ENTRY) as namespace:
         cluster.create(card_pod("train", namespace))
@@ -67,11 +67,11 @@ def test_one_leads_and_the_other_does_nothing_but_wait(
         assert waiting.samples("vcuda_quota_limit_cores") == []
         assert [process.get("/readyz").status for process in pair] == [HTTPStatus.OK, HTTPStatus.OK]
         assert leader.metric("vcuda_quota_limit_cores", namespace=namespace) == 400
+    assert waiting.terminate() == 0
+    assert lease_spec(cluster)["holderIdentity"] == "first", "who stops while it waits leaves the lease alone"
 
 
-def test_when_the_leader_is_killed_the_other_takes_over_after_the_lease_and_settles(
-    cluster: Cluster, installation: Installation, pair: tuple[ControllerProcess, ControllerProcess]
-) -> None:
+def test_a_killed_leader_is_succeeded_after_its_lease(cluster: Cluster, installation: Installation, pair: Pair) -> None:
     leader, successor = pair
     with limited_team(installation, ENTRY) as namespace:
         for name in ("gone", "stays"):
@@ -87,9 +87,7 @@ def test_when_the_leader_is_killed_the_other_takes_over_after_the_lease_and_sett
         assert {pod["metadata"]["name"] for pod in cluster.pods(namespace)} == {"stays", "new"}
 
 
-def test_a_leader_that_is_told_to_stop_gives_its_lease_up_and_the_other_leads_at_once(
-    cluster: Cluster, installation: Installation
-) -> None:
+def test_a_leader_that_is_stopped_gives_its_lease_up_at_once(cluster: Cluster, installation: Installation) -> None:
     """The lease would last for ten minutes; who waits looks every two seconds."""
     with (
         controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
@@ -101,17 +99,7 @@ def test_a_leader_that_is_told_to_stop_gives_its_lease_up_and_the_other_leads_at
         successor.await_synced()
 
 
-def test_a_candidate_that_is_told_to_stop_while_it_waits_leaves_the_lease_alone(
-    cluster: Cluster, pair: tuple[ControllerProcess, ControllerProcess]
-) -> None:
-    _, waiting = pair
-    assert waiting.terminate() == 0
-    assert lease_spec(cluster)["holderIdentity"] == "first"
-
-
-def test_a_leader_whose_lease_is_taken_ends_at_once(
-    cluster: Cluster, pair: tuple[ControllerProcess, ControllerProcess]
-) -> None:
+def test_a_leader_whose_lease_is_taken_ends_at_once(cluster: Cluster, pair: Pair) -> None:
     """Whoever took it may act already, so nothing may be finished first; kubelet starts the process again."""
     leader, _ = pair
     taken = {"holderIdentity": "somebody", "leaseTransitions": 7}
@@ -141,16 +129,12 @@ def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor
         await_committed(installation, namespace, M40=400)
         cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["renewTime"] > before["renewTime"])
         after = lease_spec(cluster)
-        assert [after[key] for key in ("holderIdentity", "acquireTime", "leaseTransitions")] == [
-            before[key] for key in ("holderIdentity", "acquireTime", "leaseTransitions")
-        ]
+        assert {**after, "renewTime": ""} == {**before, "renewTime": ""}
         assert leader.process.poll() is None
         assert len(leader.logs("leading")) == 1
 
 
-def test_what_was_limited_while_nobody_led_is_not_any_more_is_cleared_away_by_the_next_leader(
-    cluster: Cluster, installation: Installation
-) -> None:
+def test_the_next_leader_clears_away_what_is_no_longer_limited(cluster: Cluster, installation: Installation) -> None:
     """The ledger, the label and the usage go; a ConfigMap of that name which is somebody else's stays."""
     with installation.free_team() as strange, installation.free_team() as former:
         cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
@@ -169,7 +153,7 @@ class StaleKube(Kube):
     version: str = field(default="", kw_only=True)
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Read a LIST of all pods as it was."""
+        """Read pods as they were."""
         if path == "/api/v1/pods" and "continue" not in (params or {}):
             params = {**(params or {}), "resourceVersion": self.version, "resourceVersionMatch": "Exact"}
         return super().get(path, params, timeout)
@@ -192,15 +176,8 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     kube = StaleKube(connected.api, connected.load, version=version)
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)
     faults: list[str] = []
-    leader = Leader(
-        kube,
-        place,
-        SYSTEM_NAMESPACE,
-        NodeLabels(),
-        CollectorRegistry(),
-        on_fault=lambda: faults.append("a loop ended"),
-        timing=SettleTiming(pending_ttl=1.0),
-    )
+    registry, on_fault, timing = CollectorRegistry(), partial(faults.append, "a loop"), SettleTiming(pending_ttl=1.0)
+    leader = Leader(kube, place, SYSTEM_NAMESPACE, NodeLabels(), registry, on_fault=on_fault, timing=timing)
     leader.start()
     try:
         yield leader
@@ -212,9 +189,7 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     assert faults == []
 
 
-def test_a_leader_with_a_stale_view_lowers_nothing_and_asks_etcd_for_what_it_has_not_seen(
-    cluster: Cluster, installation: Installation
-) -> None:
+def test_a_leader_with_a_stale_view_lowers_nothing_and_asks_etcd(cluster: Cluster, installation: Installation) -> None:
     """Its pods are those of a real LIST at an old resourceVersion, when there was one of the four that there are now.
 
     It still releases a charge that is proven never to have been stored.

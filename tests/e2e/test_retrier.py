@@ -87,10 +87,8 @@ def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_workload_deep_in_its_back_off_gets_its_pod_before_it_would_try_again(
-    cluster: Cluster, waiting: dict[str, Waiting], case: str
-) -> None:
-    """Those too that tell of a refusal by Events alone. The times are the API server's: no load adds to them."""
+def test_a_refused_workload_gets_its_pod_in_time(cluster: Cluster, waiting: dict[str, Waiting], case: str) -> None:
+    """Before it would try again, deep in its back-off; those too that tell of a refusal by Events alone."""
     namespace = waiting[case].namespace
     pods = cluster.await_pods(namespace, lambda found: any(is_own(pod) for pod in found))
     [created] = [pod["metadata"]["creationTimestamp"] for pod in pods if is_own(pod)]

@@ -51,7 +51,6 @@ class Run:
     events: list[tuple[int | None, int | None]]
 
     def values(self) -> dict[str, int]:
-        """The view by name."""
         return {key.name: value for key, value in self.reflector.snapshot().items()}
 
 
@@ -75,7 +74,6 @@ def run(kube: Kube, limit: int, look: Look = lambda _: None, **settings: Any) ->
 
 @contextmanager
 def running(reflector: Reflector[Any]) -> Iterator[None]:
-    """Start it, and leave no thread behind."""
     reflector.start()
     try:
         yield

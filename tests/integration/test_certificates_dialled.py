@@ -128,9 +128,7 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
         pytest.param(62, "has less than a third of its life left", id="a third left, and a rotation had its chance"),
     ],
 )
-def test_a_leaf_that_no_rotation_has_renewed_is_told_once_a_day_on_the_service(
-    tmp_path: Path, days: int, told: str
-) -> None:
+def test_a_leaf_that_was_not_renewed_is_told_once_a_day_on_the_service(tmp_path: Path, days: int, told: str) -> None:
     api = ApiDouble()
     with serving(tmp_path) as server:
         watch = watched(api, server.address, server.address)

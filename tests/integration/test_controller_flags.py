@@ -48,9 +48,7 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         *((("--quota-configmap", text), f"--quota-configmap: {text!r} is not NAMESPACE/NAME.") for text in ("/", "x")),
     ],
 )
-def test_flags_that_cannot_be_used_are_told_before_anything_starts(
-    tmp_path: Path, flags: tuple[str, ...], message: str
-) -> None:
+def test_bad_flags_are_told_before_anything_starts(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "letmein"})
     result = CliRunner().invoke(main, ["run", "--kubeconfig", str(tmp_path / "kubeconfig"), *flags])
     assert (result.exit_code, result.stdout) == (BAD_INPUT, "")
@@ -89,14 +87,17 @@ def test_an_address_that_cannot_be_had_is_bad_input(
     assert says in last
 
 
+Faults = threading.Semaphore
+
+
 @pytest.fixture
-def faults() -> threading.Semaphore:
+def faults() -> Faults:
     """Return what is released for each time that the extender could not go on."""
     return threading.Semaphore(0)
 
 
 @pytest.fixture
-def beginning(api: ApiDouble, tmp_path: Path, faults: threading.Semaphore) -> Iterator[Extender]:
+def beginning(api: ApiDouble, tmp_path: Path, faults: Faults) -> Iterator[Extender]:
     """Return an extender that is about to take the journal."""
     make_certificates(tmp_path)
     pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
@@ -106,9 +107,7 @@ def beginning(api: ApiDouble, tmp_path: Path, faults: threading.Semaphore) -> It
     extender.stop()
 
 
-def test_a_damaged_journal_ends_the_extender_alone(
-    api: ApiDouble, beginning: Extender, faults: threading.Semaphore
-) -> None:
+def test_a_damaged_journal_ends_the_extender_alone(api: ApiDouble, beginning: Extender, faults: Faults) -> None:
     api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": "{"}})
     beginning.take()
     beginning.serve()
@@ -117,7 +116,7 @@ def test_a_damaged_journal_ends_the_extender_alone(
 
 @pytest.mark.parametrize("lost", [2, 3])
 def test_a_journal_that_cannot_be_taken_is_a_fault_after_three_tries_and_it_is_ready_once_it_listens(
-    api: ApiDouble, beginning: Extender, faults: threading.Semaphore, lost: int
+    api: ApiDouble, beginning: Extender, faults: Faults, lost: int
 ) -> None:
     api.deliver = Script(*[lost_request] * lost, methods=("GET",))
     beginning.take()
@@ -129,9 +128,7 @@ def test_a_journal_that_cannot_be_taken_is_a_fault_after_three_tries_and_it_is_r
     assert (beginning.serving, beginning.publishes) == (True, True)
 
 
-def test_a_loop_that_ends_by_a_fault_is_one(
-    beginning: Extender, faults: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_that_ends_is_a_fault(beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would see that what it does is done no more."""
 
     def broken(*_: object) -> None:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from controller.extender.publish import ExtenderMetrics
 from controller.extender.service import MAX_BODY, Listening, create_application, serve, verbs_of
@@ -68,7 +68,9 @@ def post(connection: http.client.HTTPConnection, path: str, body: object) -> tup
     return answer.status, answer.read()
 
 
-def test_a_connection_is_kept_from_filter_to_bind(api: ApiDouble, scheduler: Scheduler) -> None:
+def test_a_connection_is_kept_and_calls_are_counted(
+    api: ApiDouble, scheduler: Scheduler, registry: CollectorRegistry
+) -> None:
     pod = store_pod(api, "train", 100)
     status, answer = post(scheduler, FILTER, {"Pod": pod, "NodeNames": ["n1", "cpu"]})
     assert (status, json.loads(answer)["NodeNames"]) == (HTTPStatus.OK, ["n1"])
@@ -83,12 +85,10 @@ def test_a_connection_is_kept_from_filter_to_bind(api: ApiDouble, scheduler: Sch
     named = {"PodName": "train", "PodNamespace": "team-a", "PodUID": pod["metadata"]["uid"], "Node": "n1"}
     assert post(scheduler, "/scheduler/bind", named) == (HTTPStatus.OK, b'{"Error":""}')
     assert as_stored(api, "train")["spec"]["nodeName"] == "n1"
-    assert scheduler.sock is before
-
-
-def test_its_version_is_told(scheduler: Scheduler) -> None:
     scheduler.request("GET", "/version")
     assert scheduler.getresponse().read().decode().strip() == __version__
+    assert scheduler.sock is before
+    assert registry.get_sample_value("vcuda_extender_seconds_count", {"verb": "bind"}) == 1
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,3 @@ def test_a_stop_hangs_up_on_everybody(extender: Server, scheduler: Scheduler) ->
         post(scheduler, PRIORITIZE, {"Pod": {}})
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", extender.port))
-
-
-def test_calls_are_counted_by_what_was_asked(scheduler: Scheduler, registry: CollectorRegistry) -> None:
-    post(scheduler, PRIORITIZE, {"Pod": {}})
-    post(scheduler, "/scheduler/predicates", {"Pod": {}, "NodeNames": []})
-    text = generate_latest(registry).decode()
-    assert 'vcuda_extender_seconds_count{verb="prioritize"} 1.0' in text

@@ -11,7 +11,7 @@ from controller.manager import Leader
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS
-from tests.cleaner import POD, START, marks_in
+from tests.cleaner import POD, START, marks_on
 from tests.waiting import PATIENT
 from vcuda.kube import QuotaPlace
 from vcuda.requests.schemes import GPU_MANAGER
@@ -31,17 +31,13 @@ def leader(api: ApiDouble) -> Iterator[Leader]:
     assert faults == []
 
 
-def test_a_leader_is_in_trouble_when_the_removal_of_stale_allocations_is_stuck(
+def test_a_leader_is_in_trouble_when_its_garbage_loop_is_stuck_or_a_watch_has_ended(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader.start()
     assert leader.trouble() is None
     monkeypatch.setattr(leader.garbage, "is_stuck", lambda: True)
     assert leader.trouble() == "the removal of stale allocations is stuck"
-
-
-def test_a_leader_is_in_trouble_when_a_watch_has_ended(leader: Leader) -> None:
-    leader.start()
     leader.nodes.reflector.stop()
     leader.nodes.reflector.join(PATIENT)
     assert leader.trouble() == "a watch has ended"
@@ -64,9 +60,7 @@ def test_a_leader_without_an_extender_deletes_the_figures_of_one_that_was(api: A
     assert path not in api.objects
 
 
-def test_a_stop_waits_for_the_removal_that_is_on_its_way(
-    api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_awaits_the_removal_under_way(api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
     """The patch has landed, and its Event is still to come."""
     monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
@@ -86,5 +80,5 @@ def test_a_stop_waits_for_the_removal_that_is_on_its_way(
     leader.nodes.reflector.join(PATIENT)  # it is stopped after the loops are
     goes_on.set()
     stopping.join(PATIENT)
-    assert marks_in(api) == {}
+    assert marks_on(api) == {}
     assert any("/events/" in path for path in api.objects)

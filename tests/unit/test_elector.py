@@ -9,8 +9,7 @@ from controller.elector import Elector, LeaseTiming
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
 from vcuda.errors import Unavailable
 
-COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases"
-LEASE = f"{COLLECTION}/vcuda-controller"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases/vcuda-controller"
 TIMING = LeaseTiming.of(30)
 
 
@@ -77,19 +76,14 @@ def test_without_a_lease_it_is_made(api: ApiDouble, us: Candidate) -> None:
     assert spec["acquireTime"] == spec["renewTime"]
 
 
-AT = "2026-01-01T00:00:00.000000Z"
-
-
 # Where it is its own, the attempt that took it got no answer.
 @pytest.mark.parametrize(("holder", "transitions"), [("", 5), (None, 5), ("us", 4)], ids=["free", "never", "its own"])
-def test_a_lease_that_nobody_else_holds_is_taken_at_once(
-    api: ApiDouble, us: Candidate, holder: str | None, transitions: int
-) -> None:
-    held_by(api, "", holderIdentity=holder, acquireTime=AT)
+def test_a_lease_of_nobody_else_is_taken(api: ApiDouble, us: Candidate, holder: str | None, transitions: int) -> None:
+    held_by(api, "", holderIdentity=holder, acquireTime="then")
     assert us.acquires_within(0)
     spec = spec_of(api)
     assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("us", transitions)
-    assert (spec["acquireTime"] == AT) is (holder == "us")
+    assert (spec["acquireTime"] == "then") is (holder == "us")
 
 
 def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -> None:
@@ -104,22 +98,21 @@ def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -
     assert spec_of(api)["holderIdentity"] == "them"
 
 
-@pytest.mark.parametrize("renewed", ["2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z", None])
-def test_a_lease_counts_from_when_it_was_seen_on_its_own_clock(
-    api: ApiDouble, us: Candidate, renewed: str | None
+@pytest.mark.parametrize(
+    ("spec", "waits"),
+    [
+        # What another's clock wrote into it says nothing.
+        *(({"renewTime": at}, 30) for at in ("2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z", None)),
+        *(({"leaseDurationSeconds": declared}, waits) for declared, waits in ((60, 60), (10, 10), (None, 30), (0, 30))),
+    ],
+)
+def test_a_lease_lasts_for_as_long_as_it_says_from_when_it_was_seen(
+    api: ApiDouble, us: Candidate, spec: dict[str, Any], waits: int
 ) -> None:
-    """What another's clock wrote into it says nothing."""
-    held_by(api, "them", renewTime=renewed)
-    assert not us.acquires_within(28)
-    assert us.acquires_within(2)
-    assert spec_of(api)["leaseTransitions"] == 5
-
-
-@pytest.mark.parametrize(("declared", "waits"), [(60, 60), (10, 10), (None, 30), (0, 30)])
-def test_the_holder_says_how_long_its_lease_lasts(api: ApiDouble, us: Candidate, declared: Any, waits: int) -> None:
-    held_by(api, "them", leaseDurationSeconds=declared)
+    held_by(api, "them", **spec)
     assert not us.acquires_within(waits - 2)
     assert us.acquires_within(2)
+    assert spec_of(api)["leaseTransitions"] == 5
 
 
 def test_who_heard_nothing_for_long_starts_to_count_anew(api: ApiDouble, us: Candidate) -> None:
@@ -134,13 +127,19 @@ def test_who_heard_nothing_for_long_starts_to_count_anew(api: ApiDouble, us: Can
     assert us.acquires_within(2)
 
 
-def test_who_loses_the_race_for_a_free_lease_waits(api: ApiDouble, us: Candidate) -> None:
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+def overtaken(api: ApiDouble, method: str) -> Delivery:
+    """Return a network in which another takes the Lease just before the first such call lands."""
+
+    def take(_method: str, _timeout: float, effect: Effect) -> bytes:
         held_by(api, "them")
         return effect()
 
-    for methods in (("POST",), ("PUT",)):
-        api.deliver = Script(overtaken, methods=methods)
+    return Script(take, methods=(method,))
+
+
+def test_who_loses_the_race_for_a_free_lease_waits(api: ApiDouble, us: Candidate) -> None:
+    for method in ("POST", "PUT"):
+        api.deliver = overtaken(api, method)
         assert not us.acquires_within(0)
         assert spec_of(api)["holderIdentity"] == "them"
         held_by(api, "")
@@ -199,9 +198,7 @@ def test_an_api_server_that_is_away_for_10_seconds_costs_nothing(api: ApiDouble,
 
 @pytest.mark.parametrize("lease_seconds", [5, 15, 30, 600])
 @pytest.mark.parametrize("part", [0.0, 0.3, 1.0], ids=["refused at once", "slow", "the whole timeout"])
-def test_without_a_success_it_stops_before_another_may_take_over(
-    api: ApiDouble, lease_seconds: int, part: float
-) -> None:
+def test_without_a_success_it_stops_before_others_take_over(api: ApiDouble, lease_seconds: int, part: float) -> None:
     timing = LeaseTiming.of(lease_seconds)
     leader = Candidate(api, timing=timing)
     assert leader.acquires_within(0)
@@ -274,13 +271,9 @@ def test_it_is_released_though_the_last_renewal_was_not_heard(api: ApiDouble, le
     assert Candidate(api, "them").acquires_within(0)
 
 
-@pytest.mark.parametrize("taken", ["before", "meanwhile"])
-def test_another_s_lease_is_not_released(api: ApiDouble, leader: Candidate, taken: str) -> None:
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        held_by(api, "them")
-        return effect()
-
-    api.deliver = Script(overtaken, methods=("GET" if taken == "before" else "PUT",))
+@pytest.mark.parametrize("taken_before", ["GET", "PUT"])
+def test_another_s_lease_is_not_released(api: ApiDouble, leader: Candidate, taken_before: str) -> None:
+    api.deliver = overtaken(api, taken_before)
     leader.elector.release()
     assert spec_of(api)["holderIdentity"] == "them"
 

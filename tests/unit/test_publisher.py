@@ -49,9 +49,7 @@ def refused(error: VcudaError) -> Delivery:
 
 
 @pytest.mark.parametrize("refusal", [TERMINATING, NotFound(404, "no such namespace")], ids=["terminating", "gone"])
-def test_a_namespace_that_is_going_is_left_alone_without_a_word(
-    api: ApiDouble, publisher: Publisher, refusal: VcudaError
-) -> None:
+def test_a_namespace_that_is_going_is_left_alone(api: ApiDouble, publisher: Publisher, refusal: VcudaError) -> None:
     api.deliver = refused(refusal)
     assert publish(publisher) == []
 

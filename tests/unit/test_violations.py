@@ -87,9 +87,11 @@ def test_what_is_found_under_a_limit(limit: Limit, pods: list[StoredPod], expect
 
 
 def one(*pods: StoredPod, quota: NamespaceQuota = FOUR) -> Violation:
-    """Return the one finding."""
     [finding] = find_violations("team-a", quota, pods, AT)
     return finding
+
+
+MAY_NOT = "namespace team-a may not use GPU model"
 
 
 @pytest.mark.parametrize(
@@ -107,15 +109,9 @@ def one(*pods: StoredPod, quota: NamespaceQuota = FOUR) -> Violation:
             " 1001 MiB and does not fit beside the older ones",
             id="memory",
         ),
-        pytest.param(
-            one(pod("a", model="P100")),
-            "namespace team-a may not use GPU model P100; the models that it may use: M40",
-            id="not allowed",
-        ),
-        pytest.param(
-            one(pod("a", model="P100"), quota=NamespaceQuota({})),
-            "namespace team-a may not use GPU model P100; the models that it may use: none",
-            id="none allowed",
+        *(
+            (one(pod("a", model="P100"), quota=quota), f"{MAY_NOT} P100; the models that it may use: {allowed}")
+            for quota, allowed in ((FOUR, "M40"), (NamespaceQuota({}), "none"))
         ),
         pytest.param(
             one(pod("a", model=None)),
@@ -173,9 +169,7 @@ def charge_on(model: str, pods: Sequence[StoredPod]) -> Charge:
 
 
 @given(QUOTAS, PODS)
-def test_without_what_is_found_the_rest_fits_with_any_one_back_it_does_not_and_the_older_stay(
-    quota: NamespaceQuota, pods: list[StoredPod]
-) -> None:
+def test_the_rest_fits_and_with_any_one_back_it_does_not(quota: NamespaceQuota, pods: list[StoredPod]) -> None:
     findings = [f for f in find_violations("team-a", quota, pods, AT) if f.kind != ViolationKind.UNPINNED]
     evicted = {finding.pod.uid for finding in findings}
     staying = [each for each in pods if each.live and not each.terminating]
@@ -199,11 +193,8 @@ def test_while_those_that_are_evicted_end_no_other_pod_is_found(quota: Namespace
     assert left == {finding.pod.uid for finding in found_now} - gone
 
 
-@pytest.mark.parametrize(
-    ("metadata", "terminating"), [({}, False), ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, True)]
-)
-def test_a_pod_whose_deletion_was_accepted_is_terminating(metadata: dict[str, str], terminating: bool) -> None:
-    manifest = vcuda_pod(metadata={"uid": "u", **metadata})
-    stored = read_stored(view(manifest), LABELS)
+@pytest.mark.parametrize("deletion", [None, "2026-01-01T00:00:00Z"])
+def test_a_pod_whose_deletion_was_accepted_is_terminating(deletion: str | None) -> None:
+    stored = read_stored(view(vcuda_pod(metadata={"uid": "u", "deletionTimestamp": deletion})), LABELS)
     assert stored
-    assert stored.terminating is terminating
+    assert stored.terminating is bool(deletion)

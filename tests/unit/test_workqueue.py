@@ -78,9 +78,7 @@ def test_between_two_turns_of_a_name_is_the_interval_for_which_no_other_waits(qu
     assert due_now(queue) == ["a"]
 
 
-def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay_and_not_before(
-    queue: WorkQueue, clock: Clock
-) -> None:
+def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay(queue: WorkQueue, clock: Clock) -> None:
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.retry("a", 2.0)
@@ -180,9 +178,7 @@ def test_a_key_is_looked_at_again_when_its_look_says_so(reconciled: Reconciled) 
 
 
 @pytest.mark.parametrize("error", [Unavailable("timed out"), msgspec.DecodeError("truncated"), RecursionError("deep")])
-def test_a_look_that_fails_is_logged_with_its_key_and_costs_only_that_key(
-    reconciled: Reconciled, error: Exception
-) -> None:
+def test_a_look_that_fails_is_logged_and_costs_only_its_key(reconciled: Reconciled, error: Exception) -> None:
     reconciled.answers["bad"] = error
     for key in ("bad", "good"):
         reconciled.loop.queue.add(key)
