@@ -1,7 +1,5 @@
 """Reflectors for tests: the paths, the decoder, and a number of attempts instead of an endless thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
