@@ -1,5 +1,6 @@
 """The vcuda pods of the cluster, watched, and what the ledger wants to know of them."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -83,17 +84,11 @@ class PodInformer:
             return
         if new is None:
             with self._lock:
-                self._forget_old()
-                self._gone[changed.uid] = (changed.namespace, self._clock() + REMEMBER_GONE_SECONDS)
+                now = self._clock()
+                # From the oldest on, in the order they went: to look through all each time would be quadratic.
+                for uid in list(itertools.takewhile(lambda uid: self._gone[uid][1] <= now, self._gone)):
+                    del self._gone[uid]
+                self._gone[changed.uid] = (changed.namespace, now + REMEMBER_GONE_SECONDS)
         self._on_change(changed.namespace)
         for follower in self._followers:
             follower(old, new)
-
-    def _forget_old(self) -> None:
-        # From the oldest on, in the order they went: to look through all at each departure would be quadratic.
-        now = self._clock()
-        while self._gone:
-            uid = next(iter(self._gone))
-            if self._gone[uid][1] > now:
-                return
-            del self._gone[uid]

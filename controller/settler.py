@@ -1,5 +1,6 @@
 """Settles the ledgers: recounts what stored pods take, and releases what has gone. Only the leader runs this."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 
@@ -9,8 +10,8 @@ import structlog
 from controller.metrics import SettleMetrics
 from controller.pods import PodInformer
 from controller.workqueue import Reconciler
-from vcuda import errors, k8s_types
-from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored, segment
+from vcuda import errors
+from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import Ledger, NamespaceUse, ObservedPods, is_older, report, settle
 
 MAX_ATTEMPTS = 5
@@ -33,9 +34,6 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
     pending_ttl: float = 120.0
     full_resync: float = 600.0
-
-
-_POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class Settler:
@@ -64,7 +62,6 @@ class Settler:
         self.queue = self.reconciler.queue
         self.pods = PodInformer(kube, nodes.keys, self.queue.add, clock)
         self.ledgers = store.reflector(self.queue.add)
-        self._kube = kube
         self._store = store
         self._quota = quota
         self._nodes = nodes
@@ -136,9 +133,7 @@ class Settler:
         nodes = self._nodes.current()
         if stored is None and self.pods.pods(namespace):
             stored = self._store.read(namespace)
-        ledger = stored.ledger if stored else Ledger()
-        if stored:
-            ledger = self._settle_newest(namespace, stored)
+        ledger = self._settle_newest(namespace, stored) if stored else Ledger()
         self._on_report(namespace, report(namespace, limits, ledger, self.pods.pods(namespace), nodes))
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Ledger:
@@ -146,16 +141,15 @@ class Settler:
 
         Under load the replicas write many times a second, and what the watch brings is old when it comes.
         """
-        for _ in range(MAX_ATTEMPTS - 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            ledger = self._settled(namespace, stored.ledger)
             try:
-                return self._settle_once(namespace, stored)
+                self._write(namespace, ledger, stored)
+                break
             except errors.Conflict:
+                if attempt == MAX_ATTEMPTS:
+                    raise
                 stored = self._store.read(namespace)
-        return self._settle_once(namespace, stored)
-
-    def _settle_once(self, namespace: str, stored: Stored) -> Ledger:
-        ledger = self._settled(namespace, stored.ledger)
-        self._write(namespace, ledger, stored)
         return ledger
 
     def _write(self, namespace: str, ledger: Ledger, stored: Stored) -> None:
@@ -185,35 +179,25 @@ class Settler:
         if ledger.pending:
             self._write(namespace, ledger, stored)
             return
-        try:
+        with contextlib.suppress(errors.NotFound):
             self._store.delete(namespace, version)
-        except errors.NotFound:
-            return
-        self._log.info("ledger dropped: the namespace is no longer limited", namespace=namespace)
+            self._log.info("ledger dropped: the namespace is no longer limited", namespace=namespace)
 
     def _absent(self, namespace: str, ledger: Ledger) -> set[str]:
         """Return the pending uids that are proven never to have been stored."""
         # How long a charge has been pending is measured from when this leader first saw it, on its own clock: that of
         # the replica that wrote it may be wrong.
         now = self._clock()
-        self._first_seen = {
-            uid: at
-            for uid, at in self._first_seen.items()
-            if uid in ledger.pending or at > now - self._timing.full_resync
-        }
+        recent = now - self._timing.full_resync
+        self._first_seen = {uid: at for uid, at in self._first_seen.items() if uid in ledger.pending or at > recent}
         overdue = set()
         for uid in ledger.pending:
-            left = self._first_seen.setdefault(uid, now) + self._timing.pending_ttl - now
-            if left > 0:
+            if (left := self._first_seen.setdefault(uid, now) + self._timing.pending_ttl - now) > 0:
                 self.queue.add(namespace, left)
             else:
                 overdue.add(uid)
-        absent = overdue - self._stored_now(namespace) if overdue else overdue
+        # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
+        absent = overdue - {*self._store.count_pods(namespace).seen} if overdue else overdue
         for uid in absent:
             self._log.info("charge of a pod that was never stored", namespace=namespace, uid=uid)
         return absent
-
-    def _stored_now(self, namespace: str) -> set[str]:
-        # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
-        pods = f"/api/v1/namespaces/{segment(namespace)}/pods"
-        return {_POD.decode(raw).metadata.uid for page in self._kube.list_pages(pods) for raw in page.items}

@@ -55,20 +55,10 @@ class PendingCall(Generic[T, R]):
     late: R
     answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    @property
-    def settled(self) -> bool:
-        """Whether nobody waits for the answer any more: it is there, or its caller has gone."""
-        return self.answer.done()
-
     def settle(self, result: R) -> None:
         """Give the caller its answer, if it still waits."""
         if not self.answer.done():
             self.answer.set_result(result)
-
-    def fail(self, error: BaseException) -> None:
-        """Raise an error in the caller, if it still waits."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
 
 
 @dataclass(eq=False)
@@ -121,7 +111,8 @@ class BatchCommitter(Generic[T, R]):
             await self.work(batch)
         except Exception as error:  # noqa: BLE001  # raised again, in the caller of each item that has no result
             for call in batch:
-                call.fail(error)
+                if not call.answer.done():
+                    call.answer.set_exception(error)
         finally:
             # Those that the work passed over, or all where the loop ends in the midst: nobody is left waiting.
             for call in batch:
@@ -164,9 +155,7 @@ class ClusterLedgers:
         return await self._of(namespace).cached_usage()
 
     def _of(self, namespace: str) -> "NamespaceLedger":
-        if namespace not in self._ledgers:
-            self._ledgers[namespace] = NamespaceLedger(namespace, self)
-        return self._ledgers[namespace]
+        return self._ledgers.get(namespace) or self._ledgers.setdefault(namespace, NamespaceLedger(namespace, self))
 
 
 class NamespaceLedger:
@@ -179,29 +168,23 @@ class NamespaceLedger:
 
     def __init__(self, namespace: str, shared: ClusterLedgers) -> None:
         self._namespace = namespace
-        self._store = shared.store
-        self._metrics = shared.metrics
-        self._threads = shared.threads
-        self._clock = shared.clock
-        self._sleep = shared.sleep
+        self._shared = shared
         self._remembered: Stored | None = None
         self._usages: Mapping[str, Usage] = {}
         self._usages_read_at = -math.inf
-        gather = functools.partial(self._sleep, GATHER_SECONDS)
-        self._committer: BatchCommitter[ChargeRequest, Decision] = BatchCommitter(
-            self._commit, TOO_MANY, gather, self._clock
-        )
+        gather = functools.partial(shared.sleep, GATHER_SECONDS)
+        self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, gather, shared.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge together with those that wait beside it."""
-        started = self._clock()
+        started = self._shared.clock()
         decision = await self._committer.serve(request, request.deadline)
-        self._metrics.wait.observe(self._clock() - started)
+        self._shared.metrics.wait.observe(self._shared.clock() - started)
         return decision
 
     async def cached_usage(self) -> Mapping[str, Usage]:
         """Return what is charged to each model, from memory where that is new enough."""
-        if self._clock() - self._usages_read_at < CACHED_USAGE_SECONDS:
+        if self._shared.clock() - self._usages_read_at < CACHED_USAGE_SECONDS:
             return self._usages
         return await self.usage()
 
@@ -211,20 +194,20 @@ class NamespaceLedger:
         return self._note((await self._read()).ledger)
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        self._usages, self._usages_read_at = ledger.usages(), self._clock()
+        self._usages, self._usages_read_at = ledger.usages(), self._shared.clock()
         return self._usages
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
         """Give every call its decision. Raises Unavailable where nothing is known to be written."""
-        self._metrics.batch.observe(len(calls))
+        self._shared.metrics.batch.observe(len(calls))
         unsure = False
         while open_ := self._in_time(calls):
             try:
                 await self._attempt(open_)
             except Conflict:
-                self._metrics.conflicts.inc()
+                self._shared.metrics.conflicts.inc()
             except WriteUnanswered:
-                self._metrics.unsure.inc()
+                self._shared.metrics.unsure.inc()
                 unsure = True
             except Unavailable:
                 if not unsure:
@@ -235,7 +218,7 @@ class NamespaceLedger:
             for call in open_:
                 # After conflicts alone nothing of ours is in the ledger: those writes are known to have failed.
                 call.late = UNSURE if unsure else TOO_MANY
-            await self._sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # spreads the replicas; guards nothing
+            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # spreads the replicas; guards nothing
 
     async def _attempt(self, calls: Sequence[Charging]) -> None:
         """Decide against one version, and write it where that is needed.
@@ -259,10 +242,10 @@ class NamespaceLedger:
             for call in calls:
                 call.late = UNSURE  # what a deadline means that comes while the write is under way
             try:
-                stored = await self._in_thread(self._store.write, ledger, stored.version, WRITE_TIMEOUT_SECONDS)
+                stored = await self._in_thread(self._shared.store.write, ledger, stored.version, WRITE_TIMEOUT_SECONDS)
             except Unavailable as error:
                 raise WriteUnanswered from error
-            self._metrics.size.observe(stored.size)
+            self._shared.metrics.size.observe(stored.size)
         if stored.version is not None:  # one that has yet to be created counts pods, and those change unseen
             self._remembered = stored
         self._note(ledger)
@@ -273,23 +256,24 @@ class NamespaceLedger:
         # One that was last counted before the quota was edited may miss pods: those that were stored while the
         # namespace was not limited, and no leader was there to drop the ledger.
         if any(is_older(ledger.pod_resource_version, call.item.counted_since) for call in calls):
-            observed = await self._in_thread(self._store.count_pods, READ_TIMEOUT_SECONDS)
+            observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
     async def _read(self) -> Stored:
-        return await self._in_thread(self._store.read, READ_TIMEOUT_SECONDS)
+        return await self._in_thread(self._shared.store.read, READ_TIMEOUT_SECONDS)
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
         # One under way goes on where its task ends: a write that nobody awaits lands all the same, or does not.
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, self._namespace, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._shared.threads, call, self._namespace, *args)
 
     def _in_time(self, calls: Sequence[Charging]) -> Sequence[Charging]:
-        now = self._clock()
+        now = self._shared.clock()
         for call in calls:
             if call.deadline <= now:
                 call.settle(call.late)
-        return [call for call in calls if not call.settled]
+        # Of the others nobody waits for the answer any more: it is there, or its caller has gone.
+        return [call for call in calls if not call.answer.done()]
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:

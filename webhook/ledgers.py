@@ -120,10 +120,6 @@ class _NamespaceChoices:
         # Kept, and not summed up at each call: a burst leaves thousands, and every pod of it asks for the sums.
         self.sums: dict[str, Charge] = {}
 
-    def add(self, choice: _Chosen) -> None:
-        self.choices.append(choice)
-        self.sums[choice.model] = self.sums.get(choice.model, Charge()) + choice.charge
-
     def remove(self, choice: _Chosen) -> None:
         self.choices.remove(choice)
         self.sums[choice.model] -= choice.charge
@@ -146,7 +142,9 @@ class RecentChoices:
     def add(self, namespace: str, model: str, charge: Charge) -> None:
         """Count a charge on the model chosen for it, for `CHOICE_SECONDS`."""
         with self._lock:
-            self._current(namespace).add(_Chosen(self._clock() + CHOICE_SECONDS, model, charge))
+            chosen = self._current(namespace)
+            chosen.choices.append(_Chosen(self._clock() + CHOICE_SECONDS, model, charge))
+            chosen.sums[model] = chosen.sums.get(model, Charge()) + charge
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
         """Forget the oldest choice like this one: it is about to be charged."""
@@ -154,8 +152,7 @@ class RecentChoices:
             chosen = self._current(namespace)
             # By what it takes and not by uid: /mutate sees a pod before it has one.
             alike = (each for each in chosen.choices if (each.model, each.charge) == (model, charge))
-            oldest = next(alike, None)
-            if oldest:
+            if oldest := next(alike, None):
                 chosen.remove(oldest)
 
     def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:

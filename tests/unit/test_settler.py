@@ -195,7 +195,7 @@ def test_an_overdue_charge_is_kept_only_where_etcd_has_the_pod_that_the_watch_ha
     settling.settle()
     settling.later(500)
     if stored:
-        api.store(POD, {"metadata": {"name": "train-0", "uid": "uid-1"}})
+        api.store(POD, stored_pod(CARD, "uid-1"))
     settling.settle()
     assert replica.uids() == (["uid-1"] if stored else [])
 

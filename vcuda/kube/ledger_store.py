@@ -155,7 +155,6 @@ def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
         ledger = read_ledger((config_map.data or {})[KEY])
     except (KeyError, ValueError) as error:
         name = f"{metadata.namespace}/{metadata.name}"
-        raise errors.UnreadableLedger(
-            f"ledger {name} cannot be read ({error}); delete it to have it rebuilt"
-        ) from error
+        message = f"ledger {name} cannot be read ({error}); delete it to have it rebuilt"
+        raise errors.UnreadableLedger(message) from error
     return Stored(ledger, metadata.resource_version, size)
