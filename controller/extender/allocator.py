@@ -16,16 +16,8 @@ import structlog
 from controller.extender import protocol, publish, strategy
 from controller.extender.cache import AssumedPlacement, CardCache
 from controller.extender.journal import TIMEOUT, Deadline, Journal
-from vcuda.allocations.cards import (
-    CardRequest,
-    Cards,
-    PodCards,
-    Unplaceable,
-    annotations_for,
-    patch_of,
-    read_card_request,
-    read_pod_cards,
-)
+from vcuda.allocations import cards as card_annotations
+from vcuda.allocations.cards import CardRequest, Cards, PodCards, Unplaceable, read_card_request, read_pod_cards
 from vcuda.errors import ApiError, Conflict, Deposed, NotFound, NotPlaced, Unavailable, VcudaError
 from vcuda.k8s_types import UNDECODABLE, Pod
 from vcuda.kube import MERGE_PATCH, Kube, segment
@@ -57,14 +49,11 @@ class Allocator:
         now: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kube = kube
-        self._cache = cache
-        self._journal = journal
+        self._kube, self._cache, self._journal = kube, cache, journal
         self._metrics = metrics
         self._on_lost = on_lost
         self._strategy = choose
-        self._now = now
-        self._clock = clock
+        self._now, self._clock = now, clock
         self._turn = threading.Lock()
         self._unshown: frozenset[AssumedPlacement] = frozenset()
         self._log = structlog.get_logger()
@@ -217,9 +206,9 @@ class Allocator:
         # Returns None once it is known to have landed, else the pod as it is now, to try again.
         cards = PodCards(found.node, found.assignment.all_shares())
         placement = _assumed(pod, cards)
-        written = annotations_for(request.scheme, found.node, found.assignment.shares, self._now())
+        written = card_annotations.annotations_for(request.scheme, found.node, found.assignment.shares, self._now())
         timeout = self._assume(placement, deadline)
-        patch = patch_of(written, pod.annotations, pod.metadata.uid, pod.metadata.resource_version)
+        patch = card_annotations.patch_of(written, pod.annotations, pod.metadata.uid, pod.metadata.resource_version)
         try:
             answer = self._kube.patch(_path_of(placement), patch, MERGE_PATCH, timeout=timeout)
         except Conflict:
@@ -296,12 +285,8 @@ class Allocator:
     def _send_binding(self, pod: Pod, args: protocol.BindingArgs, timeout: float) -> None:
         # With uid and resourceVersion the API server binds this version of this pod, or answers 409 (``BindingREST`` in
         # kube-apiserver's ``pkg/registry/core/pod/storage``).
-        metadata = {
-            "name": args.name,
-            "namespace": args.namespace,
-            "uid": args.uid,
-            "resourceVersion": pod.metadata.resource_version,
-        }
+        version = pod.metadata.resource_version
+        metadata = {"name": args.name, "namespace": args.namespace, "uid": args.uid, "resourceVersion": version}
         target = {"apiVersion": "v1", "kind": "Node", "name": args.node}
         manifest = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         self._kube.post(f"{_path_of(args)}/binding", msgspec.json.encode(manifest), timeout=timeout)
@@ -325,7 +310,7 @@ def _assumed(pod: Pod, cards: PodCards) -> AssumedPlacement:
 
 def _is_bound(pod: Pod, node: str) -> bool:
     """Return whether the pod is bound to this node, by an earlier call; raises NotPlaced where to another."""
-    if pod.spec.node_name and pod.spec.node_name != node:
+    if pod.spec.node_name not in ("", node):
         raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
     return bool(pod.spec.node_name)
 

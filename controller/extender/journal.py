@@ -14,6 +14,7 @@ Hence every leader decides with all that any other has given or may still give; 
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -84,7 +85,9 @@ class Journal:
                 version, written = self._read()
                 self._version = self._put(JournalData(self._holder, written.placements), version)
             except errors.NotFound:
-                if self._created():
+                body = self._manifest(JournalData(self._holder), None)
+                with suppress(errors.Conflict):  # another process did so first
+                    self._version = _version_of(self._kube.post(self._collection, body, timeout=TIMEOUT))
                     return ()
             except errors.Conflict:
                 continue
@@ -131,24 +134,12 @@ class Journal:
     def _put(self, data: JournalData, version: str, timeout: float = TIMEOUT) -> str:
         return _version_of(self._kube.put(self._path, self._manifest(data, version), timeout=timeout))
 
-    def _created(self) -> bool:
-        """Create it, empty; False where another process did so first."""
-        body = self._manifest(JournalData(self._holder), None)
-        try:
-            self._version = _version_of(self._kube.post(self._collection, body, timeout=TIMEOUT))
-        except errors.Conflict:
-            return False
-        return True
-
     def _manifest(self, data: JournalData, version: str | None) -> bytes:
-        metadata = {
-            "name": NAME,
-            "namespace": self._namespace,
-            "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"},
-            "managedFields": NOT_TRACKED,
-            # What makes a PUT a compare-and-swap: without it the API server takes any.
-            **({"resourceVersion": version} if version is not None else {}),
-        }
+        labels = {"app.kubernetes.io/managed-by": "vcuda-quota"}
+        # What makes a PUT a compare-and-swap: without it the API server takes any.
+        guard = {"resourceVersion": version} if version is not None else {}
+        about = {"namespace": self._namespace, "labels": labels, "managedFields": NOT_TRACKED}
+        metadata = {"name": NAME, **about, **guard}
         text = {KEY: msgspec.json.encode(data).decode()}
         return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": text})
 

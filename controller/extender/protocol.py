@@ -71,20 +71,11 @@ class BindingArgs(msgspec.Struct, frozen=True):
     node: str
 
 
-class _NameAndUid(k8s_types.K8sStruct, frozen=True):
-    name: str = ""
-    uid: str = ""
-
-
-class _Identified(k8s_types.K8sStruct, frozen=True):
-    metadata: _NameAndUid = _NameAndUid()
-
-
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAWS = msgspec.json.Decoder(tuple[msgspec.Raw, ...] | None)
 _NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
 _STRING = msgspec.json.Decoder(str)
-_IDENTIFIED = msgspec.json.Decoder(_Identified)
+_IDENTIFIED = msgspec.json.Decoder(k8s_types.K8sObject)
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 _ABSENT = msgspec.Raw(b"null")  # as Go writes a nil list or map
 

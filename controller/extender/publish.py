@@ -48,7 +48,7 @@ class CardsPublisher:
         text, now = write_free_cards(self._free_cards()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
-        metadata = {"name": CARDS_CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"}}
+        metadata = {"name": CARDS_CONFIG_MAP, "labels": _OURS}
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {CARDS_KEY: text}}
         upsert(self._kube, _collection(self._namespace), config_map)
         self._written, self._repeat_at = text, now + REPEAT_SECONDS
@@ -89,11 +89,8 @@ SERVICE = "vcuda-extender"
 CHECK_INTERVAL_SECONDS = 10.0
 """After which the slice is read again: what an earlier leader wrote late is put right."""
 
-_LABELS = {
-    objects.SERVICE_NAME: SERVICE,
-    objects.MANAGED_BY: "vcuda-quota",
-    "app.kubernetes.io/managed-by": "vcuda-quota",
-}
+_OURS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
+_LABELS = {objects.SERVICE_NAME: SERVICE, objects.MANAGED_BY: "vcuda-quota", **_OURS}
 _SLICE = msgspec.json.Decoder(objects.EndpointSlice)
 
 

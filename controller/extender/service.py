@@ -39,14 +39,15 @@ def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
     def scores(body: bytes) -> bytes:
         return protocol.write_priorities(allocator.scores(protocol.read_extender_args(body)))
 
+    def preempt(body: bytes) -> bytes:
+        return protocol.write_preemption(allocator.preempt(protocol.read_preemption_args(body)))
+
     return {
         "/scheduler/predicates": lambda body: allocator.filter(protocol.read_extender_args(body)),
         "/scheduler/prioritize": scores,
         "/scheduler/priorities": scores,  # gpu-admission's own name for it
         "/scheduler/bind": lambda body: protocol.write_binding(allocator.bind(protocol.read_binding_args(body))),
-        "/scheduler/preempt": lambda body: protocol.write_preemption(
-            allocator.preempt(protocol.read_preemption_args(body))
-        ),
+        "/scheduler/preempt": preempt,
     }
 
 
@@ -122,8 +123,7 @@ class Extender:
         registry: CollectorRegistry,
         on_fault: Callable[[], None],
     ) -> None:
-        self._kube = kube
-        self._namespace = system_namespace
+        self._kube, self._namespace = kube, system_namespace
         self._listening = listening
         self._nodes = nodes
         self._cache = cache.CardCache()
@@ -157,9 +157,8 @@ class Extender:
         """Take the journal over, before the pods are listed. Where that cannot be done, that is a fault."""
         try:
             placements = self._take()
-        except (
-            errors.UnreadableJournal
-        ) as error:  # ends the extender alone: pods wait, and the leader's other work goes on
+        # Ends the extender alone: pods wait, and the leader's other work goes on.
+        except errors.UnreadableJournal as error:
             self._log.error("no extender: the journal of placements is damaged", error=str(error))
             return
         except errors.VcudaError as error:
@@ -192,7 +191,7 @@ class Extender:
     def stop(self) -> None:
         """Answer no more."""
         self._stopping.set()
-        if self._server is not None:
+        if self._server:
             self._server.stop()
 
     def _repeat(self, name: str, step: Callable[[], None], interval: float, failing: str) -> None:
@@ -200,10 +199,7 @@ class Extender:
             while not self._stopping.is_set():
                 try:
                     step()
-                except (
-                    errors.VcudaError,
-                    *k8s_types.UNDECODABLE,
-                ) as error:  # the API server's, or somebody wrote nonsense there
+                except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:  # somebody may have written nonsense there
                     self._log.warning(failing, error=str(error))
                 self._stopping.wait(interval)
 

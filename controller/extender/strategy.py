@@ -81,11 +81,13 @@ def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment |
     for container in containers:
         if container.cards:
             found = _whole_cards(cards, container)
+            shortage = _too_few(container.cards, cards.whole, len(cards.used_cores))
         else:
             found = _shared_card(cards, container)
+            shortage = _no_fitting_card(container.cores, container.memory, cards.card_memory)
             breaks += any(cards.is_whole(share.card) for share in found)
         if not found:
-            return _shortage(cards, container)
+            return shortage
         shares[container.container] = found
         cards = cards.taken(found)
     return Assignment(shares, breaks)
@@ -125,12 +127,6 @@ def _whole_cards(cards: Cards, container: ContainerRequest) -> tuple[Share, ...]
         return ()
     whole = (card for card in range(len(cards.used_cores)) if cards.is_whole(card))
     return tuple(Share(card, CORES_PER_CARD, container.memory) for card in itertools.islice(whole, container.cards))
-
-
-def _shortage(cards: Cards, container: ContainerRequest) -> Unplaceable:
-    if container.cards:
-        return _too_few(container.cards, cards.whole, len(cards.used_cores))
-    return _no_fitting_card(container.cores, container.memory, cards.card_memory)
 
 
 @functools.lru_cache(maxsize=1024)
