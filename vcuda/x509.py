@@ -32,10 +32,7 @@ class Names:
 
     def __add__(self, other: "Names") -> "Names":
         """Both, each name once, where it came first."""
-        return Names(
-            tuple(dict.fromkeys(self.dns + other.dns)),
-            tuple(dict.fromkeys(self.addresses + other.addresses)),
-        )
+        return Names(tuple(dict.fromkeys(self.dns + other.dns)), tuple(dict.fromkeys(self.addresses + other.addresses)))
 
     def __str__(self) -> str:
         return ", ".join([*self.dns, *map(str, self.addresses)])

@@ -48,10 +48,7 @@ def _from_kubeconfig(paths: str, context: str | None) -> Load:
     def load(configuration: Configuration) -> None:
         try:
             load_kube_config(  # type: ignore[no-untyped-call]  # the loader has no type hints
-                config_file=paths,
-                context=context,
-                client_configuration=configuration,
-                persist_config=False,
+                config_file=paths, context=context, client_configuration=configuration, persist_config=False
             )
         except _UNREADABLE as error:
             where = f"{paths} (context {context})" if context else paths

@@ -39,11 +39,7 @@ class QuotaInformer:
     """
 
     def __init__(
-        self,
-        kube: client.Kube,
-        place: QuotaPlace,
-        system: frozenset[str],
-        on_change: Callable[[], None] = lambda: None,
+        self, kube: client.Kube, place: QuotaPlace, system: frozenset[str], on_change: Callable[[], None] = lambda: None
     ) -> None:
         self._kube = kube
         self._place = place
