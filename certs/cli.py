@@ -17,7 +17,6 @@ from vcuda import cli, errors, tls, x509
 NEEDS_A_PERSON = 1
 
 _LONG = timedelta(days=36500)
-_DNS_NAME, _ADDRESS, _LABEL = map(options.parsed, (x509.parse_dns_name, x509.parse_address, x509.parse_label))
 _OUTPUT = cli.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 
 
@@ -39,15 +38,12 @@ def main() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to write; made if missing.",
 )
-@cli.option("--dns", multiple=True, metavar="NAME", type=_DNS_NAME, help="A DNS name; repeatable.")
-@cli.option("--ip", multiple=True, metavar="ADDRESS", type=_ADDRESS, help="An IP address; repeatable.")
-@cli.option(
-    "--service",
-    metavar="NAME",
-    type=_LABEL,
-    help="A Service: adds NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local.",
+@options.value_option("--dns", "NAME", x509.parse_dns_name, "A DNS name; repeatable.", multiple=True)
+@options.value_option("--ip", "ADDRESS", x509.parse_address, "An IP address; repeatable.", multiple=True)
+@options.value_option(
+    "--service", "NAME", x509.parse_label, "A Service: adds NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local."
 )
-@cli.option("--namespace", metavar="NS", type=_LABEL, help="The namespace of --service.")
+@options.value_option("--namespace", "NS", x509.parse_label, "The namespace of --service.")
 @cli.option(
     "--days",
     type=click.IntRange(1, x509.AUTHORITY_LIFE.days),
@@ -57,18 +53,7 @@ def main() -> None:
 @cli.option("--ca-key", is_flag=True, help="Write ca.key too; without it the key of the CA is thrown away.")
 @cli.option("--force", is_flag=True, help="Replace the files that are there.")
 @_OUTPUT
-def issue(
-    *,
-    directory: Path,
-    dns: tuple[str, ...],
-    ip: tuple[x509.Address, ...],
-    service: str | None,
-    namespace: str | None,
-    days: int,
-    ca_key: bool,
-    force: bool,
-    output: str,
-) -> None:
+def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str, **named: Any) -> None:
     """Make a new CA and a serving certificate, and write them to files.
 
     For development, and for `vcuda-webhook serve --cert-dir DIR`. Writes ca.crt, tls.crt and tls.key (readable by
@@ -88,7 +73,7 @@ def issue(
 
     Exit status: 0 written, 2 bad input or files in the way.
     """
-    names = _chosen_names(dns, ip, service, namespace)
+    names = _chosen_names(**named)
     if (present := tls.present_files(directory)) and not force:
         raise click.UsageError(f"{directory} already holds {', '.join(present)}: --force replaces them.")
     now = datetime.now(UTC)
@@ -104,13 +89,13 @@ def issue(
 
 
 def _chosen_names(
-    dns: tuple[str, ...], addresses: tuple[x509.Address, ...], service: str | None, namespace: str | None
+    dns: tuple[str, ...], ip: tuple[x509.Address, ...], service: str | None, namespace: str | None
 ) -> x509.Names:
     """Every name asked for, the Service's first; those for development when none is."""
     if (service is None) != (namespace is None):
         raise click.UsageError("--service and --namespace are given together or not at all.")
     named = x509.service_names(service, namespace) if service and namespace else x509.Names()
-    return named + x509.Names(dns, addresses) or x509.DEVELOPMENT
+    return named + x509.Names(dns, ip) or x509.DEVELOPMENT
 
 
 def _files_table(directory: Path, names: x509.Names, files: Sequence[tls.File]) -> str:
@@ -149,8 +134,9 @@ class StepLog:
 
     def __call__(self, decision: Step | Wait) -> None:
         """Take note of one step or wait."""
-        self.steps.append({"step": type(decision).__name__, **_described(decision)})
-        self.say(" ".join([type(decision).__name__, *(f"{text}" for text in _described(decision).values())]))
+        told = {"step": type(decision).__name__, **_described(decision)}
+        self.steps.append(told)
+        self.say(" ".join(told.values()))
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
@@ -169,29 +155,18 @@ class StepLog:
     options.parse_span,
     "How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
 )
-@cli.option(
+@options.value_option(
     "--issued-before",
-    metavar="TIME",
-    type=options.parsed(options.parse_past),
-    help="Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
+    "TIME",
+    options.parse_past,
+    "Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
 )
 @options.span_option(
     "--timeout", timedelta(minutes=5), options.parse_span, "How long to wait in all; then another run goes on."
 )
 @cli.option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing.")
 @_OUTPUT
-def rotate(
-    *,
-    ca_life: timedelta,
-    leaf_life: timedelta,
-    overlap: timedelta,
-    retention: timedelta,
-    issued_before: datetime | None,
-    timeout: timedelta,
-    dry_run: bool,
-    output: str,
-    **where: Any,
-) -> None:
+def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
     """Make, renew and replace the webhook's certificates, so that not one call fails.
 
     Run it daily: it does what is due, and nothing where nothing is. A certificate is replaced when a third of its life
@@ -213,14 +188,7 @@ def rotate(
     Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
     Kubernetes is too old; 2 bad input.
     """
-    policy = options.policy_of(
-        where,
-        authority_life=ca_life,
-        leaf_life=leaf_life,
-        overlap=overlap,
-        retention=retention,
-        issued_before=issued_before,
-    )
+    policy = options.policy_of(where)
     log = StepLog(click.echo if output == "table" else lambda _: None)
     with_faults(lambda: _finish(_rotate(options.store_of(where), policy, timeout, log, dry_run=dry_run), log, output))
 
@@ -244,9 +212,8 @@ def status(*, output: str, **where: Any) -> None:
         store = options.store_of(where)
         now = rotation.SystemClock().now()
         again = f"kubectl -n {store.refs.namespace} create job --from=cronjob/vcuda-certs vcuda-certs-now"
-        found = report.report_on(
-            store.read(rotation.SystemClock().now), store.refs, now, options.policy_of(where), again
-        )
+        state = store.read(rotation.SystemClock().now)
+        found = report.report_on(state, store.refs, now, options.policy_of(where), again)
         click.echo({"table": report.table, "json": report.document}[output](found))
         return NEEDS_A_PERSON if found.problems else 0
 
@@ -285,9 +252,8 @@ def _finish(outcome: End, log: StepLog, output: str) -> int:
 def _ending(outcome: End) -> str:
     match outcome:
         case Done():
-            return (
-                f"Done: nothing is due until {plan.shown(outcome.until)}" if outcome.until else "Nothing here is ours"
-            )
+            until = outcome.until and plan.shown(outcome.until)
+            return f"Done: nothing is due until {until}" if until else "Nothing here is ours"
         case StepRefused():
             return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
         case Wait():

@@ -69,13 +69,15 @@ class ClusterStore:
         if tool:
             left = (f"the certificates are {tool}'s: Secret {self.refs.serving_secret} says so", *left)
             return state.State(configurations=ours, endpoints=self.dial(), left_alone=left, tool=tool, problems=mixed)
+        kinds = ((serving, parsing.TLS_TYPE), (authorities, None))
+        problems = [parsing.secret_problem(secret, self.refs, wanted) for secret, wanted in kinds if secret]
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
             serving=parsing.read_serving(serving) if serving else state.Serving(),
             configurations=ours,
             endpoints=self.dial(),
             left_alone=left,
-            problems=(*self._secret_problems(serving, authorities), *clock, *mixed),
+            problems=(*filter(None, problems), *clock, *mixed),
         )
 
     def dial(self) -> tuple[state.DialledEndpoint, ...]:
@@ -138,13 +140,6 @@ class ClusterStore:
         text = f"{configuration} calls the Service and is without our label, so its caBundles are not looked after"
         return replace(configuration, read_only=state.Problem(text, f"kubectl label {kind} {name} {label} --overwrite"))
 
-    def _secret_problems(
-        self, serving: parsing.Json | None, authorities: parsing.Json | None
-    ) -> tuple[state.Problem, ...]:
-        kinds = ((serving, parsing.TLS_TYPE), (authorities, None))
-        found = (parsing.secret_problem(secret, self.refs, wanted) for secret, wanted in kinds if secret)
-        return tuple(filter(None, found))
-
     def _secret(self, name: str) -> parsing.Json | None:
         try:
             return _decoded(self.kube.get(self._secrets(name), timeout=REQUEST_TIMEOUT_SECONDS))
@@ -177,7 +172,11 @@ class ClusterStore:
         # A JSON Patch that replaces the version by the one that was read is refused once there is a later one.
         guard = {"op": "replace", "path": "/metadata/resourceVersion", "value": write.version}
         bundles = [
-            {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": _encoded(bundle)}
+            {
+                "op": "add",
+                "path": f"/webhooks/{index}/clientConfig/caBundle",
+                "value": base64.b64encode(parsing.write_certificates(bundle)).decode(),
+            }
             for index, bundle in zip(write.indices, write.bundles, strict=True)
         ]
         self._patch(f"{ADMISSION}/{KINDS[write.kind]}/{segment(write.name)}", [guard, *bundles], JSON_PATCH)
@@ -219,10 +218,6 @@ def _mixed(configuration: state.Configuration, tool: str, secrets_tool: str) -> 
 def _pair(name: str, pair: x509.Signed | None) -> dict[str, bytes | None]:
     certificate, key = (pair.certificate_pem(), pair.key_pem()) if pair else (None, None)
     return {f"{name}.crt": certificate, f"{name}.key": key}
-
-
-def _encoded(bundle: state.Certificates) -> str:
-    return base64.b64encode(parsing.write_certificates(bundle)).decode()
 
 
 def _present(fields: parsing.Json) -> dict[str, Any]:

@@ -101,58 +101,47 @@ def _span(text: str) -> timedelta:
         return timedelta.max
 
 
+def value_option(flag: str, metavar: str, parse: Callable[[str], Any], help_text: str, **more: Any) -> Command:
+    """Return an option whose value ``parse`` reads, with the sentence of its ValueError as the usage error."""
+    return cli.option(flag, metavar=metavar, type=parsed(parse), help=help_text, **more)
+
+
 def span_option(flag: str, default: timedelta, parse: Callable[[str], timedelta], help_text: str) -> Command:
     """Return an option whose value is a time, such as 90d."""
-    return cli.option(flag, metavar="SPAN", default=format_span(default), type=parsed(parse), help=help_text)
+    return value_option(flag, "SPAN", parse, help_text, default=format_span(default))
 
 
 _CLUSTER = (
     cli.option(
         "--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."
     ),
-    cli.option(
-        "--namespace",
-        metavar="NAME",
-        default="vcuda-quota",
-        type=parsed(x509.parse_label),
-        help="Namespace of all of these.",
-    ),
-    cli.option(
-        "--service",
-        metavar="NAME",
-        default="vcuda-webhook",
-        type=parsed(x509.parse_label),
-        help="The webhook's Service.",
-    ),
+    value_option("--namespace", "NAME", x509.parse_label, "Namespace of all of these.", default="vcuda-quota"),
+    value_option("--service", "NAME", x509.parse_label, "The webhook's Service.", default="vcuda-webhook"),
     cli.option("--port-name", default="https", help="Its port, where it has several."),
     cli.option("--ca-secret", default="vcuda-webhook-ca", help="Secret of the CA, which nothing else may read."),
     cli.option("--serving-secret", default="vcuda-webhook-tls", help="Secret that the webhook mounts."),
-    cli.option(
+    value_option(
         "--selector",
-        metavar="KEY=VALUE",
+        "KEY=VALUE",
+        parse_selector,
+        "Label of the webhook configurations whose caBundles are ours. One without it that calls the Service is left"
+        " as it is, and told of.",
         default="app.kubernetes.io/part-of=vcuda-quota",
-        type=parsed(parse_selector),
-        help="Label of the webhook configurations whose caBundles are ours. One without it that calls the Service is"
-        " left as it is, and told of.",
     ),
     cli.option(
         "--unregistered",
         is_flag=True,
         help="No webhook configuration calls the Service: who calls it has the CA by other means.",
     ),
-    cli.option(
-        "--dns", multiple=True, metavar="NAME", type=parsed(x509.parse_dns_name), help="One more name; repeatable."
-    ),
-    cli.option(
-        "--ip", multiple=True, metavar="ADDRESS", type=parsed(x509.parse_address), help="One more address; repeatable."
-    ),
-    cli.option(
+    value_option("--dns", "NAME", x509.parse_dns_name, "One more name; repeatable.", multiple=True),
+    value_option("--ip", "ADDRESS", x509.parse_address, "One more address; repeatable.", multiple=True),
+    value_option(
         "--endpoint",
-        multiple=True,
-        metavar="HOST:PORT",
-        type=parsed(parse_host_port),
-        help="Where the webhook is served, in place of the Service's endpoints; repeatable. Webhooks with a url of this"
+        "HOST:PORT",
+        parse_host_port,
+        "Where the webhook is served, in place of the Service's endpoints; repeatable. Webhooks with a url of this"
         " address are ours too.",
+        multiple=True,
     ),
 )
 
@@ -170,17 +159,22 @@ def store_of(where: Mapping[str, Any]) -> cluster.ClusterStore:
             "--ca-secret and --serving-secret are two: the webhook mounts one, and nobody the other."
         )
     endpoints = where["endpoint"]
-    refs = parsing.ObjectRefs(
-        where["namespace"], where["service"], where["ca_secret"], where["serving_secret"], frozenset(endpoints)
-    )
-    kube = Kube.connect(
-        where["kubeconfig"], version_check=VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
-    )
+    secrets = (where["ca_secret"], where["serving_secret"])
+    refs = parsing.ObjectRefs(where["namespace"], where["service"], *secrets, frozenset(endpoints))
+    check = VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
+    kube = Kube.connect(where["kubeconfig"], version_check=check)
     return cluster.ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints)
 
 
-def policy_of(where: Mapping[str, Any], **times: Any) -> steps.RotationPolicy:
-    """Return the policy that the options ask for; ``times`` are further fields of it."""
+_TIMES = {
+    "ca_life": "authority_life",
+    **{name: name for name in ("leaf_life", "overlap", "retention", "issued_before")},
+}
+
+
+def policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
+    """Return the policy that the options ask for; a time without an option is the policy's default."""
+    times = {field: where[name] for name, field in _TIMES.items() if name in where}
     namespace, service = where["namespace"], where["service"]
     label = " ".join(f"{key}={value}" for key, value in where["selector"].items())
     commands = steps.Commands(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
 from cryptography import x509
 
 from certs import parsing, steps
@@ -29,8 +30,7 @@ _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is 
 _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateRow:
+class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
     """One certificate in one place."""
 
     certificate: str
@@ -112,25 +112,13 @@ def table(report: Report) -> str:
 def document(report: Report) -> str:
     """Return the report for scripts: the same as JSON; times as RFC 3339 in UTC."""
     fields = {
-        "certificates": [
-            {
-                "certificate": row.certificate,
-                "place": row.place,
-                "expires": f"{row.expires:%Y-%m-%dT%H:%M:%SZ}",
-                "daysLeft": row.days_left,
-                "note": row.note,
-            }
-            for row in report.rows
-        ],
-        "calls": [
-            {"webhook": call.webhook, "endpoint": call.endpoint, "trusted": call.trusted, "fault": call.fault}
-            for call in report.calls
-        ],
+        "certificates": [*report.rows],
+        "calls": [*report.calls],
         "notes": report.notes,
         "next": report.next_step,
         "problems": [{"problem": problem.text, "command": problem.command} for problem in report.problems],
     }
-    return json.dumps(fields, indent=2)
+    return json.dumps(msgspec.to_builtins(fields), indent=2)
 
 
 def _rows(state: State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[CertificateRow]:

@@ -41,10 +41,6 @@ class Authorities:
     served: SeenSince | None = None
     faults: tuple[str, ...] = ()
 
-    def newest(self) -> Signed | None:
-        """The one that leaves are signed by in the end."""
-        return self.next_ca or self.current
-
 
 @dataclass(frozen=True, slots=True)
 class Serving:

@@ -95,6 +95,10 @@ BACKDATE = timedelta(minutes=5)
 """How long before ``now`` a certificate starts: clients whose clocks are behind by less than this accept it."""
 
 _SERIAL_BITS = 128
+_KEY_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 _AUTHORITY_NAME = "vcuda quota webhook CA"
 _LEAF_NAME = "vcuda quota webhook"
 
@@ -126,17 +130,10 @@ def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE) -> Signed:
     Its common name ends in 8 hex digits of its serial, so that two authorities in one bundle are told apart by
     their names too. Raises ValueError when ``now`` has no time zone or ``life`` is not positive.
     """
-    key = ec.generate_private_key(ec.SECP256R1())
     serial = _random_serial()
-    name = _name(f"{_AUTHORITY_NAME} {serial >> (_SERIAL_BITS - 32):08x}")
-    builder = (
-        _builder(name, key, serial, now, now + life)
-        .issuer_name(name)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-    )
-    return Signed(builder.sign(key, hashes.SHA256()), key)
+    name = f"{_AUTHORITY_NAME} {serial >> (_SERIAL_BITS - 32):08x}"
+    constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
+    return _make(name, serial, now, now + life, None, constraints, (_key_usage("key_cert_sign", "crl_sign"), True))
 
 
 def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
@@ -150,17 +147,18 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
         raise ValueError("a serving certificate needs at least one DNS name or IP address")
     if not authority.certificate.not_valid_before_utc <= now < authority.expires:
         raise ValueError(f"the authority is not valid at {now:%Y-%m-%d %H:%M:%S}, so it can sign nothing")
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = (
-        _builder(_name(_LEAF_NAME), key, _random_serial(), now, min(now + life, authority.expires))
-        .issuer_name(authority.certificate.subject)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(_alternative_names(names), critical=False)
-        .add_extension(_issuer_identifier(authority), critical=False)
+    alternative = [*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)]
+    return _make(
+        _LEAF_NAME,
+        _random_serial(),
+        now,
+        min(now + life, authority.expires),
+        authority,
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_key_usage("digital_signature"), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName(alternative), False),
     )
-    return Signed(builder.sign(authority.key, hashes.SHA256()), key)
 
 
 def is_ours(certificate: x509.Certificate) -> bool:
@@ -180,22 +178,39 @@ def _is_our_name(certificate: x509.Certificate, attribute: Literal["subject", "i
         return False
 
 
-def _builder(
-    subject: x509.Name, key: ec.EllipticCurvePrivateKey, serial: int, now: datetime, end: datetime
-) -> x509.CertificateBuilder:
+def _make(
+    common: str,
+    serial: int,
+    now: datetime,
+    end: datetime,
+    authority: Signed | None,
+    *extensions: tuple[x509.ExtensionType, bool],
+) -> Signed:
+    """Make a certificate with these extensions, each critical or not; without an authority its own key signs it."""
     if now.tzinfo is None:
         raise ValueError("the time of issue needs a time zone")
     if end <= now:
         raise ValueError("the life of a certificate must be longer than nothing")
-    return (
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    # Of the authority it is its own subject key identifier, as RFC 5280 section 4.2.1.1 asks.
+    extended = authority and authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    issuer = extended.value if extended else identifier
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
+        .issuer_name(authority.certificate.subject if authority else subject)
         .public_key(key.public_key())
         .serial_number(serial)
         .not_valid_before(_to_seconds(now - BACKDATE))
         .not_valid_after(_to_seconds(end))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
     )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return Signed(builder.sign(authority.key if authority else key, hashes.SHA256()), key)
 
 
 def _random_serial() -> int:
@@ -208,32 +223,6 @@ def _to_seconds(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(microsecond=0)
 
 
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-
-
-def _key_usage(
-    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
-) -> x509.KeyUsage:
-    # Build the extension with these bits alone: an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _alternative_names(names: Names) -> x509.SubjectAlternativeName:
-    return x509.SubjectAlternativeName([*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)])
-
-
-def _issuer_identifier(authority: Signed) -> x509.AuthorityKeyIdentifier:
-    # Point at the authority's own subject key identifier, as RFC 5280 section 4.2.1.1 asks.
-    subject = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
-    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(subject.value)
+def _key_usage(*bits: str) -> x509.KeyUsage:
+    # Set these bits alone: an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
+    return x509.KeyUsage(**{bit: bit in bits for bit in _KEY_USAGES})

@@ -35,12 +35,7 @@ DISRUPTION_BUDGET = "DisruptionBudget"
 Params = Mapping[str, str | int]
 """Query parameters by Kubernetes' own names."""
 
-_BY_STATUS: Mapping[int, type[errors.ApiError]] = {
-    403: errors.Forbidden,
-    404: errors.NotFound,
-    409: errors.Conflict,
-    410: errors.Gone,
-}
+_BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict, 410: errors.Gone}
 
 
 class Details(msgspec.Struct, frozen=True):
@@ -159,7 +154,7 @@ class Kube:
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
         """Read one object or list: consistent, as the API server reads from etcd, unless params say otherwise."""
-        return self._heard(_ApiRequest("GET", path, params), timeout).body
+        return self.get_heard(path, params, timeout).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
         """Read as ``get`` does, and return the API server's time beside the object."""
@@ -167,7 +162,7 @@ class Kube:
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Create the object in ``body`` (JSON); Conflict where the name is taken."""
-        return self._heard(_ApiRequest("POST", path, params, body), timeout).body
+        return self.post_heard(path, body, params, timeout).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
         """Create as ``post`` does, and return the warnings beside the object."""
@@ -361,18 +356,13 @@ def read_body(response: BaseHTTPResponse, deadline: float) -> bytes:
         if remaining <= 0:
             response.close()
             raise TimeoutError("the body did not arrive in time")
-        _set_timeout(response, remaining)
+        # Where the server closes after its answer, the connection keeps no socket to set.
+        if (sock := getattr(response.connection, "sock", None)) is not None:
+            sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
         if not part:
             return b"".join(parts)
         parts.append(part)
-
-
-def _set_timeout(response: BaseHTTPResponse, seconds: float) -> None:
-    # Set the socket's timeout; where the server closes after its answer, the connection keeps no socket to set.
-    sock = getattr(response.connection, "sock", None)
-    if sock is not None:
-        sock.settimeout(seconds)
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
