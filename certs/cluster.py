@@ -208,10 +208,8 @@ def _clock_problem(date: datetime | None, now: datetime) -> tuple[state.Problem,
 
 
 def _mixed(configuration: state.Configuration, tool: str, secrets_tool: str) -> state.Problem:
-    text = (
-        f"the caBundles of {configuration} are looked after by {tool or parsing.OURS}, and the serving Secret by"
-        f" {secrets_tool or parsing.OURS}: give both to one of them"
-    )
+    both = f"{tool or parsing.OURS}, and the serving Secret by {secrets_tool or parsing.OURS}"
+    text = f"the caBundles of {configuration} are looked after by {both}: give both to one of them"
     return state.Problem(text, f"kubectl get {configuration} -o yaml")
 
 

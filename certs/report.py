@@ -53,8 +53,7 @@ class WebhookCall:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, rename={"rows": "certificates", "next_step": "next"}):
     """Everything that is shown. ``next_step`` is what the next rotation would begin with."""
 
     rows: tuple[CertificateRow, ...]
@@ -75,19 +74,15 @@ def report_on(
         problems = decision.problems
     elif isinstance(decision, steps.Done | steps.Wait):
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
-        problems = _failing(failing, command if state.tool else policy.commands.restart)
+        # What does not work though no rotation has anything to do.
+        texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in failing})
+        problems = tuple(Problem(text, command if state.tool else policy.commands.restart) for text in texts)
     else:
         problems = _undone(failing, _late(state, now, policy), rotate)
     others = (*state.read_only(), *(idle(state, now, policy) if state.tool else ()))
     rows = tuple(_rows(state, refs, now))
     every = tuple(dict.fromkeys((*problems, *others)))
     return Report(rows, calls, tuple(_notes(state, policy)), _next_step(decision), every)
-
-
-def _failing(calls: Iterable[WebhookCall], command: str) -> tuple[Problem, ...]:
-    # What does not work though no rotation has anything to do.
-    texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in calls})
-    return tuple(Problem(text, command) for text in texts)
 
 
 def _undone(calls: Iterable[WebhookCall], late: str, command: str) -> tuple[Problem, ...]:
@@ -100,8 +95,9 @@ def table(report: Report) -> str:
     """Return the report for people."""
     certificates: list[tuple[str, ...]] = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
     certificates += [(r.certificate, r.place, shown(r.expires), str(r.days_left), r.note) for r in report.rows]
+    answers = {True: "yes", False: "no: {}", None: "cannot tell: {}"}
     calls: list[tuple[str, ...]] = [("WEBHOOK", "ENDPOINT", "TRUSTED")]
-    calls += [(call.webhook, call.endpoint, _answer(call)) for call in report.calls]
+    calls += [(call.webhook, call.endpoint, answers[call.trusted].format(call.fault)) for call in report.calls]
     tables = [certificates, calls] if report.calls else [certificates]
     parts = ["\n".join(aligned(cells)) for cells in tables]
     parts += [*report.notes, f"Next: {report.next_step}"]
@@ -111,14 +107,8 @@ def table(report: Report) -> str:
 
 def document(report: Report) -> str:
     """Return the report for scripts: the same as JSON; times as RFC 3339 in UTC."""
-    fields = {
-        "certificates": [*report.rows],
-        "calls": [*report.calls],
-        "notes": report.notes,
-        "next": report.next_step,
-        "problems": [{"problem": problem.text, "command": problem.command} for problem in report.problems],
-    }
-    return json.dumps(msgspec.to_builtins(fields), indent=2)
+    problems = [{"problem": problem.text, "command": problem.command} for problem in report.problems]
+    return json.dumps({**msgspec.to_builtins(report), "problems": problems}, indent=2)
 
 
 def _rows(state: State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
@@ -131,8 +121,11 @@ def _rows(state: State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[Cer
     leaf = state.serving.leaf
     yield from _row([leaf.certificate] if leaf else [], f"secret/{refs.serving_secret}", now, state.serving.fault)
     for configuration in state.configurations:
-        for bundle, names in _grouped((hook.bundle, hook.name) for hook in configuration.hooks).items():
-            yield from _row(bundle, str(configuration), now, f"caBundle of {', '.join(names)}")
+        names: dict[Certificates, list[str]] = {}
+        for hook in configuration.hooks:
+            names.setdefault(hook.bundle, []).append(hook.name)
+        for bundle, of_these in names.items():
+            yield from _row(bundle, str(configuration), now, f"caBundle of {', '.join(of_these)}")
     for endpoint in state.endpoints:
         found = [endpoint.leaf] if endpoint.leaf else []
         yield from _row(found, endpoint.address, now, "served" if endpoint.ready else "served, not ready")
@@ -153,13 +146,6 @@ def _short(certificate: x509.Certificate) -> str:
     return f"{common} [{fingerprint(certificate)[:8]}]"
 
 
-def _grouped(pairs: Iterable[tuple[Certificates, str]]) -> dict[Certificates, list[str]]:
-    grouped: dict[Certificates, list[str]] = {}
-    for bundle, name in pairs:
-        grouped.setdefault(bundle, []).append(name)
-    return grouped
-
-
 def _call(hook: Hook, endpoint: DialledEndpoint, now: datetime) -> WebhookCall:
     fault = endpoint.fault or _fault(hook, endpoint.leaf, now)
     if fault == _UNTRUSTED and endpoint.leaf and may_chain(hook.bundle, endpoint.leaf, now):
@@ -173,10 +159,6 @@ def _fault(hook: Hook, leaf: x509.Certificate | None, now: datetime) -> str:
     if leaf and hook.server and not is_for(leaf, hook.server):
         return f"the leaf that is served is not for {hook.server}"
     return "" if trusts(hook.bundle, leaf, now) else _UNTRUSTED
-
-
-def _answer(call: WebhookCall) -> str:
-    return {True: "yes", False: f"no: {call.fault}", None: f"cannot tell: {call.fault}"}[call.trusted]
 
 
 def _late(state: State, now: datetime, policy: steps.RotationPolicy) -> str:

@@ -50,13 +50,8 @@ class SystemClock:
         """The wall clock, UTC."""
         return datetime.now(UTC)
 
-    def monotonic(self) -> float:
-        """Seconds that never jump."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Let so many seconds pass."""
-        time.sleep(seconds)
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
 
 
 class DryRunStore:
@@ -186,10 +181,8 @@ class Rotation:
         except Forbidden as error:
             if not isinstance(step, steps.SetBundles):
                 raise
-            problem = Problem(
-                f"{step.configuration} may not be written: {explained(error)}", self.policy.commands.allow
-            )
-            observations.forbidden[step.configuration] = problem
+            text = f"{step.configuration} may not be written: {explained(error)}"
+            observations.forbidden[step.configuration] = Problem(text, self.policy.commands.allow)
 
     def _wait(self, decision: steps.Wait, deadline: float) -> bool:
         left = deadline - self.clock.monotonic()

@@ -91,15 +91,11 @@ class ServingCertificate:
             loaded, fault = None, str(error)
         if _fingerprint(self._directory) != found:
             return
-        if loaded is None:
-            self._refuse(found, fault)
-            return
-        self._loaded, self._refused, self._served = found, None, loaded
-        _log.info("serving certificate reloaded", expiry=loaded.expiry)
-
-    def _refuse(self, content: _Content, fault: str) -> None:
-        if content != self._refused:
-            self._refused = content
+        if loaded:
+            self._loaded, self._refused, self._served = found, None, loaded
+            _log.info("serving certificate reloaded", expiry=loaded.expiry)
+        elif found != self._refused:
+            self._refused = found
             self.reload_failures += 1
             _log.error("serving certificate not reloaded, the last good one stays", reason=fault)
 

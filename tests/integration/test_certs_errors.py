@@ -67,7 +67,7 @@ def test_an_api_server_that_is_not_there_is_tried_again_and_then_told(tmp_path: 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no try wait for the next."""
-    monkeypatch.setattr("certs.rotation.time.sleep", lambda _: None)
+    monkeypatch.setattr("certs.rotation.SystemClock.sleep", lambda *_: None)
 
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
