@@ -1,14 +1,12 @@
 """A headless Chromium, Debian's, driven by Playwright; and pages that remember everything that went wrong in them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 PROGRAM = shutil.which("chromium")
 
@@ -27,13 +25,20 @@ READABLE = 4.5
 DISCERNIBLE = 3.0
 """The least contrast of what has to be seen and is no text (WCAG 2.1, 1.4.11)."""
 
-CONTRASTS = """
-() => {
+OF_COLORS = """
   const parse = (color) => color.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b]
+  const light = (color) => color.slice(0, 3)
     .map((v) => v / 255)
     .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const apart = (...colors) => {
+    const [one, other] = colors.map(light).sort((a, b) => b - a);
+    return (one + 0.05) / (other + 0.05);
+  };
+"""
+CONTRASTS = (
+    f"() => {{{OF_COLORS}"
+    """
   const ground = (element) => {
     for (let at = element; at; at = at.parentElement) {
       const color = parse(getComputedStyle(at).backgroundColor);
@@ -43,9 +48,7 @@ CONTRASTS = """
   };
   const contrast = (element, style) => {
     const [behind, opacity] = [ground(element), Number(style.opacity)];
-    const seen = parse(style.color).slice(0, 3).map((v, i) => v * opacity + behind[i] * (1 - opacity));
-    const [one, other] = [light(seen), light(behind)].sort((a, b) => b - a);
-    return (one + 0.05) / (other + 0.05);
+    return apart(parse(style.color).slice(0, 3).map((v, i) => v * opacity + behind[i] * (1 - opacity)), behind);
   };
   const found = {};
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -63,19 +66,17 @@ CONTRASTS = """
   return found;
 }
 """
+)
 """Returns the contrast of every text that can be seen to what is behind it, by the text; also of what styles add."""
 
-BORDER = """
-(element) => {
-  const light = (color) => color.match(/[\\d.]+/g).map(Number).slice(0, 3)
-    .map((v) => v / 255)
-    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+BORDER = (
+    f"(element) => {{{OF_COLORS}"
+    """
   const { borderTopColor, backgroundColor } = getComputedStyle(element);
-  const [one, other] = [light(borderTopColor), light(backgroundColor)].sort((a, b) => b - a);
-  return (one + 0.05) / (other + 0.05);
+  return apart(parse(borderTopColor), parse(backgroundColor));
 }
 """
+)
 """Returns the contrast of a field's border to what is in it."""
 
 
@@ -102,10 +103,10 @@ class Tab:
         self.troubles: list[str] = []
         self.asked: list[str] = []
         self.page.add_init_script(REMEMBER_VIOLATIONS)
-        self.page.on("console", self._console)
+        self.page.on("console", lambda message: self.troubles.append(f"console {message.type}: {message.text}"))
         self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
         self.page.on("dialog", lambda dialog: self.troubles.append(f"dialog: {dialog.message}"))
-        self.page.on("request", self._request)
+        self.page.on("request", lambda request: self.asked.append(request.url))
 
     def open(self, url: str) -> Page:
         """Go there, and wait until the page is live."""
@@ -118,12 +119,6 @@ class Tab:
         self.context.close()
         if self.troubles or violations:
             raise AssertionError(f"in the browser: {self.troubles}, violations of the policy: {violations}")
-
-    def _console(self, message: ConsoleMessage) -> None:
-        self.troubles.append(f"console {message.type}: {message.text}")
-
-    def _request(self, request: Request) -> None:
-        self.asked.append(request.url)
 
 
 @contextmanager

@@ -1,10 +1,8 @@
 """A cluster to look at: what the usage page shows of a middling company's week, and of the largest that it is for."""
 
-from __future__ import annotations
-
 import datetime
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from controller.ui.model import PodRow
@@ -27,10 +25,8 @@ def model_use(
     return ModelUse(model, limit, used, pending, max(limit - used, 0), memory_limit, memory_used)
 
 
-def namespace_use(
-    namespace: str, *models: ModelUse, mode: str = "enforce", unpinned: tuple[str, ...] = ()
-) -> NamespaceUse:
-    return NamespaceUse(namespace, mode, models, unpinned)
+def namespace_use(name: str, *models: ModelUse, mode: str = "enforce", unpinned: tuple[str, ...] = ()) -> NamespaceUse:
+    return NamespaceUse(name, mode, models, unpinned)
 
 
 @dataclass
@@ -95,49 +91,24 @@ def company() -> Sample:
         PodRow("sweep-9kd7c", "T4", 400, 0, "gpu-t4-11", ago(hours=19)),
         PodRow("sweep-zz81p", "T4", 25, 4096, "", ago(seconds=8)),
     )
-    sample.refusals = (
-        RefusedWorkload(
-            "asr-batch",
-            "Job",
-            "transcode-0304",
-            "exceeded GPU quota: T4 in namespace asr-batch, requested: 2 cards, used: 16 (0 pending), limited: 16, "
-            "2 more needed",
-            ago(seconds=50),
-            3,
+    t4 = "requested: 2 cards, used: 16 (0 pending), limited: 16, 2 more needed"
+    a100 = "requested: 1 card, used: 8 (0 pending), limited: 8, 1 more needed"
+    cores = "spec.containers[0].resources.limits[tencent.com/vcuda-core]"
+    odd = f"malformed GPU request: {cores}: 150 is more than one card but not whole cards; write 100 or 200"
+    refusals = (
+        ("asr-batch", "Job", "transcode-0304", f"exceeded GPU quota: T4 in namespace asr-batch, {t4}", 50, 3),
+        (
+            *("speech-research", "ReplicaSet", "whisper-eval-6d9f8b7c4"),
+            *(f"exceeded GPU quota: A100-80G in namespace speech-research, {a100}", 11 * 60, 9),
         ),
-        RefusedWorkload(
-            "speech-research",
-            "ReplicaSet",
-            "whisper-eval-6d9f8b7c4",
-            "exceeded GPU quota: A100-80G in namespace speech-research, requested: 1 card, used: 8 (0 pending), "
-            "limited: 8, 1 more needed",
-            ago(minutes=11),
-            9,
-        ),
-        RefusedWorkload(
-            "fraud",
-            "ReplicaSet",
-            "scorer-58c4d9",
-            "malformed GPU request: spec.containers[0].resources.limits[tencent.com/vcuda-core]: 150 is more than one "
-            "card but not whole cards; write 100 or 200",
-            ago(minutes=34),
-        ),
+        ("fraud", "ReplicaSet", "scorer-58c4d9", odd, 34 * 60, 1),
     )
+    sample.refusals = [RefusedWorkload(*of[:4], ago(seconds=of[4]), of[5]) for of in refusals]
+    gone = "removed the allocation of gpu-manager: node gpu-t4-02 does not exist (tencent.com/predicate-node)"
+    lock = "removed the allocation of hami: its lock is 9 minutes old (hami.io/mutex.lock)"
     sample.removals = (
-        RemovedAllocation(
-            "ci",
-            "unit-tests-8f2",
-            "Pod",
-            "removed the allocation of gpu-manager: node gpu-t4-02 does not exist (tencent.com/predicate-node)",
-            ago(minutes=7),
-        ),
-        RemovedAllocation(
-            "",
-            "gpu-m40-1",
-            "Node",
-            "removed the allocation of hami: its lock is 9 minutes old (hami.io/mutex.lock)",
-            ago(minutes=48),
-        ),
+        RemovedAllocation("ci", "unit-tests-8f2", "Pod", gone, ago(minutes=7)),
+        RemovedAllocation("", "gpu-m40-1", "Node", lock, ago(minutes=48)),
     )
     sample.certificates = (
         Certificate("serving certificate of the webhook", "2026-05-29T00:00:00Z"),
@@ -152,22 +123,16 @@ def crowd(namespaces: int = 500, models: int = 8) -> Sample:
     names = [f"MODEL-{number}" for number in range(models)]
     sample = Sample()
     sample.report(*(_crowded(f"team-{number:04}", names, figures) for number in range(namespaces)))
-    used: Mapping[str, float] = {
-        name: sum(use.used for report in sample.uses.values() for use in report.models if use.model == name)
-        for name in names
-    }
+    used = dict.fromkeys(names, 0.0)
+    for use in (use for report in sample.uses.values() for use in report.models):
+        used[use.model] += use.used
     sample.cluster = tuple(ModelCards(name, 4096, round(used[name], 2), 8.0 * namespaces) for name in names)
     return sample
 
 
 def _crowded(namespace: str, models: Sequence[str], figures: random.Random) -> NamespaceUse:
     pods = tuple(PodUse(f"{namespace}-train-{number}", 50, 8192) for number in range(10))
-    return NamespaceUse(
-        namespace,
-        "enforce",
-        tuple(
-            ModelUse(model, 8, used, 0.5, 8 - used, 65536, int(used * 8192), pods)
-            for model in models
-            for used in [figures.randint(0, 800) / 100]
-        ),
-    )
+    uses = [figures.randint(0, 800) / 100 for _ in models]
+    of_models = zip(models, uses, strict=True)
+    shown = (ModelUse(model, 8, used, 0.5, 8 - used, 65536, int(used * 8192), pods) for model, used in of_models)
+    return NamespaceUse(namespace, "enforce", tuple(shown))

@@ -20,9 +20,10 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Answer, Json, Rest, states
+from tests.e2e.cluster import Json
 from tests.e2e.installation import REPLICA, Installation, flags_of
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
+from tests.e2e.rest import Answer, Rest, states
 from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, ControllerProcess, OwnProcess, WebhookProcess
 

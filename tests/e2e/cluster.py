@@ -5,8 +5,6 @@ each gets one more webhook, that nothing serves, for ConfigMaps with a label no 
 ConfigMap fails from the moment the configuration is in effect to the moment it is not, and it takes effect whole.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,21 +12,22 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
-
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.client.exceptions import ApiException
 
 from tests.e2e.control_plane import ADMIN, ControlPlane, write_kubeconfig
+from tests.e2e.rest import Answer, Rest, api_client, states
 from tests.processes import eventually
 from vcuda.kube import Kube
+
+Json = dict[str, Any]
+Labels = Mapping[str, str]
+Predicate = Callable[[list[Json]], bool]
+"""What is awaited of all the objects of a collection together."""
 
 TIMEOUT = 60.0
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
@@ -49,9 +48,9 @@ class Cluster:
         self.server = control_plane.server
         self.ca_file = control_plane.ca_file
         self.kubeconfig = self.kubeconfig_for_token(self.token)
-        self.api: ApiClient = api_client(self.server, self.ca_file, self.token)
+        self.api = api_client(self.server, self.ca_file, self.token)
         self.rest = Rest(self.api)
-        self._paths: dict[tuple[str, str], tuple[str, bool]] = {}
+        self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def close(self) -> None:
         self.api.rest_client.close()
@@ -66,24 +65,19 @@ class Cluster:
 
     def service_account_token(self, namespace: str, name: str) -> str:
         """A token of an existing ServiceAccount, good for an hour, by TokenRequest."""
-        request = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": 3600},
-        }
+        about = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-        return str(self.rest.send("POST", path, request).ok()["status"]["token"])
+        return str(self.rest.send("POST", path, {**about, "spec": {"expirationSeconds": 3600}}).ok()["status"]["token"])
 
     # kubectl
 
     @cached_property
     def kubectl_program(self) -> str:
         """The kubectl of the binaries, else the one on PATH; FileNotFoundError where there is neither."""
-        found = shutil.which(
-            "kubectl", path=f"{self.control_plane.assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        )
+        assets = self.control_plane.assets
+        found = shutil.which("kubectl", path=f"{assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
         if found is None:
-            raise FileNotFoundError(f"no kubectl in {self.control_plane.assets} nor on PATH")
+            raise FileNotFoundError(f"no kubectl in {assets} nor on PATH")
         return found
 
     def kubectl(
@@ -116,24 +110,19 @@ class Cluster:
 
     def path_of(self, manifest: Json) -> str:
         """The collection that ``manifest`` belongs to, as in `/apis/apps/v1/namespaces/team-a/deployments`."""
-        root, resource, namespaced = self._resource(manifest["apiVersion"], manifest["kind"])
-        return (
-            f"{root}/namespaces/{manifest['metadata']['namespace']}/{resource}" if namespaced else f"{root}/{resource}"
-        )
-
-    def _resource(self, api_version: str, kind: str) -> tuple[str, str, bool]:
-        root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-        if (root, kind) not in self._paths:
-            found = self.rest.get(root)["resources"]
-            self._paths |= {
-                (root, one["kind"]): (one["name"], one["namespaced"]) for one in found if "/" not in one["name"]
-            }
-        return root, *self._paths[root, kind]
+        version, kind = manifest["apiVersion"], manifest["kind"]
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        if (root, kind) not in self._resources:
+            found = (one for one in self.rest.get(root)["resources"] if "/" not in one["name"])
+            self._resources |= {(root, one["kind"]): (one["name"], one["namespaced"]) for one in found}
+        resource, namespaced = self._resources[root, kind]
+        place = f"namespaces/{manifest['metadata']['namespace']}/" if namespaced else ""
+        return f"{root}/{place}{resource}"
 
     def await_collection(
-        self, path: str, predicate: Callable[[list[Json]], bool], timeout: float = TIMEOUT, **selectors: str
+        self, path: str, predicate: Predicate, timeout: float = TIMEOUT, **selectors: str
     ) -> list[Json]:
-        """The objects at collection ``path`` once ``predicate`` holds for them all together.
+        """The objects at collection ``path`` once ``predicate`` holds for them.
 
         ``selectors``: labelSelector, fieldSelector. Asked after the LIST and again after each watch event.
         Raises TimeoutError after ``timeout`` seconds, with the objects as last seen.
@@ -147,10 +136,8 @@ class Cluster:
 
     def await_object(self, path: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
         """The object ``name`` of the collection at ``path`` once it exists and ``predicate`` holds for it."""
-        [found] = self.await_collection(
-            path, lambda objects: any(map(predicate, objects)), timeout, fieldSelector=f"metadata.name={name}"
-        )
-        return found
+        named = {"fieldSelector": f"metadata.name={name}"}
+        return self.await_collection(path, lambda objects: any(map(predicate, objects)), timeout, **named)[0]
 
     def await_gone(self, path: str, name: str, timeout: float = TIMEOUT) -> None:
         self.await_collection(path, lambda objects: not objects, timeout, fieldSelector=f"metadata.name={name}")
@@ -185,9 +172,7 @@ class Cluster:
         items: list[Json] = self.rest.get(f"/api/v1/namespaces/{namespace}/events")["items"]
         return items
 
-    def await_events(
-        self, namespace: str, selector: str = "", predicate: Callable[[list[Json]], bool] = bool
-    ) -> list[Json]:
+    def await_events(self, namespace: str, selector: str = "", predicate: Predicate = bool) -> list[Json]:
         """The Events in ``namespace`` that a field selector chooses, once ``predicate`` holds: there is one, else."""
         return self.await_collection(f"/api/v1/namespaces/{namespace}/events", predicate, fieldSelector=selector)
 
@@ -199,10 +184,9 @@ class Cluster:
 
     # Namespaces and nodes
 
-    def create_namespace(self, name: str | None = None, labels: Mapping[str, str] | None = None) -> str:
+    def create_namespace(self, name: str | None = None, labels: Labels | None = None) -> str:
         """The name of a new namespace, ready for pods: with its ServiceAccount where admission asks for that."""
-        named = {"name": name} if name else {"generateName": "e2e-"}
-        metadata = {**named, "labels": dict(labels or {})}
+        metadata = {**({"name": name} if name else {"generateName": "e2e-"}), "labels": dict(labels or {})}
         created = self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         namespace = str(created["metadata"]["name"])
         if self.control_plane.settings.service_account_admission:
@@ -210,7 +194,7 @@ class Cluster:
         return namespace
 
     @contextmanager
-    def fresh_namespace(self, labels: Mapping[str, str] | None = None) -> Iterator[str]:
+    def fresh_namespace(self, labels: Labels | None = None) -> Iterator[str]:
         """A namespace with these labels, deleted with its pods afterwards."""
         name = self.create_namespace(labels=labels)
         try:
@@ -223,9 +207,7 @@ class Cluster:
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}").ok()
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0}).ok()
 
-    def create_node(
-        self, name: str, labels: Mapping[str, str] | None = None, capacity: Mapping[str, str] | None = None
-    ) -> Json:
+    def create_node(self, name: str, labels: Labels | None = None, capacity: Mapping[str, str] | None = None) -> Json:
         """A Ready node that the scheduler uses. ``capacity``: quantities by resource, over those of a large machine."""
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         self.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -249,9 +231,7 @@ class Cluster:
     def pod(self, namespace: str, name: str = "train") -> Json:
         return self.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
-    def await_pods(
-        self, namespace: str, predicate: Callable[[list[Json]], bool], timeout: float = TIMEOUT
-    ) -> list[Json]:
+    def await_pods(self, namespace: str, predicate: Predicate, timeout: float = TIMEOUT) -> list[Json]:
         """All pods in ``namespace`` once ``predicate`` holds for them together."""
         return self.await_collection(f"/api/v1/namespaces/{namespace}/pods", predicate, timeout)
 
@@ -276,9 +256,8 @@ class Cluster:
 
     def run_pod(self, namespace: str, name: str) -> Json:
         """Let the pod be Running and Ready."""
-        conditions = [
-            {"type": kind, "status": "True"} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
-        ]
+        true = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        conditions = [{"type": kind, "status": "True"} for kind in true]
         return self.set_pod_status(namespace, name, {"phase": "Running", "conditions": conditions})
 
     def finish_pod(self, namespace: str, name: str, phase: str = "Succeeded") -> Json:
@@ -314,12 +293,8 @@ def is_bound(pod: Json) -> bool:
 
 
 def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
-    return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": kind,
-        "metadata": {"name": name},
-        "webhooks": [*webhooks, sentinel(name)],
-    }
+    about = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name}}
+    return {**about, "webhooks": [*webhooks, sentinel(name)]}
 
 
 def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", /, **fields: object) -> Json:
@@ -357,126 +332,6 @@ def in_effect(rest: Rest, name: str) -> bool:
         return True
     answer.ok()
     return False
-
-
-Json = dict[str, Any]
-
-CONNECT_SECONDS = 5
-REQUEST_SECONDS = 60
-MERGE_PATCH = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
-
-
-def api_client(server: str, ca_file: Path, token: str) -> ApiClient:
-    """The official client as the bearer of ``token``, with connections enough for many threads; ``close`` it."""
-    configuration = Configuration(host=server, connection_pool_maxsize=64)
-    configuration.ssl_ca_cert = str(ca_file)
-    configuration.proxy = None
-    return ApiClient(configuration, header_name="Authorization", header_value=f"Bearer {token}")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the API server answered: an object or list with status 2xx, else a `Status` object.
-
-    ``warnings``: the texts of the Warning headers, as kubectl prints them.
-    """
-
-    status: int
-    body: Json
-    headers: Mapping[str, str]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def message(self) -> str:
-        return str(self.body.get("message", "")) if self.body.get("kind") == "Status" else ""
-
-    def ok(self) -> Json:
-        """The body of a success; else ApiException with the status, the `Status` message and its JSON as ``body``."""
-        if HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
-            return self.body
-        raise ApiException(status=self.status, reason=self.message, body=json.dumps(self.body))
-
-
-def warning_text(header: str) -> str:
-    """The text of `299 - "text"`: a quoted-string as in RFC 7230, whose escapes JSON reads the same."""
-    return str(json.loads(header.removeprefix("299 - ")))
-
-
-@dataclass(frozen=True)
-class Rest:
-    """JSON requests as the user of ``api``."""
-
-    api: ApiClient
-
-    def send(
-        self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **query: str
-    ) -> Answer:
-        """One request, whatever its status. Raises urllib3's HTTPError where no answer came."""
-        response = self.api.call_api(
-            method,
-            self._url(path, query),
-            {**self.api.default_headers, "Content-Type": content_type},
-            body=body,
-            _request_timeout=REQUEST_SECONDS,
-        )
-        warnings = tuple(map(warning_text, response.headers.getlist("Warning")))
-        return Answer(response.status, json.loads(response.response.data or b"{}"), response.headers, warnings)
-
-    def get(self, path: str, **query: str) -> Json:
-        return self.send("GET", path, **query).ok()
-
-    def merge_patch(self, path: str, patch: Json) -> Json:
-        """The object after a JSON merge patch; ApiException where it is refused."""
-        return self.send("PATCH", path, patch, content_type=MERGE_PATCH).ok()
-
-    def watch(self, path: str, seconds: float, **query: str) -> Generator[Json]:
-        """Watch events as they come, until the server ends the watch after ``seconds``, rounded up."""
-        whole = int(seconds) + 1
-        query = {**query, "watch": "true", "timeoutSeconds": str(whole)}
-        timeout = (CONNECT_SECONDS, whole + CONNECT_SECONDS)
-        raw = self.api.call_api(
-            "GET", self._url(path, query), self.api.default_headers, _request_timeout=timeout
-        ).response
-        with closing(raw):
-            if raw.status != HTTPStatus.OK:
-                Answer(raw.status, json.loads(raw.data), raw.headers).ok()
-            yield from map(json.loads, raw)
-
-    def _url(self, path: str, query: Mapping[str, str]) -> str:
-        return f"{self.api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
-
-
-def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) -> Generator[list[Json]]:
-    """The collection after each change, until ``deadline`` of the monotonic clock. A watch that ends is begun anew."""
-    while (left := deadline - time.monotonic()) > 0:
-        listing = rest.get(path, **selectors)
-        objects = {item["metadata"]["uid"]: item for item in listing["items"]}
-        yield list(objects.values())
-        version = listing["metadata"]["resourceVersion"]
-        with closing(rest.watch(path, left, resourceVersion=version, **selectors)) as events:
-            for event in events:
-                if expired(event):
-                    break
-                follow(objects, event)
-                yield list(objects.values())
-
-
-def follow(objects: dict[str, Json], event: Json) -> None:
-    uid = event["object"]["metadata"]["uid"]
-    if event["type"] == "DELETED":
-        objects.pop(uid, None)
-    else:
-        objects[uid] = event["object"]
-
-
-def expired(event: Json) -> bool:
-    """Whether the watch fell out of etcd's history, so that a new LIST is due; RuntimeError for another ERROR."""
-    if event["type"] != "ERROR":
-        return False
-    if event["object"].get("code") == HTTPStatus.GONE:
-        return True
-    raise RuntimeError(f"the watch ended with {event['object']}")
 
 
 def streams_lists(kube: Kube) -> bool:

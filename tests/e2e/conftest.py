@@ -1,7 +1,5 @@
 """One control plane for the whole run, a fresh namespace for each test."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -11,7 +9,8 @@ import pytest
 
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.control_plane import ControlPlane, running_control_plane
-from tests.e2e.installation import Installation, account_of, controlling, installed, limited_team, named_quota
+from tests.e2e.installation import Installation, account_of, controlling, installed, limited_team
+from tests.e2e.quota_config import named_quota
 from tests.processes import ControllerProcess
 from vcuda.kube import Kube
 
@@ -72,11 +71,7 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 def team(installation: Installation) -> Iterator[Callable[[Json], str]]:
     """Call it with an entry of the quota: a fresh enforced namespace that is held to it until the test ends."""
     with ExitStack() as teardown:
-
-        def create(entry: Json) -> str:
-            return teardown.enter_context(installation.team(entry))
-
-        yield create
+        yield lambda entry: teardown.enter_context(installation.team(entry))
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +85,7 @@ def led_team(installation: Installation, controller: ControllerProcess) -> Itera
     """``team`` with a controller, which has labelled the namespace and looks after its ledger."""
     assert controller.process.poll() is None
     with ExitStack() as teardown:
-
-        def create(entry: Json) -> str:
-            return teardown.enter_context(limited_team(installation, entry))
-
-        yield create
+        yield lambda entry: teardown.enter_context(limited_team(installation, entry))
 
 
 @pytest.fixture(scope="module")

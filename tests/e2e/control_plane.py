@@ -92,15 +92,14 @@ class ControlPlane:
 
 @contextmanager
 def running_control_plane(
-    assets: Path | None, directory: Path, settings: Settings | None = None
+    assets: Path | None, directory: Path, settings: Settings = Settings()
 ) -> Iterator[ControlPlane]:
     """Start a control plane in ``directory`` (fresh), yield it ready, and stop just what was started.
 
     ``assets``: the directory of the binaries, from KUBEBUILDER_ASSETS. Logs stay in ``directory``, etcd's data goes.
     Raises NoControlPlane where ``assets`` lacks etcd or kube-apiserver; StartupError where a server does not come up.
     """
-    layout = lay_out(assets, directory)
-    control_plane = prepare(layout, settings or Settings())
+    control_plane = prepare(lay_out(assets, directory), settings)
     with ExitStack() as teardown:
         teardown.callback(shutil.rmtree, directory / "etcd", ignore_errors=True)
         for component in control_plane.components:
@@ -123,20 +122,19 @@ def prepare(layout: Layout, settings: Settings) -> ControlPlane:
     tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users)}
     layout.certs.mkdir(parents=True)
     write_signing_key(layout.directory / SIGNING_KEY)
-    write_tokens(layout.directory / TOKENS, tokens)
+    # token, user, uid, group: only the admin is in a group
+    lines = (f"{token},{name},{name}{',system:masters' * (name == ADMIN)}\n" for name, token in tokens.items())
+    (layout.directory / TOKENS).write_text("".join(lines))
     write_kubeconfig(layout.directory / KUBECONFIG, layout.server, layout.certificate("apiserver"), tokens[ADMIN])
     return ControlPlane(
-        settings=settings,
-        assets=layout.assets,
-        directory=layout.directory,
-        server=layout.server,
-        ca_file=layout.certificate("apiserver"),
+        settings,
+        *(layout.assets, layout.directory, layout.server, layout.certificate("apiserver")),
         kubeconfig=layout.directory / KUBECONFIG,
         tokens=tokens,
         minor=minor_version(layout.assets / "kube-apiserver"),
         etcd=etcd(layout, settings),
         apiserver=apiserver(layout, settings, tokens[ADMIN]),
-        scheduler=scheduler(layout, settings),
+        scheduler=client_of("kube-scheduler", layout, settings, layout.scheduler_port),
         controller_manager=controller_manager(layout, settings),
     )
 
@@ -178,11 +176,6 @@ def apiserver(layout: Layout, settings: Settings, token: str) -> Component:
     ]
     ready = Probe(layout.apiserver_port, "/readyz", layout.certificate("apiserver"), token)
     return component("kube-apiserver", layout, settings, flags, ready)
-
-
-def scheduler(layout: Layout, settings: Settings) -> Component | None:
-    """The default profile, without leader election; None where there is no binary."""
-    return client_of("kube-scheduler", layout, settings, layout.scheduler_port)
 
 
 def controller_manager(layout: Layout, settings: Settings) -> Component | None:
@@ -229,13 +222,6 @@ def write_signing_key(path: Path) -> None:
     path.write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
 
 
-def write_tokens(path: Path, tokens: dict[str, str]) -> None:
-    """kube-apiserver's static token file: token, user, uid, group. Only the admin is in a group."""
-    groups = {ADMIN: ",system:masters"}
-    lines = [f"{token},{name},{name}{groups.get(name, '')}\n" for name, token in tokens.items()]
-    path.write_text("".join(lines))
-
-
 @dataclass(frozen=True)
 class Layout:
     """Where one control plane has its binaries, files and ports."""
@@ -250,7 +236,7 @@ class Layout:
 
     @property
     def certs(self) -> Path:
-        """The directory in which each server writes its self-signed certificate."""
+        """Where each server writes its self-signed certificate."""
         return self.directory / "certs"
 
     @property
@@ -321,10 +307,9 @@ class Component:
         while not self.ready():
             if not self._ended_within(POLL_SECONDS) and time.monotonic() < deadline:
                 continue
-            state = (
-                f"not ready after {self.timeout:g} s" if self.running else f"exit status {self._handle().returncode}"
-            )
-            raise StartupError(f"{self.name}: {state}; the end of {self.log}:\n{self.log_tail()}")
+            late, status = f"not ready after {self.timeout:g} s", f"exit status {self._handle().returncode}"
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+            raise StartupError(f"{self.name}: {late if self.running else status}; the end of {self.log}:\n{tail}")
 
     def start(self) -> None:
         self.launch()
@@ -351,9 +336,6 @@ class Component:
             yield
         finally:
             self.start()
-
-    def log_tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def _handle(self) -> subprocess.Popen[bytes]:
         if self._process is None:

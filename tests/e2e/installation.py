@@ -1,13 +1,11 @@
 """The webhook and its controllers as they are installed: certificates, registration, quota, and what is awaited."""
 
-from __future__ import annotations
-
 import base64
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -16,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.builders import MODEL, POOL
-from tests.e2e.cluster import TIMEOUT, Answer, Cluster, Json, Rest, webhook
+from tests.e2e.cluster import TIMEOUT, Cluster, Json, webhook
+from tests.e2e.quota_config import CONFIG, QuotaConfigMap
 from tests.integration.reviews import gpu_pod
 from tests.match_conditions import base_conditions
 from tests.processes import ControllerProcess, WebhookProcess, eventually, serving
@@ -32,8 +31,8 @@ SERVED_BY = "e2e.vcuda.io/served-by"
 REPLICA = "e2e.vcuda.io/replica"
 """On a pod: the number of the replica that is asked about it; without it the first one is."""
 
-
 MOST_REPLICAS = 4
+Flag = str | Path
 CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
 
 
@@ -41,15 +40,15 @@ CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
 class Installation:
     """Replicas of the webhook that serve the namespaces labelled with ``label``, by the quota in ``quota``.
 
-    ``flags`` are those they were started with, ``ca`` is the file that signs their certificate. ``patience`` is how
-    many seconds the API server gives them to answer.
+    ``flags`` are those they were started with, ``ca`` is the file that signs their certificate. ``patience``: seconds
+    that the API server gives them to answer.
     """
 
     cluster: Cluster
     label: str
     replicas: Sequence[WebhookProcess]
     quota: QuotaConfigMap
-    flags: tuple[str | Path, ...]
+    flags: tuple[Flag, ...]
     ca: Path
     patience: int
 
@@ -84,13 +83,12 @@ class Installation:
         return {model: usage.used.cores for model, usage in self.ledger(namespace).usages().items()}
 
     def mutating(self) -> list[Json]:
-        served = {"matchLabels": {SERVED_BY: self.label}}
-        return [self._asks_about_pods(number, "mutate", "Ignore", served) for number in range(len(self.replicas))]
+        """The webhooks that pin, one for each replica."""
+        return self._ask_about_pods("mutate", "Ignore", {SERVED_BY: self.label})
 
     def validating(self) -> list[Json]:
         """The webhooks that charge, one for each replica."""
-        served = {"matchLabels": {SERVED_BY: self.label, ENFORCED: "true"}}
-        return [self._asks_about_pods(number, "validate", "Fail", served) for number in range(len(self.replicas))]
+        return self._ask_about_pods("validate", "Fail", {SERVED_BY: self.label, ENFORCED: "true"})
 
     def checking_quota(self) -> Json:
         """The webhook that checks edits of the quota: of ConfigMaps with the label that asks for it."""
@@ -102,26 +100,26 @@ class Installation:
             objectSelector={"matchLabels": {**CONFIG, SERVED_BY: self.label}},
         )
 
-    def _asks_about_pods(self, number: int, path: str, failure_policy: str, namespaces: Json) -> Json:
-        return self._webhook(
-            f"{path}.quota.vcuda.io" if number == 0 else f"{path}-{number}.quota.vcuda.io",
-            f"{self.replicas[number].url}/{path}",
-            failurePolicy=failure_policy,
-            matchConditions=base_conditions(f"{path}.quota.vcuda.io"),
-            namespaceSelector=namespaces,
-            objectSelector={"matchExpressions": [asks_replica(number)]},
-        )
+    def _ask_about_pods(self, path: str, failure_policy: str, labels: Json) -> list[Json]:
+        # The first replica is asked about the pods that no label gives to another.
+        first = {"operator": "NotIn", "values": [str(number) for number in range(1, MOST_REPLICAS)]}
+        asked = [first, *({"operator": "In", "values": [str(number)]} for number in range(1, MOST_REPLICAS))]
+        name = f"{path}.quota.vcuda.io"
+        return [
+            self._webhook(
+                f"{path}-{number}.quota.vcuda.io" if number else name,
+                f"{replica.url}/{path}",
+                failurePolicy=failure_policy,
+                matchConditions=base_conditions(name),
+                namespaceSelector={"matchLabels": labels},
+                objectSelector={"matchExpressions": [{"key": REPLICA, **asked[number]}]},
+            )
+            for number, replica in enumerate(self.replicas)
+        ]
 
     def _webhook(self, name: str, url: str, **fields: object) -> Json:
         ca = base64.b64encode(self.ca.read_bytes()).decode()
         return webhook(name, url, ca, timeoutSeconds=self.patience, **fields)
-
-
-def asks_replica(number: int) -> Json:
-    """What selects the pods that ask replica ``number``: those labelled so; the first one's are all the others too."""
-    if number == 0:
-        return {"key": REPLICA, "operator": "NotIn", "values": [str(other) for other in range(1, MOST_REPLICAS)]}
-    return {"key": REPLICA, "operator": "In", "values": [str(number)]}
 
 
 def ledger_path(namespace: str) -> str:
@@ -178,9 +176,8 @@ def started_again(installation: Installation) -> Iterator[Installation]:
 
 def registered(installation: Installation) -> AbstractContextManager[None]:
     """`with` this, the API server asks the installation's webhooks."""
-    return installation.cluster.register_webhooks(
-        mutating=installation.mutating(), validating=[*installation.validating(), installation.checking_quota()]
-    )
+    validating = [*installation.validating(), installation.checking_quota()]
+    return installation.cluster.register_webhooks(mutating=installation.mutating(), validating=validating)
 
 
 def make_certificates(directory: Path, at: datetime | None = None) -> None:
@@ -191,8 +188,7 @@ def make_certificates(directory: Path, at: datetime | None = None) -> None:
 
 
 def create_system_namespace(cluster: Cluster) -> None:
-    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}}
-    answer = cluster.try_create(manifest)
+    answer = cluster.try_create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}})
     if answer.status != HTTPStatus.CONFLICT:
         answer.ok()
 
@@ -212,76 +208,6 @@ def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
 
     for replica in installation.replicas:
         eventually(partial(known, replica), replica.output)
-
-
-KEY = "gpu_quota"
-CONFIG = {"quota.vcuda.io/config": "true"}
-"""The label by which the API server asks /quota about an edit."""
-
-
-@dataclass(frozen=True)
-class QuotaConfigMap:
-    """The ConfigMap ``name`` in ``namespace``, created with ``labels``; ``readers`` are the replicas that watch it."""
-
-    rest: Rest
-    namespace: str
-    name: str
-    labels: Mapping[str, str] = field(default_factory=lambda: dict(CONFIG))
-    readers: Sequence[WebhookProcess] = ()
-
-    @property
-    def collection(self) -> str:
-        return f"/api/v1/namespaces/{self.namespace}/configmaps"
-
-    @property
-    def path(self) -> str:
-        return f"{self.collection}/{self.name}"
-
-    def document(self) -> Json:
-        """The quota as it is stored, by namespace; without a ConfigMap that of nobody."""
-        found = self.rest.send("GET", self.path)
-        if found.status == HTTPStatus.NOT_FOUND:
-            return {}
-        document: Json = json.loads(found.ok()["data"][KEY])
-        return document
-
-    def limit(self, **entries: Json) -> None:
-        """Add the entries, or set them anew; on return every replica goes by them."""
-        self.limit_anew(**{**self.document(), **entries})
-
-    def limit_anew(self, **entries: Json) -> None:
-        """Let the entries be the whole document, whatever stood there; on return every replica goes by it."""
-        self.await_read(self.write(json.dumps(entries)).ok()["metadata"]["resourceVersion"])
-
-    def lift(self, *namespaces: str) -> None:
-        """Remove the entries of these namespaces; on return no replica goes by them."""
-        self.limit_anew(**{name: entry for name, entry in self.document().items() if name not in namespaces})
-
-    @contextmanager
-    def limited(self, **entries: Json) -> Iterator[None]:
-        """`with` this, the entries are in force; after it they are gone."""
-        self.limit(**entries)
-        try:
-            yield
-        finally:
-            self.lift(*entries)
-
-    def write(self, text: str) -> Answer:
-        """The answer to storing ``text`` as the document, well-formed or not; no replica is waited for."""
-        created = self.rest.send("POST", self.collection, self.manifest(text))
-        if created.status == HTTPStatus.CONFLICT:
-            return self.rest.send("PUT", self.path, self.manifest(text))
-        return created
-
-    def await_read(self, version: str) -> None:
-        """Return once every replica goes by the document stored at ``version``, or by a later one."""
-        for reader in self.readers:
-            reader.await_log("quota read", lambda line: int(line["version"]) >= int(version))
-
-    def manifest(self, text: str) -> Json:
-        """The ConfigMap as a person writes it, with ``text`` as the document."""
-        metadata = {"namespace": self.namespace, "name": self.name, "labels": dict(self.labels)}
-        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
 
 
 MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
@@ -306,13 +232,6 @@ def may(account: Cluster, verb: str, resource: str, namespace: str) -> bool:
     return answer == "yes"
 
 
-def named_quota(cluster: Cluster) -> QuotaConfigMap:
-    """The quota ConfigMap that the manifests name, empty, whose edits are not checked."""
-    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
-    quota.write("{}").ok()
-    return quota
-
-
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
 LEASE = "vcuda-controller"
 USAGE = "gpu-quota-usage"
@@ -324,7 +243,7 @@ PROMPTLY = 2.0
 """Seconds within which a charge is released."""
 
 
-def flags_of(installation: Installation, *more: str | Path, kubeconfig: Path | None = None) -> list[str | Path]:
+def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> list[Flag]:
     """The flags of a controller that goes by the installation's quota, with the admin's rights unless told otherwise.
 
     Where a flag is given twice the last one counts, so ``more`` may set these anew.
@@ -338,15 +257,13 @@ def flags_of(installation: Installation, *more: str | Path, kubeconfig: Path | N
     ]
 
 
-def candidate(installation: Installation, *more: str | Path, kubeconfig: Path | None = None) -> ControllerProcess:
+def candidate(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> ControllerProcess:
     """A controller that serves its status, whether it leads or not; stopped at the end of the block."""
     return ControllerProcess(*flags_of(installation, *more, kubeconfig=kubeconfig))
 
 
 @contextmanager
-def controlling(
-    installation: Installation, *more: str | Path, kubeconfig: Path | None = None
-) -> Iterator[ControllerProcess]:
+def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> Iterator[ControllerProcess]:
     """A controller that leads and has listed everything, and needs not wait for the end of an earlier one's lease."""
     drop_lease(installation.cluster)
     with candidate(installation, *more, kubeconfig=kubeconfig) as process:
@@ -355,15 +272,10 @@ def controlling(
 
 
 @contextmanager
-def two_candidates(
-    installation: Installation, lease_seconds: int
-) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
-    """A controller that leads, identity `first`, and `second`, which waits."""
-    short = ("--lease-seconds", str(lease_seconds))
-    with (
-        controlling(installation, *short, "--identity", "first") as first,
-        candidate(installation, *short, "--identity", "second") as second,
-    ):
+def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
+    """A controller that leads, identity `first`, and `second`, which waits; ``seconds``: how long a lease lasts."""
+    flags = ("--lease-seconds", str(seconds), "--identity")
+    with controlling(installation, *flags, "first") as first, candidate(installation, *flags, "second") as second:
         yield first, second
     drop_lease(installation.cluster)
 
@@ -374,8 +286,7 @@ def drop_lease(cluster: Cluster) -> None:
 
 
 def lease_spec(cluster: Cluster) -> Json:
-    spec: Json = cluster.rest.get(f"{LEASES}/{LEASE}")["spec"]
-    return spec
+    return dict(cluster.rest.get(f"{LEASES}/{LEASE}")["spec"])
 
 
 @contextmanager
@@ -388,10 +299,11 @@ def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
 
 def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -> None:
     """Return once the namespace has the label that has its pods charged, or has it no longer."""
-    wanted = "true" if enforced else None
-    cluster.await_object(
-        "/api/v1/namespaces", namespace, lambda found: found["metadata"].get("labels", {}).get(ENFORCED) == wanted
-    )
+
+    def has_label(found: Json) -> bool:
+        return (found["metadata"].get("labels", {}).get(ENFORCED) == "true") is enforced
+
+    cluster.await_object("/api/v1/namespaces", namespace, has_label)
 
 
 def await_ledger(
@@ -399,10 +311,8 @@ def await_ledger(
 ) -> Ledger:
     """Return the ledger of ``namespace`` once it is as wanted; TimeoutError with the last one after so many seconds."""
     collection, _, name = ledger_path(namespace).rpartition("/")
-    found = installation.cluster.await_collection(
-        collection, lambda objects: wanted(ledger_in(objects)), timeout, fieldSelector=f"metadata.name={name}"
-    )
-    return ledger_in(found)
+    await_collection, named = installation.cluster.await_collection, {"fieldSelector": f"metadata.name={name}"}
+    return ledger_in(await_collection(collection, lambda found: wanted(ledger_in(found)), timeout, **named))
 
 
 def ledger_in(objects: list[Json]) -> Ledger:
@@ -411,9 +321,11 @@ def ledger_in(objects: list[Json]) -> Ledger:
 
 def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
     """Return the ledger once it has these cores by model, and all of them counted from stored pods."""
-    return await_ledger(
-        installation, namespace, lambda ledger: committed(ledger) == cores and not ledger.pending, timeout
-    )
+
+    def wanted(ledger: Ledger) -> bool:
+        return committed(ledger) == cores and not ledger.pending
+
+    return await_ledger(installation, namespace, wanted, timeout)
 
 
 def committed(ledger: Ledger) -> dict[str, int]:
@@ -424,8 +336,7 @@ def await_published(cluster: Cluster, namespace: str, wanted: Callable[[Json], b
     """The published usage of the namespace once it is as wanted."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     found = cluster.await_object(path, USAGE, lambda found: wanted(json.loads(found["data"]["usage.json"])))
-    report: Json = json.loads(found["data"]["usage.json"])
-    return report
+    return dict(json.loads(found["data"]["usage.json"]))
 
 
 def await_unpublished(cluster: Cluster, namespace: str) -> None:

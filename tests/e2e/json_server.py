@@ -1,7 +1,5 @@
 """A server of the tests' own that answers each POST of JSON with JSON: other people's webhooks and extenders."""
 
-from __future__ import annotations
-
 import base64
 import json
 import ssl
@@ -49,9 +47,8 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificates:
             # The thread of a connection shakes hands: one that says nothing holds up no other.
-            server.socket = tls(certificates).wrap_socket(
-                server.socket, server_side=True, do_handshake_on_connect=False
-            )
+            context = tls(certificates)
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, name="json server")
         thread.start()
         try:

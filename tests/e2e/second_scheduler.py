@@ -1,7 +1,5 @@
 """A kube-scheduler beside the control plane's: that of the manifests, or one that asks what gpu-admission was."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,9 +74,7 @@ def decide(pod: Json, nodes: Json) -> Json:
 def predicating_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[None]:
     """A scheduler for the pods that name it, beside the cluster's own; ``directory`` (fresh) gets its files."""
     with answering(lambda _, asked: decide(asked["Pod"], asked["Nodes"])) as url:
-        profile = {
-            "profiles": [{"schedulerName": PREDICATING}],
-            "extenders": [{"urlPrefix": url, "filterVerb": "filter"}],
-        }
+        extenders = [{"urlPrefix": url, "filterVerb": "filter"}]
+        profile = {"profiles": [{"schedulerName": PREDICATING}], "extenders": extenders}
         with scheduling(control_plane, f"--config={written(control_plane, profile, directory)}"):
             yield

@@ -1,7 +1,5 @@
 """The webhook behind its Service, as it is installed: called through endpoints, its Secret mounted, failing closed."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 import socket
@@ -19,9 +17,11 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, Json, Rest, await_effect, sentinel, webhook
+from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, Json, await_effect, sentinel, webhook
 from tests.e2e.conftest import require
-from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, QuotaConfigMap, create_system_namespace
+from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace
+from tests.e2e.quota_config import QuotaConfigMap
+from tests.e2e.rest import Rest
 from tests.e2e.steady import Creates, connecting, creating, plain
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
 from vcuda.kube.objects import SERVICE_NAME, EndpointSlice, read_addresses
@@ -39,6 +39,7 @@ OF_THE_SERVICE = f"{SERVICE_NAME}={SERVICE}"
 PODS = {"app.kubernetes.io/name": SERVICE}
 NODE = "e2e-stage"
 PAGE = 500
+Delay = Callable[[], float]
 PATHS = {kind: f"{GROUP}/{resource}/{CONFIGURATION}" for kind, resource in RESOURCES.items()}
 
 
@@ -106,13 +107,10 @@ class Stage:
         """Store both configurations, without caBundles, and return once they are in effect."""
         for kind, name in (("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")):
             guard = f"{self.label}-{name}-{secrets.token_hex(3)}"
-            manifest = {
-                "apiVersion": "admissionregistration.k8s.io/v1",
-                "kind": kind,
-                "metadata": {"name": CONFIGURATION, "labels": LABELS},
-                "webhooks": [sentinel(guard), self._webhook(name)],
-            }
-            self.cluster.rest.send("POST", f"{GROUP}/{RESOURCES[kind]}", manifest).ok()
+            metadata = {"name": CONFIGURATION, "labels": LABELS}
+            webhooks = [sentinel(guard), self._webhook(name)]
+            about = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind}
+            self.cluster.create({**about, "metadata": metadata, "webhooks": webhooks})
             await_effect(self.cluster.rest, guard, TIMEOUT, wanted=True)
 
     def unregister(self) -> None:
@@ -142,7 +140,7 @@ class Stage:
 
 @contextmanager
 def staged(
-    cluster: Cluster, directory: Path, delays: Sequence[Callable[[], float]], kubeconfig: Path, *flags: str
+    cluster: Cluster, directory: Path, delays: Sequence[Delay], kubeconfig: Path, *flags: str
 ) -> Iterator[tuple[Stage, QuotaConfigMap]]:
     """A stage with one replica a delay: so many seconds later its volume follows the Secret. All of it is in effect.
 
@@ -175,18 +173,14 @@ def staged(
 def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
     """`with` this, pods are created in ``namespace`` and new connections made without pause, and not one may fail."""
     path = PATHS["ValidatingWebhookConfiguration"]
-    with (
-        creating(stage.cluster, namespace) as creates,
-        connecting(stage.cluster, path, stage.addresses, SERVER_NAME) as handshakes,
-    ):
+    connects = connecting(stage.cluster, path, stage.addresses, SERVER_NAME)
+    with creating(stage.cluster, namespace) as creates, connects as handshakes:
         yield creates
     assert (creates.failures, handshakes.failures) == ([], [])
 
 
 @contextmanager
-def replica(
-    stage: Stage, directory: Path, delay: Callable[[], float], quota: QuotaConfigMap
-) -> Iterator[WebhookProcess]:
+def replica(stage: Stage, directory: Path, delay: Delay, quota: QuotaConfigMap) -> Iterator[WebhookProcess]:
     """One webhook, whose certificate directory is a volume of the serving Secret."""
     directory.mkdir(parents=True)
     flags = (
@@ -263,7 +257,7 @@ class Volume:
     kubelet swaps the files of a volume in one step, and leaves them in place while their Secret does not exist.
     """
 
-    def __init__(self, rest: Rest, path: str, directory: Path, delay: Callable[[], float]) -> None:
+    def __init__(self, rest: Rest, path: str, directory: Path, delay: Delay) -> None:
         self.directory = directory
         self._rest = rest
         self._path = path
@@ -302,8 +296,7 @@ class Volume:
     def _swap(self) -> None:
         due = [data for moment, data in self._coming if moment <= time.monotonic()]
         if due:
-            files = [
-                File(name, name, base64.b64decode(text), MODES.get(name, 0o644), None) for name, text in due[-1].items()
-            ]
+            data = {name: base64.b64decode(text) for name, text in due[-1].items()}
+            files = [File(name, name, held, MODES.get(name, 0o644), None) for name, held in data.items()]
             write_files(self.directory, files)
             self._coming = [(moment, data) for moment, data in self._coming if moment > time.monotonic()]

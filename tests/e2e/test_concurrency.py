@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 
-from tests.e2e.cluster import Answer, Cluster, Json
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import REPLICA, installed
+from tests.e2e.rest import Answer
 from tests.integration.reviews import gpu_pod
 
 ONE_CARD = {"tencent.com/vcuda-core": "100"}

@@ -1,18 +1,14 @@
 """The harness itself: what the other end-to-end tests stand on."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
-from kubernetes.client import CoreV1Api
 from kubernetes.client.exceptions import ApiException
 
-from tests.e2e.cluster import Cluster, Json, await_effect, warning_text, webhook
+from tests.e2e.cluster import Cluster, Json, await_effect, webhook
 from tests.e2e.control_plane import (
     ControlPlane,
     NoControlPlane,
@@ -22,70 +18,12 @@ from tests.e2e.control_plane import (
     prepare,
     running_control_plane,
 )
-from tests.e2e.workloads import workload
+from tests.e2e.rest import warning_text
+from tests.integration.reviews import gpu_pod
 
 
-def pod_spec(**fields: object) -> Json:
-    return {"containers": [{"name": "main", "image": "registry.example/none"}], **fields}
-
-
-def pod(namespace: str, name: str, **fields: object) -> Json:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"namespace": namespace, "name": name},
-        "spec": pod_spec(**fields),
-    }
-
-
-def refuse_pods(name: str, namespace: str) -> Json:
-    """A webhook that nothing serves: what it selects is refused."""
-    selector = {"matchLabels": {"team": namespace}}
-    return webhook(f"{name}.e2e.example", namespaceSelector=selector, sideEffects="None", timeoutSeconds=1)
-
-
-@pytest.mark.usefixtures("scheduler")
-def test_a_pod_is_bound_to_the_node_its_selector_names(
-    cluster: Cluster, namespace: str, create_node: Callable[..., str]
-) -> None:
-    create_node("plain")
-    wanted = create_node("with-cards", {"model": "M40"}, {"tencent.com/vcuda-core": "800"})
-    cluster.create(pod(namespace, "selective", nodeSelector={"model": "M40"}))
-    bound = cluster.await_bound(namespace, "selective")
-    assert bound["spec"]["nodeName"] == wanted
-
-
-def test_a_created_node_is_ready_untainted_and_has_its_capacity(
-    cluster: Cluster, create_node: Callable[..., str]
-) -> None:
-    create_node("sound", {"model": "P100"}, {"tencent.com/vcuda-core": "400"})
-    node = cluster.rest.get("/api/v1/nodes/sound")
-    assert node["metadata"]["labels"]["model"] == "P100"
-    assert node["status"]["allocatable"]["tencent.com/vcuda-core"] == "400"
-    assert [(one["type"], one["status"]) for one in node["status"]["conditions"]] == [("Ready", "True")]
-    assert "taints" not in node["spec"]
-
-
-@pytest.mark.usefixtures("controller_manager")
-def test_a_deployment_gets_its_pods(cluster: Cluster, namespace: str) -> None:
-    cluster.apply(workload("Deployment", namespace, "web", replicas=3, pod=pod(namespace, "web")))
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    cluster.await_collection(path, lambda pods: len(pods) == 3, labelSelector="app=web")
-    created = [event for event in cluster.events(namespace) if event["reason"] == "SuccessfulCreate"]
-    assert {event["involvedObject"]["kind"] for event in created} == {"ReplicaSet"}
-
-
-def test_a_pods_life_without_a_kubelet(cluster: Cluster, namespace: str) -> None:
-    """The test sets what a kubelet would, the typed client reads it, and a deleted pod is gone on return."""
-    core = CoreV1Api(cluster.api)
-    cluster.create(pod(namespace, "lived"))
-    for step, phase in ((cluster.run_pod, "Running"), (cluster.finish_pod, "Succeeded")):
-        step(namespace, "lived")
-        status = core.read_namespaced_pod("lived", namespace).status
-        assert status is not None
-        assert status.phase == phase
-    cluster.delete_pod(namespace, "lived")
-    assert cluster.pods(namespace) == []
+def pod(namespace: str, name: str) -> Json:
+    return gpu_pod(name, namespace, {})
 
 
 def test_a_state_that_does_not_come_is_a_timeout_that_shows_the_object(cluster: Cluster, namespace: str) -> None:
@@ -100,16 +38,10 @@ def test_kubectl_raises_with_what_it_wrote(cluster: Cluster, namespace: str) -> 
     assert (refused.returncode, refused.stderr.count("NotFound")) == (1, 1)
 
 
-def test_rbac_forbids_a_user_without_rights(cluster: Cluster, control_plane: ControlPlane, namespace: str) -> None:
-    tenant = cluster.kubeconfig_for_token(control_plane.tokens["tenant"])
-    refused = cluster.kubectl("get", "pods", "-n", namespace, check=False, kubeconfig=tenant)
-    assert refused.returncode == 1
-    assert '(Forbidden): pods is forbidden: User "tenant" cannot list' in refused.stderr
-
-
 def test_a_service_accounts_token_is_its_identity_and_nothing_more(
     cluster: Cluster, control_plane: ControlPlane, namespace: str
 ) -> None:
+    """Nor may it do anything that no role of its own allows."""
     cluster.kubectl("create", "serviceaccount", "reader", "-n", namespace)
     token = cluster.service_account_token(namespace, "reader")
     denied = pytest.raises(ApiException, match=f'"system:serviceaccount:{namespace}:reader" cannot list')
@@ -120,11 +52,13 @@ def test_a_service_accounts_token_is_its_identity_and_nothing_more(
 
 @pytest.mark.parametrize("kind", ["mutating", "validating"])
 def test_registered_webhooks_are_in_effect_inside_the_with_and_not_after(
-    cluster: Cluster, namespace: str, kind: Literal["mutating", "validating"]
+    cluster: Cluster, namespace: str, kind: str
 ) -> None:
     cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"team": namespace}}})
-    webhooks: dict[str, list[Json]] = {"mutating": [], "validating": [], kind: [refuse_pods(kind, namespace)]}
-    with cluster.register_webhooks(mutating=webhooks["mutating"], validating=webhooks["validating"]):
+    selector = {"matchLabels": {"team": namespace}}
+    refusing = webhook(f"{kind}.e2e.example", namespaceSelector=selector, sideEffects="None", timeoutSeconds=1)
+    given: dict[str, Any] = {kind: [refusing]}
+    with cluster.register_webhooks(**given):
         refused = cluster.try_create(pod(namespace, "probe"))
     assert refused.status == 500
     assert f"{kind}.e2e.example" in refused.message
@@ -136,9 +70,8 @@ def test_webhooks_that_take_no_effect_are_waited_for_in_vain(cluster: Cluster) -
         await_effect(cluster.rest, "never-stored", 0.2, wanted=True)
 
 
-def test_objects_outlive_a_crash_of_api_server_and_etcd(
-    cluster: Cluster, control_plane: ControlPlane, namespace: str
-) -> None:
+def test_objects_outlive_a_crash_of_both(cluster: Cluster, control_plane: ControlPlane, namespace: str) -> None:
+    """Of etcd and of the API server."""
     cluster.create(pod(namespace, "kept"))
     control_plane.apiserver.kill()
     control_plane.etcd.kill()
@@ -150,10 +83,8 @@ def test_objects_outlive_a_crash_of_api_server_and_etcd(
 
 def test_a_server_that_can_not_start_shows_its_log(assets: Path | None, tmp_path: Path) -> None:
     broken = Settings(apiserver_flags=("--no-such-flag",))
-    with (
-        pytest.raises(StartupError, match=r"(?s)kube-apiserver: exit status 1;.*unknown flag: --no-such-flag"),
-        running_control_plane(assets, tmp_path, broken),
-    ):
+    said = pytest.raises(StartupError, match=r"(?s)kube-apiserver: exit status 1;.*unknown flag: --no-such-flag")
+    with said, running_control_plane(assets, tmp_path, broken):
         pass
     assert not (tmp_path / "etcd").exists()
 
@@ -171,8 +102,7 @@ def test_binaries_without_scheduler_and_controller_manager_are_enough(tmp_path: 
     for name in ("etcd", "kube-apiserver"):
         (tmp_path / name).write_text("#!/bin/sh\necho Kubernetes v1.34.0\n")
         (tmp_path / name).chmod(0o755)
-    layout = lay_out(tmp_path, tmp_path / "run")
-    found = prepare(layout, Settings())
+    found = prepare(lay_out(tmp_path, tmp_path / "run"), Settings())
     assert found.minor == 34
     assert found.missing == ("kube-scheduler", "kube-controller-manager")
     assert found.components == (found.etcd, found.apiserver)
@@ -191,10 +121,5 @@ def test_with_service_account_admission_a_new_namespace_is_ready_for_pods(assets
     assert not any(component.running for component in strict.components)
 
 
-@pytest.mark.parametrize(
-    ("header", "text"),
-    [('299 - "plain"', "plain"), (r'299 - "say \"M40\""', 'say "M40"')],
-    ids=["plain", "quotes inside"],
-)
-def test_a_warning_header_is_read_as_kubectl_reads_it(header: str, text: str) -> None:
-    assert warning_text(header) == text
+def test_a_warning_header_is_read_as_kubectl_reads_it() -> None:
+    assert warning_text(r'299 - "say \"M40\""') == 'say "M40"'

@@ -10,16 +10,8 @@ import pytest
 
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import (
-    KEY,
-    Installation,
-    QuotaConfigMap,
-    await_nodes,
-    await_ready,
-    installed,
-    registered,
-    running,
-)
+from tests.e2e.installation import Installation, await_nodes, await_ready, installed, registered, running
+from tests.e2e.quota_config import KEY, QuotaConfigMap
 from tests.integration.reviews import card_pod, gpu_pod, pinned
 
 MALFORMED = """

@@ -1,7 +1,5 @@
 """The usage page of a real controller beside a real control plane, in a browser: what happens there shows here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 

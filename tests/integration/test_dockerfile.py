@@ -3,8 +3,6 @@
 What this cannot tell is what the base image brings; the directories of the image are stood in for by fresh ones.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -16,8 +14,8 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -32,8 +30,7 @@ QUOTA = PROJECT / "manifests" / "examples" / "gpuquota.yaml"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One line of a Dockerfile."""
 
     name: str
@@ -56,8 +53,7 @@ def texts(stage: list[Instruction], name: str) -> list[str]:
     return [each.text for each in stage if each.name == name]
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(NamedTuple):
     """Where the image's directories are on this machine."""
 
     environment: Path
@@ -73,15 +69,8 @@ def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> No
         command = command.replace(there, str(here))
     path = f"{python.parent}{os.pathsep}/usr/bin{os.pathsep}/bin"
     env = {name: value for name, value in os.environ.items() if not name.startswith(("VIRTUAL_ENV", "PYTHON"))}
-    done = subprocess.run(
-        ("sh", "-c", command),
-        cwd=cwd,
-        env={**env, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(("sh", "-c", command), cwd=cwd, env={**env, "PATH": path}, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -148,10 +137,8 @@ def test_it_runs_as_a_number_that_is_not_root_and_the_manifests_name_the_program
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_runs(image: Image, name: str) -> None:
-    done = subprocess.run(
-        (image.program(name), "--help"), env={}, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    command = (image.program(name), "--help")
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=True, timeout=60)
     assert "Usage:" in done.stdout
 
 
@@ -169,24 +156,17 @@ def test_nothing_that_installs_or_builds_is_left(image: Image) -> None:
 def test_everything_that_the_sources_have_beside_code_is_in_it(image: Image) -> None:
     """Templates, styles and the mark that types are given: what `package_data` has to name."""
     [packages] = image.environment.glob("lib/python3*/site-packages")
-    wanted = [
-        found.relative_to(PROJECT)
-        for part in ("vcuda", "webhook", "controller", "certs")
-        for found in (PROJECT / part).rglob("*")
-        if found.is_file() and "__pycache__" not in found.parts
-    ]
+    there = (found for part in ("vcuda", "webhook", "controller", "certs") for found in (PROJECT / part).rglob("*"))
+    wanted = [found.relative_to(PROJECT) for found in there if found.is_file() and "__pycache__" not in found.parts]
     assert len(wanted) > 50
     assert [str(each) for each in wanted if not (packages / each).is_file()] == []
 
 
 def test_everybody_may_read_it(image: Image) -> None:
     """It is root's, and does not run as root."""
-    hidden = [
-        str(found)
-        for found in image.environment.rglob("*")
-        if not found.is_symlink() and not found.stat().st_mode & (stat.S_IXOTH if found.is_dir() else stat.S_IROTH)
-    ]
-    assert hidden == []
+    for found in image.environment.rglob("*"):
+        needed = stat.S_IXOTH if found.is_dir() else stat.S_IROTH
+        assert found.is_symlink() or found.stat().st_mode & needed, found
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes root, to make a root that is read-only and to be another user")
@@ -209,14 +189,9 @@ def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> No
     assert f"Uid:\t{USER}\t{USER}" in status
 
 
-def test_this_python_is_the_images() -> None:
-    """Else the commands above were tried with another."""
-    build, _ = stages()
-    assert f"python:{sys.version_info.major}.{sys.version_info.minor}-" in texts(build, "FROM")[0]
-
-
-def test_the_commands_are_read_whole() -> None:
+def test_the_commands_are_read_whole_and_were_tried_with_the_images_python() -> None:
     """The reader of the Dockerfile here knows no heredoc, and no line that begins inside of a command."""
+    assert f"python:{sys.version_info.major}.{sys.version_info.minor}-" in texts(stages()[0], "FROM")[0]
     assert "<<" not in DOCKERFILE.read_text()
     names = {each.name for stage in stages() for each in stage}
     assert names <= {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "CMD"}

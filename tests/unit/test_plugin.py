@@ -1,7 +1,5 @@
 """`kubectl gpuquota`: what people see of their quota, and what would become of a pod."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,15 +31,12 @@ class Cluster(ApiDouble):
         self.warnings: tuple[str, ...] = ()
         self.asked: list[tuple[str, object, Manifest]] = []
 
-    def publish(
-        self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str | None = None
-    ) -> None:
+    def publish(self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str = "") -> None:
         use = {"namespace": namespace, "mode": mode, "models": models}
         labels = {"quota.vcuda.io/usage": "true"}
         metadata = {"name": "gpu-quota-usage", "namespace": namespace, "labels": labels}
-        data = {"usage.json": json.dumps(use) if text is None else text}
         path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
-        self.store(path, {"metadata": metadata, "data": data})
+        self.store(path, {"metadata": metadata, "data": {"usage.json": text or json.dumps(use)}})
 
     def post_heard(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> Heard:
         """Answer a dry run."""
@@ -84,25 +79,12 @@ def run(*arguments: str, **options: Any) -> Result:
 # The bar
 
 
-@pytest.mark.parametrize(
-    ("used", "limit", "filled"),
-    [
-        (0, 8, 0),
-        (4, 8, 10),
-        (8, 8, 20),
-        (9, 8, 20),
-        (2.5, 2.5, 20),
-        (0.1, 8, 1),
-        (0.01, 1000, 1),
-        (7.9, 8, 19),
-        (7.99, 8, 19),
-        (0, 0, 0),
-        (1, 0, 20),
-    ],
-)
-def test_the_bar(used: float, limit: float, filled: int) -> None:
+def test_the_bar() -> None:
     """It is empty only where nothing is used, and full only where nothing is left."""
-    assert bar(used, limit) == f"[{'#' * filled}{'-' * (20 - filled)}]"
+    amounts = [(0, 8, 0), (4, 8, 10), (8, 8, 20), (9, 8, 20), (2.5, 2.5, 20), (0, 0, 0), (1, 0, 20)]
+    nearly = [(0.1, 8, 1), (0.01, 1000, 1), (7.9, 8, 19), (7.99, 8, 19)]
+    for used, limit, filled in [*amounts, *nearly]:
+        assert bar(used, limit) == f"[{'#' * filled}{'-' * (20 - filled)}]", (used, limit)
 
 
 # Usage
@@ -110,9 +92,7 @@ def test_the_bar(used: float, limit: float, filled: int) -> None:
 
 def test_a_namespace_as_a_table(cluster: Cluster) -> None:
     cluster.publish("team-a", M40, {**P100, **MEMORY})
-    result = run("-n", "team-a")
-    assert result.exit_code == 0
-    assert result.stdout.splitlines() == [
+    assert run("-n", "team-a").stdout.splitlines() == [
         "NAMESPACE  MODEL  USED  LIMIT                          PENDING  MEMORY MiB",
         "team-a     M40    6.5   8      [################----]  1",
         "team-a     P100   0     0      [--------------------]  0        250 of 1000",
@@ -157,15 +137,14 @@ def test_a_namespace_without_a_report(cluster: Cluster) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "no JSON", '{"namespace": 5}'])
+@pytest.mark.parametrize("text", [" ", "{}", "no JSON", '{"namespace": 5}'])
 def test_a_report_that_somebody_spoilt(cluster: Cluster, text: str) -> None:
     """Its own people get an error, and everybody else's table lacks that one."""
     cluster.publish("team-a", text=text)
     cluster.publish("team-b", M40)
     one, every = run("-n", "team-a"), run("-A")
     sentence = "ConfigMap gpu-quota-usage in namespace team-a cannot be read: "
-    assert (one.exit_code, one.stdout) == (1, "")
-    assert one.stderr.startswith(f"Error: {sentence}")
+    assert (one.exit_code, one.stdout, one.stderr.startswith(f"Error: {sentence}")) == (1, "", True)
     assert (every.exit_code, every.stdout.splitlines()[1].split()[0]) == (0, "team-b")
     assert every.stderr.startswith(f"Warning: {sentence}")
 
@@ -180,12 +159,9 @@ def test_a_cluster_that_does_not_answer(cluster: Cluster, arguments: list[str]) 
 # Which cluster, which namespace
 
 
-@pytest.mark.parametrize(
-    ("arguments", "place"),
-    [(["-n", "team-a"], "~/.kube/config"), (["--kubeconfig", "/nowhere/config"], "/nowhere/config")],
-)
-def test_a_kubeconfig_that_is_not_there(home: Path, arguments: list[str], place: str) -> None:
-    result = run("-n", "team-a", *arguments)
+@pytest.mark.parametrize("place", ["~/.kube/config", "/nowhere/config"])
+def test_a_kubeconfig_that_is_not_there(home: Path, place: str) -> None:
+    result = run("-n", "team-a", *(["--kubeconfig", place] if place.startswith("/") else []))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: No usable kubeconfig at {place}: ")
     assert str(home) not in result.stderr
@@ -198,48 +174,40 @@ def test_help_needs_no_cluster(arguments: list[str]) -> None:
     assert (result.exit_code, result.stdout.partition(" ")[0]) == (0, "Usage:")
 
 
-@pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("arguments", [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"]])
-def test_bad_arguments(arguments: list[str]) -> None:
-    assert run(*arguments).exit_code == 2
+@pytest.mark.parametrize(
+    "arguments",
+    [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"], ["--context", "nobody"]],
+)
+def test_bad_arguments(home: Path, arguments: list[str]) -> None:
+    (home / ".kube").mkdir()
+    kubeconfig(home / ".kube" / "config", "mine", mine="team-a")
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout, "Error: " in result.stderr) == (2, "", True)
 
 
 def kubeconfig(path: Path, current: str | None, server: str = "https://127.0.0.1:1", **namespaces: object) -> Path:
     """Write a kubeconfig with a context for each namespace."""
-    contexts = [
-        {"name": name, "context": {"cluster": "c", "user": "u", "namespace": namespace}}
-        for name, namespace in namespaces.items()
-    ]
-    given = {"current-context": current} if current else {}
-    config = {
-        "contexts": contexts,
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **config, **given}))
+    about = {"apiVersion": "v1", "kind": "Config", **({"current-context": current} if current else {})}
+    given = {name: {"cluster": "c", "user": "u", "namespace": namespace} for name, namespace in namespaces.items()}
+    contexts = [{"name": name, "context": context} for name, context in given.items()]
+    reached = {"clusters": [{"name": "c", "cluster": {"server": server}}], "users": [{"name": "u", "user": {}}]}
+    path.write_text(yaml.safe_dump({**about, **reached, "contexts": contexts}))
     return path
 
 
-@pytest.mark.parametrize(
-    ("files", "given", "server"),
-    [
-        pytest.param(["home"], {}, "https://home", id="the one in the home directory"),
-        pytest.param(["home", "named"], {"KUBECONFIG": "named"}, "https://named", id="the one that a variable names"),
-        pytest.param(["named"], {"KUBECONFIG": "named"}, "https://named", id="that alone"),
-    ],
-)
+@pytest.mark.parametrize("files", [["home"], ["home", "named"], ["named"]])
 def test_a_kubeconfig_comes_before_the_service_account(
-    home: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], given: dict[str, str], server: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]
 ) -> None:
-    """In a pod too, as for kubectl: else the same command line would ask two clusters."""
+    """The one that KUBECONFIG names, else that in the home directory; in a pod too, as for kubectl."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     paths = {"home": home / ".kube" / "config", "named": home / "named"}
     for name in files:
         paths[name].parent.mkdir(exist_ok=True)
         kubeconfig(paths[name], "mine", server=f"https://{name}", mine="team-a")
-    for variable, name in given.items():
-        monkeypatch.setenv(variable, str(paths[name]))
+    if "named" in files:
+        monkeypatch.setenv("KUBECONFIG", str(paths["named"]))
     asked = []
 
     def get(kube: Kube, path: str) -> NoReturn:
@@ -248,7 +216,7 @@ def test_a_kubeconfig_comes_before_the_service_account(
 
     monkeypatch.setattr(Kube, "get", get)
     assert run().stderr == "Error: timed out\n"
-    assert asked == [(server, "/api/v1/namespaces/team-a/configmaps/gpu-quota-usage")]
+    assert asked == [(f"https://{files[-1]}", "/api/v1/namespaces/team-a/configmaps/gpu-quota-usage")]
 
 
 @pytest.mark.parametrize("written", [None, "", "clusters: null\ncontexts: null\nusers: null\n"])
@@ -269,18 +237,17 @@ def test_in_a_pod_without_a_kubeconfig_that_says_anything_the_service_account_co
 @pytest.mark.parametrize(
     ("current", "arguments", "namespace"),
     [
-        pytest.param("mine", [], "team-a", id="the context's"),
-        pytest.param("mine", ["-n", "team-c"], "team-c", id="the one that is given"),
-        pytest.param("mine", ["--context", "other"], "team-b", id="another context's"),
-        pytest.param(None, ["--context", "other"], "team-b", id="no current context"),
-        pytest.param("bare", [], "default", id="a context without one"),
-        pytest.param("null", [], "default", id="a context in which it is null"),
-        pytest.param(None, [], "default", id="no context at all"),
+        ("mine", [], "team-a"),
+        ("mine", ["-n", "team-c"], "team-c"),
+        ("mine", ["--context", "other"], "team-b"),
+        (None, ["--context", "other"], "team-b"),
+        *(("bare", [], "default"), ("null", [], "default"), (None, [], "default")),
     ],
 )
 def test_the_namespace_is_kubectl_s(
     cluster: Cluster, tmp_path: Path, current: str | None, arguments: list[str], namespace: str
 ) -> None:
+    """The one that is given, else the context's; where that has none, or there is no context, `default`."""
     for name in ("team-a", "team-b", "team-c", "default"):
         cluster.publish(name, M40)
     path = kubeconfig(tmp_path / "config", current, mine="team-a", other="team-b", bare="", null=None)
@@ -291,32 +258,28 @@ def test_the_namespace_is_kubectl_s(
 NO_NAMESPACE = (
     "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
 )
+PARTS_OF_PATHS = ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64, "team-a\n", "5?x=y"]
 
 
-@pytest.mark.parametrize("name", ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64, "team-a\n", "5?x=y"])
-@pytest.mark.parametrize("explaining", [False, True])
-def test_a_name_that_no_namespace_can_have(cluster: Cluster, manifest: Path, name: str, explaining: bool) -> None:
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        *((given, name) for given in ("shown", "explained") for name in PARTS_OF_PATHS),
+        *(("of the manifest", name) for name in ("team-a/../team-b", "TEAM")),
+        *(("of the context", name) for name in (5, True, ["team-a"], "TEAM")),
+    ],
+)
+def test_a_name_that_no_namespace_can_have(cluster: Cluster, manifest: Path, given: str, name: Any) -> None:
     """It would stand in a path, and lead to another namespace than the one it names."""
     cluster.publish("team-b", M40)
-    manifest.write_text(yaml.safe_dump(vcuda_pod()))
-    result = run(*(["explain", "-f", str(manifest)] if explaining else []), "-n", name)
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {name!r} {NO_NAMESPACE}\n")
-    assert (cluster.asked, cluster.calls) == ([], [])
-
-
-@pytest.mark.parametrize("name", ["team-a/../team-b", "TEAM"])
-def test_a_manifest_in_what_can_be_no_namespace(cluster: Cluster, manifest: Path, name: str) -> None:
-    result = explain(manifest, vcuda_pod(metadata={"namespace": name}))
-    told = f"Error: {manifest}, document 1: {name!r} {NO_NAMESPACE}\n"
-    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (2, "", told, [])
-
-
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("name", [5, True, ["team-a"], "TEAM"])
-def test_a_context_in_what_can_be_no_namespace(tmp_path: Path, name: object) -> None:
-    path = kubeconfig(tmp_path / "config", "mine", mine=name)
-    result = run("--kubeconfig", str(path))
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {name!r} {NO_NAMESPACE}\n")
+    in_manifest = given == "of the manifest"
+    manifest.write_text(yaml.safe_dump(vcuda_pod(metadata={"namespace": name} if in_manifest else {})))
+    explain = ["explain", "-f", str(manifest)]
+    arguments = {"shown": ["-n", name], "explained": [*explain, "-n", name], "of the manifest": explain}
+    context = kubeconfig(manifest.with_name("config"), "mine", mine=name)
+    result = run(*arguments.get(given, ["--kubeconfig", str(context)]))
+    told = f"Error: {f'{manifest}, document 1: ' if in_manifest else ''}{name!r} {NO_NAMESPACE}\n"
+    assert (result.exit_code, result.stdout, result.stderr, cluster.asked, cluster.calls) == (2, "", told, [], [])
 
 
 # What would become of a pod
@@ -329,36 +292,28 @@ def explain(manifest: Path, *documents: Manifest, output: str = "json") -> Resul
 
 def test_a_pod_that_would_be_admitted(cluster: Cluster, manifest: Path) -> None:
     result = explain(manifest, vcuda_pod(), output="table")
-    assert result.exit_code == 0
-    assert result.stdout.splitlines() == [
-        "OBJECT       NAMESPACE  DECISION  MODEL  REASON",
-        "Pod/train-0  team-a     admitted  M40    would be pinned to M40",
-    ]
+    heading = "OBJECT       NAMESPACE  DECISION  MODEL  REASON\n"
+    table = f"{heading}Pod/train-0  team-a     admitted  M40    would be pinned to M40\n"
+    assert (result.exit_code, result.stdout) == (0, table)
     ((path, params, pod),) = cluster.asked
-    assert (path, params) == ("/api/v1/namespaces/team-a/pods", {"dryRun": "All"})
-    assert pod["spec"] == vcuda_pod()["spec"]
+    assert (path, params, pod["spec"]) == ("/api/v1/namespaces/team-a/pods", {"dryRun": "All"}, vcuda_pod()["spec"])
+
+
+OVER = "exceeded GPU quota: M40 in namespace team-a"
+ROOM = "most room, 3 cards of 8 cards free"
+NEARLY = "GPU quota nearly used up"
+PINNED = "would be pinned to M40"
 
 
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        pytest.param({"pinned_to": None}, (0, "admitted", "", "not held by a GPU quota", []), id="held by no quota"),
-        pytest.param(
-            {"refusal": ApiError(403, "exceeded GPU quota: M40 in namespace team-a")},
-            (1, "refused", "", "exceeded GPU quota: M40 in namespace team-a (HTTP 403)", []),
-            id="refused",
-        ),
-        pytest.param(
-            {"warnings": (Choice("M40", "most room, 3 cards of 8 cards free").forecast,)},
-            (0, "admitted", "M40", "would be pinned to M40: most room, 3 cards of 8 cards free", []),
-            id="the reason of the choice",
-        ),
-        pytest.param(
-            {"warnings": ("GPU quota nearly used up",)},
-            (0, "admitted", "M40", "would be pinned to M40", ["GPU quota nearly used up"]),
-            id="another warning is in the data",
-        ),
+        ({"pinned_to": None}, (0, "admitted", "", "not held by a GPU quota", [])),
+        ({"refusal": ApiError(403, OVER)}, (1, "refused", "", f"{OVER} (HTTP 403)", [])),
+        ({"warnings": (Choice("M40", ROOM).forecast,)}, (0, "admitted", "M40", f"{PINNED}: {ROOM}", [])),
+        ({"warnings": (NEARLY,)}, (0, "admitted", "M40", PINNED, [NEARLY])),
     ],
+    ids=["held by no quota", "refused", "the reason of the choice", "another warning is in the data"],
 )
 def test_what_the_cluster_answers_is_in_the_data(
     cluster: Cluster, manifest: Path, answer: dict[str, Any], verdict: tuple[object, ...]
@@ -371,13 +326,7 @@ def test_what_the_cluster_answers_is_in_the_data(
     assert (result.exit_code, *fields, result.stderr) == (*verdict, "")
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        pytest.param(Unavailable("timed out"), id="no answer"),
-        pytest.param(ApiError(401, "Unauthorized"), id="credentials that are not taken"),
-    ],
-)
+@pytest.mark.parametrize("refusal", [Unavailable("timed out"), ApiError(401, "Unauthorized")])
 def test_a_cluster_that_decides_nothing_is_an_error_and_no_refusal(
     cluster: Cluster, manifest: Path, refusal: VcudaError
 ) -> None:
@@ -387,27 +336,24 @@ def test_a_cluster_that_decides_nothing_is_an_error_and_no_refusal(
 
 
 def test_what_the_cluster_warns_of_is_printed_beside_the_table(cluster: Cluster, manifest: Path) -> None:
-    cluster.warnings = ("GPU quota nearly used up", "another webhook's")
+    cluster.warnings = (NEARLY, "another webhook's")
     result = explain(manifest, vcuda_pod(), output="table")
-    assert result.exit_code == 0
-    assert result.stderr.splitlines() == [
-        "Warning: Pod/train-0: GPU quota nearly used up",
-        "Warning: Pod/train-0: another webhook's",
-    ]
-    assert len(result.stdout.splitlines()) == 2
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
+    assert result.stderr.splitlines() == [f"Warning: Pod/train-0: {warning}" for warning in cluster.warnings]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "namespace"),
     [
-        pytest.param(["-n", "team-b", "-o", "json"], [], "team-b", id="before the command"),
-        pytest.param([], ["-n", "team-b", "-o", "json"], "team-b", id="after the command"),
-        pytest.param(["-n", "team-b", "-o", "yaml"], ["-n", "team-c", "-o", "json"], "team-c", id="after counts"),
+        (["-n", "team-b", "-o", "json"], [], "team-b"),
+        ([], ["-n", "team-b", "-o", "json"], "team-b"),
+        (["-n", "team-b", "-o", "yaml"], ["-n", "team-c", "-o", "json"], "team-c"),
     ],
 )
 def test_namespace_and_output_are_taken_before_and_after_the_command(
     cluster: Cluster, manifest: Path, before: list[str], after: list[str], namespace: str
 ) -> None:
+    """Where they stand on both sides, those after it count."""
     manifest.write_text(yaml.safe_dump(vcuda_pod()))
     (verdict,) = json.loads(run(*before, "explain", "-f", str(manifest), *after).stdout)
     assert verdict["namespace"] == namespace
@@ -435,21 +381,17 @@ def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster
 
 def test_a_manifest_without_pods(cluster: Cluster, manifest: Path) -> None:
     result = explain(manifest, {"kind": "Service"})
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "[]\n", "no pods found\n")
-    assert cluster.asked == []
+    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (0, "[]\n", "no pods found\n", [])
 
 
 def test_what_makes_pods_in_a_way_that_is_not_known_is_bad_input(cluster: Cluster, manifest: Path) -> None:
     replicas = {"Worker": {"template": {"spec": vcuda_pod()["spec"]}}}
     result = explain(manifest, vcuda_pod(), {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}})
     told = f"Error: {manifest}, document 2: how many pods a PyTorchJob makes is not known here; give its pods instead\n"
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", told)
-    assert cluster.asked == []
+    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (2, "", told, [])
 
 
-def test_every_manifest_that_is_named_is_asked_about_in_their_order_standard_input_too(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_every_manifest_is_asked_about_in_order_standard_input_too(cluster: Cluster, tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / name).write_text(yaml.safe_dump(vcuda_pod(metadata={"name": name})))
     files = ["-f", str(tmp_path / "b"), "-f", "-", "-f", str(tmp_path / "a")]

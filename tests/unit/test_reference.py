@@ -1,7 +1,5 @@
 """docs/reference.md says what the code says, all of it; and the other documents name nothing that is not there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -16,15 +14,8 @@ from vcuda.requests.schemes import SCHEME_OF_RESOURCE
 DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/architecture.md", "docs/operations.md", "docs/reference.md")
 
 OF_USERS = (
-    *(
-        "vcuda.requests.pod_request",
-        "vcuda.placement.placement",
-        "vcuda.quota.model",
-        "vcuda.placement.affinity",
-        "vcuda.k8s_types",
-        "vcuda.k8s_types",
-    ),
-    *("vcuda.quota.document", "vcuda.quota.document"),
+    *("vcuda.requests.pod_request", "vcuda.placement.placement", "vcuda.placement.affinity", "vcuda.k8s_types"),
+    *("vcuda.quota.model", "vcuda.quota.document"),
     *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
     *("webhook.pod_review", "webhook.quota_edit", "webhook.admission"),

@@ -1,7 +1,5 @@
 """Refusals and removals, from the Events that tell of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -10,25 +8,16 @@ import pytest
 from controller.ui.events import MAX_MESSAGE_LENGTH, Newest, StoredEvent, merge_by_workload, read_refusal, read_removal
 from controller.ui.snapshot import RefusedWorkload, RemovedAllocation
 
-QUOTA = (
-    "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8, 1 more needed"
-)
+QUOTA = "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"
+NEW_YEAR = "2026-01-01T00:00:00Z"
 DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the request: '
 
 
 def event(message: str | None, **fields: Any) -> StoredEvent:
     """An Event of a ReplicaSet, as the API server has it."""
-    stored = {
-        "metadata": {
-            "namespace": "team-a",
-            "name": "train.17",
-            "uid": "e1",
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-        },
-        "involvedObject": {"kind": "ReplicaSet", "namespace": "team-a", "name": "train-6d9"},
-        "message": message,
-        **fields,
-    }
+    metadata = {"namespace": "team-a", "name": "train.17", "uid": "e1", "creationTimestamp": NEW_YEAR}
+    involved = {"kind": "ReplicaSet", "namespace": "team-a", "name": "train-6d9"}
+    stored = {"metadata": metadata, "involvedObject": involved, "message": message, **fields}
     return msgspec.json.decode(msgspec.json.encode(stored), type=StoredEvent)
 
 
@@ -45,7 +34,7 @@ def event(message: str | None, **fields: Any) -> StoredEvent:
 )
 def test_a_refusal_of_ours_is_known_by_the_webhook_or_by_its_words(message: str, reason: str) -> None:
     refusal = read_refusal(event(message))
-    assert refusal == RefusedWorkload("team-a", "ReplicaSet", "train-6d9", reason, "2026-01-01T00:00:00Z", 1)
+    assert refusal == RefusedWorkload("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +55,7 @@ def test_what_others_refuse_is_not_shown(message: str | None) -> None:
 @pytest.mark.parametrize(
     ("fields", "at", "times"),
     [
-        ({}, "2026-01-01T00:00:00Z", 1),
+        ({}, NEW_YEAR, 1),
         ({"count": 4, "lastTimestamp": "2026-01-02T00:00:00Z"}, "2026-01-02T00:00:00Z", 4),
         ({"eventTime": "2026-01-03T00:00:00.1Z", "lastTimestamp": None}, "2026-01-03T00:00:00.1Z", 1),
         (
@@ -84,14 +73,14 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 
 def test_a_long_message_is_cut() -> None:
     refusal = read_refusal(event(DENIED + "x" * 5000))
-    assert refusal is not None
+    assert refusal
     assert len(refusal.message) == MAX_MESSAGE_LENGTH
 
 
 def test_a_removal_names_its_object() -> None:
     removed = event("removed the allocation of hami: old", involvedObject={"kind": "Node", "name": "gpu-1"})
     assert read_removal(removed) == RemovedAllocation(
-        "", "gpu-1", "Node", "removed the allocation of hami: old", "2026-01-01T00:00:00Z"
+        "", "gpu-1", "Node", "removed the allocation of hami: old", NEW_YEAR
     )
 
 
@@ -113,7 +102,6 @@ def test_only_the_newest_are_remembered() -> None:
 
 def test_an_event_that_happens_again_takes_its_own_place() -> None:
     newest: Newest[RefusedWorkload] = Newest(2)
-    for at in (1, 2, 3):
-        newest.add("same", refusal("a", at))
-    newest.add("other", refusal("b", 2))
+    for uid, told in (("same", refusal("a", 1)), ("same", refusal("a", 3)), ("other", refusal("b", 2))):
+        newest.add(uid, told)
     assert newest.all() == [refusal("a", 3), refusal("b", 2)]

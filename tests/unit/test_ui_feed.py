@@ -1,11 +1,11 @@
 """The picture is taken at most once a second, and listeners hear what differs, however late they are."""
 
-from __future__ import annotations
-
+import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
@@ -23,27 +23,10 @@ REFUSAL = RefusedWorkload("team-b", "Job", "train", "exceeded GPU quota: M40", a
 class Clock:
     """Seconds, which pass when told to."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
-
-    def pass_by(self, seconds: float) -> None:
-        """Let them pass."""
-        self.now += seconds
-
-
-class Asked(dict[str, Sequence[PodRow]]):
-    """No pods, and which namespaces they were asked of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        self.names.append(name)
-        return default
 
 
 @pytest.fixture
@@ -60,23 +43,14 @@ def sample() -> Sample:
 
 
 @pytest.fixture
-def make_feed(sample: Sample, clock: Clock) -> Callable[..., Feed]:
-    """Return a feed whose thread is not started: pictures are taken when asked for."""
-
-    def make(most: int = 64) -> Feed:
-        return Feed(sample.source(), VIEWS, heartbeat=0, most=most, clock=clock)
-
-    return make
+def feed(sample: Sample, clock: Clock) -> Feed:
+    """A feed for two listeners whose thread is not started: pictures are taken when asked for."""
+    return Feed(sample.source(), VIEWS, heartbeat=0, most=2, clock=clock)
 
 
-@pytest.fixture
-def feed(make_feed: Callable[..., Feed]) -> Feed:
-    return make_feed()
-
-
-def use_cards(sample: Sample, cards: float, namespace: str = "team-a") -> None:
-    """Let the namespace use so many."""
-    sample.report(namespace_use(namespace, model_use("M40", 8, cards)))
+def use_cards(sample: Sample, cards: float) -> None:
+    """Let team-a use so many."""
+    sample.report(namespace_use("team-a", model_use("M40", 8, cards)))
 
 
 def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Iterator[bytes]]:
@@ -89,24 +63,22 @@ def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Itera
 
 def look(feed: Feed, clock: Clock) -> Picture:
     """The picture a second later."""
-    clock.pass_by(1)
+    clock.now += 1
     return feed.picture()
 
 
 def changes(text: bytes) -> list[dict[str, Any]]:
     """The changes in a part of a stream."""
-    lines = text.decode().splitlines()
-    return [
-        json.loads(data.removeprefix("data: ")) for event, data in itertools.pairwise(lines) if event == "event: change"
-    ]
+    pairs = itertools.pairwise(text.decode().splitlines())
+    return [json.loads(data.removeprefix("data: ")) for event, data in pairs if event == "event: change"]
 
 
 def test_a_picture_stands_for_a_second(feed: Feed, sample: Sample, clock: Clock) -> None:
     first = feed.picture()
     use_cards(sample, 3)
-    clock.pass_by(0.9)
+    clock.now += 0.9
     assert feed.picture() is first
-    clock.pass_by(0.1)
+    clock.now += 0.1
     assert feed.picture().uses["team-a"].models[0].used == 3
 
 
@@ -154,15 +126,11 @@ def test_parts_come_when_what_they_show_changed(feed: Feed, sample: Sample, cloc
     assert list(change["parts"]) == ["summary", "cluster", "free"]
 
 
-def test_a_namespace_that_comes_or_goes_has_the_page_loaded_again(feed: Feed, sample: Sample, clock: Clock) -> None:
+def test_a_namespace_or_a_model_that_comes_has_the_page_loaded_again(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     sample.report(namespace_use("team-c", model_use("M40", 1)))
     version = look(feed, clock).version
     assert next(stream) == f"id: {version}\nevent: reset\ndata: {version}\n\n".encode()
-
-
-def test_a_model_that_comes_has_the_page_loaded_again(feed: Feed, sample: Sample, clock: Clock) -> None:
-    _, stream = listen(feed, feed.picture().version)
     sample.cluster = (*sample.cluster, ModelCards("P100", 2, 0, 0))
     look(feed, clock)
     assert b"event: reset" in next(stream)
@@ -179,13 +147,14 @@ def test_pods_that_move_touch_the_namespace_of_those_who_look_at_it(feed: Feed, 
     assert (change["touched"], change["rows"]) == (["team-a"], {})
 
 
-def test_only_pods_of_namespaces_that_somebody_looks_at_are_asked_for(feed: Feed, sample: Sample, clock: Clock) -> None:
-    asked = sample.pods = Asked()
+def test_only_pods_of_namespaces_that_somebody_looks_at_are_asked_for(sample: Sample, clock: Clock) -> None:
+    asked = Mock(return_value=())
+    feed = Feed(dataclasses.replace(sample.source(), pods=asked), VIEWS, heartbeat=0, clock=clock)
     version = feed.picture().version
     for namespace in ("", "team-b"):
         listen(feed, version, namespace)
         look(feed, clock)
-    assert asked.names == ["team-b"]
+    assert asked.mock_calls == [call("team-b")]
 
 
 def test_a_listener_that_is_late_hears_everything_it_missed_at_once(feed: Feed, sample: Sample, clock: Clock) -> None:
@@ -193,11 +162,9 @@ def test_a_listener_that_is_late_hears_everything_it_missed_at_once(feed: Feed, 
     for cards in (1, 2, 3):
         use_cards(sample, cards)
         look(feed, clock)
-    assert [f"<b>{cards}</b>" in each["rows"]["team-a"] for cards, each in enumerate(changes(next(stream)), 1)] == [
-        True,
-        True,
-        True,
-    ]
+    for cards, change in enumerate(changes(next(stream)), 1):
+        assert f"<b>{cards}</b>" in change["rows"]["team-a"]
+    assert cards == 3
 
 
 def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sample, clock: Clock) -> None:
@@ -208,16 +175,11 @@ def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sa
     assert b"event: reset" in next(stream)
 
 
-@pytest.mark.parametrize("since", ["", "another-1", "1", "x-y", "-", "²"])
-def test_a_version_that_is_not_this_leader_s_has_the_page_loaded_again(feed: Feed, since: str) -> None:
-    feed.picture()
-    _, stream = listen(feed, since)
-    assert b"event: reset" in next(stream)
-
-
-def test_a_version_that_is_still_to_come_is_not_believed(feed: Feed) -> None:
+@pytest.mark.parametrize("since", ["", "another-1", "1", "x-y", "-", "²", "{epoch}-99"])
+def test_a_version_that_this_leader_has_not_given_has_the_page_loaded_again(feed: Feed, since: str) -> None:
+    """One of another leader, one that is still to come, or none."""
     epoch = feed.picture().version.partition("-")[0]
-    _, stream = listen(feed, f"{epoch}-99")
+    _, stream = listen(feed, since.format(epoch=epoch))
     assert b"event: reset" in next(stream)
 
 
@@ -226,26 +188,16 @@ def test_where_nothing_happens_a_heartbeat_tells_that_the_connection_stands(feed
     assert next(stream) == b"event: beat\ndata:\n\n"
 
 
-def test_there_are_never_more_listeners_than_may_be(make_feed: Callable[..., Feed]) -> None:
-    feed = make_feed(most=2)
+def test_there_are_never_more_listeners_than_may_be(feed: Feed) -> None:
+    """One gives its place back once, be it that it was never read: a browser may be gone before the first byte."""
     version = feed.picture().version
-    first, _ = listen(feed, version)
     listen(feed, version)
-    with pytest.raises(TooManyListeners):
-        feed.listen(version, "")
-    first.close()
-    first.close()
-    again, _ = listen(feed, version)
-    with pytest.raises(TooManyListeners):
-        feed.listen(version, "")
-    again.close()
-
-
-def test_a_listener_that_was_never_read_gives_its_place_back(make_feed: Callable[..., Feed]) -> None:
-    """A browser may be gone before the first byte is written."""
-    feed = make_feed(most=1)
-    feed.listen("", "").close()
-    feed.listen("", "").close()
+    for read in (True, False):
+        taken = listen(feed, version)[0] if read else feed.listen(version, "")
+        with pytest.raises(TooManyListeners):
+            feed.listen(version, "")
+        taken.close()
+        taken.close()
 
 
 def test_closing_ends_every_stream(feed: Feed) -> None:
@@ -257,14 +209,11 @@ def test_closing_ends_every_stream(feed: Feed) -> None:
 def test_a_message_is_one_line_whatever_is_in_it(feed: Feed, sample: Sample, clock: Clock) -> None:
     """A line break in it would end the event, and let somebody write the next one."""
     _, stream = listen(feed, feed.picture().version)
-    sample.refusals = (
-        RefusedWorkload("team-a", "Job", "x", "a\n\nevent: reset\ndata: forged\r\n\r\n", ago(seconds=1)),
-    )
+    forged = "a\n\nevent: reset\ndata: forged\r\n\r\n"
+    sample.refusals = (msgspec.structs.replace(REFUSAL, message=forged),)
     look(feed, clock)
     text = next(stream)
-    assert text.count(b"\n\n") == 1
-    assert b"\r" not in text
-    assert b"\nevent: reset" not in text
+    assert [text.count(part) for part in (b"\n\n", b"\r", b"\nevent: reset")] == [1, 0, 0]
     assert len(changes(text)) == 1
 
 

@@ -1,7 +1,5 @@
 """What the leader has, as the page shows it; and what a replica says that does not lead."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

@@ -12,7 +12,6 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import (
     SYSTEM_NAMESPACE,
-    QuotaConfigMap,
     await_enforced,
     await_published,
     await_unpublished,
@@ -21,6 +20,7 @@ from tests.e2e.installation import (
 )
 from tests.e2e.json_server import tls
 from tests.e2e.manifests.system import NODE, System
+from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.stage import SERVICE, SLICES, own_address
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated

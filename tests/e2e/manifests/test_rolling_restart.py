@@ -14,9 +14,9 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import QuotaConfigMap
 from tests.e2e.manifests.scenes import limited
 from tests.e2e.manifests.system import NODE, System, applied, port_of
+from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.steady import creating
 from tests.integration.reviews import gpu_pod
 from tests.processes import WebhookProcess, eventually

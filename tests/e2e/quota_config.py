@@ -1,0 +1,86 @@
+"""The quota ConfigMap of a test's own: written, and awaited until every replica goes by it."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.rest import Answer, Rest
+from tests.processes import WebhookProcess
+
+KEY = "gpu_quota"
+CONFIG = {"quota.vcuda.io/config": "true"}
+"""The label by which the API server asks /quota about an edit."""
+
+
+@dataclass(frozen=True)
+class QuotaConfigMap:
+    """The ConfigMap ``name`` in ``namespace``, created with ``labels``; ``readers`` are the replicas that watch it."""
+
+    rest: Rest
+    namespace: str
+    name: str
+    labels: Mapping[str, str] = field(default_factory=lambda: dict(CONFIG))
+    readers: Sequence[WebhookProcess] = ()
+
+    @property
+    def collection(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/configmaps"
+
+    @property
+    def path(self) -> str:
+        return f"{self.collection}/{self.name}"
+
+    def document(self) -> Json:
+        """The quota as it is stored, by namespace; without a ConfigMap that of nobody."""
+        found = self.rest.send("GET", self.path)
+        if found.status == HTTPStatus.NOT_FOUND:
+            return {}
+        document: Json = json.loads(found.ok()["data"][KEY])
+        return document
+
+    def limit(self, **entries: Json) -> None:
+        """Add the entries, or set them anew; on return every replica goes by them."""
+        self.limit_anew(**{**self.document(), **entries})
+
+    def limit_anew(self, **entries: Json) -> None:
+        """Let the entries be the whole document, whatever stood there; on return every replica goes by it."""
+        self.await_read(self.write(json.dumps(entries)).ok()["metadata"]["resourceVersion"])
+
+    def lift(self, *namespaces: str) -> None:
+        """Remove the entries of these namespaces; on return no replica goes by them."""
+        self.limit_anew(**{name: entry for name, entry in self.document().items() if name not in namespaces})
+
+    @contextmanager
+    def limited(self, **entries: Json) -> Iterator[None]:
+        """`with` this, the entries are in force; after it they are gone."""
+        self.limit(**entries)
+        try:
+            yield
+        finally:
+            self.lift(*entries)
+
+    def write(self, text: str) -> Answer:
+        """The answer to storing ``text`` as the document, well-formed or not; no replica is waited for."""
+        answer = self.rest.send("POST", self.collection, self.manifest(text))
+        replacing = answer.status == HTTPStatus.CONFLICT
+        return self.rest.send("PUT", self.path, self.manifest(text)) if replacing else answer
+
+    def await_read(self, version: str) -> None:
+        """Return once every replica goes by the document stored at ``version``, or by a later one."""
+        for reader in self.readers:
+            reader.await_log("quota read", lambda line: int(line["version"]) >= int(version))
+
+    def manifest(self, text: str) -> Json:
+        """The ConfigMap as a person writes it, with ``text`` as the document."""
+        metadata = {"namespace": self.namespace, "name": self.name, "labels": dict(self.labels)}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
+
+
+def named_quota(cluster: Cluster) -> QuotaConfigMap:
+    """The quota ConfigMap that the manifests name, empty, whose edits are not checked."""
+    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
+    quota.write("{}").ok()
+    return quota

@@ -1,0 +1,114 @@
+"""The API server over plain JSON: one request, one answer; a watch as it comes; a collection after each change."""
+
+import json
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+
+from vcuda.kube import MERGE_PATCH
+
+Json = dict[str, Any]
+
+CONNECT_SECONDS = 5
+REQUEST_SECONDS = 60
+
+
+def api_client(server: str, ca_file: Path, token: str) -> ApiClient:
+    """The official client as the bearer of ``token``, with connections enough for many threads; ``close`` it."""
+    configuration = Configuration(host=server, connection_pool_maxsize=64)
+    configuration.ssl_ca_cert = str(ca_file)
+    configuration.proxy = None
+    return ApiClient(configuration, header_name="Authorization", header_value=f"Bearer {token}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server answered: an object or list with status 2xx, else a `Status` object.
+
+    ``warnings``: the texts of the Warning headers, as kubectl prints them.
+    """
+
+    status: int
+    body: Json
+    headers: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        return str(self.body.get("message", "")) if self.body.get("kind") == "Status" else ""
+
+    def ok(self) -> Json:
+        """The body of a success; else ApiException with the status, the `Status` message and its JSON as ``body``."""
+        if HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
+            return self.body
+        raise ApiException(status=self.status, reason=self.message, body=json.dumps(self.body))
+
+
+def warning_text(header: str) -> str:
+    """The text of `299 - "text"`: a quoted-string as in RFC 7230, whose escapes JSON reads the same."""
+    return str(json.loads(header.removeprefix("299 - ")))
+
+
+@dataclass(frozen=True)
+class Rest:
+    """JSON requests as the user of ``api``."""
+
+    api: ApiClient
+
+    def send(
+        self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **query: str
+    ) -> Answer:
+        """One request, whatever its status. Raises urllib3's HTTPError where no answer came."""
+        headers = {**self.api.default_headers, "Content-Type": content_type}
+        url = self._url(path, query)
+        response = self.api.call_api(method, url, headers, body=body, _request_timeout=REQUEST_SECONDS)
+        warnings = tuple(map(warning_text, response.headers.getlist("Warning")))
+        return Answer(response.status, json.loads(response.response.data or b"{}"), response.headers, warnings)
+
+    def get(self, path: str, **query: str) -> Json:
+        return self.send("GET", path, **query).ok()
+
+    def merge_patch(self, path: str, patch: Json) -> Json:
+        """The object after a JSON merge patch; ApiException where it is refused."""
+        return self.send("PATCH", path, patch, content_type=MERGE_PATCH).ok()
+
+    def watch(self, path: str, seconds: float, **query: str) -> Generator[Json]:
+        """Watch events as they come, until the server ends the watch after ``seconds``, rounded up."""
+        whole = int(seconds) + 1
+        query = {**query, "watch": "true", "timeoutSeconds": str(whole)}
+        timeout = (CONNECT_SECONDS, whole + CONNECT_SECONDS)
+        url, headers = self._url(path, query), self.api.default_headers
+        with closing(self.api.call_api("GET", url, headers, _request_timeout=timeout).response) as raw:
+            if raw.status != HTTPStatus.OK:
+                Answer(raw.status, json.loads(raw.data), raw.headers).ok()
+            yield from map(json.loads, raw)
+
+    def _url(self, path: str, query: Mapping[str, str]) -> str:
+        return f"{self.api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) -> Generator[list[Json]]:
+    """The collection after each change, until ``deadline`` of the monotonic clock. A watch that ends is begun anew."""
+    while (left := deadline - time.monotonic()) > 0:
+        listing = rest.get(path, **selectors)
+        objects = {item["metadata"]["uid"]: item for item in listing["items"]}
+        yield list(objects.values())
+        version = listing["metadata"]["resourceVersion"]
+        with closing(rest.watch(path, left, resourceVersion=version, **selectors)) as events:
+            for event in events:
+                if event["type"] == "ERROR":
+                    if event["object"].get("code") != HTTPStatus.GONE:
+                        raise RuntimeError(f"the watch ended with {event['object']}")
+                    break  # it fell out of etcd's history: a new LIST is due
+                objects.pop(uid := event["object"]["metadata"]["uid"], None)
+                if event["type"] != "DELETED":
+                    objects[uid] = event["object"]
+                yield list(objects.values())
