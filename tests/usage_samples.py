@@ -93,17 +93,15 @@ def company() -> Sample:
     )
     t4 = "requested: 2 cards, used: 16 (0 pending), limited: 16, 2 more needed"
     a100 = "requested: 1 card, used: 8 (0 pending), limited: 8, 1 more needed"
+    over = f"exceeded GPU quota: A100-80G in namespace speech-research, {a100}"
     cores = "spec.containers[0].resources.limits[tencent.com/vcuda-core]"
     odd = f"malformed GPU request: {cores}: 150 is more than one card but not whole cards; write 100 or 200"
-    refusals = (
-        ("asr-batch", "Job", "transcode-0304", f"exceeded GPU quota: T4 in namespace asr-batch, {t4}", 50, 3),
-        (
-            *("speech-research", "ReplicaSet", "whisper-eval-6d9f8b7c4"),
-            *(f"exceeded GPU quota: A100-80G in namespace speech-research, {a100}", 11 * 60, 9),
-        ),
-        ("fraud", "ReplicaSet", "scorer-58c4d9", odd, 34 * 60, 1),
+    full = f"exceeded GPU quota: T4 in namespace asr-batch, {t4}"
+    sample.refusals = (
+        RefusedWorkload("asr-batch", "Job", "transcode-0304", full, ago(seconds=50), 3),
+        RefusedWorkload("speech-research", "ReplicaSet", "whisper-eval-6d9f8b7c4", over, ago(minutes=11), 9),
+        RefusedWorkload("fraud", "ReplicaSet", "scorer-58c4d9", odd, ago(minutes=34)),
     )
-    sample.refusals = [RefusedWorkload(*of[:4], ago(seconds=of[4]), of[5]) for of in refusals]
     gone = "removed the allocation of gpu-manager: node gpu-t4-02 does not exist (tencent.com/predicate-node)"
     lock = "removed the allocation of hami: its lock is 9 minutes old (hami.io/mutex.lock)"
     sample.removals = (
