@@ -185,13 +185,10 @@ class Cluster:
     # Namespaces and nodes
 
     def create_namespace(self, name: str | None = None, labels: Labels | None = None) -> str:
-        """The name of a new namespace, ready for pods: with its ServiceAccount where admission asks for that."""
+        """The name of a new namespace."""
         metadata = {**({"name": name} if name else {"generateName": "e2e-"}), "labels": dict(labels or {})}
         created = self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-        namespace = str(created["metadata"]["name"])
-        if self.control_plane.settings.service_account_admission:
-            self.await_object(f"/api/v1/namespaces/{namespace}/serviceaccounts", "default", lambda _: True)
-        return namespace
+        return str(created["metadata"]["name"])
 
     @contextmanager
     def fresh_namespace(self, labels: Labels | None = None) -> Iterator[str]:

@@ -45,12 +45,10 @@ class NoControlPlane(Exception):
 class Settings:
     """What a control plane is started with.
 
-    ``service_account_admission``: give pods their ServiceAccount and its token; a pod then needs a ServiceAccount.
     ``users``: names of users with a token and no rights, see ``ControlPlane.tokens``.
     ``apiserver_flags``: further flags of kube-apiserver. ``startup_timeout``: seconds each server may take to start.
     """
 
-    service_account_admission: bool = False
     users: tuple[str, ...] = ("tenant",)
     apiserver_flags: tuple[str, ...] = ()
     startup_timeout: float = 60
@@ -171,7 +169,7 @@ def apiserver(layout: Layout, settings: Settings, token: str) -> Component:
         "--allow-privileged=true",
         # A webhook that is a Service is called at its endpoints: there is no kube-proxy to take other calls there.
         "--enable-aggregator-routing=true",
-        *([] if settings.service_account_admission else ["--disable-admission-plugins=ServiceAccount"]),
+        "--disable-admission-plugins=ServiceAccount",
         *settings.apiserver_flags,
     ]
     ready = Probe(layout.apiserver_port, "/readyz", layout.certificate("apiserver"), token)

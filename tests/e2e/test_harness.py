@@ -1,6 +1,5 @@
 """The harness itself: what the other end-to-end tests stand on."""
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -106,19 +105,6 @@ def test_binaries_without_scheduler_and_controller_manager_are_enough(tmp_path: 
     assert found.minor == 34
     assert found.missing == ("kube-scheduler", "kube-controller-manager")
     assert found.components == (found.etcd, found.apiserver)
-
-
-@pytest.mark.usefixtures("controller_manager")
-def test_with_service_account_admission_a_new_namespace_is_ready_for_pods(assets: Path | None, tmp_path: Path) -> None:
-    """And a control plane of a test's own ends with its `with`."""
-    with running_control_plane(assets, tmp_path, Settings(service_account_admission=True)) as strict:
-        with closing(Cluster(strict)) as admin:
-            namespace = admin.create_namespace(labels={"team": "a"})
-            stored = admin.create(pod(namespace, "with-identity"))
-        assert all(component.running for component in strict.components)
-    assert stored["spec"]["serviceAccountName"] == "default"
-    assert "token" in json.dumps(stored["spec"]["volumes"])
-    assert not any(component.running for component in strict.components)
 
 
 def test_a_warning_header_is_read_as_kubectl_reads_it() -> None:

@@ -11,7 +11,7 @@ from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import Installation, candidate, controlling, limited_team
 from tests.e2e.workloads import workload
-from tests.integration.reviews import card_pod, gpu_pod
+from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
@@ -63,7 +63,7 @@ def test_a_pod_that_is_created_shows_live_and_so_does_its_end(cluster: Cluster, 
     page.evaluate("window.untouched = true")
     share = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
     for pod in (gpu_pod("half", team, share), card_pod("two", team, cards=2)):
-        cluster.create({**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}})
+        cluster.create(on_m40(pod))
     cell = row_of(page, team).locator('td[data-m="M40"]')
     expect(cell).to_contain_text("2.5 of 4", timeout=SOON)
     expect(cell).not_to_contain_text("pending", timeout=SOON)
@@ -81,8 +81,7 @@ def test_the_page_of_a_namespace_has_its_pods_with_charge_and_age(
     page.wait_for_selector("#state[data-state=live]")
     expect(page.get_by_text("No pod here holds a card.")).to_be_visible()
     node = create_node("ui-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "800", "tencent.com/vcuda-memory": "100"})
-    pod = card_pod("train", team)
-    cluster.create({**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}})
+    cluster.create(on_m40(card_pod("train", team)))
     row = page.get_by_role("row", name="train")
     expect(row).to_contain_text("M40", timeout=SOON)
     expect(row).to_contain_text("10 GiB")
@@ -105,9 +104,7 @@ def test_a_refused_deployment_shows_with_the_reason(cluster: Cluster, opened: Ta
     expect(page.get_by_text("requested: 5 cards")).to_be_visible()
 
 
-def test_a_refused_pod_that_nobody_owns_leaves_no_trace_and_the_page_says_so(
-    cluster: Cluster, opened: Tab, team: str
-) -> None:
+def test_a_refused_pod_that_nobody_owns_leaves_no_trace_as_is_said(cluster: Cluster, opened: Tab, team: str) -> None:
     assert cluster.try_create(card_pod("greedy", team, cards=5)).status == HTTPStatus.FORBIDDEN
     assert cluster.events(team) == []
     expect(opened.page.get_by_text("leaves no trace when it is refused")).to_be_visible()
@@ -117,8 +114,7 @@ def test_a_pod_that_its_quota_would_not_let_in_any_more_shows_with_why(
     cluster: Cluster, own: Installation, opened: Tab, team: str
 ) -> None:
     found = opened.page.get_by_role("region", name="Beyond their quota")
-    pod = card_pod("train", team, cards=2)
-    cluster.create({**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}})
+    cluster.create(on_m40(card_pod("train", team, cards=2)))
     own.quota.limit(**{team: {"quota": {"M40": 1}}})
     expect(found).to_contain_text(f"beyond GPU quota: M40 in namespace {team}", timeout=SOON)
     cluster.delete_pod(team, "train")

@@ -25,7 +25,7 @@ from tests.e2e.installation import (
     limited_team,
 )
 from tests.e2e.workloads import workload
-from tests.integration.reviews import card_pod, gpu_pod
+from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess
 from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
 
@@ -49,7 +49,7 @@ def is_filled(report: Json) -> bool:
 def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
     """Create three pods on M40 of a half, two and one card, and await that they are counted."""
     for pod in (gpu_pod("half", namespace, SHARE), card_pod("two", namespace, cards=2), card_pod("one", namespace)):
-        cluster.create({**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}})
+        cluster.create(on_m40(pod))
     await_committed(installation, namespace, M40=350)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonpatch
 
-from tests.builders import held_to
+from tests.builders import MODEL, held_to
 
 Json = dict[str, Any]
 
@@ -27,6 +27,11 @@ def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json
 def card_pod(name: str, namespace: str, cards: int = 1) -> Json:
     """A pod that asks gpu-manager for whole cards."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": 100 * cards})
+
+
+def on_m40(pod: Json) -> Json:
+    """The pod as its owner has it run on nodes of this model."""
+    return {**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}}
 
 
 def pinned(pod: Json) -> Json:

@@ -102,34 +102,20 @@ def cell(page: Page, namespace: str, model: str) -> Locator:
 @pytest.mark.parametrize("path", ["", "namespaces/notebooks", "?sort=total&order=desc&q=s", "namespaces/robotics"])
 @in_schemes
 @in_sizes
-def test_it_renders_without_a_complaint_and_asks_for_nothing_elsewhere(
+def test_it_renders_without_a_complaint_and_every_text_can_be_read(
     browser: Browser, leader: Served, path: str, scheme: str, size: Size
 ) -> None:
-    """Not one console message, script error or violation of the policy; nor does the page scroll sideways."""
+    """No console message or violation of the policy, no request elsewhere, no scrolling sideways; each step of heat."""
+    leader.sample.report(namespace_use("steps", *(model_use(f"S{step:02}", 10, step) for step in range(12))))
     with tab(browser, size, color_scheme=scheme) as opened:
         page = opened.open(leader.url + path)
-        assert page.locator("#rows > tr").count() >= 0
         assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
         assert all(url.startswith(leader.url) for url in opened.asked)
-
-
-@pytest.mark.parametrize("path", ["", "namespaces/notebooks"])
-@in_schemes
-@in_sizes
-def test_every_text_can_be_read_on_its_ground(
-    browser: Browser, leader: Served, path: str, scheme: str, size: Size
-) -> None:
-    """Every step of the heat too."""
-    steps = [model_use(f"S{step:02}", 10, step) for step in range(12)]
-    leader.sample.report(namespace_use("steps", *steps))
-    with tab(browser, size, color_scheme=scheme) as opened:
-        page = opened.open(leader.url + path)
         found = page.evaluate(CONTRASTS)
-        assert len(found) > 20
+        assert len(found) > 10
         assert {text: round(contrast, 2) for text, contrast in found.items() if contrast < READABLE} == {}
-        if not path:
-            for step in range(12):
-                assert re.search(rf"\bh{step}\b", cell(page, "steps", f"S{step:02}").get_attribute("class") or "")
+        for step in () if path else range(12):
+            assert re.search(rf"\bh{step}\b", cell(page, "steps", f"S{step:02}").get_attribute("class") or "")
 
 
 @in_schemes
@@ -142,15 +128,16 @@ def test_the_search_field_can_be_told_from_its_ground(browser: Browser, leader: 
 def test_a_click_on_a_header_sorts_and_the_address_keeps_it(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     assert names(page) == sorted(leader.sample.uses)
-    page.get_by_role("columnheader", name="V100").get_by_role("link").click()
-    expect(page.get_by_role("columnheader", name="V100")).to_have_attribute("aria-sort", "descending")
+    header = page.get_by_role("columnheader", name="V100")
+    header.get_by_role("link").click()
+    expect(header).to_have_attribute("aria-sort", "descending")
     assert names(page)[:3] == ["maps-vision", "genomics", "recsys"]
     assert page.url.endswith("?sort=model.V100&order=desc")
-    page.get_by_role("columnheader", name="V100").get_by_role("link").click()
-    expect(page.get_by_role("columnheader", name="V100")).to_have_attribute("aria-sort", "ascending")
+    header.get_by_role("link").click()
+    expect(header).to_have_attribute("aria-sort", "ascending")
     assert names(page)[0] == "robotics"
     page.go_back()
-    expect(page.get_by_role("columnheader", name="V100")).to_have_attribute("aria-sort", "descending")
+    expect(header).to_have_attribute("aria-sort", "descending")
     page.reload()
     assert names(page)[0] == "maps-vision"
 
