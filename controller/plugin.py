@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ BAR = 20
 """Characters of the bar that shows how much of a limit is in use."""
 
 FAILED = 1
-
 OWN_KUBECONFIG = Path("~/.kube/config")
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
@@ -102,7 +101,8 @@ def main(
             uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
         except errors.VcudaError as error:
             cli.fail(str(error), FAILED)
-        _show(uses, output)
+        heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB")
+        _show(uses, output, heading, *(row for use in uses for row in _rows(use)))
 
 
 @main.command()
@@ -180,12 +180,9 @@ def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Expl
 
 
 def _show_verdicts(verdicts: list[ExplainedPod], output: str) -> None:
-    if output != "table":
-        _dump(verdicts, output)
-        return
-    cells = [(v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts]
-    _table(("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON"), cells)
-    for verdict in verdicts:
+    heading = ("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON")
+    _show(verdicts, output, heading, *((v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts))
+    for verdict in verdicts if output == "table" else ():
         for warning in verdict.warnings:
             click.echo(f"Warning: {verdict.object}: {warning}", err=True)
 
@@ -211,17 +208,8 @@ def _read(raw: bytes) -> NamespaceUse:
     try:
         return _USE.decode((config_map.data or {}).get(KEY, ""))
     except msgspec.MsgspecError as error:
-        raise errors.BadInput(
-            f"ConfigMap {NAME} in namespace {config_map.metadata.namespace} cannot be read: {error}"
-        ) from error
-
-
-def _show(uses: list[NamespaceUse], output: str) -> None:
-    if output != "table":
-        _dump(uses, output)
-        return
-    heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB")
-    _table(heading, (row for use in uses for row in _rows(use)))
+        where = f"ConfigMap {NAME} in namespace {config_map.metadata.namespace}"
+        raise errors.BadInput(f"{where} cannot be read: {error}") from error
 
 
 def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
@@ -245,16 +233,14 @@ def bar(used: float, limit: float) -> str:
     return f"[{'#' * filled}{'-' * (BAR - filled)}]"
 
 
-def _dump(value: Iterable[msgspec.Struct], output: str) -> None:
-    plain = msgspec.to_builtins(list(value))
+def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]) -> None:
+    """Print the values as they are, or the table that is made of them."""
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
+    elif output == "yaml":
+        click.echo(yaml.safe_dump(msgspec.to_builtins(values), sort_keys=False), nl=False)
     else:
-        click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
-
-
-def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    click.echo("\n".join(cli.aligned([heading, *rows])))
+        click.echo("\n".join(cli.aligned(table)))
 
 
 def _own_kubeconfig() -> Path | None:

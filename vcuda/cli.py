@@ -105,11 +105,9 @@ _LAST_PORT = 65535
 def parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of HOST:PORT; BadInput where it is none. An IPv6 host is best put in brackets."""
     host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-        good = ":" in host and _can_be_host(host)
-    else:
-        good = _can_be_host(host)
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    good = (":" in host or not bracketed) and _can_be_host(host)
     if not (colon and good and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
         raise BadInput(f"{text!r} is not HOST:PORT.")
     return host, int(port)

@@ -68,7 +68,7 @@ def create_app(standing: Callable[[], Standing], views: Views) -> flask.Flask:
     app.add_url_rule("/", "overview", led(_overview))
     app.add_url_rule("/namespaces/<name>", "namespace", led(_namespace))
     app.add_url_rule("/updates", "updates", led(_updates))
-    app.add_url_rule("/leading", "leading", led(lambda *_: _text("leading")))
+    app.add_url_rule("/leading", "leading", led(lambda *_: _answer("leading\n", kind="plain")))
     app.add_url_rule("/static/<name>", "static", lambda name: _asset(assets, name))
     app.register_error_handler(HTTPException, lambda error: _error(views, error))
     app.after_request(_finish)
@@ -79,18 +79,10 @@ def _overview(feed: Feed, views: Views) -> flask.Response:
     picture = feed.picture()
     order = model.read_table_query(flask.request.args, model.sorts_of(picture.columns))
     rows = model.ordered((line.row for line in picture.lines.values()), order)
-    return _page(
-        views.render(
-            "overview.html",
-            picture=picture,
-            parts={part: snapshot.render_part(part, picture, views, root="") for part in snapshot.PARTS},
-            order=order,
-            rows=[picture.lines[row.namespace].html for row in rows[:MAX_ROWS]],
-            found=len(rows),
-            most=MAX_ROWS,
-            root="",
-        )
-    )
+    parts = {part: snapshot.render_part(part, picture, views, root="") for part in snapshot.PARTS}
+    shown = [picture.lines[row.namespace].html for row in rows[:MAX_ROWS]]
+    given = {"picture": picture, "parts": parts, "order": order, "rows": shown, "found": len(rows), "most": MAX_ROWS}
+    return _answer(views.render("overview.html", **given, root=""))
 
 
 def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
@@ -104,23 +96,22 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
     if "sort" not in flask.request.args:
         order = model.TableQuery(order.search, "cards", descending=True)
     found = model.ordered_pods(pods, order)
-    return _page(
-        views.render(
-            "namespace.html",
-            picture=picture,
-            name=name,
-            use=use,
-            line=picture.lines.get(name),
-            free={each.model: each.free for each in picture.cluster},
-            order=order,
-            pods=found[:MAX_ROWS],
-            found=len(found),
-            all_pods=len(pods),
-            refusals_known=picture.refusals is not None,
-            refused_here=[each for each in picture.refusals or () if each.namespace == name][: snapshot.MAX_LISTED],
-            root="../",
-        )
+    html = views.render(
+        "namespace.html",
+        picture=picture,
+        name=name,
+        use=use,
+        line=picture.lines.get(name),
+        order=order,
+        free={each.model: each.free for each in picture.cluster},
+        pods=found[:MAX_ROWS],
+        found=len(found),
+        all_pods=len(pods),
+        refusals_known=picture.refusals is not None,
+        refused_here=[each for each in picture.refusals or () if each.namespace == name][: snapshot.MAX_LISTED],
+        root="../",
     )
+    return _answer(html)
 
 
 def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # every view is called the same way
@@ -132,7 +123,8 @@ def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # eve
     try:
         listener = feed.listen(since, flask.request.args.get("namespace", ""))
     except TooManyListeners:
-        return _text("as many browsers listen as may be", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "30"})
+        busy = HTTPStatus.SERVICE_UNAVAILABLE
+        return _answer("as many browsers listen as may be\n", busy, {"Retry-After": "30"}, "plain")
     return flask.Response(listener, headers=headers)
 
 
@@ -148,18 +140,16 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
 
 def _standby(views: Views, reason: str) -> flask.Response:
     page = views.render("standby.html", reason=reason, root=_root())
-    return _page(page, HTTPStatus.SERVICE_UNAVAILABLE, COME_AGAIN)
+    return _answer(page, HTTPStatus.SERVICE_UNAVAILABLE, COME_AGAIN)
 
 
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
     # Flask's own description of a 404 speaks of typing errors; ours names what was not found.
     said = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
-    page = views.render(
-        "error.html", status=status, said=said or f"{status.description or status.phrase}.", root=_root()
-    )
+    said = said or f"{status.description or status.phrase}."
     allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None
-    return _page(page, status, allowed)
+    return _answer(views.render("error.html", status=status, said=said, root=_root()), status, allowed)
 
 
 def _root() -> str:
@@ -167,12 +157,10 @@ def _root() -> str:
     return "../" * (flask.request.path.count("/") - 1)
 
 
-def _page(html: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> flask.Response:
-    return flask.Response(html, status.value, headers, content_type="text/html; charset=utf-8")
-
-
-def _text(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> flask.Response:
-    return flask.Response(f"{text}\n", status.value, headers, content_type="text/plain; charset=utf-8")
+def _answer(
+    text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None, kind: str = "html"
+) -> flask.Response:
+    return flask.Response(text, status.value, headers, content_type=f"text/{kind}; charset=utf-8")
 
 
 def _finish(response: flask.Response) -> flask.Response:

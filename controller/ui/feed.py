@@ -114,7 +114,7 @@ class Feed:
             # A browser behind a proxy that buffers may be minutes late; what it missed is not kept for ever.
             missed = [message for number, message in self._messages if number > position]
             if len(missed) < self._number - position:
-                return self._number, _reset(self._version())
+                return self._number, _reset(f"{self._epoch}-{self._number}")
             return self._number, b"".join(missed)
 
     def position(self, version: str) -> int:
@@ -122,9 +122,6 @@ class Feed:
         epoch, _, number = version.partition("-")
         known = epoch == self._epoch and number.isdecimal() and len(number) < len(str(2**53))
         return int(number) if known and int(number) <= self._number else -1
-
-    def _version(self) -> str:
-        return f"{self._epoch}-{self._number}"
 
     def _run(self) -> None:
         while True:
@@ -185,11 +182,8 @@ class Listener:
                 news = self._feed.after(self._position)
             except EOFError:
                 return
-            if news is None:
-                yield b"event: beat\ndata:\n\n"
-            else:
-                self._position, text = news
-                yield text
+            self._position, text = news or (self._position, b"event: beat\ndata:\n\n")
+            yield text
 
     def close(self) -> None:
         """Give the place free; a second time does nothing."""

@@ -3,23 +3,19 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import flask
 import msgspec
 
 from controller import certificates, httpd, manager, stale_gc
-from controller.ui import app, events, snapshot
-from controller.ui.feed import MAX_LISTENERS, Feed
+from controller.ui import app, events, feed, page, snapshot
 from controller.ui.model import CapacityInformer, PodRow, rounded
-from controller.ui.page import Views
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import CORES_PER_CARD, Limit, NamespaceQuota
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
 
 
 class UsagePage:
@@ -27,8 +23,8 @@ class UsagePage:
 
     def __init__(self, holder: Callable[[], str]) -> None:
         self._holder = holder
-        self._views = Views()
-        self._feed: Feed | None = None
+        self._views = page.Views()
+        self._feed: feed.Feed | None = None
         self._ready: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()
 
@@ -41,48 +37,48 @@ class UsagePage:
         with self._lock:
             # A feed for each time of leading: after another leader's, browsers have to load the page again.
             self._ready = ready
-            self._feed = Feed(source, self._views)
+            self._feed = feed.Feed(source, self._views)
             self._feed.start()
 
     def close(self) -> None:
         """Show nothing any more, and end every listener's stream."""
         with self._lock:
-            feed, self._feed = self._feed, None
-        if feed:
-            feed.close()
+            shown, self._feed = self._feed, None
+        if shown:
+            shown.close()
 
     def standing(self) -> app.Standing:
         """Return the feed of a leader that has seen everything, else why there is none."""
         with self._lock:
-            feed, ready = self._feed, self._ready
-        if feed is None:
+            shown, ready = self._feed, self._ready
+        if shown is None:
             leads = f": {holder} leads." if (holder := self._holder()) else ", and nobody leads at the moment."
             return app.Standing(None, f"This controller stands by{leads}")
         if not ready():
             return app.Standing(None, "This controller leads since a moment ago, and is reading the cluster.")
-        return app.Standing(feed, "")
+        return app.Standing(shown, "")
 
 
-def serve(address: tuple[str, int], application: "WSGIApplication") -> httpd.Server:
+def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:
     """Serve the page, one request a connection: behind a Service the next one may reach another replica.
 
     Raises OSError where the address cannot be had.
     """
     # Listeners stay, and each holds a thread: half as many again are left for those who only look.
-    return httpd.Server(address, application, threads=MAX_LISTENERS + MAX_LISTENERS // 2).in_threads()
+    return httpd.Server(address, application, threads=feed.MAX_LISTENERS * 3 // 2).in_threads()
 
 
 @contextmanager
-def showing(page: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> Iterator[None]:
+def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> Iterator[None]:
     """Show the leader on the page, and follow what only the page shows; at the end the page stands by again."""
     source = LeaderSource(kube, labels, leader)
     for reflector in source.reflectors:
         reflector.start()
-    page.show(source.source(), lambda: leader.synced)
+    shown.show(source.source(), lambda: leader.synced)
     try:
         yield
     finally:
-        page.close()
+        shown.close()
         for reflector in source.reflectors:
             reflector.stop()
 
@@ -98,11 +94,8 @@ class LeaderSource:
         self._capacity = CapacityInformer(kube, labels)
         # Nobody's readiness waits for these: without a right that they lack the page says less, and the leader does
         # all of its work.
-        self.reflectors: Sequence[Reflector[Any]] = (
-            self._refusals.reflector,
-            self._removals.reflector,
-            self._capacity.reflector,
-        )
+        informers = (self._refusals, self._removals, self._capacity)
+        self.reflectors: Sequence[Reflector[Any]] = [informer.reflector for informer in informers]
 
     def source(self) -> snapshot.Source:
         """Return it as the page's source."""
@@ -136,8 +129,7 @@ class LeaderSource:
         return [snapshot.PodFinding(one.pod.namespace, one.pod.name, one.message, at) for one, at in found]
 
     def _certificates(self) -> Sequence[snapshot.Certificate] | None:
-        watch = self._leader.certificates
-        shown = watch.shown() if watch else None
+        shown = self._leader.certificates.shown() if self._leader.certificates else None
         return None if shown is None else [certificate_row(one) for one in shown]
 
     def _refused(self) -> Sequence[snapshot.RefusedWorkload] | None:
@@ -147,9 +139,8 @@ class LeaderSource:
 
 def fragmented(free_cards: placement.FreeCardsByPool) -> Mapping[str, float]:
     """Return the cards of each model that are free only as shares of cards in use."""
-    return {
-        model: free.fragmented_cores / CORES_PER_CARD for model, free in placement.free_by_model(free_cards, ()).items()
-    }
+    models = placement.free_by_model(free_cards, ()).items()
+    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in models}
 
 
 def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certificate:
@@ -162,11 +153,10 @@ def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: pla
     """Return the pods that hold cards, each with what it is charged under its namespace's limits."""
     limits = quota.limits if quota else {}
     rows = []
-    for pod in pods:
-        if pod.live:
-            model = pod.model_on(nodes)
-            memory = pod.charge.memory_under(limits.get(model or "", Limit(0)))
-            rows.append(PodRow(pod.name, model, pod.charge.cores, memory, pod.node, pod.created))
+    for pod in (pod for pod in pods if pod.live):
+        model = pod.model_on(nodes)
+        memory = pod.charge.memory_under(limits.get(model or "", Limit(0)))
+        rows.append(PodRow(pod.name, model, pod.charge.cores, memory, pod.node, pod.created))
     return rows
 
 
@@ -180,15 +170,14 @@ def cluster_cards(
 
     ``unlimited`` are the pods of namespaces that have no report; those that have one say what they use themselves.
     """
-    used: dict[str, float] = {}
+    used: dict[str, float] = dict.fromkeys(cards, 0.0)
     promised: dict[str, float] = {}
-    for use in uses.values():
-        for model in use.models:
-            used[model.model] = used.get(model.model, 0.0) + model.used
-            promised[model.model] = promised.get(model.model, 0.0) + model.limit
+    for model in (model for use in uses.values() for model in use.models):
+        used[model.model] = used.get(model.model, 0.0) + model.used
+        promised[model.model] = promised.get(model.model, 0.0) + model.limit
     for name, charge in charges_of(unlimited, nodes):
         used[name] = used.get(name, 0.0) + charge.cores / CORES_PER_CARD
     return [
-        snapshot.ModelCards(name, cards.get(name), rounded([used.get(name, 0.0)]), rounded([promised.get(name, 0.0)]))
-        for name in sorted({*cards, *used, *promised}, key=lambda name: (name.casefold(), name))
+        snapshot.ModelCards(name, cards.get(name), rounded([used[name]]), rounded([promised.get(name, 0.0)]))
+        for name in sorted(used, key=lambda name: (name.casefold(), name))
     ]

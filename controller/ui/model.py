@@ -14,9 +14,6 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.schemes import HAMI, SCHEMES
 
-_SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
-
 FULL = 10
 """The step of what is used up."""
 
@@ -128,10 +125,10 @@ def moment(text: str) -> datetime.datetime | None:
 def span(seconds: float) -> str:
     """Render a time span in its largest unit: 3 d, 5 h, 12 min, 40 s."""
     whole = max(int(seconds), 0)
-    for size, unit in _SPANS:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if whole >= size:
             return f"{whole // size} {unit}"
-    return "0 s"
+    return f"{whole} s"
 
 
 NAME = "name"
@@ -266,10 +263,7 @@ def total_cards(nodes: Iterable[ModelNode]) -> Mapping[str, float | None]:
     for node in nodes:
         found.setdefault(node.model, []).append(node.cards)
     # A sum without a node that does not tell would be a wrong number.
-    return {
-        model: None if None in counts else math.fsum(count for count in counts if count)
-        for model, counts in found.items()
-    }
+    return {model: None if None in counts else math.fsum(filter(None, counts)) for model, counts in found.items()}
 
 
 def _whole(quantity: Quantity | None) -> int | None:

@@ -73,11 +73,6 @@ class PodFinding(msgspec.Struct, frozen=True):
     at: str
 
 
-def _nothing_known() -> None:
-    # Stands in for a source that is not there: its section says so, or is left out.
-    return None
-
-
 @dataclass(frozen=True)
 class Source:
     """Where each part of the page comes from. A callable that returns None says: not known, or not known yet.
@@ -90,10 +85,10 @@ class Source:
     uses: Callable[[], Mapping[str, NamespaceUse]]
     pods: Callable[[str], Sequence[PodRow]]
     cluster: Callable[[], Sequence[ModelCards]]
-    refusals: Callable[[], Sequence[RefusedWorkload] | None] = _nothing_known
-    removals: Callable[[], Sequence[RemovedAllocation] | None] = _nothing_known
-    certificates: Callable[[], Sequence[Certificate] | None] = _nothing_known
-    findings: Callable[[], Sequence[PodFinding] | None] = _nothing_known
+    refusals: Callable[[], Sequence[RefusedWorkload] | None] = lambda: None
+    removals: Callable[[], Sequence[RemovedAllocation] | None] = lambda: None
+    certificates: Callable[[], Sequence[Certificate] | None] = lambda: None
+    findings: Callable[[], Sequence[PodFinding] | None] = lambda: None
 
 
 PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
@@ -133,12 +128,9 @@ class Picture:
     def total(self) -> ModelCards:
         """The whole cluster over all models that the nodes say the number of."""
         known = [model for model in self.cluster if model.cards is not None]
-        return ModelCards(
-            "",
-            rounded(model.cards or 0 for model in known) if known else None,
-            rounded(model.used for model in known or self.cluster),
-            rounded(model.promised for model in self.cluster),
-        )
+        cards = rounded(model.cards or 0 for model in known) if known else None
+        used = rounded(model.used for model in known or self.cluster)
+        return ModelCards("", cards, used, rounded(model.promised for model in self.cluster))
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -158,24 +150,12 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
     """Ask every source once. Rows that are as they were before are not rendered again."""
     uses = source.uses()
     cluster = tuple(source.cluster())
-    columns = _columns(uses, cluster)
-    return Picture(
-        version,
-        uses,
-        columns,
-        {name: _line(use, columns, views, before) for name, use in uses.items()},
-        cluster,
-        source.refusals(),
-        source.removals(),
-        source.certificates(),
-        source.findings(),
-    )
-
-
-def _columns(uses: Mapping[str, NamespaceUse], cluster: Sequence[ModelCards]) -> tuple[str, ...]:
     # Every model that some namespace may use, or that some node has: one without a node still has its quota.
     models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
-    return tuple(sorted(models, key=lambda model: (model.casefold(), model)))
+    columns = tuple(sorted(models, key=lambda model: (model.casefold(), model)))
+    lines = {name: _line(use, columns, views, before) for name, use in uses.items()}
+    lists = (source.refusals(), source.removals(), source.certificates(), source.findings())
+    return Picture(version, uses, columns, lines, cluster, *lists)
 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
@@ -203,13 +183,9 @@ def change_of(before: Picture, after: Picture, views: Views) -> Change:
     # The use of a namespace holds its pods, so its own page is told though its row is the same.
     touched = [name for name, use in after.uses.items() if before.uses[name] != use]
     refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
-    return Change(
-        after.version,
-        {name: line.html for name, line in lines.items()},
-        {part: render_part(part, after, views, root="") for part in _other_parts(before, after)},
-        tuple(touched),
-        tuple(sorted(refused)),
-    )
+    rows = {name: line.html for name, line in lines.items()}
+    parts = {part: render_part(part, after, views, root="") for part in _other_parts(before, after)}
+    return Change(after.version, rows, parts, tuple(touched), tuple(sorted(refused)))
 
 
 def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
@@ -233,8 +209,5 @@ def _shown(part: str, picture: Picture) -> object:
 
 def full(picture: Picture) -> list[str]:
     """Return the namespaces that have used up a model."""
-    return sorted(
-        name
-        for name, line in picture.lines.items()
-        if any(amount.used and amount.fullness >= 1 for amount in line.row.amounts.values())
-    )
+    amounts = {name: line.row.amounts.values() for name, line in picture.lines.items()}
+    return sorted(name for name, each in amounts.items() if any(one.used and one.fullness >= 1 for one in each))
