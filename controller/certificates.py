@@ -18,9 +18,7 @@ from prometheus_client.registry import Collector
 from vcuda import errors, k8s_types, tls
 from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
 
-INTERVAL_SECONDS = 300.0
-"""Between two looks."""
-
+INTERVAL_SECONDS = 300.0  # between two looks
 MAX_DIALS_AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
@@ -34,12 +32,6 @@ class ServedCertificate(msgspec.Struct, frozen=True):
     start: datetime.datetime | None = None
     end: datetime.datetime | None = None
     fault: str = ""
-
-
-class ServiceHead(msgspec.Struct, frozen=True):
-    """Of the Service its metadata alone."""
-
-    metadata: k8s_types.ObjectMeta
 
 
 class CertificateWatch(Collector):
@@ -105,7 +97,7 @@ class CertificateWatch(Collector):
         message = message_for(late, now, self._namespace)
         self._log.warning("the webhook's certificate was not renewed", endpoint=late.address, end=str(late.end))
         path = f"/api/v1/namespaces/{segment(self._namespace)}/services/{segment(self._service)}"
-        service = msgspec.json.decode(self._kube.get(path), type=ServiceHead)
+        service = msgspec.json.decode(self._kube.get(path), type=k8s_types.K8sObject)
         subject = InvolvedObject("v1", "Service", self._service, self._namespace, service.metadata.uid)
         # Of one name a day and leaf, so that it is one Event whoever leads.
         name = f"certificate-{late.fingerprint[:8]}-{now:%Y%m%d}"

@@ -89,8 +89,7 @@ main.add_command(node)
     help="Serve the usage page there: read-only, over HTTP, for whoever reaches it. Without it there is none.",
 )
 @cli.address_option(
-    "--extender-address",
-    help="Place vcuda pods for kube-scheduler there, over TLS, while leading. Without it: not.",
+    "--extender-address", help="Place vcuda pods for kube-scheduler there, over TLS, while leading. Without it: not."
 )
 @cli.option(
     "--extender-cert-dir",

@@ -44,10 +44,9 @@ class LeaseSpec(k8s_types.K8sStruct, frozen=True, gc=False):
     lease_transitions: int | None = None
 
 
-class Lease(k8s_types.K8sStruct, frozen=True, gc=False):
+class Lease(k8s_types.K8sObject, frozen=True, gc=False):
     """A coordination.k8s.io/v1 Lease."""
 
-    metadata: k8s_types.ObjectMeta = k8s_types.ObjectMeta()
     spec: LeaseSpec = LeaseSpec()
 
 

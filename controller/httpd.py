@@ -33,17 +33,12 @@ from vcuda.cli import family_of
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-REQUEST_SECONDS = 10.0
-"""For a request to arrive, its body too, and for each part of an answer to be taken."""
-
-MAX_HEAD_BYTES = 16 * 2**10
-"""Of a request line and its headers."""
+REQUEST_SECONDS = 10.0  # for a request to arrive, its body too, and for each part of an answer to be taken
+MAX_HEAD_BYTES = 16 * 2**10  # of a request line and its headers
 
 # Those that are silent cost a descriptor each, so there may be more of them than a neighbour can hold open by accident:
 # else a probe of kubelet's would be refused, and the container restarted.
-MAX_CONNECTIONS = 256
-"""Open at the same time, served or not."""
-
+MAX_CONNECTIONS = 256  # open at the same time, served or not
 SERVER_NAME = "vcuda-controller"
 
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

@@ -17,12 +17,6 @@ ENFORCED = "true"
 RETRY_SECONDS = 2.0
 
 
-class Namespace(k8s_types.K8sStruct, frozen=True, gc=False):
-    """A namespace's name and labels."""
-
-    metadata: k8s_types.ObjectMeta = k8s_types.ObjectMeta()
-
-
 class NamespaceLabels:
     """Holds every namespace's label to what the quota document says; ``"*"`` means all but the system's own.
 
@@ -35,7 +29,7 @@ class NamespaceLabels:
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
         self.reflector = Reflector(
-            kube, "/api/v1/namespaces", msgspec.json.Decoder(Namespace).decode, on_event=self._on_event
+            kube, "/api/v1/namespaces", msgspec.json.Decoder(k8s_types.K8sObject).decode, on_event=self._on_event
         )
         self._kube = kube
         self._quota = quota
@@ -53,7 +47,7 @@ class NamespaceLabels:
         if quota is None or namespace is None:
             return
         wanted = ENFORCED if quota.for_namespace(name) else None
-        if (namespace.metadata.labels or {}).get(ENFORCED_LABEL) == wanted:
+        if namespace.labels.get(ENFORCED_LABEL) == wanted:
             return
         # In a merge patch (RFC 7396) null removes the key.
         body = msgspec.json.encode({"metadata": {"labels": {ENFORCED_LABEL: wanted}}})
@@ -64,8 +58,8 @@ class NamespaceLabels:
             return
         self._log.info("namespace labelled" if wanted else "namespace unlabelled", namespace=name)
 
-    def _on_event(self, old: Namespace | None, new: Namespace | None) -> None:
-        if new and not (old and old.metadata.labels == new.metadata.labels):
+    def _on_event(self, old: k8s_types.K8sObject | None, new: k8s_types.K8sObject | None) -> None:
+        if new and not (old and old.labels == new.labels):
             self.reconciler.queue.add(new.metadata.name)
         if new and not old:
             self._on_arrival(new.metadata.name)

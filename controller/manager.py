@@ -18,8 +18,7 @@ from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import SYSTEM_NAMESPACES
 
-STOP_TIMEOUT_SECONDS = 5.0
-"""How long a stop waits for the loops, so that a write that is on its way comes to its end."""
+STOP_TIMEOUT_SECONDS = 5.0  # how long a stop waits for the loops, so that a write that is on its way comes to its end
 
 
 class Leader:
@@ -49,8 +48,11 @@ class Leader:
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace}
         self.quota = QuotaInformer(kube, place, system, self._quota_changed)
-        # Through a queue, as nodes come and go by the hundred, and each look is at every namespace.
-        self._models = workqueue.Reconciler("models", self._settle_all, failure="models not followed", key_name="of")
+        # A node's model is that of the pods on it that are held to none, in any namespace. Through a queue, as nodes
+        # come and go by the hundred.
+        self._models = workqueue.Reconciler(
+            "models", lambda _: self.settler.add_all(), failure="models not followed", key_name="of"
+        )
         self.nodes = NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
         store = LedgerStore(kube, system_namespace, self.nodes.current)
         self.publisher = publisher.Publisher(kube)
@@ -179,10 +181,6 @@ class Leader:
     def _quota_changed(self) -> None:
         self.settler.add_all()
         self.namespaces.add_all()
-
-    def _settle_all(self, _key: str) -> None:
-        # Nodes have changed their model, which is that of the pods on them that are held to none: in any namespace.
-        self.settler.add_all()
 
     def _others(self) -> Iterable[str]:
         """Return the namespaces that ``"*"`` limits, and those where a report is published, limited or not."""

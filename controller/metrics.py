@@ -16,9 +16,7 @@ class SettleMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.seconds = Histogram("vcuda_settle_seconds", "Time to settle one namespace.", registry=registry)
         self.released = Counter(
-            "vcuda_settle_pending_settled",
-            "Pending charges counted as stored, or released.",
-            registry=registry,
+            "vcuda_settle_pending_settled", "Pending charges counted as stored, or released.", registry=registry
         )
         self.drift = Counter(
             "vcuda_settle_mended",

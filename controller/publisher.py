@@ -43,7 +43,7 @@ class Publisher:
             _read_published,
             params={"fieldSelector": f"metadata.name={NAME}"},
             # One that somebody edits or deletes is due too, and comes back.
-            on_event=lambda old, new: self._add(new or old),
+            on_event=self._on_event,
         )
         self._kube = kube
         self._lock = threading.Lock()
@@ -98,8 +98,8 @@ class Publisher:
             return
         self._log.info("usage withdrawn: the namespace is no longer limited", namespace=namespace)
 
-    def _add(self, published: Published | None) -> None:
-        if published:
+    def _on_event(self, old: Published | None, new: Published | None) -> None:
+        if published := new or old:
             self.reconciler.queue.add(published.namespace)
 
 

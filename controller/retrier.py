@@ -22,12 +22,9 @@ from vcuda.requests.pod_request import read_request
 
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
-NEXT_LOOK_SECONDS = 5.0
-"""After which a namespace with free quota and refused workloads is looked at again."""
-
+NEXT_LOOK_SECONDS = 5.0  # after which a namespace with free quota and refused workloads is looked at again
+# How long a workload that may try again has to create its pods, before it is told so once more.
 CREATION_TIMEOUT_SECONDS = 8.0
-"""How long a workload that may try again has to create its pods, before it is told so once more."""
-
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """Conditions after which a Job creates no more pods."""
 
@@ -74,10 +71,9 @@ class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
     conditions: tuple[Condition, ...] | None = None
 
 
-class Owner(k8s_types.K8sStruct, frozen=True, gc=False):
+class Owner(k8s_types.K8sObject, frozen=True, gc=False):
     """A ReplicaSet, ReplicationController, StatefulSet, DaemonSet or Job."""
 
-    metadata: k8s_types.ObjectMeta = k8s_types.ObjectMeta()
     spec: OwnerSpec = OwnerSpec()
     status: OwnerStatus = OwnerStatus()
 

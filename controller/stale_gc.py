@@ -17,29 +17,19 @@ from controller.pods import PodInformer
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.allocations import stale, stored_pods
-from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Key, Kube, NodeInformer, post_event, segment
+from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Key, Kube, NodeInformer, post_event_or_log, segment
 
 COMPONENT = "vcuda-controller"
 REASON = "StaleAllocationRemoved"
 
-MAX_ATTEMPTS = 5
-"""How often an object is judged anew when somebody else writes it first."""
-
-PERIOD_SECONDS = 60.0
-"""After which everything is looked at again, to mend what events and clocks should have."""
-
-STUCK_PERIODS = 5
-"""After so many periods without the end of a turn the loop counts as stuck."""
-
-RETRY_SECONDS = 10.0
-"""After which a look that failed is tried again, at first."""
-
+MAX_ATTEMPTS = 5  # how often an object is judged anew when somebody else writes it first
+PERIOD_SECONDS = 60.0  # after which everything is looked at again, to mend what events and clocks should have
+STUCK_PERIODS = 5  # after so many periods without the end of a turn the loop counts as stuck
+RETRY_SECONDS = 10.0  # after which a look that failed is tried again, at first
 LOCK_GRACE_SECONDS = 10.0
 """After which a new lock is looked at, if not stale before: by then nearly all have been given back."""
 
-EVERYTHING = ""
-"""The key in the queue that stands for all pods and nodes; a pod's is NAMESPACE/NAME, a node's is NAME."""
-
+EVERYTHING = ""  # the key in the queue that stands for all pods and nodes; a pod's is NAMESPACE/NAME, a node's is NAME
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 _NODE = msgspec.json.Decoder(k8s_types.Node)
 
@@ -85,10 +75,7 @@ class PatchRemover:
         identity = f"{removal.scheme}-{removal.rule}-{subject.resource_version}"
         keys = ", ".join((*removal.annotations, *removal.labels))
         message = f"removed the allocation of {removal.scheme}: {removal.why} ({keys})"
-        try:
-            post_event(self._kube, Event(subject, identity, REASON, message, COMPONENT))
-        except errors.VcudaError as error:
-            self._log.warning("event not written", object=subject.name, error=str(error))
+        post_event_or_log(self._kube, Event(subject, identity, REASON, message, COMPONENT))
 
 
 def report_only(found: StaleObject) -> None:

@@ -19,7 +19,7 @@ from controller.metrics import EvictionMetrics
 from controller.workqueue import Reconciler
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
-from vcuda.kube import Event, InvolvedObject, Kube, LedgerStore, NodeInformer, QuotaInformer, post_event, segment
+from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects, segment
 from vcuda.ledger.ledger import NO_LIMIT, NamespaceUse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import UNASKED_NAMESPACES, Charge, Limit, Mode, NamespaceQuota, cards, fits, mebibytes, total
@@ -183,6 +183,7 @@ class Evictor:
 
     def evict(self, violation: Violation) -> EvictionOutcome:
         """Evict this very pod, and tell; whatever comes of it, nothing is raised."""
+        # Told after the fact, so that no Event is ever untrue; who crashes in between leaves none.
         pod, subject, uid = violation.pod, _involved(violation.pod), violation.pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=violation.message)
         try:
@@ -190,7 +191,8 @@ class Evictor:
         except HeldByBudget as error:
             log.info("eviction put off by a PodDisruptionBudget", budget=error.why)
             why = f"not evicted for now, as a PodDisruptionBudget does not allow it ({error.why}): {violation.message}"
-            self._tell(Event(subject, f"eviction-put-off-{uid}", PUT_OFF, why, COMPONENT, type="Warning"))
+            put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, why, COMPONENT, type="Warning")
+            objects.post_event_or_log(self._kube, put_off)
             return EvictionOutcome.BUDGET
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
@@ -198,8 +200,9 @@ class Evictor:
             log.warning("eviction failed", error=str(error))
             return EvictionOutcome.FAILED
         log.info("evicted")
-        message = f"evicted: {violation.message}"
-        self._tell(Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning"))
+        why = f"evicted: {violation.message}"
+        evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, why, COMPONENT, type="Warning")
+        objects.post_event_or_log(self._kube, evicted)
         return EvictionOutcome.EVICTED
 
     def _send(self, pod: StoredPod) -> None:
@@ -213,16 +216,9 @@ class Evictor:
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
         self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
 
-    def _tell(self, event: Event) -> None:
-        # After the fact, so that the Event is never untrue; who crashes in between leaves none.
-        try:
-            post_event(self._kube, event)
-        except VcudaError as error:
-            self._log.warning("event not written", pod=event.subject.name, error=str(error))
 
-
-def _involved(pod: StoredPod) -> InvolvedObject:
-    return InvolvedObject("v1", "Pod", pod.name, pod.namespace, pod.uid)
+def _involved(pod: StoredPod) -> objects.InvolvedObject:
+    return objects.InvolvedObject("v1", "Pod", pod.name, pod.namespace, pod.uid)
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
@@ -333,7 +329,7 @@ class ViolationWatcher:
         pod = violation.pod
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid)
         try:
-            post_event(self._kube, event_of(violation))
+            objects.post_event(self._kube, event_of(violation))
         except ApiError as error:
             log.warning("event refused", error=str(error))  # and would be refused again
             return
@@ -357,12 +353,11 @@ class ViolationWatcher:
         return True
 
 
-def event_of(violation: Violation) -> Event:
+def event_of(violation: Violation) -> objects.Event:
     """Return the Event that tells of a violation."""
-    subject = _involved(violation.pod)
     # A part of the uid: a pod that is made again under its name is told anew.
-    uid = subject.uid[:8]
+    subject, uid = _involved(violation.pod), violation.pod.uid[:8]
     if violation.kind == ViolationKind.UNPINNED:
         message = NOT_COUNTED_MESSAGE.format(subject.namespace)
-        return Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
-    return Event(subject, f"{violation.kind}-{uid}", BEYOND_QUOTA, violation.message, COMPONENT, type="Warning")
+        return objects.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
+    return objects.Event(subject, f"{violation.kind}-{uid}", BEYOND_QUOTA, violation.message, COMPONENT, type="Warning")

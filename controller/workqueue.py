@@ -16,14 +16,10 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
+# Between two turns of one key, at least, where a loop has no other: events that come thick share one.
 MIN_INTERVAL_SECONDS = 1.0
-"""Between two turns of one key, at least, where a loop has no other: events that come thick share one."""
-
-RETRY_SECONDS = 5.0
-"""After which a key whose look failed is tried again at first, where a loop has no other."""
-
-MAX_RETRY_SECONDS = 10.0
-"""To this the delay between two tries of one key grows, where it does not begin above."""
+RETRY_SECONDS = 5.0  # after which a key whose look failed is tried again at first, where a loop has no other
+MAX_RETRY_SECONDS = 10.0  # to this the delay between two tries of one key grows, where it does not begin above
 
 
 class WorkQueue:

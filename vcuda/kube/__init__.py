@@ -8,7 +8,7 @@ from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params
 from vcuda.kube.connection import VersionCheck, end_process
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
-from vcuda.kube.objects import Event, InvolvedObject, post_event
+from vcuda.kube.objects import Event, InvolvedObject, post_event, post_event_or_log
 from vcuda.kube.reflector import Backoff, OnEvent, Reflector
 from vcuda.kube.store import Counts
 from vcuda.kube.watch import Key
@@ -40,6 +40,7 @@ __all__ = [
     "end_process",
     "ledger_name",
     "post_event",
+    "post_event_or_log",
     "segment",
     "upsert",
 ]

@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from vcuda.allocations.cards import INDEXED
-from vcuda.errors import Fault, QuotaFault, VcudaError
+from vcuda.errors import Fault, QuotaFault
 from vcuda.k8s_types import ConfigMap, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity, placement
@@ -111,10 +111,7 @@ class QuotaInformer:
         message = f"the quota document is malformed, {kept}: {fault}"
         # Its name holds the version that it is about: so all replicas together write it once.
         event = objects.Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
-        try:
-            objects.post_event(self._kube, event)
-        except VcudaError as error:
-            self._log.warning("event not written", error=str(error))
+        objects.post_event_or_log(self._kube, event)
 
 
 NodeChange = Callable[[Node | None, Node | None], None]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
+import structlog
 
 from vcuda import errors, k8s_types
 from vcuda.kube.client import Kube, segment
@@ -63,6 +64,14 @@ def post_event(kube: Kube, event: Event) -> None:
     }
     with contextlib.suppress(errors.Conflict):
         kube.post(f"/api/v1/namespaces/{segment(home)}/events", msgspec.json.encode(manifest))
+
+
+def post_event_or_log(kube: Kube, event: Event) -> None:
+    """Write an Event of something that is done all the same: where it cannot be written, the log says so."""
+    try:
+        post_event(kube, event)
+    except errors.VcudaError as error:
+        structlog.get_logger().warning("event not written", object=event.subject.name, error=str(error))
 
 
 SERVICE_NAME = "kubernetes.io/service-name"
