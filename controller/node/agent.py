@@ -1,11 +1,11 @@
 """What a sweep tells, how that is shown and counted, and the loop: a sweep each period, or when a pod has gone."""
 
+import contextlib
 import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import msgspec
 import structlog
@@ -25,16 +25,8 @@ MAX_MISSED_PERIODS = 5
 MAX_TOLD = 1000
 
 
-class Action(StrEnum):
-    """What was done, and ``why`` as a clause."""
-
-    why: str
-
-    def __new__(cls, value: str, why: str) -> "Action":
-        """Make a member; its text is what people read."""
-        member = str.__new__(cls, value)
-        member._value_, member.why = value, why
-        return member
+class Action(names.Explained):
+    """What was done; the values are what people read."""
 
     KEPT = "kept", ""
     MOVED = "moved", "its pod is gone"
@@ -95,27 +87,8 @@ def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
 _NO_DIRECTORIES = frozenset({names.KeepReason.FOREIGN, names.KeepReason.LINK, names.KeepReason.NOT_A_DIRECTORY})
 
 
-class Tally:
-    """Counts the outcomes of one sweep: directories of pods, what is in the trash, what was kept by reason."""
-
-    def __init__(self) -> None:
-        self.present = 0
-        self.trash = 0
-        self.kept: Counter[names.KeepReason] = Counter()
-
-    def add(self, outcome: DirectoryOutcome) -> None:
-        """Count one."""
-        if outcome.path.startswith(f"{names.TRASH}/"):
-            self.trash += outcome.verdict is Action.KEPT
-        elif outcome.verdict is not Action.KEPT:
-            self.present += outcome.verdict is Action.WOULD_MOVE
-        elif outcome.keep is not None:
-            self.kept[outcome.keep.reason] += 1
-            self.present += outcome.keep.reason not in _NO_DIRECTORIES
-
-
 class SweepMetrics:
-    """Figures of the sweeps. Gauges are those of the last one that ended; all but ``trash`` are of the root alone."""
+    """Figures of the sweeps. Gauges are those of the last one that ended; all but the trash's are of the root alone."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in the root.", registry=registry)
@@ -144,23 +117,36 @@ class SweepMetrics:
         # A series that is not there yet looks to a query like one that does not exist: rate() would miss the first.
         for result in ("complete", "blocked", "unfinished", "failed"):
             self._sweeps.labels(result)
+        self.begin()
 
-    def acted(self, outcome: DirectoryOutcome) -> None:
-        """Count what was done, when it was done: a sweep that fails later has done it all the same."""
+    def begin(self) -> None:
+        """Begin to count a sweep."""
+        self._directories = self._in_trash = 0
+        self._reasons: Counter[names.KeepReason] = Counter()
+
+    def add(self, outcome: DirectoryOutcome) -> None:
+        """Count one outcome. What was done is published at once: a sweep that fails later has done it all the same."""
         self._freed.inc(outcome.freed)
         self._removed.inc(outcome.verdict is Action.MOVED)
         self._deleted.inc(outcome.verdict is Action.DELETED)
+        if outcome.path.startswith(f"{names.TRASH}/"):
+            self._in_trash += outcome.verdict is Action.KEPT
+        elif outcome.verdict is not Action.KEPT:
+            self._directories += outcome.verdict is Action.WOULD_MOVE
+        elif outcome.keep is not None:
+            self._reasons[outcome.keep.reason] += 1
+            self._directories += outcome.keep.reason not in _NO_DIRECTORIES
 
-    def swept(self, tally: Tally, result: str, wall: float) -> None:
-        """Publish the figures of a sweep; ``wall`` is when it ended, in Unix seconds."""
+    def end(self, result: str, wall: float) -> None:
+        """Publish the figures of the sweep; ``wall`` is when it ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
         # A sweep that came to no end has not seen everything: its figures would look as if directories had gone.
         if result in ("failed", "unfinished"):
             return
-        self._present.set(tally.present)
-        self._trash.set(tally.trash)
+        self._present.set(self._directories)
+        self._trash.set(self._in_trash)
         for reason in names.KeepReason:
-            self._kept.labels(reason.value).set(tally.kept[reason])
+            self._kept.labels(reason.value).set(self._reasons[reason])
         if result == "complete":
             self._last.set(wall)
 
@@ -168,38 +154,35 @@ class SweepMetrics:
 class SweepReporter:
     """Logs and counts the outcomes of sweeps. What stays, and should not, is told once for as long as it stays."""
 
-    def __init__(self, metrics: SweepMetrics, log: structlog.typing.FilteringBoundLogger) -> None:
-        self._metrics = metrics
-        self._log = log
-        self._tally = Tally()
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._metrics = SweepMetrics(registry)
+        self._log = structlog.get_logger()
         self._told: dict[str, names.KeepReason] = {}
         self._still: dict[str, names.KeepReason] = {}
 
     def begin(self) -> None:
         """Begin a sweep."""
-        self._tally = Tally()
+        self._metrics.begin()
         self._still = {}
 
     def __call__(self, outcome: DirectoryOutcome) -> None:
         """Take one outcome."""
-        self._tally.add(outcome)
-        self._metrics.acted(outcome)
+        self._metrics.add(outcome)
+        directory, why = shown(outcome.path), shown(outcome.why)
         if outcome.verdict is not Action.KEPT:
-            self._log.info(outcome.verdict.value, directory=shown(outcome.path), why=outcome.why, freed=outcome.freed)
+            self._log.info(outcome.verdict.value, directory=directory, why=why, freed=outcome.freed)
         elif outcome.keep is not None and not outcome.keep.reason.is_expected:
-            self._tell(outcome, outcome.keep.reason)
+            reason = outcome.keep.reason
+            if outcome.path in self._told or len(self._still) < MAX_TOLD:
+                self._still[outcome.path] = reason
+                if self._told.get(outcome.path) is not reason:
+                    self._log.warning("kept", directory=directory, reason=reason.value, why=why)
 
     def end(self, result: str, wall: float) -> None:
         """End a sweep: complete, blocked, unfinished or failed."""
         # Of a sweep that was not complete some were not looked at, or not as closely: they may stay still.
         self._told = self._still if result == "complete" else self._told | self._still
-        self._metrics.swept(self._tally, result, wall)
-
-    def _tell(self, outcome: DirectoryOutcome, reason: names.KeepReason) -> None:
-        if outcome.path in self._told or len(self._still) < MAX_TOLD:
-            self._still[outcome.path] = reason
-            if self._told.get(outcome.path) is not reason:
-                self._log.warning("kept", directory=shown(outcome.path), reason=reason.value, why=shown(outcome.why))
+        self._metrics.end(result, wall)
 
 
 Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | None]
@@ -234,16 +217,11 @@ class Wakeup:
     def wait(self, interval: SweepInterval) -> None:
         """Return after a period, or after an event and the spacing, or at once when stopping."""
         began = time.monotonic()
-        woken = self._next(interval.period)
-        while woken and not self.stopping:
-            woken = self._next(began + min(interval.spacing, interval.period) - time.monotonic())
-
-    def _next(self, seconds: float) -> bool:
-        try:
-            self._queue.get(timeout=max(0.0, seconds))
-        except queue.Empty:
-            return False
-        return True
+        seconds = interval.period
+        with contextlib.suppress(queue.Empty):
+            while not self.stopping:
+                self._queue.get(timeout=max(0.0, seconds))
+                seconds = began + min(interval.spacing, interval.period) - time.monotonic()
 
 
 class Agent:

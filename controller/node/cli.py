@@ -11,26 +11,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.httpd import serve_status
-from controller.node import age, in_use, names
-from controller.node.agent import (
-    Agent,
-    DirectoryOutcome,
-    SweepInterval,
-    SweepMetrics,
-    SweepReporter,
-    Wakeup,
-    as_json,
-    as_table,
-)
-from controller.node.pods import (
-    FixedPods,
-    KubeletPods,
-    PodSource,
-    RecentPodList,
-    WatchedPods,
-    read_complete_pods,
-    read_pods,
-)
+from controller.node import age, agent, in_use, names
+from controller.node.pods import FixedPods, KubeletPods, PodSource, RecentPodList, WatchedPods, read_pods
 from controller.node.sweep import NodeSweep
 from vcuda import errors, logs
 from vcuda.cli import FiniteRange, fail, kubeconfig_option, log_level_option, option, status_address_option
@@ -75,12 +57,12 @@ class NodeSettings(msgspec.Struct, frozen=True):
         """Return what kubelet keeps; None where nobody said where."""
         return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else None
 
-    def sweep(self, pods: PodSource, grace: age.AgePolicy, retention: age.AgePolicy) -> NodeSweep:
+    def sweep(self, source: PodSource, grace: age.AgePolicy, retention: age.AgePolicy) -> NodeSweep:
         """Return a sweep by these settings."""
         return NodeSweep(
             self.directory,
             names.VM_DIRECTORIES[self.scheme],
-            pods,
+            source,
             self.kubelet(),
             grace,
             retention,
@@ -154,15 +136,15 @@ def _check(settings: NodeSettings) -> None:
 
 def _once(settings: NodeSettings) -> int:
     _check_root(settings.directory)
-    pods, as_of = _pods_of(settings)
-    sweep = settings.sweep(pods, age.ModifiedAge(settings.grace, as_of), age.ModifiedAge(settings.trash_retention))
-    outcomes: list[DirectoryOutcome] = []
+    source, as_of = _pods_of(settings)
+    sweep = settings.sweep(source, age.ModifiedAge(settings.grace, as_of), age.ModifiedAge(settings.trash_retention))
+    outcomes: list[agent.DirectoryOutcome] = []
     try:
         blocked = sweep.run(outcomes.append)
     except OSError as error:
         click.echo(f"Error: {settings.directory}: {error.strerror}", err=True)
         return FAILED
-    click.echo(as_table(outcomes) if settings.output == "table" else as_json(outcomes))
+    click.echo(agent.as_table(outcomes) if settings.output == "table" else agent.as_json(outcomes))
     if blocked is None:
         return 0
     _warn(f"nothing was removed: {blocked}")
@@ -188,53 +170,50 @@ def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
         kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(_warn))
         return RecentPodList(kube, settings.node, settings.pod_uid), began
     text, written = _read(settings.pods)
-    found = read_complete_pods(text) if settings.complete else read_pods(text, settings.node)
+    found = read_pods(text, None if settings.complete else settings.node)
     if found.warning:
         _warn(found.warning)
     return FixedPods(found.uids), min(began, written)
 
 
 def _read(name: str) -> tuple[bytes, float]:
+    if name == "-" and sys.stdin is None:  # as Python has it where the descriptor is closed
+        raise errors.BadInput("--pods -: standard input is closed.")
     try:
         if name == "-":
-            return _standard_input(), time.time()
+            return sys.stdin.buffer.read(), time.time()
         with Path(name).open("rb") as file:
             return file.read(), Path(name).stat().st_mtime
     except OSError as error:
         raise errors.BadInput(f"{name}: {error.strerror}.") from error
 
 
-def _standard_input() -> bytes:
-    if sys.stdin is None:  # as Python has it where the descriptor is closed
-        raise errors.BadInput("--pods -: standard input is closed.")
-    return sys.stdin.buffer.read()
-
-
 def _stay(settings: NodeSettings) -> int:
     logs.configure(settings.log_level)
     kube = Kube.connect(settings.kubeconfig, version_check=VersionCheck(structlog.get_logger().warning))
-    wakeup = Wakeup()
+    wakeup = agent.Wakeup()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wakeup.stop())
-    pods = WatchedPods(kube, settings.node, settings.pod_uid, settings.kubelet(), on_gone=wakeup.wake)
-    sweep = settings.sweep(pods, age.ObservedAge(settings.grace, _TWICE), age.ObservedAge(settings.trash_retention, 1))
+    watched = WatchedPods(kube, settings.node, settings.pod_uid, settings.kubelet(), on_gone=wakeup.wake)
+    grace, retention = age.ObservedAge(settings.grace, _TWICE), age.ObservedAge(settings.trash_retention, 1)
+    sweep = settings.sweep(watched, grace, retention)
     registry = CollectorRegistry()
     log = structlog.get_logger()
-    agent = Agent(sweep.run, SweepReporter(SweepMetrics(registry), log), wakeup, SweepInterval(settings.period))
+    sweeping = agent.Agent(sweep.run, agent.SweepReporter(registry), wakeup, agent.SweepInterval(settings.period))
     try:
         server = serve_status(
             settings.status_address,
             registry,
-            healthy=lambda: agent.unhealthy() or (None if pods.reflector.alive else "the watch has ended"),
-            ready=lambda: None if pods.reflector.synced.is_set() else "the first list is not complete",
+            healthy=lambda: sweeping.unhealthy() or (None if watched.reflector.alive else "the watch has ended"),
+            ready=lambda: None if watched.reflector.synced.is_set() else "the first list is not complete",
         )
     except OSError as error:
         host, port = settings.status_address
         raise errors.BadInput(f"--status-address: {host}:{port}: {error.strerror or error}.") from error
     log.info("serving status", port=server.port)
-    pods.reflector.start()
-    agent.loop()
-    pods.reflector.stop()
-    pods.reflector.join(settings.period)
+    watched.reflector.start()
+    sweeping.loop()
+    watched.reflector.stop()
+    watched.reflector.join(settings.period)
     log.info("stopped")
     return 0

@@ -197,7 +197,9 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
         while levels:
             entry = next(levels[-1].rest, None)
             if entry is None:
-                _ascend(levels)
+                with contextlib.closing(levels.pop()) as done:
+                    if levels:
+                        levels[-1].resume(done.fd)
                 continue
             if entry.kind is FileKind.UNKNOWN:
                 raise MustStay(KeepReason.ERROR, f"what {entry.name} is cannot be read")
@@ -209,15 +211,6 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
     finally:
         for level in levels:
             level.close()
-
-
-def _ascend(levels: list[_Level]) -> None:
-    done = levels.pop()
-    try:
-        if levels:
-            levels[-1].resume(done.fd)
-    finally:
-        done.close()
 
 
 _RENAME_NOREPLACE = 1
@@ -283,13 +276,10 @@ class TreeRemoval:
 
     def remove(self, name: str) -> None:
         """Delete the directory and all that is in it; the first OSError or MustStay, where some of it stays."""
-        top = open_directory(name, self._directory.fd, self._directory.mount)
-        try:
+        with opened(self._directory, name) as top:
             while self._empty(top) and not self._failures:
                 pass
             blocks = os.fstat(top).st_blocks
-        finally:
-            os.close(top)
         if self._failures:
             raise self._failures[0]
         os.rmdir(name, dir_fd=self._directory.fd)
@@ -308,16 +298,13 @@ class TreeRemoval:
 
     def _dissolve(self, top: int, name: str) -> None:
         # Delete a directory of the top: its files at once, its directories after they have moved up.
-        fd = open_directory(name, top, self._directory.mount)
-        try:
+        with opened(OpenDirectory(top, self._directory.mount), name) as fd:
             for entry in entries(fd):
                 if entry.kind is FileKind.DIRECTORY:
                     self._attempt(self._lift, fd, entry.name, top)
                 else:
                     self._attempt(self._unlink, fd, entry.name)
             blocks = os.fstat(fd).st_blocks
-        finally:
-            os.close(fd)
         os.rmdir(name, dir_fd=top)
         self.freed += blocks * _BLOCK
 

@@ -115,7 +115,10 @@ class Scan:
         """
         if self._at_thread(process):
             return
-        others = [self._at_thread(thread) for thread in _other_threads(process)]
+        threads: list[str] = []
+        with contextlib.suppress(OSError):  # the process has ended
+            threads = os.listdir(process / "task")  # noqa: PTH208  # names are wanted, by the thousand
+        others = [self._at_thread(process / "task" / name) for name in threads if name != process.name]
         if others and not any(others):
             self.found.unseen.append(process.name)
 
@@ -197,14 +200,6 @@ class Scan:
                 self.found.mounted.update(_VOLUMES.sub("", path).split("/"))
 
 
-def _other_threads(process: Path) -> list[Path]:
-    try:
-        names = os.listdir(process / "task")  # noqa: PTH208  # as above
-    except OSError:
-        return []
-    return [process / "task" / name for name in names if name != process.name]
-
-
 def _has_path(link: str) -> bool:
     # Return whether one of /proc's links leads to a file: not to a pipe, a socket, or the like.
     try:
@@ -231,11 +226,7 @@ def mount_points() -> frozenset[str]:
 def _mounts_in(path: Path) -> list[_Mounted]:
     # A newline in a path is escaped there, and no other character ends a line. What is no mount is passed over.
     matches = map(_MOUNT.match, os.fsdecode(path.read_bytes()).split("\n"))
-    return [
-        _Mounted(int(found[1]), (int(found[2]), int(found[3])), found[4], found[5], found[6])
-        for found in matches
-        if found
-    ]
+    return [_Mounted(int(each[1]), (int(each[2]), int(each[3])), *each.group(4, 5, 6)) for each in matches if each]
 
 
 def sees_host() -> bool:
@@ -317,7 +308,13 @@ class ProcessScanner:
         """
         # In a thread of its own: whoever reads /proc of a process that waits for a dead server waits as well. A thread
         # that hangs so ends with this process: such waits are killable.
-        run = self._running = self._earlier(root.mount) or _ScanRun(root)
+        run = self._running
+        if run is not None and not run.is_of_use(root.mount):
+            # A second thread beside one that hangs would hang as well, and so on with every sweep.
+            if not run.answer.done():
+                raise MustStay(KeepReason.UNSEEN, "an earlier look has not ended")
+            run = None
+        run = self._running = run or _ScanRun(root)
         while not run.answer.done():
             if stopping():
                 raise OutOfTime
@@ -330,15 +327,6 @@ class ProcessScanner:
             wait([run.answer], STEP_SECONDS)
         self._running = None
         return run.answer.result()
-
-    def _earlier(self, mount: Mount) -> "_ScanRun | None":
-        run = self._running
-        if run is None or run.is_of_use(mount):
-            return run
-        # A second thread beside one that hangs would hang as well, and so on with every sweep.
-        if not run.answer.done():
-            raise MustStay(KeepReason.UNSEEN, "an earlier look has not ended")
-        return None
 
 
 class _ScanRun:

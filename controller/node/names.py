@@ -8,7 +8,7 @@ Sources: tkestack/gpu-manager (``pkg/services/virtual-manager``: ``/etc/gpu-mana
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -68,9 +68,8 @@ def moving_name(name: str, time: int) -> str:
 
 
 def _form(root: str, name: str) -> Form:
-    return Form(
-        root, re.compile(name), re.compile(rf"(?P<name>{name})\.(?P<time>[0-9]{{1,12}})(?P<moving>\.{MOVING})?")
-    )
+    trashed = rf"(?P<name>{name})\.(?P<time>[0-9]{{1,12}})(?P<moving>\.{MOVING})?"
+    return Form(root, re.compile(name), re.compile(trashed))
 
 
 VM_DIRECTORIES: Mapping[str, Form] = {
@@ -98,16 +97,20 @@ class FileKind(StrEnum):
         return self in (FileKind.DIRECTORY, FileKind.UNKNOWN)
 
 
-class KeepReason(StrEnum):
-    """Why a directory is kept; the values are labels of a metric, ``why`` is a clause for people."""
+class Explained(StrEnum):
+    """Names of which each has a clause for people, ``why``."""
 
     why: str
 
-    def __new__(cls, value: str, why: str) -> "KeepReason":
-        """Make a member; its text is the label."""
+    def __new__(cls, value: str, why: str) -> Self:
+        """Make a member; its text is the name."""
         member = str.__new__(cls, value)
         member._value_, member.why = value, why
         return member
+
+
+class KeepReason(Explained):
+    """Why a directory is kept; the values are labels of a metric."""
 
     POD = "pod", "its pod exists"
     KUBELET = "kubelet", "kubelet still keeps its pod"
@@ -178,14 +181,10 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
         return Keep(KeepReason.POD)
     if presence.kubelet is not None and uid in presence.kubelet:
         return Keep(KeepReason.KUBELET)
-    if presence.unknown is None and presence.kubelet is None and is_static(uid):
+    # kubelet made a uid without hyphens, for a static pod: that may run while the API has no mirror of it.
+    if presence.unknown is None and presence.kubelet is None and "-" not in uid:
         return Keep(KeepReason.STATIC)
     return presence.unknown
-
-
-def is_static(uid: str) -> bool:
-    """Return whether kubelet made this uid, for a static pod: that may run while the API has no mirror of it."""
-    return "-" not in uid
 
 
 def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:

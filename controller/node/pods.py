@@ -209,11 +209,9 @@ class KubeletPods:
         """Look for one pod anew; MustStay where kubelet keeps it."""
         try:
             (self.path / uid).lstat()
-        except FileNotFoundError as error:
-            if self.path.is_dir():
-                return
-            raise _unknown(self.path, error) from error
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and self.path.is_dir():
+                return
             raise _unknown(self.path, error) from error
         raise MustStay(KeepReason.KUBELET)
 
@@ -232,24 +230,25 @@ class PodsFile(msgspec.Struct, frozen=True):
     warning: str | None = None
 
 
-def read_pods(text: bytes, node: str) -> PodsFile:
+def read_pods(text: bytes, node: str | None) -> PodsFile:
     """Read a list of pods. A uid counts as present whatever node its pod is on.
 
-    Raises BadInput where it is no whole list of pods, or one without a pod on ``node``.
+    Raises BadInput where it is no whole list of pods, or one without a pod on ``node``; None: somebody vouches for it.
     """
     listed = _decode(text)
+    uids = frozenset(uid for pod in listed.items for uid in pod.uids())
+    if node is None:
+        return PodsFile(uids)
     if not any(pod.spec.node_name == node for pod in listed.items):
         raise errors.BadInput(
             f"No pod in it is on node {node!r}. Is that the node's name, and does the file hold the pods of all "
             f"namespaces? ({HOW}) If the node really has none, say so with --complete."
         )
-    return PodsFile(_uids(listed), _warning(listed))
-
-
-def read_complete_pods(text: bytes) -> PodsFile:
-    """Read a list of pods that somebody vouches for: it may hold none of the node."""
-    listed = _decode(text)
-    return PodsFile(_uids(listed))
+    namespace, *others = {pod.metadata.namespace for pod in listed.items}
+    if others:
+        return PodsFile(uids)
+    warning = f"all pods in the file are of namespace {namespace!r}; it has to hold those of all namespaces ({HOW})"
+    return PodsFile(uids, warning)
 
 
 def _decode(text: bytes) -> _PodList:
@@ -264,14 +263,3 @@ def _decode(text: bytes) -> _PodList:
     if listed.metadata.continue_ or listed.metadata.remaining_item_count:
         raise errors.BadInput(f"This is one page of a list, and more pods follow it. Write the file with: {HOW}")
     return listed
-
-
-def _uids(listed: _PodList) -> frozenset[str]:
-    return frozenset(uid for pod in listed.items for uid in pod.uids())
-
-
-def _warning(listed: _PodList) -> str | None:
-    namespaces = {pod.metadata.namespace for pod in listed.items}
-    if len(namespaces) != 1:
-        return None
-    return f"all pods in the file are of namespace {min(namespaces)!r}; it has to hold those of all namespaces ({HOW})"

@@ -2,57 +2,21 @@
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import count, islice
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec import structs
 
-from controller.node import age, agent, fs
+from controller.node import age, agent, fs, names
 from controller.node.in_use import InUse, ProcessScanner, check_unused, mount_points
-from controller.node.names import (
-    TRASH,
-    Form,
-    Keep,
-    KeepReason,
-    MustStay,
-    PodPresence,
-    Trashed,
-    keep_after,
-    keep_for_pod,
-    keep_in_root,
-)
+from controller.node.names import TRASH, Form, Keep, KeepReason, MustStay, PodPresence, Trashed, keep_after
 from controller.node.pods import KubeletPods, PodSource
 from controller.node.trash import Trash, open_trash
 from vcuda.errors import VcudaError
-
-T = TypeVar("T")
-
-
-class DeletionOrder:
-    """Remembers over sweeps what ran out of time: it comes behind all that did not, and behind what did so before."""
-
-    def __init__(self) -> None:
-        self._fresh = count(1)
-        self._late: dict[str, int] = {}
-
-    def begin(self, names: Collection[str]) -> None:
-        """Begin a sweep, in which there are these alone."""
-        there = frozenset(names)
-        self._late = {name: place for name, place in self._late.items() if name in there}
-
-    def position(self, name: str) -> int:
-        """Return the place of a name among the others; 0 for all that have not run out of time."""
-        return self._late.get(name, 0)
-
-    def ran_out(self, name: str) -> None:
-        """Let a name come last from now on."""
-        self._late[name] = next(self._fresh)
-
 
 # Reasons of which a single directory is not to blame: it is tried again with the next pass.
 _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
@@ -70,7 +34,8 @@ class NodeSweep:
     ``grace`` holds what is in the root, ``retention`` what is in the trash; above ``disk_pressure`` (a share of 1) of
     the file system's blocks or inodes the latter does not count. With ``dry_run`` nothing is written.
     ``sees_all``: /proc shows every process of the host, so one that cannot be looked into may be the one that matters.
-    ``scanner`` looks at them, ``order`` remembers what ran out of time.
+    ``scanner`` looks at them. ``late`` remembers what ran out of time: it comes behind all that did not, and behind
+    what did so before.
     """
 
     root: Path
@@ -84,7 +49,7 @@ class NodeSweep:
     sees_all: bool = False
     clock: Callable[[], age.Now] = lambda: age.Now(time.time(), time.monotonic())
     scanner: ProcessScanner = field(default_factory=ProcessScanner)
-    order: DeletionOrder = field(default_factory=DeletionOrder)
+    late: dict[str, int] = field(default_factory=dict)
 
     def run(
         self, report: agent.Report, give_up: Callable[[], bool] = never, stopping: Callable[[], bool] = never
@@ -121,7 +86,7 @@ class NodeSweep:
         for entry in _but_trash(root):
             report(
                 agent.DirectoryOutcome(
-                    entry.name, agent.Action.KEPT, keep_in_root(self.form, entry.name, entry.kind, presence)
+                    entry.name, agent.Action.KEPT, names.keep_in_root(self.form, entry.name, entry.kind, presence)
                 )
             )
 
@@ -155,11 +120,6 @@ class SweepRun:
         """What processes hold; looked at once a pass, and only where something may go."""
         return self.sweep.scanner.scan(self.root, self.give_up, self.stopping)
 
-    @cached_property
-    def mount_points(self) -> frozenset[str]:
-        """Names of mount points: what is mounted there may never answer, so they are not touched."""
-        return mount_points()
-
     def over_all(self) -> None:
         """Take the root, and then the trash: the latter has its turn though the former took all the time."""
         try:
@@ -175,17 +135,19 @@ class SweepRun:
         self.sweep.grace.begin(self.sweep.clock())
         gone: list[fs.DirectoryEntry] = []
         for entry in _but_trash(self.root):
-            keep = keep_in_root(self.sweep.form, entry.name, entry.kind, self.presence)
+            keep = names.keep_in_root(self.sweep.form, entry.name, entry.kind, self.presence)
             if keep is None and len(gone) < age.MAX_TRACKED:
                 gone.append(entry)
             else:
                 self._report_kept(entry.name, keep or Keep(KeepReason.TOO_MANY))
-        found = [(entry.name, self._may_go(entry)) for entry in gone]
-        self._in_turn(self._move, [(name, identity) for name, identity in found if identity])
+        mounted = mount_points()
+        found = [(entry.name, self._may_go(entry, mounted)) for entry in gone]
+        self._in_turn([partial(self._move, name, identity) for name, identity in found if identity])
 
-    def _may_go(self, entry: fs.DirectoryEntry) -> fs.Identity | None:
+    def _may_go(self, entry: fs.DirectoryEntry, mounted: frozenset[str]) -> fs.Identity | None:
         # Return what it is where it may go; all are asked before anything is done, so that each sweep sees each.
-        if entry.name in self.mount_points:
+        # A file system that is ``mounted`` there may never answer, so it is not touched.
+        if entry.name in mounted:
             self._report_kept(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
         try:
@@ -200,17 +162,16 @@ class SweepRun:
         self._report_kept(entry.name, keep)
         return None
 
-    def _in_turn(self, act: Callable[[T], None], all_of_them: list[T]) -> None:
-        # Act on one after the other; on the first whatever the time.
-        for number, each in enumerate(all_of_them):
+    def _in_turn(self, steps: Sequence[Callable[[], None]]) -> None:
+        # Take one after the other; the first whatever the time.
+        for number, step in enumerate(steps):
             if self.stopping() or (number and self.give_up()):
                 raise fs.OutOfTime
-            act(each)
+            step()
 
-    def _move(self, gone: tuple[str, fs.Identity]) -> None:
-        name, _ = gone
+    def _move(self, name: str, identity: fs.Identity) -> None:
         try:
-            self.report(agent.DirectoryOutcome(name, self._take(*gone)))
+            self.report(agent.DirectoryOutcome(name, self._take(name, identity)))
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.grace, name, name, error)
 
@@ -241,16 +202,17 @@ class SweepRun:
                 self._report_kept(f"{TRASH}/{entry.name}", Keep(KeepReason.FOREIGN))
             else:
                 found.append((trashed, entry))
-        order = self.sweep.order
-        order.begin([entry.name for _, entry in found])
+        late = self.sweep.late
+        for gone in late.keys() - {entry.name for _, entry in found}:
+            del late[gone]
         # What came first goes first, but for what ran out of time: that leaves the others their turn.
-        found.sort(key=lambda each: (order.position(each[1].name), each[0].time))
-        self._in_turn(lambda each: self._delete(trash, *each), [each for each in found if self._may_be_deleted(*each)])
+        found.sort(key=lambda each: (late.get(each[1].name, 0), each[0].time))
+        self._in_turn([partial(self._delete, trash, *each) for each in found if self._may_be_deleted(*each)])
 
     def _may_be_deleted(self, trashed: Trashed, entry: fs.DirectoryEntry) -> bool:
         # Give back what is in the trash by mistake; then as in the root.
         path = f"{TRASH}/{entry.name}"
-        keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else keep_for_pod(trashed.uid, self.presence)
+        keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else names.keep_for_pod(trashed.uid, self.presence)
         if keep is not None:
             self._give_back(path, trashed, entry, keep)
             return False
@@ -279,14 +241,14 @@ class SweepRun:
             verdict = self.trash.delete(entry.name, removal)
             self.report(agent.DirectoryOutcome(path, verdict, freed=removal.freed))
         except fs.OutOfTime:
-            self.sweep.order.ran_out(entry.name)
+            self.sweep.late[entry.name] = max(self.sweep.late.values(), default=0) + 1
             self._report_kept(path, Keep(KeepReason.TOO_MANY), removal.freed)
             raise
         except (VcudaError, OSError) as error:
             self._put_off(self.sweep.retention, entry.name, path, error, removal.freed)
 
-    def _check_names(self, names: set[str]) -> None:
-        mounted, named = names & self.in_use.mounted, names & self.in_use.named
+    def _check_names(self, any_of: set[str]) -> None:
+        mounted, named = any_of & self.in_use.mounted, any_of & self.in_use.named
         if mounted:
             raise MustStay(KeepReason.MOUNT, min(mounted))
         if named:

@@ -20,7 +20,6 @@ from controller.node.agent import (
     Report,
     Run,
     SweepInterval,
-    SweepMetrics,
     SweepReporter,
     Wakeup,
     shown,
@@ -72,8 +71,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def agent_of(
     registry: CollectorRegistry, sweeps: Run, wakeup: Wakeup | None = None, interval: SweepInterval | None = None
 ) -> Agent:
-    reporter = SweepReporter(SweepMetrics(registry), structlog.get_logger())
-    return Agent(sweeps, reporter, wakeup or Wakeup(), interval or SweepInterval())
+    return Agent(sweeps, SweepReporter(registry), wakeup or Wakeup(), interval or SweepInterval())
 
 
 def kept(path: str, reason: KeepReason, detail: str = "") -> DirectoryOutcome:

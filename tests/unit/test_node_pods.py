@@ -1,12 +1,11 @@
 """Pods from a file: what may not be all of them is refused, for a pod that is missed would lose its directory."""
 
 import json
-from functools import partial
 from typing import Any
 
 import pytest
 
-from controller.node.pods import read_complete_pods, read_pods
+from controller.node.pods import read_pods
 from vcuda.errors import BadInput
 
 NODE = "gpu-7"
@@ -75,20 +74,20 @@ NO_LISTS = [
 
 @pytest.mark.parametrize("text", NO_LISTS)
 def test_what_is_no_whole_list_of_pods_is_refused(text: bytes) -> None:
-    for read in (read_complete_pods, partial(read_pods, node=NODE)):
+    for node in (None, NODE):
         with pytest.raises(BadInput, match="no list of pods"):
-            read(text)
+            read_pods(text, node)
 
 
 @pytest.mark.parametrize("metadata", [{"continue": "token"}, {"remainingItemCount": 3}], ids=str)
 def test_one_page_of_a_list_is_refused_whoever_vouches_for_it(metadata: Json) -> None:
-    for read in (read_complete_pods, partial(read_pods, node=NODE)):
+    for node in (None, NODE):
         with pytest.raises(BadInput, match="more pods follow"):
-            read(listed(pod(), **metadata))
+            read_pods(listed(pod(), **metadata), node)
 
 
 @pytest.mark.parametrize("text", [listed(), listed(pod(node="another"))], ids=["empty", "another node's"])
 def test_a_list_without_a_pod_of_the_node_is_refused_unless_somebody_vouches_for_it(text: bytes) -> None:
     with pytest.raises(BadInput, match="No pod in it is on node 'gpu-7'"):
         read_pods(text, NODE)
-    assert read_complete_pods(text).warning is None
+    assert read_pods(text, None).warning is None

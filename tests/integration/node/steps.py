@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.node import fs, trash
+from controller.node import fs
 
-STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (trash, "rename"), (fs, "rename")]
+STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
 """Every call that changes anything on a disk."""
 
 

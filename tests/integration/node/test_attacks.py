@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.node import fs, trash
+from controller.node import fs
 from controller.node.agent import Action
 from controller.node.fs import opened_root
 from controller.node.in_use import InUse, scan
@@ -227,12 +227,12 @@ def around_the_move(
     plain = fs.rename
 
     def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
-        monkeypatch.setattr(trash, "rename", plain)
+        monkeypatch.setattr(fs, "rename", plain)
         before()
         plain(name, parent, new_name, new_parent)
         after()
 
-    monkeypatch.setattr(trash, "rename", rename)
+    monkeypatch.setattr(fs, "rename", rename)
 
 
 @pytest.mark.parametrize("with_what", ["a link", "another directory"])

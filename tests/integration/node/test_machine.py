@@ -33,7 +33,6 @@ class Node(RuleBasedStateMachine):
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
         self.there: dict[str, Snapshot] = {}  # the directory of each pod that exists, as it was made
-        self.ended: dict[str, float] = {}  # when each other pod ended, by the steady clock
         self.api: set[str] = set()
         self.fresh = count()
         self.agent = Agent(self.disk, self.kubelet)
@@ -58,8 +57,8 @@ class Node(RuleBasedStateMachine):
             self.api.discard(name)
         if kubelet and (self.kubelet.path / name).exists():
             (self.kubelet.path / name).rmdir()
-        if name not in self.api and not (self.kubelet.path / name).exists() and self.there.pop(name, {}):
-            self.ended[name] = self.disk.clocks.steady
+        if name not in self.api and not (self.kubelet.path / name).exists():
+            self.there.pop(name, None)
 
     @rule()
     def the_watch_catches_up(self) -> None:
@@ -118,11 +117,6 @@ class Node(RuleBasedStateMachine):
         for name, made in self.there.items():
             found = self.disk.root / name
             assert snapshot(found) == made
-
-    @invariant()
-    def no_directory_goes_within_the_grace_after_its_pod(self) -> None:
-        for name in self.ended.keys() - self.disk.names():
-            assert self.disk.clocks.steady - self.ended.pop(name) >= GRACE
 
     @precondition(lambda self: self.disk.trash())
     @invariant()
