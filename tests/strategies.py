@@ -4,13 +4,12 @@ Pods come as plain manifests, with every way in which a part can be missing: lef
 for vcuda in a way that is well formed. ``storable`` parts are those that the API server takes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.builders import MODEL, POOL, Manifest, container, nodes
-from vcuda.k8s_types import Requirement
 from vcuda.placement.affinity import NAME_FIELD
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
@@ -230,8 +229,3 @@ def quotas() -> st.SearchStrategy[NamespaceQuota]:
     pools = st.lists(st.sampled_from(POOLS), unique=True, max_size=2).map(tuple)
     listed = st.dictionaries(st.sampled_from(MODELS), limits, min_size=2)
     return st.builds(NamespaceQuota, listed, pools, st.just(Mode.ENFORCE))
-
-
-def decoded(lines: Iterable[Manifest]) -> tuple[Requirement, ...]:
-    """Return lines of matchExpressions or matchFields as the code reads them."""
-    return tuple(Requirement(line["key"], line["operator"], tuple(line.get("values") or ())) for line in lines)

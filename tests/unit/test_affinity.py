@@ -10,7 +10,7 @@ from tests.builders import MODEL, Manifest, required, requirement, term, vcuda_p
 from tests.node_selection import line_holds, may_run_on, term_allows
 from tests.strategies import MODELS, NODE_NAMES, NUMBERS, POOLS, UNKNOWN_NODE, VALUES_OF
 from tests.tables import cases
-from vcuda.k8s_types import PodSpec, Requirement
+from vcuda.k8s_types import PodSpec
 from vcuda.placement.affinity import NAME_FIELD, Term, limited_values, terms_of
 
 ABSENT = None
@@ -20,10 +20,12 @@ def spec_of(manifest: Manifest) -> PodSpec:
     return view(manifest).spec
 
 
+[UNCONDITIONAL] = terms_of(spec_of(vcuda_pod()))
+
+
 def one_term(manifest: Manifest) -> Term:
     """Return a nodeSelectorTerm as the code reads it."""
-    expressions = strategies.decoded(manifest.get("matchExpressions") or ())
-    return Term(expressions, strategies.decoded(manifest.get("matchFields") or ()))
+    return next(iter(terms_of(spec_of(vcuda_pod(affinity=required(manifest))))), UNCONDITIONAL)
 
 
 @cases(
@@ -63,15 +65,15 @@ def test_an_operator_means_what_kubernetes_says(
     operator: str, values: list[str], label: str | None, holds: bool
 ) -> None:
     node = {"zone": label} if label is not None else {}
-    assert Term((Requirement("zone", operator, tuple(values)),)).matches("node-a", node) is holds
-    assert line_holds(requirement("zone", operator, *values), node) is holds, "the tests' own reading"
+    line = requirement("zone", operator, *values)
+    assert one_term(term(line)).matches("node-a", node) is holds
+    assert line_holds(line, node) is holds, "the tests' own reading"
 
 
 @given(strategies.odd_requirements(), strategies.label_sets())
 def test_what_the_api_server_would_not_store_holds_for_nothing(line: Manifest, labels: dict[str, str]) -> None:
     """The scheduler does not either: it logs a parse error, and the term selects no node."""
-    [read] = strategies.decoded([line])
-    assert not Term((read,)).matches("node-a", labels)
+    assert not one_term(term(line)).matches("node-a", labels)
 
 
 @cases(
@@ -85,12 +87,12 @@ def test_what_the_api_server_would_not_store_holds_for_nothing(line: Manifest, l
 def test_fields_are_read_from_the_name_and_not_from_labels(
     lines: list[tuple[str, str]], name: str, allowed: bool
 ) -> None:
-    fields = tuple(Requirement(NAME_FIELD, operator, (value,)) for operator, value in lines)
-    assert Term(fields=fields).matches(name, {NAME_FIELD: "node-a"}) is allowed
+    fields = [requirement(NAME_FIELD, operator, value) for operator, value in lines]
+    assert one_term(term(fields=fields)).matches(name, {NAME_FIELD: "node-a"}) is allowed
 
 
 def test_any_other_field_selects_nothing() -> None:
-    unknown = Term(fields=(Requirement("spec.unschedulable", "NotIn", ("true",)),))
+    unknown = one_term(term(fields=[requirement("spec.unschedulable", "NotIn", "true")]))
     assert not unknown.matches("node-a", {"spec.unschedulable": "false"})
     assert not unknown.could_match({})
 
@@ -111,7 +113,6 @@ def test_a_pod_agrees_with_brute_force(pod: Manifest, name: str, labels: dict[st
 
 @cases(
     "lines, given, possible",
-    nothing_asked=([], {}, True),
     a_node_without_the_label=([("DoesNotExist",)], {}, True),
     without_a_label_that_is_given=([("DoesNotExist",)], {"m": ("a",)}, False),
     with_and_without=([("Exists",), ("DoesNotExist",)], {}, False),
@@ -130,8 +131,8 @@ def test_a_pod_agrees_with_brute_force(pod: Manifest, name: str, labels: dict[st
 def test_whether_some_node_could_match(
     lines: list[tuple[str, ...]], given: dict[str, tuple[str, ...]], possible: bool
 ) -> None:
-    requirements = tuple(Requirement("m", operator, tuple(values)) for operator, *values in lines)
-    assert Term(requirements).could_match(given) is possible
+    found = one_term(term(*(requirement("m", operator, *values) for operator, *values in lines)))
+    assert found.could_match(given) is possible
 
 
 @given(strategies.terms(), st.sampled_from(NODE_NAMES), strategies.label_sets(), st.sets(strategies.KEYS))
@@ -166,9 +167,8 @@ def test_what_could_be_matched_is_matched_by_some_node(manifest: Manifest, given
     """Completeness: a witness is built, key by key, since the requirements on two keys never meet."""
     if one_term(manifest).could_match(given):
         name, labels = witness(manifest, given)
-        assert not (manifest.get("matchExpressions") or manifest.get("matchFields")) or term_allows(
-            manifest, name, labels
-        )
+        asks = manifest.get("matchExpressions") or manifest.get("matchFields")
+        assert term_allows(manifest, name, labels) or not asks
         assert all(labels.get(key) in values for key, values in given.items())
 
 
@@ -273,10 +273,10 @@ def test_the_node_selector_holds_beside_every_term(affinity: Manifest | None, li
     all_but_one=([("NotIn", "node-a")], None),
 )
 def test_the_names_that_a_term_is_limited_to(fields: list[tuple[str, str]], names: object) -> None:
-    lines = tuple(Requirement(NAME_FIELD, operator, (value,)) for operator, value in fields)
-    assert Term(labels=(Requirement(NAME_FIELD, "In", ("a-label",)),), fields=lines).names() == names
+    lines = [requirement(NAME_FIELD, operator, value) for operator, value in fields]
+    assert one_term(term(requirement(NAME_FIELD, "In", "a-label"), fields=lines)).name.limit() == names
 
 
 def test_a_preset_node_name_is_the_one_name() -> None:
     pod = vcuda_pod(nodeName="node-a", affinity=required(term(requirement(POOLS[0], "Exists")), {}))
-    assert [term.names() for term in terms_of(spec_of(pod))] == [frozenset({"node-a"})]
+    assert [term.name.limit() for term in terms_of(spec_of(pod))] == [frozenset({"node-a"})]

@@ -111,16 +111,9 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
             memory[card] += sign * (self.card_memory if share.cores >= CORES_PER_CARD else share.memory)
             free_cores -= min(cores[card], CORES_PER_CARD)
             free_memory -= min(memory[card], self.card_memory)
-        return Cards(
-            self.scheme,
-            self.card_memory,
-            tuple(cores),
-            tuple(memory),
-            free_cores,
-            free_memory,
-            whole=sum(not used and not memory[card] for card, used in enumerate(cores)),
-            most_cores=max(CORES_PER_CARD - min(cores), 0),
-        )
+        used, free = (tuple(cores), tuple(memory)), (free_cores, free_memory)
+        whole, most_cores = list(zip(cores, memory, strict=True)).count((0, 0)), max(CORES_PER_CARD - min(cores), 0)
+        return Cards(self.scheme, self.card_memory, *used, *free, whole, most_cores)
 
 
 def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:

@@ -5,9 +5,8 @@ The rules are Kubernetes' (k8s.io/component-helpers ``scheduling/corev1/nodeaffi
 nodeSelector holds beside every term, NotIn and DoesNotExist also match a node without the label.
 """
 
-import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -36,43 +35,115 @@ class NodeLabels(msgspec.Struct, frozen=True):
     pool: str = "gaia.tencent.com/gpu-pool"
 
 
-class Term(msgspec.Struct, frozen=True, gc=False):
-    """One way in which a pod may be placed: all of these must hold. ``fields`` are over metadata.name."""
+class Values:
+    """What requirements on one key allow its label's value to be; they are ANDed.
 
-    labels: tuple[Requirement, ...] = ()
-    fields: tuple[Requirement, ...] = ()
+    What the API server would not store (an unknown operator, ``In`` without values, ``Exists`` with some) allows
+    nothing; the scheduler does not read a term with such a requirement either.
+    """
+
+    __slots__ = ("above", "absent", "below", "excluded", "listed", "numeric", "present")
+
+    def __init__(self) -> None:
+        self.present = self.absent = True
+        self.listed: set[str] | None = None
+        self.excluded: set[str] = set()
+        self.numeric = False
+        self.above, self.below = -(2**63) - 1, 2**63
+
+    def require(self, operator: str, values: Collection[str]) -> None:
+        """Allow nothing that does not meet this requirement too. It takes time in proportion to its values."""
+        match operator:
+            case "In":
+                self.absent = False
+                self.listed = set(values) if self.listed is None else self.listed.intersection(values)
+            case "NotIn" if values:
+                self.excluded.update(values)
+            case "Exists" if not values:
+                self.absent = False
+            case "DoesNotExist" if not values:
+                self.present = False
+            case "Gt" | "Lt":
+                self._compare(operator, values)
+            case _:
+                self.present = self.absent = False
+
+    def _compare(self, operator: str, values: Collection[str]) -> None:
+        bound = _integer(next(iter(values))) if len(values) == 1 else None
+        self.absent, self.numeric = False, True
+        if bound is None:
+            self.present = False
+        elif operator == "Gt":
+            self.above = max(self.above, bound)
+        else:
+            self.below = min(self.below, bound)
+
+    def allow(self, value: str | None) -> bool:
+        """Return whether a label may have this value; None is an absent label."""
+        if value is None:
+            return self.absent
+        if not self.present or value in self.excluded or (self.listed is not None and value not in self.listed):
+            return False
+        number = _integer(value) if self.numeric else None
+        return not self.numeric or (number is not None and self.above < number < self.below)
+
+    def allow_any(self) -> bool:
+        """Return whether there is a value that a label may have, or it may be absent."""
+        if self.absent or not self.present:
+            return self.absent
+        if self.listed is not None:
+            return any(map(self.allow, self.listed))
+        # No label is negative. Of texts there is always another than those excluded, and an integer has many: with
+        # more and more zeros before it.
+        return not self.numeric or max(self.above, -1) + 1 < self.below
+
+    def limit(self) -> frozenset[str] | None:
+        """Return the values that a label may have, or None where they are not limited to a list."""
+        return None if self.listed is None else frozenset(filter(self.allow, self.listed))
+
+
+class Term(msgspec.Struct, frozen=True, gc=False):
+    """One way in which a pod may be placed: what it allows the labels of these keys to be, and the node's name."""
+
+    labels: Mapping[str, Values]
+    name: Values
 
     def matches(self, name: str, labels: Labels) -> bool:
         """Return whether a node of this name and these labels is allowed."""
-        return all(holds(r, labels.get(r.key)) for r in self.labels) and all(
-            r.key == NAME_FIELD and holds(r, name) for r in self.fields
-        )
+        return self.name.allow(name) and all(values.allow(labels.get(key)) for key, values in self.labels.items())
 
     def could_match(self, given: Mapping[str, Iterable[str]]) -> bool:
         """Return whether some node could match whose labels take a ``given`` value, and are free elsewhere."""
-        return all(_satisfiable(requirements, given.get(key)) for key, requirements in _by_key(self.labels)) and all(
-            key == NAME_FIELD and _satisfiable(rs, None) for key, rs in _by_key(self.fields)
+        return self.name.allow_any() and all(
+            any(map(values.allow, given[key])) if key in given else values.allow_any()
+            for key, values in self.labels.items()
         )
-
-    def names(self) -> frozenset[str] | None:
-        """Return the node names allowed here, or None where they are not limited to a list."""
-        return _listed([requirement for requirement in self.fields if requirement.key == NAME_FIELD])
 
 
 def terms_of(spec: PodSpec) -> tuple[Term, ...]:
     """Return the ways in which a pod may be placed, with nodeSelector and nodeName folded into each. None: nowhere."""
-    everywhere = Term(
-        labels=tuple(Requirement(key, "In", (value,)) for key, value in (spec.node_selector or {}).items()),
-        fields=(Requirement(NAME_FIELD, "In", (spec.node_name,)),) if spec.node_name else (),
-    )
     required = required_terms(spec)
-    if required is None:
-        return (everywhere,)
-    return tuple(
-        Term(everywhere.labels + (term.match_expressions or ()), everywhere.fields + (term.match_fields or ()))
-        for term in required
-        if not _matches_nothing(term)
-    )
+    held = (NodeSelectorTerm(),) if required is None else (each for each in required if not _matches_nothing(each))
+    return tuple(_read_term(term, spec) for term in held)
+
+
+def _read_term(term: NodeSelectorTerm, spec: PodSpec) -> Term:
+    labels = {key: _selected(value) for key, value in (spec.node_selector or {}).items()}
+    for line in term.match_expressions or ():
+        labels.setdefault(line.key, Values()).require(line.operator, line.values or ())
+    name = _selected(spec.node_name or None)
+    name.absent = False
+    for line in term.match_fields or ():
+        # Of a node's fields only its name can be selected by; another one is no way to any node.
+        name.require(line.operator if line.key == NAME_FIELD else "", line.values or ())
+    return Term(labels, name)
+
+
+def _selected(value: str | None) -> Values:
+    values = Values()
+    if value is not None:
+        values.require("In", (value,))
+    return values
 
 
 def oversized(spec: PodSpec) -> Fault | None:
@@ -104,119 +175,32 @@ def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
 
     It takes time in proportion to the size of the spec and no more.
     """
-    # Not by `terms_of` and `Term`, which cost more: whoever may change a pod that a scheduling gate holds back may add
-    # requirements without end (KEP-3838), past MOST_VALUES, and what it is held to still has to be read.
     selected = (spec.node_selector or {}).get(key)
-    everywhere = [] if selected is None else [Requirement(key, "In", (selected,))]
     required = required_terms(spec)
     if required is None:
-        return _listed(everywhere)
+        return None if selected is None else frozenset({selected})
     allowed: set[str] = set()
     for term in required:
         if _matches_nothing(term):
             continue
-        values = _listed(everywhere + [each for each in term.match_expressions or () if each.key == key])
-        if values is None:
+        values = _selected(selected)
+        for line in term.match_expressions or ():
+            if line.key == key:
+                values.require(line.operator, line.values or ())
+        limit = values.limit()
+        if limit is None:
             return None
-        allowed |= values
+        allowed |= limit
     return frozenset(allowed)
 
 
-def _listed(requirements: Sequence[Requirement]) -> frozenset[str] | None:
-    """Return the values that meet all requirements on one key, or None where they are not limited to a list."""
-    lists = [requirement.values or () for requirement in requirements if requirement.operator == "In"]
-    if not lists:
-        return None
-    excluded = (requirement.values or () for requirement in requirements if requirement.operator == "NotIn")
-    values = frozenset(lists[0]).intersection(*lists[1:]).difference(*excluded)
-    decisive = _decisive(requirements)
-    return frozenset(value for value in values if all(holds(requirement, value) for requirement in decisive))
-
-
-def _decisive(requirements: Iterable[Requirement]) -> Collection[Requirement]:
-    # The strictest of each operator, as the others follow from it; `In` and `NotIn` with values are dealt with already.
-    strictest: dict[str, Requirement] = {}
-    for requirement in requirements:
-        if requirement.operator in ("In", "NotIn") and requirement.values:
-            continue
-        before = strictest.get(requirement.operator)
-        if before is None or _strictness(requirement) > _strictness(before):
-            strictest[requirement.operator] = requirement
-    return strictest.values()
-
-
-def _strictness(requirement: Requirement) -> float:
-    # The larger, the fewer values meet the requirement, among those of one operator.
-    values = requirement.values or ()
-    if requirement.operator not in ("Gt", "Lt"):
-        return len(values)  # none meets Exists or DoesNotExist with values
-    bound = _integer(values[0]) if len(values) == 1 else None
-    if bound is None:
-        return math.inf
-    return bound if requirement.operator == "Gt" else -bound
-
-
-def holds(requirement: Requirement, value: str | None) -> bool:
-    """Return whether one requirement holds for a label's value; None is an absent label.
-
-    What the API server would not store (an unknown operator, ``In`` without values, ``Exists`` with some) holds for
-    nothing; the scheduler does not read a term with such a requirement either.
-    """
-    values = requirement.values or ()
-    match requirement.operator:
-        case "In":
-            return value is not None and value in values
-        case "NotIn":
-            return bool(values) and value not in values
-        case "Exists":
-            return not values and value is not None
-        case "DoesNotExist":
-            return not values and value is None
-        case "Gt" | "Lt":
-            return _compares(requirement.operator, value, values)
-    return False
-
-
-def _compares(operator: str, value: str | None, values: tuple[str, ...]) -> bool:
-    bound = _integer(values[0]) if len(values) == 1 else None
-    number = _integer(value)
-    if bound is None or number is None:
-        return False
-    return number > bound if operator == "Gt" else number < bound
-
-
-def _integer(text: str | None) -> int | None:
+def _integer(text: str) -> int | None:
     # As Go's ParseInt, by which the scheduler compares: a 64-bit integer, or nothing.
-    found = _INTEGER.fullmatch(text) if text is not None else None
+    found = _INTEGER.fullmatch(text)
     if found is None:
         return None
     number = int(found[1] + found[2])
     return number if -(2**63) <= number < 2**63 else None
-
-
-def _by_key(requirements: tuple[Requirement, ...]) -> Iterable[tuple[str, list[Requirement]]]:
-    grouped: dict[str, list[Requirement]] = {}
-    for requirement in requirements:
-        grouped.setdefault(requirement.key, []).append(requirement)
-    return grouped.items()
-
-
-def _satisfiable(requirements: list[Requirement], given: Iterable[str] | None) -> bool:
-    candidates: Iterable[str | None] = _witnesses(requirements) if given is None else given
-    return any(all(holds(r, candidate) for r in requirements) for candidate in candidates)
-
-
-def _witnesses(requirements: list[Requirement]) -> Iterator[str | None]:
-    # If any value at all meets the requirements, one of these does. An integer is written with leading zeros as often
-    # as there are excluded values: as text these differ.
-    yield None
-    mentioned = {value for r in requirements for value in r.values or ()}
-    yield from mentioned
-    yield from (f"other-{number}" for number in range(len(mentioned) + 1))
-    bounds = [_integer(v) for r in requirements if r.operator in ("Gt", "Lt") for v in r.values or ()]
-    for bound in {0, *(bound for bound in bounds if bound is not None)}:
-        for number in {max(bound - 1, 0), max(bound + 1, 0)}:
-            yield from (str(number).zfill(width) for width in range(1, len(mentioned) + len(str(number)) + 2))
 
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"

@@ -1,5 +1,6 @@
 """Which GPU models a pod may use, and which of them it gets."""
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -220,12 +221,10 @@ def _unreachable(terms: tuple[Term, ...], model: str, pools: tuple[str, ...], no
 
 
 def _reaches(term: Term, given: Mapping[str, tuple[str, ...]], nodes: Nodes) -> bool:
-    if not term.labels and not term.fields:
-        return True
     if not term.could_match(given):
         return False
     # Where all nodes that it names are known, their labels decide; one that is not known may have any.
-    names = term.names()
+    names = term.name.limit()
     if names is None or not names <= nodes.labels.keys():
         return True
     return any(
@@ -263,13 +262,9 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     largest: int = 0
 
     def __add__(self, other: "FreeCards") -> "FreeCards":
-        return FreeCards(
-            self.cards + other.cards,
-            self.whole + other.whole,
-            self.free_cores + other.free_cores,
-            self.fragmented_cores + other.fragmented_cores,
-            max(self.largest, other.largest),
-        )
+        *mine, largest = msgspec.structs.astuple(self)
+        sums = map(operator.add, mine, msgspec.structs.astuple(other))
+        return FreeCards(*[*sums, max(largest, other.largest)])
 
     def room_for(self, asked: Charge) -> int:
         """Return the cores that a pod can choose from: those of whole cards alone, where it asks for any."""

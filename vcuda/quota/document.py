@@ -20,17 +20,7 @@ from collections.abc import Iterable, Iterator
 from decimal import ROUND_DOWN, Context, Decimal, Inexact
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    PlainValidator,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+import pydantic
 from pydantic_core import ErrorDetails
 
 from vcuda import errors, k8s_types
@@ -182,20 +172,20 @@ def suggestion(written: object, known: Iterable[str]) -> str:
     return f"did you mean `{near[0]}`?" if near else ""
 
 
-class _StrictModel(BaseModel):
+class _StrictModel(pydantic.BaseModel):
     """A mapping with these keys and no others."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class _LimitEntry(_StrictModel):
     """A limit in its long form."""
 
-    cards: Annotated[int, PlainValidator(read_cores)]
-    memory: Annotated[int | None, PlainValidator(read_memory)] = None
+    cards: Annotated[int, pydantic.PlainValidator(read_cores)]
+    memory: Annotated[int | None, pydantic.PlainValidator(read_memory)] = None
 
 
-def _read_limit(value: object, read_long_form: ValidatorFunctionWrapHandler) -> _LimitEntry:
+def _read_limit(value: object, read_long_form: pydantic.ValidatorFunctionWrapHandler) -> _LimitEntry:
     # A bare number of cards stands for the long form with nothing else in it, as in gpu-admission.
     if not isinstance(value, dict):
         return _LimitEntry.model_construct(cards=read_cores(value))
@@ -224,20 +214,23 @@ def _read_pool(value: object) -> str:
     return read_label_value(value)
 
 
-_Model = Annotated[str, AfterValidator(read_label_value)]
-_Limits = dict[_Model, Annotated[_LimitEntry, WrapValidator(_read_limit)]]
+_Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
+_Limits = dict[_Model, Annotated[_LimitEntry, pydantic.WrapValidator(_read_limit)]]
 
 
 class _NamespaceEntry(_StrictModel):
     """What is written for one namespace."""
 
-    quota: Annotated[_Limits, BeforeValidator(lambda value: {} if value is None else value)] = {}
-    pool: Annotated[tuple[Annotated[str, PlainValidator(_read_pool)], ...], BeforeValidator(_read_pools)] = ()
-    mode: Annotated[Mode, PlainValidator(read_mode)] = Mode.ENFORCE
+    quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = {}
+    pool: Annotated[
+        tuple[Annotated[str, pydantic.PlainValidator(_read_pool)], ...], pydantic.BeforeValidator(_read_pools)
+    ] = ()
+    mode: Annotated[Mode, pydantic.PlainValidator(read_mode)] = Mode.ENFORCE
 
 
-_DOCUMENT: TypeAdapter[dict[str, _NamespaceEntry]] = TypeAdapter(
-    dict[Annotated[str, AfterValidator(read_namespace_name)], _NamespaceEntry], config=ConfigDict(strict=True)
+_DOCUMENT: pydantic.TypeAdapter[dict[str, _NamespaceEntry]] = pydantic.TypeAdapter(
+    dict[Annotated[str, pydantic.AfterValidator(read_namespace_name)], _NamespaceEntry],
+    config=pydantic.ConfigDict(strict=True),
 )
 
 
@@ -322,7 +315,7 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
         )
     try:
         entries = _DOCUMENT.validate_python({} if tree is None else tree)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         faults += tuple(_found(details) for details in error.errors(include_url=False))
     if faults:
         raise errors.QuotaFault(_in_document_order(tree, faults))

@@ -4,6 +4,7 @@ Aliases and merge keys are resolved here, within a bound, and keys that are writ
 keep the last one silently.
 """
 
+import functools
 import json
 import re
 from decimal import Context, Decimal
@@ -82,15 +83,9 @@ def _parse(text: str) -> Any:
 
 def _parse_json(text: str) -> Any:
     # A number is a Decimal, so that 0.29 cards are 29 hundredths; an exponent beyond what Decimal holds makes a NaN.
-    lenient = Context(traps=[])
+    number = functools.partial(Decimal, context=Context(traps=[]))
     try:
-        return json.loads(
-            text,
-            object_pairs_hook=_Pairs,
-            parse_int=Decimal,
-            parse_float=lambda digits: Decimal(digits, lenient),
-            parse_constant=Decimal,
-        )
+        return json.loads(text, object_pairs_hook=_Pairs, parse_int=Decimal, parse_float=number, parse_constant=Decimal)
     except json.JSONDecodeError as error:
         raise UnreadableError(error.lineno, error.colno, error.msg) from None
 
@@ -101,9 +96,8 @@ def _parse_yaml(text: str) -> yaml.Node | None:
         root = composer.get_node() if composer.check_node() else None
         if composer.check_node():
             second: Any = composer.peek_event()
-            raise _unreadable(
-                text, second.start_mark.index, "a second document starts here; write all namespaces in one"
-            )
+            more = "a second document starts here; write all namespaces in one"
+            raise _unreadable(text, second.start_mark.index, more)
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark.index if error.problem_mark else 0
         hint = "; indent with spaces, not tabs" if text[at : at + 1] == "\t" else ""

@@ -37,7 +37,6 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """What one container asks for, by one scheme."""
 
-    path: str
     scheme: Scheme
     charge: Charge
     cores_per_card: int
@@ -51,15 +50,12 @@ def asks_for_vcuda(pod: Pod) -> bool:
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
-            if container.resources and _asks(resources_of(container)):
-                return True
+            resources = resources_of(container) if container.resources else {}
+            if not SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
+                asked = resources.keys() & SCHEME_OF_RESOURCE.keys()
+                if any(resources[name] not in NONE for name in asked):
+                    return True
     return False
-
-
-def _asks(resources: Mapping[str, Quantity]) -> bool:
-    if SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
-        return False
-    return any(resources[name] not in NONE for name in resources.keys() & SCHEME_OF_RESOURCE.keys())
 
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
@@ -81,25 +77,21 @@ def read_request(pod: Pod) -> PodRequest:
     requests = [request for request in asked if request]
     schemes = _in_order(request.scheme for request in requests)
     faults = [fault for request in requests for fault in request.faults]
-    return PodRequest(
-        charge=total(_effective_charge(containers, _charges(asked, scheme)) for scheme in schemes),
-        schemes=schemes,
-        faults=(*faults, *_core_limit_faults(pod, requests)),
-        warnings=tuple(warning for request in requests for warning in request.warnings),
-        share=min(max((request.cores_per_card for request in requests), default=0), CORES_PER_CARD),
-    )
+    charge = total(_effective_charge(containers, asked, scheme) for scheme in schemes)
+    warnings = tuple(warning for request in requests for warning in request.warnings)
+    share = min(max((request.cores_per_card for request in requests), default=0), CORES_PER_CARD)
+    return PodRequest(charge, schemes, (*faults, *_core_limit_faults(pod, requests)), warnings, share)
 
 
-def _charges(asked: Sequence[ContainerCharge | None], scheme: Scheme) -> list[Charge]:
+def _effective_charge(
+    containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], scheme: Scheme
+) -> Charge:
     # By one scheme, since the scheduler sets only like resources against each other.
-    return [request.charge if request and request.scheme is scheme else Charge() for request in asked]
-
-
-def _effective_charge(containers: Sequence[tuple[str, Container]], charges: Sequence[Charge]) -> Charge:
     # As the scheduler counts a pod (KEP-753, k8s.io/component-helpers `resource.PodRequests`): containers and sidecars
     # against the largest init container, which runs beside the sidecars that were started before it.
     together = largest = Charge()
-    for (path, container), charge in zip(containers, charges, strict=True):
+    for (path, container), request in zip(containers, asked, strict=True):
+        charge = request.charge if request and request.scheme is scheme else Charge()
         if not path.startswith("spec.initContainers"):
             together += charge
         elif container.restart_policy == SIDECAR:
@@ -126,14 +118,8 @@ def _read_container(path: str, container: Container) -> ContainerCharge | None:
     read = _read_counted if scheme.count else _read_cores
     charge, cores, misshapen = read(base, scheme, amounts)
     privileged = list(_privileged(path, container, scheme, amounts))
-    return ContainerCharge(
-        path=path,
-        scheme=scheme,
-        charge=charge,
-        cores_per_card=cores,
-        faults=(*(faults or misshapen), *(found for found in privileged if isinstance(found, Fault))),
-        warnings=tuple(found for found in privileged if isinstance(found, str)),
-    )
+    wrong = (*(faults or misshapen), *(found for found in privileged if isinstance(found, Fault)))
+    return ContainerCharge(scheme, charge, cores, wrong, tuple(found for found in privileged if isinstance(found, str)))
 
 
 def _amounts(base: str, resources: Mapping[str, Quantity]) -> tuple[dict[str, int], list[Fault]]:
