@@ -293,9 +293,8 @@ def read_review(body: bytes) -> AdmissionRequest:
         raise BadReview(f"the body is no AdmissionReview in JSON: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION:
         got = f"{review.api_version or 'no apiVersion'} {review.kind or 'no kind'}"
-        raise BadReview(
-            f"this server answers {API_VERSION} {KIND}, not {got}; set admissionReviewVersions: [v1] in the webhook"
-        )
+        hint = "set admissionReviewVersions: [v1] in the webhook"
+        raise BadReview(f"this server answers {API_VERSION} {KIND}, not {got}; {hint}")
     if review.request is None:
         raise BadReview(f"the {KIND} has no request")
     return review.request
@@ -347,18 +346,12 @@ def write_review(uid: str, answer: AdmissionResponse) -> bytes:
 
 
 def _status(answer: AdmissionResponse) -> dict[str, object]:
-    details: dict[str, object] = {}
+    details: dict[str, Any] = {}
     # The API server makes a Retry-After header of it, and client-go then waits so long and sends the request again.
     if answer.retry_after is not None:
         details["retryAfterSeconds"] = answer.retry_after
-    if answer.faults:
-        details["causes"] = [
-            {"reason": "FieldValueInvalid", "field": fault.path, "message": fault.message} for fault in answer.faults
-        ]
-    return {
-        "status": "Failure",
-        "code": answer.status.value,
-        "reason": _REASONS.get(answer.status, ""),
-        "message": answer.message,
-        **({"details": details} if details else {}),
-    }
+    for path, message in answer.faults:
+        cause = {"reason": "FieldValueInvalid", "field": path, "message": message}
+        details.setdefault("causes", []).append(cause)
+    told = {"code": answer.status.value, "reason": _REASONS.get(answer.status, ""), "message": answer.message}
+    return {"status": "Failure", **told, **({"details": details} if details else {})}

@@ -190,13 +190,7 @@ def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
 
 def amount_of(container: Container, resource: str) -> int:
     """Return how much of a resource is asked for; 0 where it is not, or where the API server would not store it."""
-    resources = resources_of(container)
-    if resource not in resources:
-        return 0
-    try:
-        return parse_whole(resources[resource])
-    except ValueError:
-        return 0
+    return _whole(resources_of(container), resource) or 0
 
 
 class PodCards(msgspec.Struct, frozen=True):

@@ -122,9 +122,8 @@ def read_memory(value: object) -> int:
     if not 0 <= amount <= MAX_MEMORY * _MIB:
         raise WrongValueError(f"{shown(value)} is no possible amount of memory; write one up to {MAX_MEMORY // 1024}Gi")
     if amount == 0:
-        raise WrongValueError(
-            "0 leaves no memory; leave `memory` out for no limit, or write 0 cards to block the model"
-        )
+        hint = "leave `memory` out for no limit, or write 0 cards to block the model"
+        raise WrongValueError(f"0 leaves no memory; {hint}")
     if amount < _MIB:
         # Such an amount is a slip: 160 is meant as 160Gi.
         bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
@@ -319,11 +318,9 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
         faults += tuple(_found(details) for details in error.errors(include_url=False))
     if faults:
         raise errors.QuotaFault(_in_document_order(tree, faults))
-    namespaces = {
-        name: NamespaceQuota(
-            {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}, entry.pool, entry.mode
-        )
-        for name, entry in entries.items()
-    }
+    namespaces = {}
+    for name, entry in entries.items():
+        limits = {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}
+        namespaces[name] = NamespaceQuota(limits, entry.pool, entry.mode)
     default = namespaces.pop(DEFAULT, None)
     return Quota(namespaces, default, system)
