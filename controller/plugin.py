@@ -1,7 +1,6 @@
 """The kubectl plugin ``kubectl gpuquota``: what a namespace may use, what it uses, and why a pod would be refused."""
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -10,16 +9,14 @@ from typing import Any
 import click
 import msgspec
 import yaml
-from kubernetes.config import KUBE_CONFIG_DEFAULT_LOCATION
-from kubernetes.config.kube_config import KubeConfigMerger
+from kubernetes.config import kube_config
 
 from controller.publisher import KEY, NAME
 from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement import affinity, placement
-from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
-from vcuda.quota.model import Mode
+from vcuda.quota import document, model
 from vcuda.workloads import NO_PODS, Workload, workloads_in
 
 BAR = 20
@@ -44,8 +41,8 @@ class Target(msgspec.Struct, frozen=True):
     def namespace(self, named: str | None = None) -> str:
         """Return the one named, here or before the command, or the context's; end with status 2 if it is no name."""
         namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
-        if not is_namespace_name(namespace):
-            cli.fail(f"{namespace!r} {NO_NAMESPACE}")
+        if not document.is_namespace_name(namespace):
+            cli.fail(f"{namespace!r} {document.NO_NAMESPACE}")
         return namespace
 
     def connect(self) -> Kube:
@@ -148,7 +145,7 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     _show_verdicts(verdicts, output or target.output)
     if not verdicts:
         click.echo(NO_PODS, err=True)
-    sys.exit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
+    raise SystemExit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
 
 
 class ExplainedPod(msgspec.Struct, frozen=True):
@@ -171,12 +168,12 @@ def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Expl
         if error.status == HTTPStatus.UNAUTHORIZED:
             raise
         return ExplainedPod(name, namespace, "refused", "", str(error))
-    model = msgspec.json.decode(answer.body, type=k8s_types.Pod).annotations.get(affinity.MODEL_ANNOTATION, "")
-    pinned = placement.would_be_pinned(model)
-    told = [warning for warning in answer.warnings if model and warning.startswith(pinned)]
-    reason = next(iter(told), pinned if model else "not held by a GPU quota")
+    chosen = msgspec.json.decode(answer.body, type=k8s_types.Pod).annotations.get(affinity.MODEL_ANNOTATION, "")
+    pinned = placement.would_be_pinned(chosen)
+    told = [warning for warning in answer.warnings if chosen and warning.startswith(pinned)]
+    reason = next(iter(told), pinned if chosen else "not held by a GPU quota")
     others = tuple(warning for warning in answer.warnings if warning not in told)
-    return ExplainedPod(name, namespace, "admitted", model, reason, others)
+    return ExplainedPod(name, namespace, "admitted", chosen, reason, others)
 
 
 def _show_verdicts(verdicts: list[ExplainedPod], output: str) -> None:
@@ -214,11 +211,11 @@ def _read(raw: bytes) -> NamespaceUse:
 
 def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a row for each model; one where there is none. A mode stands beside the namespace unless it enforces."""
-    namespace = use.namespace if use.mode == Mode.ENFORCE else f"{use.namespace} ({use.mode})"
-    for model in use.models:
-        used, limit, pending = (f"{cards:g}" for cards in (model.used, model.limit, model.pending))
-        memory = "" if model.memory_limit is None else f"{model.memory_used} of {model.memory_limit}"
-        yield (namespace, model.model, used, limit, bar(model.used, model.limit), pending, memory)
+    namespace = use.namespace if use.mode == model.Mode.ENFORCE else f"{use.namespace} ({use.mode})"
+    for each in use.models:
+        used, limit, pending = (f"{cards:g}" for cards in (each.used, each.limit, each.pending))
+        memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
+        yield (namespace, each.model, used, limit, bar(each.used, each.limit), pending, memory)
     if not use.models:
         yield (namespace, "no GPU", "", "", "", "", "")
 
@@ -260,7 +257,7 @@ def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
     """Return the namespace of the context in use, as kubectl does; ``default`` where it names none."""
     # The client's own loader gives the credentials alone; its merger reads what KUBECONFIG may name several files for.
     try:
-        config = KubeConfigMerger(str(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
+        config = kube_config.KubeConfigMerger(str(kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
     except TypeError:  # an empty file
         config = None
     if config is None:  # in a pod, without a kubeconfig

@@ -5,7 +5,6 @@ import functools
 import ipaddress
 import math
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +27,7 @@ option = functools.partial(click.option, show_envvar=True, show_default=True)
 def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
     """Write the message to standard error, and end with this exit status."""
     click.echo(f"Error: {message}", err=True)
-    sys.exit(status)
+    raise SystemExit(status)
 
 
 def address_option(

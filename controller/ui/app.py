@@ -9,7 +9,6 @@ serves them. ``/leading`` answers 200 on the leader and 503 elsewhere, for load 
 import gzip
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import resources
 
@@ -44,8 +43,7 @@ ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml")
 COME_AGAIN = {"Retry-After": "2"}
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """What a replica can say: as leader it has a feed; else ``reason`` says why it has none yet."""
 
     feed: Feed | None

@@ -5,8 +5,6 @@ is called by one thread at a time, at most once a second, and only while somebod
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
@@ -73,8 +71,7 @@ class PodFinding(msgspec.Struct, frozen=True):
     at: str
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """Where each part of the page comes from. A callable that returns None says: not known, or not known yet.
 
     ``uses`` holds the report of every limited namespace; ``pods`` are a namespace's, limited or not; ``cluster`` has
@@ -98,15 +95,14 @@ MAX_LISTED = 50
 """Entries of a list on the page: the newest."""
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True):
     """A namespace's row, and as HTML."""
 
     row: NamespaceRow
     html: str
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True):
     """Everything but the pods, which are looked up for the one namespace that is looked at."""
 
     version: str

@@ -122,14 +122,11 @@ def test_hadolint_has_nothing_to_say() -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_only_the_environment_is_taken_over_from_the_stage_that_builds() -> None:
+def test_only_the_environment_is_taken_over_from_the_build_and_it_runs_as_a_number_that_is_not_root() -> None:
+    """The manifests name the program."""
     build, final = stages()
     assert texts(build, "FROM") == [f"{texts(final, 'FROM')[0]} AS build"]
     assert texts(final, "COPY") == ["--from=build /opt/vcuda /opt/vcuda"]
-
-
-def test_it_runs_as_a_number_that_is_not_root_and_the_manifests_name_the_program() -> None:
-    _, final = stages()
     assert texts(final, "USER") == [f"{USER}:{USER}"]
     assert texts(final, "ENTRYPOINT") == []
     assert json.loads(texts(final, "CMD")[0])[0] in PROGRAMS

@@ -76,18 +76,12 @@ def run(*arguments: str, **options: Any) -> Result:
     return CliRunner().invoke(main, arguments, **options)
 
 
-# The bar
-
-
 def test_the_bar() -> None:
     """It is empty only where nothing is used, and full only where nothing is left."""
     amounts = [(0, 8, 0), (4, 8, 10), (8, 8, 20), (9, 8, 20), (2.5, 2.5, 20), (0, 0, 0), (1, 0, 20)]
     nearly = [(0.1, 8, 1), (0.01, 1000, 1), (7.9, 8, 19), (7.99, 8, 19)]
     for used, limit, filled in [*amounts, *nearly]:
         assert bar(used, limit) == f"[{'#' * filled}{'-' * (20 - filled)}]", (used, limit)
-
-
-# Usage
 
 
 def test_a_namespace_as_a_table(cluster: Cluster) -> None:
@@ -153,22 +147,12 @@ def test_a_cluster_that_does_not_answer(cluster: Cluster, arguments: list[str]) 
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: timed out\n")
 
 
-# Which cluster, which namespace
-
-
 @pytest.mark.parametrize("place", ["~/.kube/config", "/nowhere/config"])
 def test_a_kubeconfig_that_is_not_there(home: Path, place: str) -> None:
     result = run("-n", "team-a", *(["--kubeconfig", place] if place.startswith("/") else []))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: No usable kubeconfig at {place}: ")
     assert str(home) not in result.stderr
-
-
-@pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("arguments", [["--help"], ["explain", "--help"]])
-def test_help_needs_no_cluster(arguments: list[str]) -> None:
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout.partition(" ")[0]) == (0, "Usage:")
 
 
 @pytest.mark.parametrize(
@@ -277,9 +261,6 @@ def test_a_name_that_no_namespace_can_have(cluster: Cluster, manifest: Path, giv
     result = run(*arguments.get(given, ["--kubeconfig", str(context)]))
     told = f"Error: {f'{manifest}, document 1: ' if in_manifest else ''}{name!r} {NO_NAMESPACE}\n"
     assert (result.exit_code, result.stdout, result.stderr, cluster.asked, cluster.calls) == (2, "", told, [], [])
-
-
-# What would become of a pod
 
 
 def explain(manifest: Path, *documents: Manifest, output: str = "json") -> Result:

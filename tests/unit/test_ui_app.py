@@ -38,9 +38,6 @@ class Markup(HTMLParser):
         if tag in MUST_CLOSE:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag: str) -> None:
         if tag in MUST_CLOSE:
             assert self._open.pop() == tag, self.getpos()

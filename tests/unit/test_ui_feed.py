@@ -1,6 +1,5 @@
 """The picture is taken at most once a second, and listeners hear what differs, however late they are."""
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
@@ -149,7 +148,7 @@ def test_pods_that_move_touch_the_namespace_of_those_who_look_at_it(feed: Feed, 
 
 def test_only_pods_of_namespaces_that_somebody_looks_at_are_asked_for(sample: Sample, clock: Clock) -> None:
     asked = Mock(return_value=())
-    feed = Feed(dataclasses.replace(sample.source(), pods=asked), VIEWS, heartbeat=0, clock=clock)
+    feed = Feed(msgspec.structs.replace(sample.source(), pods=asked), VIEWS, heartbeat=0, clock=clock)
     version = feed.picture().version
     for namespace in ("", "team-b"):
         listen(feed, version, namespace)
