@@ -21,11 +21,9 @@ from concurrent.futures import Future
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self
 
-import cheroot.server
 import cheroot.ssl
-import cheroot.wsgi
 import structlog
-from cheroot.makefile import MakeFile
+from cheroot import makefile, server, wsgi
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from vcuda.cli import family_of
@@ -50,7 +48,7 @@ Check = Callable[[], str | None]
 """Returns None when all is well, else what is wrong."""
 
 
-class Server(cheroot.wsgi.Server):
+class Server(wsgi.Server):
     """Serves one WSGI application with at most ``threads`` threads, over TLS where ``tls`` is given.
 
     As many requests again wait for a thread. ``idle_seconds`` is how long a connection is kept for the next request;
@@ -162,7 +160,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
     return listener
 
 
-class _Request(cheroot.server.HTTPRequest):
+class _Request(server.HTTPRequest):
     def read_request_headers(self) -> bool:
         read = super().read_request_headers()  # type: ignore[no-untyped-call]
         # "X_Y" and "X-Y" become one name in WSGI, so a client could pass for the proxy before it. cheroot's own reader
@@ -171,10 +169,10 @@ class _Request(cheroot.server.HTTPRequest):
         return bool(read)
 
 
-class _Connection(cheroot.server.HTTPConnection):
+class _Connection(server.HTTPConnection):
     RequestHandlerClass = _Request
 
-    def __init__(self, server: Server, sock: socket.socket, makefile: Any = MakeFile) -> None:
+    def __init__(self, server: Server, sock: socket.socket, makefile: Any = makefile.MakeFile) -> None:
         # A peer that has vanished acknowledges nothing; without this the kernel would try for a quarter of an hour.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(server.request_seconds * 1000))
         super().__init__(server, _TimedSocket(sock, server.request_seconds), makefile)
@@ -246,7 +244,7 @@ class _TlsAdapter(cheroot.ssl.Adapter):
         return {"wsgi.url_scheme": "https"}
 
     def makefile(self, sock: socket.socket, mode: str = "r", bufsize: int = -1) -> Any:
-        return MakeFile(sock, mode, bufsize)
+        return makefile.MakeFile(sock, mode, bufsize)
 
 
 def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healthy: Check, ready: Check) -> Server:

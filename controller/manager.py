@@ -8,10 +8,9 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import certificates, publisher, retrier, settler, stale_gc, workqueue
+from controller import certificates, metrics, publisher, retrier, settler, stale_gc, workqueue
 from controller.extender import publish, service
 from controller.labels import NamespaceLabels
-from controller.metrics import EvictionMetrics, GarbageMetrics, SettleMetrics, UsageCollector, ViolationsCollector
 from controller.violations import Evictor, ViolationOptions, ViolationWatcher
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
 from vcuda.ledger.ledger import NamespaceUse
@@ -63,15 +62,15 @@ class Leader:
             store,
             self.quota,
             self.nodes,
-            metrics=SettleMetrics(registry),
+            metrics=metrics.SettleMetrics(registry),
             on_report=self._report,
             others=self._others,
             timing=self._timing,
         )
         self.garbage = self._make_gc(gc or stale_gc.GcOptions(), registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
-        registry.register(UsageCollector(self.publisher.reports))
-        registry.register(ViolationsCollector(self.violations.counts))
+        registry.register(metrics.UsageCollector(self.publisher.reports))
+        registry.register(metrics.ViolationsCollector(self.violations.counts))
         self.certificates = (
             certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
         )
@@ -88,15 +87,15 @@ class Leader:
         remove = (
             stale_gc.report_only
             if options.dry_run
-            else stale_gc.PatchRemover(self._kube, GarbageMetrics(registry)).remove
+            else stale_gc.PatchRemover(self._kube, metrics.GarbageMetrics(registry)).remove
         )
         return stale_gc.StaleAllocationGc(self._kube, self.settler.pods, self.nodes, remove, options.timeout)
 
     def _make_violations(
         self, options: ViolationOptions, store: LedgerStore, registry: CollectorRegistry
     ) -> ViolationWatcher:
-        metrics = EvictionMetrics(registry)
-        evictor = Evictor(self._kube, store, self.quota, self.nodes, metrics) if options.evict else None
+        counted = metrics.EvictionMetrics(registry)
+        evictor = Evictor(self._kube, store, self.quota, self.nodes, counted) if options.evict else None
         pods = self.settler.pods.pods
         return ViolationWatcher(self._kube, self.quota, self.nodes, pods, period=options.period, evictor=evictor)
 
