@@ -23,7 +23,7 @@ from gunicorn.app.base import BaseApplication
 from bench.cpu import family
 from tests.builders import held_to
 from vcuda.logs import configure_batched
-from webhook.app import JSON, Body
+from webhook.app import JSON, read_body
 from webhook.assembly import MakeService
 from webhook.server import Settings, WebhookServer
 from webhook.worker import KEEP_ALIVE_SECONDS
@@ -109,9 +109,9 @@ def _flask_app(mutate: Callable[[], flask.Response]) -> flask.Flask:
 
 
 async def _allow_all(_scope: HTTPScope, receive: Receive, send: Send) -> None:
-    asked = Body(receive)
-    await asked.read()
-    review = msgspec.json.decode(asked.content())
+    chunks: list[bytes] = []
+    await read_body(receive, chunks)
+    review = msgspec.json.decode(b"".join(chunks))
     body = msgspec.json.encode(_allowing(review))
     headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -62,34 +62,33 @@ class Gate:
         self.leaving = self.closed = True
 
 
-class _LoopLedgers:
+class _LoopLedgers(msgspec.Struct, frozen=True):
     """The ledgers as a worker thread sees them: what they do is done on the event loop, for their state is its own.
 
     While it waits the thread gives ``computing`` away, the lock of those that decode and decide.
     """
 
-    def __init__(self, ledgers: Ledgers, loop: asyncio.AbstractEventLoop, computing: threading.Lock) -> None:
-        self._ledgers = ledgers
-        self._loop = loop
-        self._computing = computing
+    ledgers: Ledgers
+    loop: asyncio.AbstractEventLoop
+    computing: threading.Lock
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        return self._on_loop(self._ledgers.charge(request))
+        return self._on_loop(self.ledgers.charge(request))
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
-        return self._on_loop(self._ledgers.usage(namespace))
+        return self._on_loop(self.ledgers.usage(namespace))
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        return self._on_loop(self._ledgers.cached_usage(namespace))
+        return self._on_loop(self.ledgers.cached_usage(namespace))
 
     def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
-        done = asyncio.run_coroutine_threadsafe(call, self._loop)
-        self._computing.release()
+        done = asyncio.run_coroutine_threadsafe(call, self.loop)
+        self.computing.release()
         try:
             # Blocks this thread, which has nothing else to do. Bounded, because a loop that ends answers nobody.
             return done.result(MAX_WAIT_SECONDS)
         finally:
-            self._computing.acquire()
+            self.computing.acquire()
 
 
 class WorkerThreads:
@@ -168,7 +167,11 @@ class Service(msgspec.Struct, frozen=True):
             # Without a quota in force too: this is how a broken one is mended.
             return await quota_edit.check_edit(request, self.place, policy, ledgers)
         if policy is None:
-            return _without_policy(request)
+            # Pods that the quota says nothing about pass all the same: a webhook that starts must not stop a cluster.
+            pod = pod_review.vcuda_pod_of(request)
+            if isinstance(pod, k8s_types.AdmissionResponse):
+                return pod
+            raise NotReady("the quota has not been read yet")
         try:
             if path == "/mutate":
                 return await pod_review.mutate(request, policy, ledgers, self.choices)
@@ -180,7 +183,6 @@ class Service(msgspec.Struct, frozen=True):
     def _log(
         self, path: str, request: k8s_types.AdmissionRequest, response: k8s_types.AdmissionResponse, seconds: float
     ) -> None:
-        """Write the one line that tells what became of a request."""
         if response.outcome in QUIET:
             self.log.debug("admission", path=path, uid=request.uid, outcome=response.outcome)
             return
@@ -198,14 +200,6 @@ class Service(msgspec.Struct, frozen=True):
             dry_run=bool(request.dry_run),
             ms=round(seconds * 1000, 3),
         )
-
-
-def _without_policy(request: k8s_types.AdmissionRequest) -> k8s_types.AdmissionResponse:
-    # Pods that are none of the quota's business pass, whatever it says: a webhook that starts must not stop a cluster.
-    pod = pod_review.vcuda_pod_of(request)
-    if isinstance(pod, k8s_types.AdmissionResponse):
-        return pod
-    raise NotReady("the quota has not been read yet")
 
 
 def _generated_name(request: k8s_types.AdmissionRequest) -> str:

@@ -8,21 +8,17 @@ import asyncio
 import functools
 from collections.abc import Coroutine
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import cast
 from urllib.parse import parse_qs
 
 import flask
 import msgspec
-from a2wsgi import WSGIMiddleware
+from a2wsgi import WSGIMiddleware, asgi_typing, wsgi_typing
 from kubernetes.utils.duration import parse_duration
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from vcuda.errors import BadReview, Unavailable, VcudaError
 from webhook import admission, metrics
-
-if TYPE_CHECKING:
-    from a2wsgi.asgi_typing import HTTPScope, Receive, Send
-    from a2wsgi.wsgi_typing import WSGIApp
 
 REVIEWS = frozenset({"/mutate", "/validate", "/quota"})
 DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -34,10 +30,10 @@ MAX_BODY = 3 * 2**20
 # Bytes; the review of a usual pod has 4 to 20 KiB.
 LARGE_BODY = 2**16
 
-# Bodies over that in memory at once: some 24 MiB, and as much again while they are decoded. The others stay unread, in
+# Bodies over that in memory at once: some 18 MiB, and as much again while they are decoded. The others stay unread, in
 # the kernel and at their sender, and are told to come again before the API server itself gives the call up. Who sends
 # one slowly has less time than for a small one, since others wait for its place.
-MAX_LARGE_BODIES = 8
+MAX_LARGE_BODIES = 6
 LARGE_BODY_WAIT_SECONDS = 6.0
 LARGE_BODY_SECONDS = 3.0
 
@@ -45,15 +41,6 @@ LARGE_BODY_SECONDS = 3.0
 PAGE_THREADS = 4
 
 JSON = b"application/json"
-COME_AGAIN = ((b"retry-after", b"1"), (b"connection", b"close"))
-
-
-class Reply(NamedTuple):
-    """An answer before it is sent; what is not a verdict has a ``status`` of its own."""
-
-    body: bytes
-    status: HTTPStatus = HTTPStatus.OK
-    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 def error_object(message: str, status: int) -> bytes:
@@ -66,98 +53,85 @@ class Application:
 
     def __init__(self, service: admission.Service) -> None:
         self._service = service
-        self._pages = WSGIMiddleware(cast("WSGIApp", make_pages(service)), workers=PAGE_THREADS)
+        self._pages = WSGIMiddleware(cast("wsgi_typing.WSGIApp", make_pages(service)), workers=PAGE_THREADS)
         self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
 
-    async def __call__(self, scope: "HTTPScope", receive: "Receive", send: "Send") -> None:
+    async def __call__(
+        self, scope: asgi_typing.HTTPScope, receive: asgi_typing.Receive, send: asgi_typing.Send
+    ) -> None:
         """Serve one request."""
-        if scope["path"] not in REVIEWS:
+        if scope["path"] not in REVIEWS or scope["method"] != "POST":
             await self._pages(scope, receive, send)
             return
+        status, headers = HTTPStatus.OK, [(b"content-type", JSON)]
         try:
-            reply = await self._reply(scope, receive)
+            body = await self._answer(scope, receive)
         except ConnectionAbortedError:
             return
-        length = str(len(reply.body)).encode()
-        headers = [(b"content-type", JSON), (b"content-length", length), *reply.headers]
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.body, "more_body": False})
-
-    async def _reply(self, scope: "HTTPScope", receive: "Receive") -> Reply:
-        try:
-            if scope["method"] != "POST":
-                return _fault(MethodNotAllowed.description, HTTPStatus.METHOD_NOT_ALLOWED, (b"allow", b"POST"))
-            return Reply(await self._answer(scope, receive))
-        except ConnectionAbortedError:
-            raise
-        except BadReview as error:
-            return _fault(str(error), error.status)
-        except Unavailable as error:
-            self._service.log.warning("not answered", path=scope["path"], reason=str(error))
-            # The API server repeats the call, and on another connection: so it reaches another replica.
-            return _fault(str(error), HTTPStatus.SERVICE_UNAVAILABLE, *COME_AGAIN)
-        except VcudaError as error:
-            self._service.log.error("not answered", path=scope["path"], reason=str(error))  # noqa: TRY400  # says enough
-            return _fault(str(error), HTTPStatus.INTERNAL_SERVER_ERROR)
         except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets a sentence and the log the trace
-            return _fault(_internal(self._service, scope["path"], error), HTTPStatus.INTERNAL_SERVER_ERROR)
+            status, message = self._fault(scope["path"], error)
+            body = error_object(message, status)
+            if status is HTTPStatus.SERVICE_UNAVAILABLE:
+                # The API server repeats the call, and on another connection: so it reaches another replica.
+                headers += [(b"retry-after", b"1"), (b"connection", b"close")]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _answer(self, scope: "HTTPScope", receive: "Receive") -> bytes:
+    async def _answer(self, scope: asgi_typing.HTTPScope, receive: asgi_typing.Receive) -> bytes:
         headers = dict(scope["headers"])
+        if headers.get(b"content-type", b"").partition(b";")[0] != JSON:
+            raise BadReview(f"the body must be {JSON.decode()}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         if int(headers.get(b"content-length", 0)) > MAX_BODY:
             raise _too_large()
-        # The body is read before anything is refused: the next request on this connection stands behind it.
-        body = Body(receive)
-        await body.read(LARGE_BODY)
-        if body.whole:
-            return await self._decide(scope, headers, body.content())
+        path, timeout = scope["path"], timeout_of(scope["query_string"])
+        chunks: list[bytes] = []
+        if await read_body(receive, chunks, LARGE_BODY):
+            return await self._service.answer(path, b"".join(chunks), timeout)
         crowded = Unavailable("too many large reviews are being read at once")
         await _within(LARGE_BODY_WAIT_SECONDS, self._large_bodies.acquire(), crowded)
         try:
             late = BadReview("the body has not come in time", HTTPStatus.REQUEST_TIMEOUT)
-            await _within(LARGE_BODY_SECONDS, body.read(), late)
-            return await self._decide(scope, headers, body.content())
+            await _within(LARGE_BODY_SECONDS, read_body(receive, chunks), late)
+            body = b"".join(chunks)
+            chunks.clear()
+            return await self._service.answer(path, body, timeout)
         finally:
             self._large_bodies.release()
 
-    async def _decide(self, scope: "HTTPScope", headers: dict[bytes, bytes], body: bytes) -> bytes:
-        if headers.get(b"content-type", b"").partition(b";")[0] != JSON:
-            raise BadReview(f"the body must be {JSON.decode()}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        timeout = timeout_of(scope["query_string"])
-        return await self._service.answer(scope["path"], body, timeout)
+    def _fault(self, path: str, error: Exception) -> tuple[HTTPStatus, str]:
+        match error:
+            case BadReview():
+                return error.status, str(error)
+            case Unavailable():
+                self._service.log.warning("not answered", path=path, reason=str(error))
+                return HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+            case VcudaError():
+                self._service.log.error("not answered", path=path, reason=str(error))
+                return HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
+        return HTTPStatus.INTERNAL_SERVER_ERROR, _internal(self._service, path, error)
 
 
-class Body:
-    """A request's body as it comes; ``whole`` tells whether all of it is here."""
+async def read_body(receive: asgi_typing.Receive, chunks: list[bytes], enough: int = MAX_BODY) -> bool:
+    """Take what comes of a body until it is whole, or more than ``enough`` bytes are here; return whether it is whole.
 
-    def __init__(self, receive: "Receive") -> None:
-        self.whole = False
-        self._receive = receive
-        self._chunks: list[bytes] = []
-        self._size = 0
+    Raises:
+        BadReview: it is over `MAX_BODY`.
+        ConnectionAbortedError: the client is gone, so there is nobody to answer.
 
-    async def read(self, enough: int = MAX_BODY) -> None:
-        """Take what comes until the body is whole, or more than ``enough`` bytes of it are here.
-
-        Raises:
-            BadReview: it is over `MAX_BODY`.
-            ConnectionAbortedError: the client is gone, so there is nobody to answer.
-
-        """
-        while not self.whole and self._size <= enough:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ConnectionAbortedError
-            self._chunks.append(message.get("body", b""))
-            self._size += len(self._chunks[-1])
-            self.whole = not message.get("more_body", False)
-            if self._size > MAX_BODY:
-                raise _too_large()
-
-    def content(self) -> bytes:
-        """Return what is here, once: it is not kept."""
-        chunks, self._chunks = self._chunks, []
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    """
+    size = sum(map(len, chunks))
+    while size <= enough:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ConnectionAbortedError
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > MAX_BODY:
+            raise _too_large()
+        if not message.get("more_body", False):
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=64)
@@ -178,19 +152,15 @@ def timeout_of(query: bytes) -> float:
     return seconds
 
 
+def _too_large() -> BadReview:
+    return BadReview(f"the body is over {MAX_BODY} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+
+
 async def _within(seconds: float, work: Coroutine[object, object, object], late: VcudaError) -> None:
     try:
         await asyncio.wait_for(work, seconds)
     except TimeoutError:
         raise late from None
-
-
-def _too_large() -> BadReview:
-    return BadReview(f"the body is over {MAX_BODY} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-
-
-def _fault(message: str, status: HTTPStatus, *headers: tuple[bytes, bytes]) -> Reply:
-    return Reply(error_object(message, status), status, headers)
 
 
 def _internal(service: admission.Service, path: str, error: Exception) -> str:
@@ -209,22 +179,22 @@ def make_pages(service: admission.Service) -> flask.Flask:
         reason = "stopping" if service.gate.leaving else "the quota has not been read yet"
         return _text(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def http_error(error: HTTPException) -> flask.Response:
+    def failed(error: Exception) -> flask.Response:
+        if not isinstance(error, HTTPException):
+            return _json(_internal(service, flask.request.path, error), HTTPStatus.INTERNAL_SERVER_ERROR)
         reply = _json(error.description or error.name, HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR))
         if isinstance(error, MethodNotAllowed):
             reply.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
         return reply
-
-    def unexpected(error: Exception) -> flask.Response:
-        return _json(_internal(service, flask.request.path, error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
     app.add_url_rule("/healthz", "healthz", lambda: _text("ok"))
     app.add_url_rule("/readyz", "readyz", readiness)
     app.add_url_rule(
         "/metrics", "metrics", lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
     )
-    app.register_error_handler(HTTPException, http_error)
-    app.register_error_handler(Exception, unexpected)
+    for path in REVIEWS:
+        app.add_url_rule(path, path, methods=["POST"])  # those come to `Application`; here it is told that GET does not
+    app.register_error_handler(Exception, failed)
     return app
 
 

@@ -26,32 +26,29 @@ PolicySource = Callable[[], PolicySnapshot | None]
 """Returns the policy in force, or None until the quota has been read once."""
 
 
-class ClusterPolicy:
+class ClusterPolicy(msgspec.Struct, frozen=True):
     """The quota and the nodes of a cluster, current to within a watch event; each watch is a thread.
 
     Which cards are free is published by the extender, where there is one, every few seconds; nothing waits for it.
     """
 
-    def __init__(
-        self, quota: QuotaInformer, nodes: NodeInformer, cards: FreeCardsInformer, hints: affinity.Hints
-    ) -> None:
-        self._quota = quota
-        self._nodes = nodes
-        self._cards = cards
-        self._hints = hints
+    quota: QuotaInformer
+    nodes: NodeInformer
+    cards: FreeCardsInformer
+    hints: affinity.Hints
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
-        quota = self._quota.current()
+        quota = self.quota.current()
         # Without its nodes every pod would be refused: no node has the model that it needs.
-        if quota is None or not self._nodes.reflector.synced.is_set():
+        if quota is None or not self.nodes.reflector.synced.is_set():
             return None
-        nodes, free = self._nodes.current(), self._cards.current()
-        return PolicySnapshot(quota, msgspec.structs.replace(nodes, free=free) if free else nodes, self._hints)
+        nodes, free = self.nodes.current(), self.cards.current()
+        return PolicySnapshot(quota, msgspec.structs.replace(nodes, free=free) if free else nodes, self.hints)
 
     def reflectors(self) -> Mapping[str, Reflector[Any]]:
         """Return the watches by the name under which their age is exported."""
-        return {"configmaps": self._quota.reflector, "nodes": self._nodes.reflector, "cards": self._cards.reflector}
+        return {"configmaps": self.quota.reflector, "nodes": self.nodes.reflector, "cards": self.cards.reflector}
 
     def start(self) -> None:
         """Start watching."""

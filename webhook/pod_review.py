@@ -206,16 +206,8 @@ async def _charge(
         # So it is in a mutating webhook. To admit it uncharged would be a way past the quota.
         message = "the pod has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    asked = ChargeRequest(
-        namespace=review.namespace,
-        uid=uid,
-        model=model,
-        charge=review.request.charge,
-        quota=review.quota,
-        deadline=deadline,
-        counted_since=review.policy.quota.version,
-        dry_run=bool(request.dry_run),
-    )
+    namespace, charge, version = review.namespace, review.request.charge, review.policy.quota.version
+    asked = ChargeRequest(namespace, uid, model, charge, review.quota, deadline, version, bool(request.dry_run))
     return _answer(review, model, await ledgers.charge(asked), stray)
 
 
@@ -232,14 +224,10 @@ def _answer(review: PodReview, model: str, decision: Decision, stray: Sequence[s
             return refused(review, "over-quota", exceeded(review.namespace, shortage), model)
         case RetryLater(reason):
             # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
+            wait, status = RETRY_AFTER_SECONDS, HTTPStatus.TOO_MANY_REQUESTS
+            message = f"{reason}; try again in {wait} s"
             return AdmissionResponse(
-                "busy",
-                allowed=False,
-                status=HTTPStatus.TOO_MANY_REQUESTS,
-                message=f"{reason}; try again in {RETRY_AFTER_SECONDS} s",
-                retry_after=RETRY_AFTER_SECONDS,
-                model=model,
-                scheme=review.scheme,
+                "busy", False, status, message, retry_after=wait, model=model, scheme=review.scheme
             )
 
 

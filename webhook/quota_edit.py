@@ -10,7 +10,7 @@ from vcuda import errors, k8s_types
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota.document import parse_quota
-from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Limit, NamespaceQuota, Quota, Usage, cards
+from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers
 
@@ -112,14 +112,10 @@ async def _below_use(namespace: str, entry: NamespaceQuota, ledgers: Ledgers) ->
         usages = await ledgers.usage(namespace)
     except (errors.Unavailable, errors.UnreadableLedger) as error:
         return [f"{namespace}: not compared with what is in use: {error}"]
-    return [
-        f"{namespace}.quota.{model}: {cards(usage.used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}; "
-        "running pods stay, new ones are refused until it fits"
-        for model, usage in usages.items()
-        if _over(usage, limit := entry.limits.get(model, NO_LIMIT))
-    ]
-
-
-def _over(usage: Usage, limit: Limit) -> bool:
-    memory_over = limit.memory is not None and usage.used.memory_under(limit) > limit.memory
-    return usage.used.cores > limit.cores or memory_over
+    found = []
+    for model, usage in usages.items():
+        limit, used = entry.limits.get(model, NO_LIMIT), usage.used
+        if used.cores > limit.cores or (limit.memory is not None and used.memory_under(limit) > limit.memory):
+            figures = f"{cards(used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}"
+            found.append(f"{namespace}.quota.{model}: {figures}; running pods stay, new ones are refused until it fits")
+    return found

@@ -12,7 +12,7 @@ import ssl
 import struct
 from collections import OrderedDict
 from contextlib import suppress
-from enum import Enum, auto
+from enum import Enum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ LINGER_SECONDS = 2.0
 """How long a connection stays open after its last answer, or, without a request, after the server began to stop."""
 
 # Bytes of requests that are not whole, of all connections together.
-MAX_UNFINISHED = 32 * 2**20
+MAX_UNFINISHED = 24 * 2**20
 
 # Bytes of one body that are thrown away, since most clients look for an answer only when all of it is sent.
 MAX_DISCARDED = 10 * MAX_BODY
@@ -49,30 +49,22 @@ FLUSH_SECONDS = 0.05
 TICK_SECONDS = 0.25
 ACCEPTED_AT_ONCE = 16
 
-_WITHOUT_FILES = (errno.EMFILE, errno.ENFILE)
 _RESET = struct.pack("ii", 1, 0)
 
 
 class Phase(Enum):
-    """What a connection waits for; one for which something is being decided is in none of these."""
+    """What a connection waits for, and for how many seconds as a whole, however often something moves.
 
-    HANDSHAKE = auto()
-    FIRST = auto()  # the first byte of its first request: Go's transport opens connections that it does not use at once
-    NEXT = auto()  # the first byte of another request
-    REQUEST = auto()  # the rest of a request
-    RESPONSE = auto()  # its peer to take an answer
-    CLOSING = auto()  # its peer to have read the last answer, and to close
+    One for which something is being decided is in none of these.
+    """
 
+    HANDSHAKE = "handshake", 10.0
+    FIRST = "first", KEEP_ALIVE_SECONDS  # the first byte of all: Go's transport opens connections that it does not use
+    NEXT = "next", KEEP_ALIVE_SECONDS  # the first byte of another request
+    REQUEST = "request", 10.0  # the rest of a request; the API server's own default for the whole call
+    RESPONSE = "response", 10.0  # its peer to take an answer
+    CLOSING = "closing", LINGER_SECONDS  # its peer to have read the last answer, and to close
 
-TIMEOUT_SECONDS = {
-    Phase.HANDSHAKE: 10.0,
-    Phase.FIRST: KEEP_ALIVE_SECONDS,
-    Phase.NEXT: KEEP_ALIVE_SECONDS,
-    Phase.REQUEST: 10.0,  # the API server's own default for the whole call
-    Phase.RESPONSE: 10.0,
-    Phase.CLOSING: LINGER_SECONDS,
-}
-"""How long each phase may take as a whole, however often something moves."""
 
 IDLE = (Phase.HANDSHAKE, Phase.FIRST, Phase.NEXT)
 
@@ -111,7 +103,7 @@ class WebhookProtocol(ASGIProtocol):
         """Forget the connection."""
         self.worker.leave(self)
         super().connection_lost(exc)
-        self._wake()
+        self._request_ready.set()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; after the last answer they are thrown away, since closing before could destroy that answer."""
@@ -213,7 +205,8 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        self._wake()
+        # gunicorn's wait for a next request would else go on until asgi_disconnect_grace_period cancels it.
+        self._request_ready.set()
 
     def _end_output(self) -> None:
         # Nothing more comes, but what the peer sends is still read: with asyncio's TLS that takes the socket itself.
@@ -222,10 +215,6 @@ class WebhookProtocol(ASGIProtocol):
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
                 self.transport.abort()
-
-    def _wake(self) -> None:
-        # gunicorn's wait for a next request would else go on until asgi_disconnect_grace_period cancels it.
-        self._request_ready.set()
 
 
 class WebhookWorker(ASGIWorker):
@@ -239,9 +228,7 @@ class WebhookWorker(ASGIWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stopping = False
-        self.shed = 0
-        self.overdue = 0
-        self._unfinished = 0
+        self.shed = self.overdue = self._unfinished = 0
         self._waiting: dict[Phase, OrderedDict[WebhookProtocol, None]] = {phase: OrderedDict() for phase in Phase}
 
     @property
@@ -252,7 +239,7 @@ class WebhookWorker(ASGIWorker):
     def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
         """Let a connection begin a phase. Those of one phase stand in the order of their deadlines."""
         self.leave(connection)
-        connection.phase, connection.deadline = phase, self.loop.time() + TIMEOUT_SECONDS[phase]
+        connection.phase, connection.deadline = phase, self.loop.time() + phase.value[1]
         self._waiting[phase][connection] = None
 
     def leave(self, connection: WebhookProtocol) -> None:
@@ -278,7 +265,7 @@ class WebhookWorker(ASGIWorker):
                 return
             except OSError as error:  # of the network, or no file is left: nothing to end the server for
                 self.log.warning("no connection accepted: %s", error)
-                if error.errno in _WITHOUT_FILES:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._shed_one()
                 return
             sock.setblocking(False)
@@ -314,12 +301,6 @@ class WebhookWorker(ASGIWorker):
             self.shed += 1
             next(iter(crowd)).reset()
 
-    def _sweep(self) -> None:
-        now = self.loop.time()
-        for phase in self._waiting.values():
-            while phase and (first := next(iter(phase))).deadline <= now:
-                first.expire()
-
     async def _serve(self) -> None:
         """Serve until the worker is told to stop, or gunicorn's arbiter is gone; then end what is left."""
         for listener in self.sockets:
@@ -341,7 +322,10 @@ class WebhookWorker(ASGIWorker):
 
     async def _tick(self) -> None:
         self.notify()
-        self._sweep()
+        now = self.loop.time()
+        for phase in self._waiting.values():
+            while phase and (first := next(iter(phase))).deadline <= now:
+                first.expire()
         await asyncio.sleep(TICK_SECONDS)
 
     def handle_exit_signal(self) -> None:
