@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from tests.e2e.cluster import Cluster, Json, await_effect, webhook
+from tests.e2e.cluster import Cluster, Json, webhook
 from tests.e2e.control_plane import (
     ControlPlane,
     NoControlPlane,
@@ -29,12 +29,6 @@ def test_a_state_that_does_not_come_is_a_timeout_that_shows_the_object(cluster: 
     cluster.create(pod(namespace, "idle"))
     with pytest.raises(TimeoutError, match='"phase": "Pending"'):
         cluster.wait_pod(namespace, "idle", lambda one: one["status"]["phase"] == "Running", timeout=0.2)
-
-
-def test_kubectl_raises_with_what_it_wrote(cluster: Cluster, namespace: str) -> None:
-    assert cluster.kubectl("get", "namespace", namespace, "-o", "name").stdout == f"namespace/{namespace}\n"
-    refused = cluster.kubectl("get", "pod", "absent", "-n", namespace, check=False)
-    assert (refused.returncode, refused.stderr.count("NotFound")) == (1, 1)
 
 
 def test_a_service_accounts_token_is_its_identity_and_nothing_more(
@@ -62,11 +56,6 @@ def test_registered_webhooks_are_in_effect_inside_the_with_and_not_after(
     assert refused.status == 500
     assert f"{kind}.e2e.example" in refused.message
     assert cluster.try_create(pod(namespace, "probe")).status == 201
-
-
-def test_webhooks_that_take_no_effect_are_waited_for_in_vain(cluster: Cluster) -> None:
-    with pytest.raises(TimeoutError, match="never-stored"):
-        await_effect(cluster.rest, "never-stored", 0.2, wanted=True)
 
 
 def test_objects_outlive_a_crash_of_both(cluster: Cluster, control_plane: ControlPlane, namespace: str) -> None:

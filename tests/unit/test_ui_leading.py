@@ -67,17 +67,16 @@ def test_nobody_may_lead() -> None:
 @pytest.mark.parametrize(
     ("shown", "row"),
     [
-        pytest.param(
+        (
             ServedCertificate("10.0.0.1:8443", "ab12", end=datetime(2026, 5, 29, 12, tzinfo=UTC)),
             Certificate("webhook at 10.0.0.1:8443", "2026-05-29T12:00:00Z"),
-            id="one that was read",
         ),
-        pytest.param(
+        (
             ServedCertificate("10.0.0.2:8443", fault="timed out"),
             Certificate("webhook at 10.0.0.2:8443", "", "timed out"),
-            id="one that could not be",
         ),
     ],
+    ids=["one that was read", "one that could not be"],
 )
 def test_a_certificate_is_shown_by_the_endpoint_that_shows_it(shown: ServedCertificate, row: Certificate) -> None:
     assert certificate_row(shown) == row
