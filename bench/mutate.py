@@ -14,7 +14,7 @@ from vcuda.cli import aligned
 from vcuda.placement.affinity import Hints
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
-from webhook.assembly import Standalone
+from webhook.server import Standalone
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8
 

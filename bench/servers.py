@@ -24,8 +24,7 @@ from bench.cpu import family
 from tests.builders import held_to
 from vcuda.logs import configure_batched
 from webhook.app import JSON, read_body
-from webhook.assembly import MakeService
-from webhook.server import Settings, WebhookServer
+from webhook.server import MakeService, Settings, WebhookServer
 from webhook.worker import KEEP_ALIVE_SECONDS
 
 THREADS = 32

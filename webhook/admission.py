@@ -6,15 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
-from vcuda import errors, k8s_types
-from vcuda.kube import QuotaPlace
+from vcuda import errors, k8s_types, kube
 from vcuda.quota.model import Usage
 from webhook import context, pod_review, quota_edit
 from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices
@@ -43,8 +41,7 @@ class NotReady(errors.Unavailable):
     """The quota has not been read yet, or the server is about to stop: another replica, or a later try, answers."""
 
 
-@dataclass
-class Gate:
+class Gate(msgspec.Struct):
     """Whether this replica takes work: it stops in two steps, so that no request is lost.
 
     ``leaving``: readiness fails, while requests are still answered. ``closed``: late ones are sent elsewhere.
@@ -120,7 +117,7 @@ class Service(msgspec.Struct, frozen=True):
     metrics: Metrics
     gate: Gate
     log: structlog.typing.FilteringBoundLogger
-    place: QuotaPlace = QuotaPlace()
+    place: kube.QuotaPlace = kube.QuotaPlace()
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
     large_pods: WorkerThreads = msgspec.field(default_factory=WorkerThreads)
     quota_edits: WorkerThreads = msgspec.field(default_factory=WorkerThreads)

@@ -4,7 +4,6 @@ Who is asked is a parameter: the decisions themselves, for the command `check`, 
 """
 
 import asyncio
-import math
 import uuid
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -65,7 +64,7 @@ def check(workloads: Iterable[Workload], policy: context.PolicySnapshot) -> list
     async def ask(path: str, request: k8s_types.AdmissionRequest) -> k8s_types.AdmissionResponse:
         if path == "/mutate":
             return await pod_review.mutate(request, policy, ledgers, choices)
-        return await pod_review.validate(request, policy, ledgers, choices, deadline=math.inf)
+        return await pod_review.validate(request, policy, ledgers, choices, deadline=float("inf"))
 
     return asyncio.run(decide(workloads, ask))
 

@@ -12,12 +12,10 @@ import click
 import msgspec
 import structlog
 
-from vcuda import __version__, cli, errors, logs, tls, workloads, x509
-from vcuda.kube import QuotaPlace
+from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
 from vcuda.placement.affinity import Hints, NodeLabels
-from webhook import assembly
 from webhook import check as offline
-from webhook.server import Failure, Settings, WebhookServer
+from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
 FAILED = 1
 LAST_PORT = 65535
@@ -103,7 +101,7 @@ def serve(
     if standalone:
         if quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
-        embedded = assembly.Standalone(quota, nodes, hints)
+        embedded = Standalone(quota, nodes, hints)
         _or_exit(embedded.policy)
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
             _run(Settings(bind, certificates, drain_seconds), embedded.make_service)
@@ -111,9 +109,7 @@ def serve(
     if cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
     failure = Failure()
-    cluster = assembly.Cluster(
-        kubeconfig, QuotaPlace(*quota_configmap, quota_key), system_namespace, hints, failure.end
-    )
+    cluster = Cluster(kubeconfig, kube.QuotaPlace(*quota_configmap, quota_key), system_namespace, hints, failure.end)
     _or_exit(cluster.check)
     try:
         _run(Settings(bind, cert_dir, drain_seconds), cluster.make_service)
@@ -155,7 +151,7 @@ def check(
 
     Exit status: 0 all admitted, 1 some refused, 2 bad input.
     """
-    standalone = assembly.Standalone(quota, nodes, Hints(NodeLabels(model_label, pool_label), scheduler_name))
+    standalone = Standalone(quota, nodes, Hints(NodeLabels(model_label, pool_label), scheduler_name))
     policy = _or_exit(standalone.policy)
     rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), policy)
     if output == "json":
@@ -167,7 +163,7 @@ def check(
     sys.exit(1 if any(row.refused for row in rows) else 0)
 
 
-def _run(settings: Settings, make_service: assembly.MakeService) -> None:
+def _run(settings: Settings, make_service: MakeService) -> None:
     log = structlog.get_logger()
     server = _or_exit(lambda: WebhookServer(settings, make_service, lambda url: log.info("listening", url=url)))
     server.run()

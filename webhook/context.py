@@ -8,8 +8,7 @@ import click
 import msgspec
 import yaml
 
-from vcuda import errors, k8s_types, workloads
-from vcuda.kube import FreeCardsInformer, NodeInformer, QuotaInformer, Reflector
+from vcuda import errors, k8s_types, kube, workloads
 from vcuda.placement import affinity, placement
 from vcuda.quota import document, model
 
@@ -32,9 +31,9 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     Which cards are free is published by the extender, where there is one, every few seconds; nothing waits for it.
     """
 
-    quota: QuotaInformer
-    nodes: NodeInformer
-    cards: FreeCardsInformer
+    quota: kube.QuotaInformer
+    nodes: kube.NodeInformer
+    cards: kube.FreeCardsInformer
     hints: affinity.Hints
 
     def current(self) -> PolicySnapshot | None:
@@ -46,7 +45,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
         nodes, free = self.nodes.current(), self.cards.current()
         return PolicySnapshot(quota, msgspec.structs.replace(nodes, free=free) if free else nodes, self.hints)
 
-    def reflectors(self) -> Mapping[str, Reflector[Any]]:
+    def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
         """Return the watches by the name under which their age is exported."""
         return {"configmaps": self.quota.reflector, "nodes": self.nodes.reflector, "cards": self.cards.reflector}
 

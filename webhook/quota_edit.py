@@ -6,13 +6,11 @@ from http import HTTPStatus
 
 import msgspec
 
-from vcuda import errors, k8s_types
-from vcuda.kube import QuotaPlace
+from vcuda import errors, k8s_types, kube
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
-from webhook.context import PolicySnapshot
-from webhook.ledgers import Ledgers
+from webhook import context, ledgers
 
 # The API server cuts off all warnings of an answer together at 4 KiB.
 MOST_WARNINGS = 20
@@ -29,9 +27,9 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 async def check_edit(
     request: k8s_types.AdmissionRequest,
-    place: QuotaPlace,
-    policy: PolicySnapshot | None,
-    ledgers: Ledgers,
+    place: kube.QuotaPlace,
+    policy: context.PolicySnapshot | None,
+    charged: ledgers.Ledgers,
     comparing: float = COMPARING_SECONDS,
 ) -> k8s_types.AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
@@ -54,13 +52,13 @@ async def check_edit(
         quota = parse_quota(document)
     except errors.QuotaFault as fault:
         return _refused(place, fault.faults)
-    warnings = [*await _compared(quota, policy, ledgers, time.monotonic() + comparing), *_doubts(quota, policy)]
+    warnings = [*await _compared(quota, policy, charged, time.monotonic() + comparing), *_doubts(quota, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return k8s_types.AdmissionResponse("quota-accepted", warnings=warnings)
 
 
-def _refused(place: QuotaPlace, faults: tuple[errors.Fault, ...]) -> k8s_types.AdmissionResponse:
+def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> k8s_types.AdmissionResponse:
     # kubectl prints the faults and not the message, so how many are left out is one of them. It prints the path of
     # each, so one of the document as a whole has the document's.
     document, shown = f"data.{place.key}", faults[:MOST_FAULTS]
@@ -71,7 +69,7 @@ def _refused(place: QuotaPlace, faults: tuple[errors.Fault, ...]) -> k8s_types.A
     return k8s_types.AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
 
 
-def _doubts(quota: Quota, policy: PolicySnapshot | None) -> Iterator[str]:
+def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str]:
     entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
     if policy:
         for namespace, entry in entries.items():
@@ -81,7 +79,9 @@ def _doubts(quota: Quota, policy: PolicySnapshot | None) -> Iterator[str]:
         yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
 
 
-async def _compared(quota: Quota, policy: PolicySnapshot | None, ledgers: Ledgers, deadline: float) -> list[str]:
+async def _compared(
+    quota: Quota, policy: context.PolicySnapshot | None, charged: ledgers.Ledgers, deadline: float
+) -> list[str]:
     # First of all it is told that not all were compared, for the last of many warnings are not shown.
     before = policy.quota.namespaces if policy else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
@@ -90,11 +90,11 @@ async def _compared(quota: Quota, policy: PolicySnapshot | None, ledgers: Ledger
         if time.monotonic() >= deadline:
             left = len(changed) - done
             return [f"{left} of the namespaces were not compared with what is in use: they are too many", *found]
-        found += await _below_use(namespace, entry, ledgers)
+        found += await _below_use(namespace, entry, charged)
     return found
 
 
-def _unknown_names(namespace: str, entry: NamespaceQuota, policy: PolicySnapshot) -> Iterator[str]:
+def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.PolicySnapshot) -> Iterator[str]:
     # Only a warning: the nodes may come later.
     nodes = policy.nodes
     for model in entry.limits:
@@ -107,9 +107,9 @@ def _unknown_names(namespace: str, entry: NamespaceQuota, policy: PolicySnapshot
             yield f"{namespace}.pool: no node has pool {pool} in label {nodes.keys.pool}"
 
 
-async def _below_use(namespace: str, entry: NamespaceQuota, ledgers: Ledgers) -> list[str]:
+async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Ledgers) -> list[str]:
     try:
-        usages = await ledgers.usage(namespace)
+        usages = await charged.usage(namespace)
     except (errors.Unavailable, errors.UnreadableLedger) as error:
         return [f"{namespace}: not compared with what is in use: {error}"]
     found = []

@@ -23,9 +23,8 @@ from vcuda.kube import Kube, QuotaPlace
 from vcuda.placement.affinity import Hints, NodeLabels
 from vcuda.tls import ServingCertificate, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
-from webhook.assembly import Cluster
 from webhook.context import ClusterPolicy
-from webhook.server import export_connections
+from webhook.server import Cluster, export_connections
 
 _NAME = re.compile(r"vcuda_[a-z0-9_]+")
 _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{name: none, user: {}}],
