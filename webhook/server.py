@@ -5,7 +5,6 @@ import mmap
 import os
 import resource
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -135,8 +134,7 @@ class Failure:
 
     def end(self, message: str) -> NoReturn:
         """Print an error, and end the server at once: called in the worker, from any thread."""
-        sys.stderr.write(f"Error: {message}\n")
-        sys.stderr.flush()
+        os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
         os._exit(0)  # gunicorn would log any other status as a fault of the worker's
