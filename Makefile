@@ -51,7 +51,7 @@ lint: $(VENV)/installed  ## Check style, types and layers
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tools.house
+	$(BIN)/python -m tools.house --check
 	$(BIN)/python -m tools.create_path --check
 
 format: $(VENV)/installed  ## Put the code in order

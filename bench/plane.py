@@ -25,8 +25,7 @@ from vcuda.ledger.ledger import Ledger, read_ledger
 from vcuda.placement.affinity import Hints
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
-from webhook.server import Cluster as OnCluster
-from webhook.server import MakeService
+from webhook.server import Cluster as OnCluster, MakeService
 
 PLACE = QuotaPlace()
 SYSTEM_NAMESPACE = "vcuda-quota"

@@ -8,20 +8,8 @@ from datetime import datetime, timedelta
 import msgspec
 from cryptography import x509
 
-from certs import parsing, steps
+from certs import parsing, state as observed, steps
 from certs.plan import broken, idle, plan, shown
-from certs.state import (
-    Certificates,
-    DialledEndpoint,
-    Hook,
-    Problem,
-    State,
-    fingerprint,
-    is_for,
-    issued,
-    may_chain,
-    trusts,
-)
 from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
@@ -60,11 +48,11 @@ class Report(msgspec.Struct, frozen=True, rename={"rows": "certificates", "next_
     calls: tuple[WebhookCall, ...]
     notes: tuple[str, ...]
     next_step: str
-    problems: tuple[Problem, ...]
+    problems: tuple[observed.Problem, ...]
 
 
 def report_on(
-    state: State, refs: parsing.ObjectRefs, now: datetime, policy: steps.RotationPolicy, rotate: str
+    state: observed.State, refs: parsing.ObjectRefs, now: datetime, policy: steps.RotationPolicy, rotate: str
 ) -> Report:
     """Return the report. ``rotate`` is the command that rotates now, for what should have been done by a rotation."""
     decision = plan(state, now, policy, _FOREVER)
@@ -76,7 +64,7 @@ def report_on(
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
         # What does not work though no rotation has anything to do.
         texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in failing})
-        problems = tuple(Problem(text, command if state.tool else policy.commands.restart) for text in texts)
+        problems = tuple(observed.Problem(text, command if state.tool else policy.commands.restart) for text in texts)
     else:
         problems = _undone(failing, _late(state, now, policy), rotate)
     others = (*state.read_only(), *(idle(state, now, policy) if state.tool else ()))
@@ -85,10 +73,12 @@ def report_on(
     return Report(rows, calls, tuple(_notes(state, policy)), _next_step(decision), every)
 
 
-def _undone(calls: Iterable[WebhookCall], late: str, command: str) -> tuple[Problem, ...]:
+def _undone(calls: Iterable[WebhookCall], late: str, command: str) -> tuple[observed.Problem, ...]:
     # What a rotation would mend, and should have mended before.
     texts = [*sorted({call.fault for call in calls}), *filter(None, [late])]
-    return tuple(Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts)
+    return tuple(
+        observed.Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts
+    )
 
 
 def table(report: Report) -> str:
@@ -111,7 +101,7 @@ def document(report: Report) -> str:
     return json.dumps({**msgspec.to_builtins(report), "problems": problems}, indent=2)
 
 
-def _rows(state: State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
+def _rows(state: observed.State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
     secret = f"secret/{refs.authority_secret}"
     there = state.authorities
     signing = ((there.current, "signs the leaves"), (there.next_ca, "is next"))
@@ -121,7 +111,7 @@ def _rows(state: State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[Cer
     leaf = state.serving.leaf
     yield from _row([leaf.certificate] if leaf else [], f"secret/{refs.serving_secret}", now, state.serving.fault)
     for configuration in state.configurations:
-        names: dict[Certificates, list[str]] = {}
+        names: dict[observed.Certificates, list[str]] = {}
         for hook in configuration.hooks:
             names.setdefault(hook.bundle, []).append(hook.name)
         for bundle, of_these in names.items():
@@ -143,37 +133,37 @@ def _short(certificate: x509.Certificate) -> str:
         common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
     except ValueError:
         common = "(an unreadable subject)"
-    return f"{common} [{fingerprint(certificate)[:8]}]"
+    return f"{common} [{observed.fingerprint(certificate)[:8]}]"
 
 
-def _call(hook: Hook, endpoint: DialledEndpoint, now: datetime) -> WebhookCall:
+def _call(hook: observed.Hook, endpoint: observed.DialledEndpoint, now: datetime) -> WebhookCall:
     fault = endpoint.fault or _fault(hook, endpoint.leaf, now)
-    if fault == _UNTRUSTED and endpoint.leaf and may_chain(hook.bundle, endpoint.leaf, now):
+    if fault == _UNTRUSTED and endpoint.leaf and observed.may_chain(hook.bundle, endpoint.leaf, now):
         return WebhookCall(hook.name, endpoint.address, None, _PERHAPS)
     return WebhookCall(hook.name, endpoint.address, not fault, fault)
 
 
-def _fault(hook: Hook, leaf: x509.Certificate | None, now: datetime) -> str:
+def _fault(hook: observed.Hook, leaf: x509.Certificate | None, now: datetime) -> str:
     if leaf and leaf.not_valid_after_utc <= now:
         return "the leaf that is served has expired"
-    if leaf and hook.server and not is_for(leaf, hook.server):
+    if leaf and hook.server and not observed.is_for(leaf, hook.server):
         return f"the leaf that is served is not for {hook.server}"
-    return "" if trusts(hook.bundle, leaf, now) else _UNTRUSTED
+    return "" if observed.trusts(hook.bundle, leaf, now) else _UNTRUSTED
 
 
-def _late(state: State, now: datetime, policy: steps.RotationPolicy) -> str:
+def _late(state: observed.State, now: datetime, policy: steps.RotationPolicy) -> str:
     # What a daily rotation would have mended before: a broken leaf, or under a quarter of a life left.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
         return broken(state, now, policy)
     for one in (leaf, current):
         end = one.certificate.not_valid_after_utc if one else now
-        if one and end - now < (end - issued(one.certificate)) / 4:
+        if one and end - now < (end - observed.issued(one.certificate)) / 4:
             return f"{_short(one.certificate)} has less than a quarter of its life left"
     return ""
 
 
-def _notes(state: State, policy: steps.RotationPolicy) -> Iterator[str]:
+def _notes(state: observed.State, policy: steps.RotationPolicy) -> Iterator[str]:
     yield from state.left_alone
     if not any(state.hooks()) and policy.registered:
         yield "No webhook configuration with our label calls the Service."

@@ -4,17 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from certs.state import (
-    Authorities,
-    Certificates,
-    Configuration,
-    Problem,
-    SeenSince,
-    Serving,
-    State,
-    fingerprint,
-    unknown_cas,
-)
+from certs import state as observed
 from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_authority, make_leaf
 
 OVERLAP = timedelta(hours=1)
@@ -89,7 +79,7 @@ class SetBundles:
     """Give one configuration's webhooks these caBundles, in the order of its hooks."""
 
     configuration: str
-    bundles: tuple[Certificates, ...]
+    bundles: tuple[observed.Certificates, ...]
     reason: str
 
 
@@ -128,7 +118,7 @@ class Wait:
 class StepRefused:
     """Nothing more can be done before a person has done something."""
 
-    problems: tuple[Problem, ...]
+    problems: tuple[observed.Problem, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +143,7 @@ def settle(span: timedelta) -> timedelta:
 class WriteAuthorities:
     """The CA Secret is to be as ``after``, provided that it still has the version there."""
 
-    after: Authorities
+    after: observed.Authorities
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +152,7 @@ class WriteServing:
 
     version: str
     leaf: Signed
-    authorities: Certificates
+    authorities: observed.Certificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +166,13 @@ class WriteBundles:
     name: str
     version: str
     indices: tuple[int, ...]
-    bundles: tuple[Certificates, ...]
+    bundles: tuple[observed.Certificates, ...]
 
 
 Write = WriteAuthorities | WriteServing | WriteBundles
 
 
-def write_of(step: Step, state: State, now: datetime, policy: RotationPolicy) -> Write:
+def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
     """Return what ``step`` writes; new keys are made here."""
     match step:
         case SetBundles():
@@ -195,13 +185,13 @@ def write_of(step: Step, state: State, now: datetime, policy: RotationPolicy) ->
             return WriteAuthorities(_noted(step, state.authorities, now))
 
 
-def after(state: State, write: Write) -> State:
+def after(state: observed.State, write: Write) -> observed.State:
     """Return the state once ``write`` has succeeded, but for the new versions, and for endpoints that follow later."""
     match write:
         case WriteAuthorities():
             return replace(state, authorities=write.after)
         case WriteServing():
-            return replace(state, serving=Serving(write.version, write.leaf, write.authorities, ""))
+            return replace(state, serving=observed.Serving(write.version, write.leaf, write.authorities, ""))
         case WriteBundles():
             every = tuple(
                 _with_bundles(one, write.bundles) if (one.kind, one.name) == (write.kind, write.name) else one
@@ -210,17 +200,19 @@ def after(state: State, write: Write) -> State:
             return replace(state, configurations=every)
 
 
-def _with_next_ca(state: State, now: datetime, policy: RotationPolicy) -> Authorities:
+def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) -> observed.Authorities:
     there = state.authorities
     # Where the CA Secret was lost, caBundles and the serving Secret may know more than it. Leaves of those CAs are
     # served until the new one's are: so they are retired like any other, and dropped then.
-    lost = () if there.current else (*filter(is_ours, state.serving.authorities), *unknown_cas(state))
+    lost = () if there.current else (*filter(is_ours, state.serving.authorities), *observed.unknown_cas(state))
     retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
     next_ca = make_authority(now, policy.authority_life)
     return replace(there, next_ca=next_ca, retired=tuple(retired), trusted=None, faults=())
 
 
-def _noted(step: NoteTrusted | Promote | NoteServed | Forget, there: Authorities, now: datetime) -> Authorities:
+def _noted(
+    step: NoteTrusted | Promote | NoteServed | Forget, there: observed.Authorities, now: datetime
+) -> observed.Authorities:
     match step:
         case NoteTrusted():
             return replace(there, trusted=_seen_since(there.next_ca, now))
@@ -233,18 +225,20 @@ def _noted(step: NoteTrusted | Promote | NoteServed | Forget, there: Authorities
             return replace(there, retired=())
 
 
-def _bundles(step: SetBundles, state: State) -> WriteBundles:
+def _bundles(step: SetBundles, state: observed.State) -> WriteBundles:
     [target] = [one for one in state.configurations if str(one) == step.configuration]
     indices = tuple(hook.index for hook in target.hooks)
     return WriteBundles(target.kind, target.name, target.version, indices, step.bundles)
 
 
-def _with_bundles(configuration: Configuration, bundles: Iterable[Certificates]) -> Configuration:
+def _with_bundles(
+    configuration: observed.Configuration, bundles: Iterable[observed.Certificates]
+) -> observed.Configuration:
     hooks = zip(configuration.hooks, bundles, strict=True)
     return replace(configuration, hooks=tuple(replace(hook, bundle=bundle, faulty=False) for hook, bundle in hooks))
 
 
-def _leaf(state: State, now: datetime, policy: RotationPolicy) -> WriteServing:
+def _leaf(state: observed.State, now: datetime, policy: RotationPolicy) -> WriteServing:
     current = state.authorities.current
     if current is None:
         raise ValueError("there is no current CA to sign a leaf")
@@ -252,9 +246,9 @@ def _leaf(state: State, now: datetime, policy: RotationPolicy) -> WriteServing:
     return WriteServing(state.serving.version, leaf, (current.certificate,))
 
 
-def _seen_since(authority: Signed | None, now: datetime) -> SeenSince | None:
-    return SeenSince(fingerprint(authority.certificate), now) if authority else None
+def _seen_since(authority: Signed | None, now: datetime) -> observed.SeenSince | None:
+    return observed.SeenSince(observed.fingerprint(authority.certificate), now) if authority else None
 
 
-def _certificates(authority: Signed | None) -> Certificates:
+def _certificates(authority: Signed | None) -> observed.Certificates:
     return (authority.certificate,) if authority else ()

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import cheroot.ssl
 import structlog
@@ -27,9 +28,6 @@ from cheroot import makefile, server, wsgi
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from vcuda.cli import family_of
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 REQUEST_SECONDS = 10.0  # for a request to arrive, its body too, and for each part of an answer to be taken
 MAX_HEAD_BYTES = 16 * 2**10  # of a request line and its headers
@@ -60,7 +58,7 @@ class Server(wsgi.Server):
     def __init__(
         self,
         address: tuple[str, int],
-        application: "WSGIApplication",
+        application: WSGIApplication,
         *,
         threads: int,
         tls: Tls | None = None,
@@ -254,7 +252,7 @@ def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healt
     """
     checks = {"/healthz": healthy, "/readyz": ready}
 
-    def application(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if environ["REQUEST_METHOD"] != "GET":
             return reply(start_response, HTTPStatus.METHOD_NOT_ALLOWED, "GET only")
@@ -269,7 +267,7 @@ def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healt
 
 
 def reply(
-    start_response: "StartResponse", status: HTTPStatus, body: str | bytes, content_type: str = ""
+    start_response: StartResponse, status: HTTPStatus, body: str | bytes, content_type: str = ""
 ) -> Iterable[bytes]:
     """Answer with a body; a text gets a line break."""
     data = f"{body}\n".encode() if isinstance(body, str) else body

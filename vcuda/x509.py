@@ -5,7 +5,6 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address, IPv6Address
 from typing import Literal
 
 from cryptography import x509
@@ -14,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-Address = IPv4Address | IPv6Address
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LONGEST_NAME = 253  # characters, RFC 1123 section 2.1 and RFC 1035 section 2.3.4
@@ -38,7 +37,7 @@ class Names:
         return ", ".join([*self.dns, *map(str, self.addresses)])
 
 
-DEVELOPMENT = Names(("localhost",), (IPv4Address("127.0.0.1"), IPv6Address("::1")))
+DEVELOPMENT = Names(("localhost",), (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1")))
 
 
 def parse_dns_name(text: str) -> str:
@@ -68,7 +67,7 @@ def parse_address(text: str) -> Address:
         address = ipaddress.ip_address(text)
     except ValueError as error:
         raise ValueError(f"{text!r} is not an IP address: write one such as 127.0.0.1 or ::1") from error
-    if isinstance(address, IPv6Address) and address.scope_id is not None:
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
         raise ValueError(f"{text!r}: a certificate cannot hold a zone, write the address without %{address.scope_id}")
     return address
 

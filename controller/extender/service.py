@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import msgspec
 import structlog
@@ -18,9 +18,6 @@ from controller.pods import PodInformer
 from vcuda import __version__, errors, k8s_types, tls
 from vcuda.kube import Kube, NodeInformer
 from vcuda.placement.placement import FreeCardsByPool
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 MAX_ATTEMPTS = 3
 CHECK_GONE_SECONDS = 15.0
@@ -51,10 +48,10 @@ def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
     }
 
 
-def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> "WSGIApplication":
+def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> WSGIApplication:
     """Return the application that answers POST by verb, and GET /version."""
 
-    def application(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         started = time.perf_counter()
         path = environ["PATH_INFO"]
         if environ["REQUEST_METHOD"] == "GET" and path == "/version":
@@ -93,7 +90,7 @@ class Listening(msgspec.Struct, frozen=True):
     advertised: tuple[str, int] | None = None
 
 
-def serve(listening: Listening, application: "WSGIApplication") -> httpd.Server:
+def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
     """Serve the extender. Raises OSError where the address cannot be had."""
     return httpd.Server(
         listening.address,

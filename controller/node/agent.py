@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client import Counter as PromCounter
+from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 
 from controller.node import fs, names
 from vcuda.cli import aligned

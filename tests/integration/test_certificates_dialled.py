@@ -14,8 +14,13 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from certs.cluster import dial, dial_all
-from controller.certificates import REASON, CertificateWatch, ServedCertificate, is_late
-from controller.certificates import dial as dial_for_the_controller
+from controller.certificates import (
+    REASON,
+    CertificateWatch,
+    ServedCertificate,
+    dial as dial_for_the_controller,
+    is_late,
+)
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
 from tests.integration.tls_echo import Echo, echoing
 from tests.processes import free_ports

@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from controller.elector import Elector, LeaseTiming
 from tests.api_double import ApiDouble, Effect

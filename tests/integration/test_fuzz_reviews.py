@@ -7,8 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests import strategies
 from tests.builders import container, vcuda_pod

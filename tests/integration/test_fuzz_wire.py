@@ -4,8 +4,7 @@ from collections import Counter
 from http import HTTPStatus
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.integration.fuzzing import GOOD, Target, answers_in, assert_harmless, for_a_while, read_all
 

@@ -12,8 +12,7 @@ import celpy
 import msgspec
 import pytest
 from celpy.adapter import json_to_cel
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.builders import container, pod
 from tests.match_conditions import ASKING, ORDINARY

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from tests import strategies
 from tests.builders import MODEL, Manifest, required, requirement, term, vcuda_pod, view

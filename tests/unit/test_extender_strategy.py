@@ -4,8 +4,7 @@ import heapq
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from controller.extender.strategy import Assignment, Placement, Strategy, assign, bin_pack, least_free
 from tests.decisions import steps

@@ -4,8 +4,7 @@ import re
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vcuda.k8s_types import parse_quantity, parse_whole
 

@@ -7,8 +7,7 @@ from typing import NoReturn, cast
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vcuda.errors import NotFound, Unavailable, VcudaError
 from vcuda.kube import (

@@ -1,8 +1,7 @@
 """Delays between attempts, in seconds."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vcuda.kube import Backoff
 

@@ -5,8 +5,7 @@ import uuid
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vcuda.ledger.ledger import (
     MOST_PENDING,

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from tests.api_double import ApiDouble, Delivery, Effect, Late, delivered, lost_reply, lost_request
 from tests.replicas import Replica, asked

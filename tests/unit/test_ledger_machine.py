@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, admit, is_older, settle

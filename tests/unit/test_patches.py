@@ -12,8 +12,7 @@ import jsonpatch
 import msgspec
 import pytest
 import yaml
-from hypothesis import HealthCheck, assume, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, event, given, settings, strategies as st
 
 from tests import strategies
 from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, review, term, vcuda_pod, view

@@ -6,8 +6,7 @@ from typing import Any
 import jsonpatch
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.allocated import NODE, allocated_pod, marks, rfc3339, unix
 from tests.builders import LABELS, view

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from controller.violations import Violation, ViolationKind, find_violations
 from tests.builders import LABELS, MODEL, nodes, vcuda_pod, view

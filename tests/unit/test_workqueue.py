@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from controller.workqueue import MAX_RETRY_SECONDS, Reconciler, WorkQueue
 from tests.replicas import Clock

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import click
 
 from certs import cli as certs_cli
-from controller import cli as controller_cli
-from controller import plugin
+from controller import cli as controller_cli, plugin
 from tools.reference.markdown import code, listed, table
 from webhook import cli as webhook_cli
 

@@ -20,7 +20,6 @@ import msgspec
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException
-from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from vcuda import __version__, errors
@@ -235,7 +234,7 @@ class Kube:
             return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
         raise refusal(str(request), response.status, answer)
 
-    def _send(self, request: _ApiRequest, timeout: urllib3.Timeout) -> BaseHTTPResponse:
+    def _send(self, request: _ApiRequest, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
         # Send, and once more if the answer is 401 and there are newer credentials than those it refused.
         used = self._credentials()
         response = self._send_as(used, request, timeout)
@@ -246,7 +245,7 @@ class Kube:
 
     def _send_as(
         self, credentials: Mapping[str, str], request: _ApiRequest, timeout: urllib3.Timeout
-    ) -> BaseHTTPResponse:
+    ) -> urllib3.BaseHTTPResponse:
         return self.api.rest_client.pool_manager.request(
             request.method,
             self.api.configuration.host + request.target(),
@@ -347,7 +346,7 @@ def transport(what: str) -> Iterator[None]:
         raise errors.Unavailable(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def read_body(response: BaseHTTPResponse, deadline: float) -> bytes:
+def read_body(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
     """Read the body until ``deadline`` (time.monotonic seconds); TimeoutError past it, HTTPError when cut short."""
     # urllib3's own timeout starts again with every read, so a server that drips would never meet it.
     parts: list[bytes] = []
@@ -388,7 +387,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 class Stream:
     """The lines of one streaming answer: read by one thread, ended by any with ``abort``; leaving it closes it."""
 
-    def __init__(self, response: BaseHTTPResponse, what: str) -> None:
+    def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
         # A second descriptor of the same socket serves to end it: closing a socket does not wake the thread that reads
         # it, shutting it down does; and a descriptor of our own cannot have been closed and given to another file.
         self._response = response

@@ -17,8 +17,7 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Component
 from tests.e2e.installation import LEASES, SYSTEM_NAMESPACE, drop_lease
 from tests.e2e.manifests.balancer import Balancer, balancing
-from tests.e2e.second_scheduler import NAME as SCHEDULER
-from tests.e2e.second_scheduler import config_file, scheduling
+from tests.e2e.second_scheduler import NAME as SCHEDULER, config_file, scheduling
 from tests.e2e.stage import CORE, SLICES, own_address
 from tests.kubectl import kubectl
 from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess, free_ports
