@@ -4,7 +4,7 @@ See `tests.e2e.manifests.audit` for how that is told. The base is judged by itse
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,49 +114,44 @@ RULES = [pytest.param(name, rule, id=f"{name}-{rule}") for name, judged in JUDGE
 
 
 @pytest.fixture(scope="module")
-def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory, judged: Judged) -> Iterator[System]:
-    with applied(admin, tmp_path_factory.mktemp("rights"), *judged.components) as system:
-        yield system
-
-
-@pytest.fixture(scope="module")
-def judged(request: pytest.FixtureRequest) -> Judged:
-    return JUDGED[request.param]
-
-
-@pytest.fixture(scope="module")
-def asked(plane: ControlPlane, system: System, audit_log: AuditLog, judged: Judged) -> dict[str, set[Asked]]:
-    """What every account has asked for in a whole life, by the account's name."""
+def asked(
+    plane: ControlPlane, admin: Cluster, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, set[Asked]]]:
+    """What every account has asked for in a whole life: by what is judged, and by the account's name."""
     if plane.controller_manager is None:
         pytest.skip(f"no kube-controller-manager in {plane.assets}")
-    judged.live(system, plane)
-    requests = {name: audit_log.requests(user) for name, user in judged.users.items()}
-    if streams_lists(Kube.connect(system.cluster.kubeconfig)):
-        requests = {name: found | lists_in_pages(found) for name, found in requests.items()}
-    return requests
+    streams = streams_lists(Kube.connect(admin.kubeconfig))
+    found = {}
+    for name, judged in JUDGED.items():
+        with applied(admin, tmp_path_factory.mktemp(name), *judged.components) as system:
+            judged.live(system, plane)
+        requests = {account: audit_log.requests(user) for account, user in judged.users.items()}
+        found[name] = {each: some | lists_in_pages(some) if streams else some for each, some in requests.items()}
+    return found
 
 
-@pytest.mark.parametrize(("judged", "account"), ACCOUNTS, indirect=["judged"])
+@pytest.mark.parametrize(("name", "account"), ACCOUNTS)
 def test_nothing_is_asked_for_that_the_rights_do_not_cover(
-    asked: dict[str, set[Asked]], audit_log: AuditLog, judged: Judged, account: str
+    asked: dict[str, dict[str, set[Asked]]], audit_log: AuditLog, name: str, account: str
 ) -> None:
-    assert asked[account]
-    assert audit_log.refused(judged.users[account]) == set()
+    assert asked[name][account]
+    assert audit_log.refused(JUDGED[name].users[account]) == set()
 
 
-@pytest.mark.parametrize(("judged", "permission"), RULES, indirect=["judged"])
+@pytest.mark.parametrize(("name", "permission"), RULES)
 def test_every_verb_of_every_rule_is_used_for_what_no_other_rule_covers(
-    asked: dict[str, set[Asked]], judged: Judged, permission: Permission
+    asked: dict[str, dict[str, set[Asked]]], name: str, permission: Permission
 ) -> None:
-    assert spare(permission, asked[permission.account], judged.all_rules) == set()
+    assert spare(permission, asked[name][permission.account], JUDGED[name].all_rules) == set()
 
 
-@pytest.mark.parametrize(("judged", "permission"), RULES, indirect=["judged"])
+@pytest.mark.parametrize(("name", "permission"), RULES)
 def test_without_the_rule_the_api_server_refuses_what_the_part_asked_for(
-    admin: Cluster, asked: dict[str, set[Asked]], judged: Judged, permission: Permission
+    admin: Cluster, asked: dict[str, dict[str, set[Asked]]], name: str, permission: Permission
 ) -> None:
-    user = judged.users[permission.account]
-    check_refused_without(admin, user, permission, asked[permission.account], judged.all_rules)
+    """All that is judged is applied by then."""
+    user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
+    check_refused_without(admin, user, permission, requests, [*OF_THE_BASE, *OF_COMPONENTS])
 
 
 def test_every_rule_of_the_manifests_is_judged_but_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
