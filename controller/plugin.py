@@ -1,5 +1,6 @@
 """The kubectl plugin ``kubectl gpuquota``: what a namespace may use, what it uses, and why a pod would be refused."""
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
@@ -11,7 +12,7 @@ import msgspec
 import yaml
 from kubernetes.config import kube_config
 
-from controller.publisher import KEY, NAME
+from controller.publisher import KEY, LABELS, NAME
 from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import NamespaceUse
@@ -181,7 +182,7 @@ def _show_verdicts(verdicts: list[ExplainedPod], output: str) -> None:
     _show(verdicts, output, heading, *((v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts))
     for verdict in verdicts if output == "table" else ():
         for warning in verdict.warnings:
-            click.echo(f"Warning: {verdict.object}: {warning}", err=True)
+            _warn(f"{verdict.object}: {warning}")
 
 
 def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
@@ -192,21 +193,32 @@ def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
 
 
 def _all(kube: Kube) -> Iterator[NamespaceUse]:
-    for page in kube.list_pages("/api/v1/configmaps", {"labelSelector": "quota.vcuda.io/usage=true"}):
+    # A policy keeps all but the controller from writing this name; and what is none of its own it withdraws.
+    labels = ",".join(f"{key}={value}" for key, value in LABELS.items())
+    own = {"fieldSelector": f"metadata.name={NAME}", "labelSelector": labels}
+    for page in kube.list_pages("/api/v1/configmaps", own):
         for raw in page.items:
             try:
                 yield _read(raw)
             except errors.BadInput as error:  # whoever may edit one namespace's report spoils that one only
-                click.echo(f"Warning: {error}", err=True)
+                _warn(str(error))
 
 
 def _read(raw: bytes) -> NamespaceUse:
     config_map = _CONFIG_MAP.decode(raw)
+    namespace = config_map.metadata.namespace
+    where = f"ConfigMap {NAME} in namespace {namespace}"
     try:
-        return _USE.decode((config_map.data or {}).get(KEY, ""))
+        use = _USE.decode((config_map.data or {}).get(KEY, ""))
     except msgspec.MsgspecError as error:
-        where = f"ConfigMap {NAME} in namespace {config_map.metadata.namespace}"
         raise errors.BadInput(f"{where} cannot be read: {error}") from error
+    if use.namespace != namespace:
+        raise errors.BadInput(f"{where} is not of this namespace")
+    return use
+
+
+def _warn(text: str) -> None:
+    click.echo(f"Warning: {cli.printable(text)}", err=True)
 
 
 def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
@@ -233,11 +245,11 @@ def bar(used: float, limit: float) -> str:
 def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]) -> None:
     """Print the values as they are, or the table that is made of them."""
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
+        click.echo(json.dumps(msgspec.to_builtins(values), indent=2))  # which, unlike msgspec, escapes all but ASCII
     elif output == "yaml":
         click.echo(yaml.safe_dump(msgspec.to_builtins(values), sort_keys=False), nl=False)
     else:
-        click.echo("\n".join(cli.aligned(table)))
+        click.echo("\n".join(cli.aligned([tuple(map(cli.printable, row)) for row in table])))
 
 
 def _own_kubeconfig() -> Path | None:

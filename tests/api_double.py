@@ -119,12 +119,16 @@ class ApiDouble:
     def list_pages(
         self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30
     ) -> Iterator[Page]:
-        """Yield the objects of a collection on one page: all, or those with the label that is KEY=VALUE."""
+        """Yield the objects of a collection on one page: all, or those with the labels and name that are asked for."""
         selector = str((params or {}).get("labelSelector", ""))
+        field, _, value = str((params or {}).get("fieldSelector", "")).partition("=")
+        name = value if field == "metadata.name" else ""
 
         def effect() -> bytes:
             found = [stored for own, stored in self.objects.items() if path in _collections_of(own)]
-            return json.dumps([each for each in found if _selects(selector, each)]).encode()
+            return json.dumps(
+                [each for each in found if _selects(selector, each) and name in ("", each["metadata"]["name"])]
+            ).encode()
 
         items = msgspec.json.decode(self._call("LIST", timeout, effect), type=list[msgspec.Raw])
         yield Page(str(self._version), items)
@@ -178,8 +182,8 @@ def _patched(target: dict[str, Any], patch: Any) -> dict[str, Any]:
 
 
 def _selects(selector: str, stored: dict[str, Any]) -> bool:
-    key, equals, value = selector.partition("=")
-    return not equals or (stored["metadata"].get("labels") or {}).get(key) == value
+    wanted = (each.partition("=") for each in selector.split(",") if each)
+    return all((stored["metadata"].get("labels") or {}).get(key) == value for key, _, value in wanted)
 
 
 def _collections_of(path: str) -> tuple[str, str]:

@@ -24,9 +24,14 @@ option = functools.partial(click.option, show_envvar=True, show_default=True)
 """``click.option``, but --help shows the flag's environment variable and its default."""
 
 
+def printable(text: str) -> str:
+    """Return the text with escapes in place of what is no text, such as the codes that terminals obey."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
     """Write the message to standard error, and end with this exit status."""
-    click.echo(f"Error: {message}", err=True)
+    click.echo("Error: " + "\n".join(map(printable, message.split("\n"))), err=True)
     raise SystemExit(status)
 
 

@@ -224,6 +224,18 @@ def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYST
     cluster.kubectl("delete", "-f", path)
 
 
+@contextmanager
+def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
+    """The API as somebody who has ClusterRole `edit` in this namespace, and no other right."""
+    about = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
+    metadata = {"namespace": namespace, "name": "tenant"}
+    cluster.create({**about, "metadata": metadata, "roleRef": role, "subjects": [subject]})
+    with closing(Cluster(cluster.control_plane, cluster.control_plane.tokens["tenant"])) as tenant:
+        yield tenant
+
+
 def may(account: Cluster, verb: str, resource: str, namespace: str) -> bool:
     """Whether the account may do this; ``resource`` is RESOURCE.GROUP/NAME, group and name where there are any."""
     answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False).stdout.strip()

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 
@@ -13,9 +13,11 @@ import msgspec
 import pytest
 import yaml
 
+from controller.publisher import LABELS
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import (
+    MANIFESTS,
     USAGE,
     Installation,
     await_committed,
@@ -23,10 +25,12 @@ from tests.e2e.installation import (
     await_published,
     await_unpublished,
     limited_team,
+    tenant_of,
 )
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
-from tests.processes import ControllerProcess
+from tests.processes import ControllerProcess, eventually
+from vcuda.kube import MERGE_PATCH
 from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
 
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
@@ -144,6 +148,42 @@ def test_a_report_that_somebody_harms_comes_back(cluster: Cluster, team: str, ha
     await_published(cluster, team)
     harm(cluster.rest, f"/api/v1/namespaces/{team}/configmaps/{USAGE}")
     assert await_published(cluster, team)["namespace"] == team
+
+
+@pytest.fixture
+def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """A namespace in a cluster where the policy of the manifests holds."""
+    manifest = str(MANIFESTS / "usage-policy.yaml")
+    cluster.kubectl("apply", "-f", manifest)
+    probe = report_of(namespace, "")
+    with tenant_of(cluster, namespace) as tenant:
+        eventually(lambda: tenant.try_create(probe, dryRun="All").status == HTTPStatus.FORBIDDEN)
+    yield namespace
+    cluster.kubectl("delete", "-f", manifest)
+
+
+def report_of(namespace: str, told: str) -> Json:
+    """A report as a tenant forges it, with the controller's labels."""
+    metadata = {"namespace": namespace, "name": USAGE, "labels": LABELS}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"usage.json": told}}
+
+
+def test_no_tenant_writes_a_report_and_the_controllers_comes_back(
+    cluster: Cluster, account: Cluster, guarded: str, team: str
+) -> None:
+    report = await_published(cluster, team)
+    forged = json.dumps({"namespace": team, "mode": "audit", "models": []})
+    with tenant_of(cluster, team) as tenant:
+        path = f"/api/v1/namespaces/{team}/configmaps/{USAGE}"
+        patched = tenant.rest.send("PATCH", path, {"data": {"usage.json": forged}}, content_type=MERGE_PATCH)
+        answers = [patched, tenant.rest.send("PUT", path, report_of(team, forged))]
+        answers.append(tenant.rest.send("PATCH", path, {"metadata": {"labels": None}}, content_type=MERGE_PATCH))
+        assert [answer.status for answer in answers] == [HTTPStatus.FORBIDDEN] * 3
+        assert "is written by the controller of vcuda-quota" in patched.message
+        tenant.delete(path)
+        assert await_published(cluster, team) == report
+        tenant.create({**report_of(team, forged), "metadata": {"namespace": team, "name": "mine"}})
+    assert account.try_create(report_of(guarded, forged), dryRun="All").status == HTTPStatus.CREATED
 
 
 Plugin = Callable[..., subprocess.CompletedProcess[str]]

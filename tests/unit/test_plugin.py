@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from controller.plugin import bar, main
+from controller.publisher import LABELS
 from tests.api_double import ApiDouble, lost_request
 from tests.builders import Manifest, container, vcuda_pod
 from vcuda.errors import ApiError, Unavailable, VcudaError
@@ -33,8 +34,7 @@ class Cluster(ApiDouble):
 
     def publish(self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str = "") -> None:
         use = {"namespace": namespace, "mode": mode, "models": models}
-        labels = {"quota.vcuda.io/usage": "true"}
-        metadata = {"name": "gpu-quota-usage", "namespace": namespace, "labels": labels}
+        metadata = {"name": "gpu-quota-usage", "namespace": namespace, "labels": LABELS}
         path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
         self.store(path, {"metadata": metadata, "data": {"usage.json": text or json.dumps(use)}})
 
@@ -119,6 +119,49 @@ def test_as_data(cluster: Cluster, output: str, read: Any) -> None:
     assert read(run("-n", "team-a", "-o", output).stdout) == [
         {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], "unpinned": [], "more_unpinned": 0}
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        pytest.param("mine", LABELS, id="another name"),
+        pytest.param("gpu-quota-usage", {"quota.vcuda.io/usage": "true"}, id="what the controller would not withdraw"),
+    ],
+)
+def test_only_the_controllers_own_report_is_shown(cluster: Cluster, name: str, labels: dict[str, str]) -> None:
+    """A policy keeps others from writing it; this is any that the policy does not keep them from."""
+    cluster.publish("team-a", M40)
+    forged = {"namespace": "team-b", "mode": "enforce", "models": [M40]}
+    metadata = {"name": name, "namespace": "team-b", "labels": labels}
+    data = {"usage.json": json.dumps(forged)}
+    cluster.store(f"/api/v1/namespaces/team-b/configmaps/{name}", {"metadata": metadata, "data": data})
+    assert [row.split()[0] for row in run("-A").stdout.splitlines()[1:]] == ["team-a"]
+
+
+def test_a_report_of_another_namespace_is_not_shown(cluster: Cluster) -> None:
+    cluster.publish("team-a", text=json.dumps({"namespace": "team-b", "mode": "enforce", "models": [M40]}))
+    result = run("-A")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 1)
+    told = "ConfigMap gpu-quota-usage in namespace team-a is not of this namespace"
+    assert result.stderr == f"Warning: {told}\n"
+    assert run("-n", "team-a").stderr == f"Error: {told}\n"
+
+
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+def test_what_terminals_obey_is_escaped(cluster: Cluster, manifest: Path, output: str) -> None:
+    """Colours, line breaks, a cursor that moves up, text from right to left."""
+    hostile = "M40\x1b[31m\r\n\x9b2A\u202etxt\x7f"
+    cluster.publish("team-a", {**M40, "model": hostile}, mode="\x1b[8m")
+    cluster.publish("team-b", text='{"namespace": "\\u001b[2J", "mode": "enforce", "models": []}')
+    cluster.pinned_to, cluster.warnings = hostile, (hostile,)
+    for result in (
+        run("-A", "-o", output),
+        run("-n", "team-a", "-o", output),
+        explain(manifest, vcuda_pod(), output=output),
+    ):
+        assert "M40" in result.stdout
+        assert {each for each in result.stdout + result.stderr if not each.isprintable()} <= {"\n"}
+    assert len(run("-n", "team-a").stdout.splitlines()) == 2
 
 
 def test_a_namespace_without_a_report(cluster: Cluster) -> None:
