@@ -88,6 +88,13 @@ main.add_command(node)
     "--ui-address",
     help="Serve the usage page there: read-only, over HTTP, for whoever reaches it. Without it there is none.",
 )
+@cli.option(
+    "--ui-host",
+    "ui_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name by which browsers reach the usage page, beside localhost and addresses; repeatable.",
+)
 @cli.address_option(
     "--extender-address", help="Place vcuda pods for kube-scheduler there, over TLS, while leading. Without it: not."
 )
@@ -126,6 +133,7 @@ def run(
     audit_period: int,
     status_address: Address,
     ui_address: Address | None,
+    ui_hosts: tuple[str, ...],
     extender_address: Address | None,
     extender_cert_dir: Path | None,
     extender_advertise: Address | None,
@@ -195,7 +203,8 @@ def run(
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = (system_namespace, "vcuda-controller")
     elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
-    leading = _serve_page(ui_address, kube, labels, elector, leader)
+    page = UsagePage(lambda: elector.holder, ui_hosts)
+    leading = _serve_page(ui_address, page, kube, labels, leader)
     sys.exit(_lead(elector, leader, status_address, registry, leading))
 
 
@@ -210,12 +219,11 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 
 
 def _serve_page(
-    address: Address | None, kube: Kube, labels: NodeLabels, elector: Elector, leader: manager.Leader
+    address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
     """Serve the usage page, where that is asked for; return what has it show the leader for as long as it leads."""
     if address is None:
         return nullcontext
-    page = UsagePage(lambda: elector.holder)
     with _listening_for("--ui-address", address):
         server = page.serve(address)
     structlog.get_logger().info("serving the usage page", port=server.port)

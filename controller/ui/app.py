@@ -4,13 +4,19 @@ Only the leader has figures. A replica that stands by answers 503 with a page th
 again: behind a Service the next connection may reach the leader. It is not redirected, since the leader's own address
 is of no use to a browser outside of the cluster's network. Styles and scripts are the same on all replicas, so each
 serves them. ``/leading`` answers 200 on the leader and 503 elsewhere, for load balancers that can tell them apart.
+
+The page asks nobody who they are. A page of somebody else could read it in the browser of one who reaches it, by
+giving its own name this page's address for a while (DNS rebinding); so it is served under known names alone.
 """
 
+import contextlib
 import gzip
 import hashlib
-from collections.abc import Callable, Mapping
+import ipaddress
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from importlib import resources
+from urllib.parse import urlsplit
 
 import flask
 import msgspec
@@ -50,8 +56,8 @@ class Standing(msgspec.Struct, frozen=True):
     reason: str
 
 
-def create_app(standing: Callable[[], Standing], views: Views) -> flask.Flask:
-    """Return the WSGI application; ``standing`` is asked at each request."""
+def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
+    """Return the WSGI application; ``standing`` is asked at each request. ``hosts``: further names it is reached by."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # the page is only read, and Flask's OPTIONS has no headers of ours
@@ -63,6 +69,7 @@ def create_app(standing: Callable[[], Standing], views: Views) -> flask.Flask:
 
         return answer
 
+    app.before_request(lambda: None if is_own(flask.request.headers.get("Host"), hosts) else _misdirected(views))
     app.add_url_rule("/", "overview", led(_overview))
     app.add_url_rule("/namespaces/<name>", "namespace", led(_namespace))
     app.add_url_rule("/updates", "updates", led(_updates))
@@ -134,6 +141,25 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
     response.set_etag(asset.tag, weak=True)  # the same whether its bytes are compressed or not
     response.make_conditional(flask.request)
     return response
+
+
+def is_own(host: str | None, names: Collection[str]) -> bool:
+    """Return whether a Host header is an address, ``localhost`` or one of these names: none that can be rebound."""
+    if host is None:  # as of a probe of HTTP/1.0; every browser sends one
+        return True
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return name.removesuffix(".") in {"localhost", *map(str.lower, names)}
+
+
+def _misdirected(views: Views) -> flask.Response:
+    said = "This page is not served under this name. The flag --ui-host of the controller names further ones."
+    html = views.render("error.html", status=HTTPStatus.MISDIRECTED_REQUEST, said=said, root=_root())
+    return _answer(html, HTTPStatus.MISDIRECTED_REQUEST)
 
 
 def _standby(views: Views, reason: str) -> flask.Response:

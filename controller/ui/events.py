@@ -5,14 +5,16 @@ Event with reason FailedCreate and the refusal as its message, which the API ser
 (kube-apiserver ``--event-ttl``). A pod that a person creates directly leaves no trace: only its creator sees why.
 """
 
+import datetime
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic
 
 import msgspec
 
-from controller.ui.snapshot import RefusedWorkload, RemovedAllocation
+from controller.ui import model
+from controller.ui.snapshot import RefusedWorkload, RemovedAllocation, T
 from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
 from vcuda.quota.model import OVER_QUOTA
@@ -21,8 +23,17 @@ from vcuda.requests.pod_request import MALFORMED
 MAX_EVENTS = 500
 """Events of a kind that are remembered: the newest. Each is a few hundred bytes."""
 
+MAX_EVENTS_A_NAMESPACE = 20
+"""So many of one namespace: whoever may write Events there cannot push those of others off the page."""
+
+ALLOWED_SKEW = datetime.timedelta(minutes=1)
+"""The clock of a writer of Events may be ahead by so much."""
+
 MAX_MESSAGE_LENGTH = 1024
 """Characters of a message that are kept: as many as the API server lets an Event have."""
+
+MAX_NAME_LENGTH = 253
+"""Characters of a name or a kind that are kept: as long as names are. In an Event the API server bounds neither."""
 
 # The operator may name the webhook configuration as he likes, so a refusal is known by its own beginning too.
 _OURS = re.compile(
@@ -59,12 +70,14 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
     event_time: str | None = None
     series: Series | None = None
 
-    @property
-    def at(self) -> str:
-        """When it last happened, RFC 3339."""
+    def last(self, now: datetime.datetime) -> str:
+        """Return when it last happened, RFC 3339, where that can be: not before it was stored, not after now."""
+        stored = self.metadata.creation_timestamp or ""
         # client-go's recorders of core/v1 set lastTimestamp, those of events.k8s.io eventTime and a series.
-        last = self.series.last_observed_time if self.series else None
-        return last or self.last_timestamp or self.event_time or self.metadata.creation_timestamp or ""
+        written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
+        # Whoever may write Events writes these as he likes; the time of storing alone is the API server's own.
+        first, last = model.moment(stored), model.moment(written)
+        return written if first and last and first <= last <= now + ALLOWED_SKEW else stored
 
     @property
     def times(self) -> int:
@@ -75,21 +88,25 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
 _EVENT = msgspec.json.Decoder(StoredEvent)
 
 
-def read_refusal(event: StoredEvent) -> RefusedWorkload | None:
-    """Return the refusal that an Event tells of, or None where it tells of none of ours."""
+def read_refusal(event: StoredEvent, at: str) -> RefusedWorkload | None:
+    """Return the refusal that an Event tells of, the last one ``at``, or None where it tells of none of ours."""
     found = _OURS.search(event.message or "")
     if not found:
         return None
-    involved = event.involved_object
+    kind, name = _about(event)
     message = (found["reason"] or found["known"])[:MAX_MESSAGE_LENGTH]
-    return RefusedWorkload(event.metadata.namespace, involved.kind, involved.name, message, event.at, event.times)
+    return RefusedWorkload(event.metadata.namespace, kind, name, message, at, event.times)
 
 
-def read_removal(event: StoredEvent) -> RemovedAllocation:
+def read_removal(event: StoredEvent, at: str) -> RemovedAllocation:
     """Return the removal that an Event of `controller.stale_gc` tells of."""
-    involved = event.involved_object
+    kind, name = _about(event)
     message = (event.message or "")[:MAX_MESSAGE_LENGTH]
-    return RemovedAllocation(involved.namespace, involved.name, involved.kind, message, event.at)
+    return RemovedAllocation(event.involved_object.namespace and event.metadata.namespace, name, kind, message, at)
+
+
+def _about(event: StoredEvent) -> tuple[str, str]:
+    return event.involved_object.kind[:MAX_NAME_LENGTH], event.involved_object.name[:MAX_NAME_LENGTH]
 
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
@@ -104,36 +121,44 @@ def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWo
     return tuple(latest.values())
 
 
-T = TypeVar("T", RefusedWorkload, RemovedAllocation)
-
-
 class Newest(Generic[T]):
-    """The newest ``most`` of what Events tell, by the uid of each Event."""
+    """The newest of what Events tell, by the uid of each Event: so many in all, and so many of one namespace."""
 
-    def __init__(self, most: int = MAX_EVENTS) -> None:
+    def __init__(self, most: int = MAX_EVENTS, most_of_one: int = MAX_EVENTS_A_NAMESPACE) -> None:
         self._most = most
+        self._most_of_one = most_of_one
         self._lock = threading.Lock()
-        self._by_uid: dict[str, T] = {}
+        self._by_namespace: dict[str, dict[str, T]] = {}
 
-    def add(self, uid: str, told: T) -> None:
-        """Remember it, or that it happened again; the oldest goes where there are too many."""
+    def add(self, namespace: str, uid: str, told: T) -> None:
+        """Remember it, or that it happened again; an older one goes where there are too many."""
         with self._lock:
-            self._by_uid[uid] = told
-            # A storm of refusals, as when a quota was lowered, must not fill the leader's memory.
-            if len(self._by_uid) > self._most:
-                del self._by_uid[min(self._by_uid, key=lambda each: self._by_uid[each].at)]
+            self._by_namespace.setdefault(namespace, {})[uid] = told
+            if len(self._by_namespace[namespace]) > self._most_of_one:
+                self._forget_oldest_of(namespace)
+            # A storm of refusals, as when a quota was lowered, must not fill the leader's memory; nor may one in many
+            # namespaces take the place of a refusal that is the only one in its own.
+            if sum(map(len, self._by_namespace.values())) > self._most:
+                self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 
     def all(self) -> Sequence[T]:
         """Return them, newest first."""
         with self._lock:
-            return sorted(self._by_uid.values(), key=lambda told: told.at, reverse=True)
+            told = [told for of_one in self._by_namespace.values() for told in of_one.values()]
+        return sorted(told, key=lambda told: told.at, reverse=True)
+
+    def _forget_oldest_of(self, namespace: str) -> None:
+        of_one = self._by_namespace[namespace]
+        del of_one[min(of_one, key=lambda uid: of_one[uid].at)]
+        if not of_one:
+            del self._by_namespace[namespace]
 
 
 class EventInformer(Generic[T]):
     """Follows the Events of one reason, in all namespaces, and remembers the newest of those that ``read`` knows."""
 
-    def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent], T | None]) -> None:
-        self._read: Callable[[StoredEvent], T | None] = read
+    def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent, str], T | None]) -> None:
+        self._read: Callable[[StoredEvent, str], T | None] = read
         self._newest: Newest[T] = Newest()
         # The reflector's own store stays empty, since nothing bounds it. What a LIST brings again is known by its uid.
         self.reflector: Reflector[None] = Reflector(
@@ -146,6 +171,6 @@ class EventInformer(Generic[T]):
 
     def _decode(self, raw: bytes) -> None:
         event = _EVENT.decode(raw)
-        told = self._read(event)
+        told = self._read(event, event.last(datetime.datetime.now(datetime.UTC)))
         if told is not None:
-            self._newest.add(event.metadata.uid, told)
+            self._newest.add(event.metadata.namespace, event.metadata.uid, told)

@@ -1,7 +1,7 @@
 """The usage page of one replica: it stands by, and shows the leader's figures once it is the leader."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,9 @@ from vcuda.quota.model import CORES_PER_CARD, Limit, NamespaceQuota
 class UsagePage:
     """Serves the page. ``holder`` names who leads, as far as this replica has seen; it may be empty."""
 
-    def __init__(self, holder: Callable[[], str]) -> None:
+    def __init__(self, holder: Callable[[], str], hosts: Collection[str] = ()) -> None:
         self._holder = holder
+        self._hosts = hosts
         self._views = page.Views()
         self._feed: feed.Feed | None = None
         self._ready: Callable[[], bool] = lambda: False
@@ -30,7 +31,7 @@ class UsagePage:
 
     def serve(self, address: tuple[str, int]) -> httpd.Server:
         """Serve on HOST:PORT. Raises OSError where it cannot be had."""
-        return serve(address, app.create_app(self.standing, self._views))
+        return serve(address, app.create_app(self.standing, self._views, self._hosts))
 
     def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
         """Show this source from now on, as soon as it is ``ready``."""

@@ -4,7 +4,9 @@ The page knows nothing of watches and loops. Whatever has something to show plug
 is called by one thread at a time, at most once a second, and only while somebody looks.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -52,6 +54,9 @@ class RemovedAllocation(msgspec.Struct, frozen=True):
     what: str
     why: str
     at: str
+
+
+T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
@@ -186,7 +191,20 @@ def change_of(before: Picture, after: Picture, views: Views) -> Change:
 
 def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
     """Return one part as HTML; ``root`` is the way from the page's address to the overview's."""
-    return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MAX_LISTED, root=root)
+    given = {"refusals": choose(picture.refusals or ()), "removals": choose(picture.removals or ())}
+    return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MAX_LISTED, listed=given, root=root)
+
+
+def choose(told: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
+    """Return so many of what is told, newest first: the newest of each namespace before a second one of any."""
+    # By age alone a tenant who writes Events all the time would have the page to himself.
+    earlier: Counter[str] = Counter()
+    ranks = []
+    for each in told:
+        ranks.append(earlier[each.namespace])
+        earlier[each.namespace] += 1
+    chosen = sorted(range(len(told)), key=ranks.__getitem__)[:most]
+    return [told[index] for index in sorted(chosen)]
 
 
 def _other_parts(before: Picture, after: Picture) -> list[str]:

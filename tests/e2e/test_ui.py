@@ -1,20 +1,25 @@
 """The usage page of a real controller beside a real control plane, in a browser: what happens there shows here."""
 
+import http.client
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http import HTTPStatus
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from controller.ui.events import MAX_EVENTS_A_NAMESPACE
+from controller.ui.snapshot import MAX_LISTED
 from tests.browser import Tab, browsing, tab
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import Installation, candidate, controlling, limited_team
+from tests.e2e.installation import Installation, candidate, controlling, limited_team, tenant_of
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
+FAR = "9999-12-31T23:59:59Z"
 FLAGS = ("--ui-address", "127.0.0.1:0")
 SOON = 20000
 """Milliseconds within which something shows on a busy machine; else it takes a second or two."""
@@ -108,6 +113,33 @@ def test_a_refused_pod_that_nobody_owns_leaves_no_trace_as_is_said(cluster: Clus
     assert cluster.try_create(card_pod("greedy", team, cards=5)).status == HTTPStatus.FORBIDDEN
     assert cluster.events(team) == []
     expect(opened.page.get_by_text("leaves no trace when it is refused")).to_be_visible()
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_events_that_a_tenant_writes_push_no_refusal_of_another_off_the_page(
+    cluster: Cluster, own: Installation, opened: Tab, team: str
+) -> None:
+    """Whatever their dates: more of them than the page lists, and than are remembered of a namespace."""
+    with limited_team(own, ENTRY) as greedy, tenant_of(cluster, greedy) as tenant:
+        for number in range(MAX_LISTED + 10):
+            about = {"kind": "Job", "namespace": greedy, "name": f"job-{number}", "apiVersion": "batch/v1"}
+            told = {"reason": "FailedCreate", "message": "exceeded GPU quota: forged", "involvedObject": about}
+            metadata = {"namespace": greedy, "name": f"forged-{number}"}
+            dated = {"firstTimestamp": FAR, "lastTimestamp": FAR, "count": 1, "type": "Warning"}
+            tenant.create({"apiVersion": "v1", "kind": "Event", "metadata": metadata, **told, **dated})
+        refusals = opened.page.get_by_role("region", name="Recent refusals").get_by_role("listitem")
+        expect(refusals.filter(has_text="forged").first).to_be_visible(timeout=SOON)
+        cluster.create(workload("Deployment", team, "greedy", pod=card_pod("", team, cards=5)))
+        expect(refusals.filter(has_text=f"M40 in namespace {team}")).to_have_count(1, timeout=SOON)
+        assert refusals.filter(has_text="forged").count() == MAX_EVENTS_A_NAMESPACE
+
+
+def test_a_page_of_another_name_cannot_read_it(leader: ControllerProcess) -> None:
+    url = url_of(leader)
+    for host, status in (("localhost", HTTPStatus.OK), ("evil.example", HTTPStatus.MISDIRECTED_REQUEST)):
+        with closing(http.client.HTTPConnection(url.removeprefix("http://").strip("/"), timeout=20)) as connection:
+            connection.request("GET", "/leading", headers={"Host": host})
+            assert connection.getresponse().status == status
 
 
 def test_a_pod_that_its_quota_would_not_let_in_any_more_shows_with_why(

@@ -311,3 +311,27 @@ def test_five_hundred_namespaces_of_eight_models_are_a_page_of_a_sane_size() -> 
     answer = client_of(crowd()).get("/?sort=model.MODEL-3&order=desc", headers={"Accept-Encoding": "gzip"})
     assert len(gzip.decompress(answer.data)) < 700 * 1024
     assert len(answer.data) < 70 * 1024
+
+
+@pytest.mark.parametrize(
+    ("host", "served"),
+    [
+        *(
+            (host, True)
+            for host in ("localhost", "localhost:8088", "LOCALHOST.", "127.0.0.1:8088", "[::1]:8088", "10.1.2.3")
+        ),
+        *((host, True) for host in ("gpu.example.com", "GPU.Example.com:443")),
+        *(
+            (host, False)
+            for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8088", "", "[::1", "a b")
+        ),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/updates", "/namespaces/notebooks", "/static/page.js", "/nothing"])
+def test_the_page_is_served_under_its_own_names_alone(host: str, served: bool, path: str) -> None:
+    """Else the page of somebody else whose name is given this address could read it (DNS rebinding)."""
+    feed = Feed(company().source(), VIEWS)
+    client = create_app(lambda: Standing(feed, ""), VIEWS, ("GPU.example.com",)).test_client()
+    answer = client.head(path, headers={"Host": host})
+    assert (answer.status_code != HTTPStatus.MISDIRECTED_REQUEST) is served
+    assert HEADERS.items() <= dict(answer.headers).items()

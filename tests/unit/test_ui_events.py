@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from controller.ui.events import MAX_MESSAGE_LENGTH, Newest, StoredEvent, merge_by_workload, read_refusal, read_removal
-from controller.ui.snapshot import RefusedWorkload, RemovedAllocation
+from controller.ui.snapshot import RefusedWorkload, RemovedAllocation, choose
+from tests.usage_samples import NOW
 
 QUOTA = "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"
 NEW_YEAR = "2026-01-01T00:00:00Z"
@@ -34,7 +35,7 @@ def event(message: str | None, **fields: Any) -> StoredEvent:
     ],
 )
 def test_a_refusal_of_ours_is_known_by_the_webhook_or_by_its_words(message: str, reason: str) -> None:
-    refusal = read_refusal(event(message))
+    refusal = read_refusal(event(message), NEW_YEAR)
     assert refusal == RefusedWorkload("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
 
 
@@ -50,7 +51,7 @@ def test_a_refusal_of_ours_is_known_by_the_webhook_or_by_its_words(message: str,
     ids=["none", "empty", "ResourceQuota", "another webhook", "webhook away"],
 )
 def test_what_others_refuse_is_not_shown(message: str | None) -> None:
-    assert read_refusal(event(message)) is None
+    assert read_refusal(event(message), NEW_YEAR) is None
 
 
 @pytest.mark.parametrize(
@@ -69,12 +70,20 @@ def test_what_others_refuse_is_not_shown(message: str | None) -> None:
 )
 def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str, times: int) -> None:
     found = event(DENIED + QUOTA, **fields)
-    assert (found.at, found.times) == (at, times)
+    assert (found.last(NOW), found.times) == (at, times)
+
+
+@pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
+@pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
+def test_a_time_that_cannot_be_counts_for_nothing(field: str, forged: str) -> None:
+    """Before it was stored, or after now: then it is the time of storing, which is the API server's own."""
+    written = {"lastObservedTime": forged} if field == "series" else forged
+    assert event(DENIED + QUOTA, **{field: written}).last(NOW) == NEW_YEAR
 
 
 def test_a_removal_names_its_object() -> None:
     removed = event("removed the allocation of hami: old", involvedObject={"kind": "Node", "name": "gpu-1"})
-    assert read_removal(removed) == RemovedAllocation(
+    assert read_removal(removed, NEW_YEAR) == RemovedAllocation(
         "", "gpu-1", "Node", "removed the allocation of hami: old", NEW_YEAR
     )
 
@@ -88,15 +97,36 @@ def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() 
     assert merge_by_workload(events) == (refusal("a", 9, "newest", 7), refusal("b", 8))
 
 
+def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
+    """What is remembered of refusals in these namespaces at these seconds, as NAMESPACE/SECOND, the newest first."""
+    newest: Newest[RefusedWorkload] = Newest(most, most_of_one)
+    for namespace, at in told:
+        newest.add(namespace, f"{namespace}/{at}", refusal(f"{namespace}/{at}", at))
+    return [each.name for each in newest.all()]
+
+
 def test_only_the_newest_are_remembered() -> None:
-    newest: Newest[RefusedWorkload] = Newest(2)
-    for at in (5, 9, 7):
-        newest.add(f"e{at}", refusal("a", at))
-    assert [each.at[-3:-1] for each in newest.all()] == ["09", "07"]
+    assert remembered(("a", 5), ("a", 9), ("a", 7), most_of_one=2) == ["a/9", "a/7"]
+
+
+def test_a_namespace_full_of_events_pushes_none_of_another_s_out() -> None:
+    """Nor do several that are full: the one with most gives way."""
+    storm = [(namespace, at) for at in range(20, 59) for namespace in ("x", "y")]
+    assert "a/1" in remembered(("a", 1), *storm, most=5, most_of_one=3)
+    assert remembered(("a", 1), ("b", 2), *storm, most=3).count("b/2") == 1
 
 
 def test_an_event_that_happens_again_takes_its_own_place() -> None:
     newest: Newest[RefusedWorkload] = Newest(2)
     for uid, told in (("same", refusal("a", 1)), ("same", refusal("a", 3)), ("other", refusal("b", 2))):
-        newest.add(uid, told)
+        newest.add("team-a", uid, told)
     assert newest.all() == [refusal("a", 3), refusal("b", 2)]
+
+
+def test_of_each_namespace_the_newest_is_listed_before_a_second_one_of_any() -> None:
+    told = [
+        msgspec.structs.replace(refusal(f"{at}", at), namespace="x" if at > 3 else f"team-{at}")
+        for at in (9, 8, 7, 3, 1)
+    ]
+    assert [each.name for each in choose(told, 3)] == ["9", "3", "1"]
+    assert choose(told) == told
