@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.api_double import ApiDouble
 from tests.cleaner import Cleaner
+from tests.gpuquota import Cluster
 from tests.replicas import Clock, Replica
+from vcuda.kube import Kube
 
 
 @pytest.fixture
@@ -41,3 +45,26 @@ def _replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
 def cleaner(api: ApiDouble) -> Cleaner:
     """Return the loop that removes stale allocations, which has seen nothing yet."""
     return Cleaner(api)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a home without a kubeconfig."""
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Return a cluster that is reached whatever the kubeconfig says."""
+    cluster = Cluster()
+    monkeypatch.setattr(Kube, "connect", lambda *_: cluster.kube)
+    assert not (home / ".kube").exists()
+    return cluster
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    return tmp_path / "pods.yaml"

@@ -1,79 +1,23 @@
 """`kubectl gpuquota`: what people see of their quota, and what would become of a pod."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from controller.plugin import bar, main
+from controller.plugin import bar
 from controller.publisher import LABELS
-from tests.api_double import ApiDouble, lost_request
-from tests.builders import Manifest, container, vcuda_pod
-from vcuda.errors import ApiError, Unavailable, VcudaError
-from vcuda.kube import Heard, Kube
-from vcuda.placement.placement import Choice
+from tests.api_double import lost_request
+from tests.builders import vcuda_pod
+from tests.gpuquota import Cluster, explain, run
+from vcuda.errors import Unavailable
+from vcuda.kube import Kube
 
 M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5}
 P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0}
 MEMORY = {"memory_limit": 1000, "memory_used": 250}
-
-
-class Cluster(ApiDouble):
-    """A cluster with published reports, that would admit every pod unless ``refusal`` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refusal: VcudaError | None = None
-        self.pinned_to: str | None = "M40"
-        self.warnings: tuple[str, ...] = ()
-        self.asked: list[tuple[str, object, Manifest]] = []
-
-    def publish(self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str = "") -> None:
-        use = {"namespace": namespace, "mode": mode, "models": models}
-        metadata = {"name": "gpu-quota-usage", "namespace": namespace, "labels": LABELS}
-        path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
-        self.store(path, {"metadata": metadata, "data": {"usage.json": text or json.dumps(use)}})
-
-    def post_heard(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> Heard:
-        """Answer a dry run."""
-        pod = json.loads(body)
-        self.asked.append((path, params, pod))
-        if self.refusal:
-            raise self.refusal
-        if self.pinned_to:
-            pod["metadata"]["annotations"] = {"quota.vcuda.io/model": self.pinned_to}
-        return Heard(self.deliver("POST", timeout, lambda: json.dumps(pod).encode()), self.warnings)
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a home without a kubeconfig."""
-    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Return a cluster that is reached whatever the kubeconfig says."""
-    cluster = Cluster()
-    monkeypatch.setattr(Kube, "connect", lambda *_: cluster.kube)
-    assert not (home / ".kube").exists()
-    return cluster
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    return tmp_path / "pods.yaml"
-
-
-def run(*arguments: str, **options: Any) -> Result:
-    return CliRunner().invoke(main, arguments, **options)
 
 
 def test_the_bar() -> None:
@@ -304,119 +248,3 @@ def test_a_name_that_no_namespace_can_have(cluster: Cluster, manifest: Path, giv
     result = run(*arguments.get(given, ["--kubeconfig", str(context)]))
     told = f"Error: {f'{manifest}, document 1: ' if in_manifest else ''}{name!r} {NO_NAMESPACE}\n"
     assert (result.exit_code, result.stdout, result.stderr, cluster.asked, cluster.calls) == (2, "", told, [], [])
-
-
-def explain(manifest: Path, *documents: Manifest, output: str = "json") -> Result:
-    manifest.write_text(yaml.safe_dump_all(documents))
-    return run("-n", "team-a", "explain", "-f", str(manifest), "-o", output)
-
-
-def test_a_pod_that_would_be_admitted(cluster: Cluster, manifest: Path) -> None:
-    result = explain(manifest, vcuda_pod(), output="table")
-    heading = "OBJECT       NAMESPACE  DECISION  MODEL  REASON\n"
-    table = f"{heading}Pod/train-0  team-a     admitted  M40    would be pinned to M40\n"
-    assert (result.exit_code, result.stdout) == (0, table)
-    ((path, params, pod),) = cluster.asked
-    assert (path, params, pod["spec"]) == ("/api/v1/namespaces/team-a/pods", {"dryRun": "All"}, vcuda_pod()["spec"])
-
-
-OVER = "exceeded GPU quota: M40 in namespace team-a"
-ROOM = "most room, 3 cards of 8 cards free"
-NEARLY = "GPU quota nearly used up"
-PINNED = "would be pinned to M40"
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict"),
-    [
-        ({"pinned_to": None}, (0, "admitted", "", "not held by a GPU quota", [])),
-        ({"refusal": ApiError(403, OVER)}, (1, "refused", "", f"{OVER} (HTTP 403)", [])),
-        ({"warnings": (Choice("M40", ROOM).forecast,)}, (0, "admitted", "M40", f"{PINNED}: {ROOM}", [])),
-        ({"warnings": (NEARLY,)}, (0, "admitted", "M40", PINNED, [NEARLY])),
-    ],
-    ids=["held by no quota", "refused", "the reason of the choice", "another warning is in the data"],
-)
-def test_what_the_cluster_answers_is_in_the_data(
-    cluster: Cluster, manifest: Path, answer: dict[str, Any], verdict: tuple[object, ...]
-) -> None:
-    for name, value in answer.items():
-        setattr(cluster, name, value)
-    result = explain(manifest, vcuda_pod())
-    (shown,) = json.loads(result.stdout)
-    fields = tuple(shown[name] for name in ("decision", "model", "reason", "warnings"))
-    assert (result.exit_code, *fields, result.stderr) == (*verdict, "")
-
-
-@pytest.mark.parametrize("refusal", [Unavailable("timed out"), ApiError(401, "Unauthorized")])
-def test_a_cluster_that_decides_nothing_is_an_error_and_no_refusal(
-    cluster: Cluster, manifest: Path, refusal: VcudaError
-) -> None:
-    cluster.refusal = refusal
-    result = explain(manifest, vcuda_pod())
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {refusal}\n")
-
-
-def test_what_the_cluster_warns_of_is_printed_beside_the_table(cluster: Cluster, manifest: Path) -> None:
-    cluster.warnings = (NEARLY, "another webhook's")
-    result = explain(manifest, vcuda_pod(), output="table")
-    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
-    assert result.stderr.splitlines() == [f"Warning: Pod/train-0: {warning}" for warning in cluster.warnings]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "namespace"),
-    [
-        (["-n", "team-b", "-o", "json"], [], "team-b"),
-        ([], ["-n", "team-b", "-o", "json"], "team-b"),
-        (["-n", "team-b", "-o", "yaml"], ["-n", "team-c", "-o", "json"], "team-c"),
-    ],
-)
-def test_namespace_and_output_are_taken_before_and_after_the_command(
-    cluster: Cluster, manifest: Path, before: list[str], after: list[str], namespace: str
-) -> None:
-    """Where they stand on both sides, those after it count."""
-    manifest.write_text(yaml.safe_dump(vcuda_pod()))
-    (verdict,) = json.loads(run(*before, "explain", "-f", str(manifest), *after).stdout)
-    assert verdict["namespace"] == namespace
-    assert [path for path, _, _ in cluster.asked] == [f"/api/v1/namespaces/{namespace}/pods"]
-
-
-def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Path) -> None:
-    template = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container()]}}
-    deployment = {"kind": "Deployment", "metadata": {"name": "d", "namespace": "team-b"}}
-    result = explain(manifest, {**deployment, "spec": {"replicas": 5, "template": template}}, vcuda_pod())
-    assert [verdict["object"] for verdict in json.loads(result.stdout)] == ["Deployment/d", "Pod/train-0"]
-    assert [path.split("/")[4] for path, _, _ in cluster.asked] == ["team-b", "team-a"]
-    assert cluster.asked[0][2]["metadata"]["labels"] == {"app": "train"}
-
-
-@pytest.mark.parametrize("text", ["{", "kind: Pod\nspec: 5", "kind: Pod", "\x81"])
-def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster, tmp_path: Path, text: str) -> None:
-    good, bad = tmp_path / "good", tmp_path / "bad"
-    good.write_text(yaml.safe_dump(vcuda_pod()))
-    bad.write_bytes(text.encode("latin-1"))
-    result = run("explain", "-f", str(good), "-f", str(bad))
-    assert (result.exit_code, result.stdout, cluster.asked) == (2, "", [])
-    assert result.stderr.startswith("Error: ")
-
-
-def test_a_manifest_without_pods(cluster: Cluster, manifest: Path) -> None:
-    result = explain(manifest, {"kind": "Service"})
-    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (0, "[]\n", "no pods found\n", [])
-
-
-def test_what_makes_pods_in_a_way_that_is_not_known_is_bad_input(cluster: Cluster, manifest: Path) -> None:
-    replicas = {"Worker": {"template": {"spec": vcuda_pod()["spec"]}}}
-    result = explain(manifest, vcuda_pod(), {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}})
-    told = f"Error: {manifest}, document 2: how many pods a PyTorchJob makes is not known here; give its pods instead\n"
-    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (2, "", told, [])
-
-
-def test_every_manifest_is_asked_about_in_order_standard_input_too(cluster: Cluster, tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        (tmp_path / name).write_text(yaml.safe_dump(vcuda_pod(metadata={"name": name})))
-    files = ["-f", str(tmp_path / "b"), "-f", "-", "-f", str(tmp_path / "a")]
-    result = run("-n", "team-a", "explain", *files, "-o", "yaml", input=yaml.safe_dump(vcuda_pod()))
-    verdicts = [(verdict["object"], verdict["decision"]) for verdict in yaml.safe_load(result.stdout)]
-    assert verdicts == [("Pod/b", "admitted"), ("Pod/train-0", "admitted"), ("Pod/a", "admitted")]
-    assert (result.exit_code, len(cluster.asked)) == (0, 3)

@@ -1,0 +1,124 @@
+"""`kubectl gpuquota explain`: what would become of the pods of a manifest."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.builders import container, vcuda_pod
+from tests.gpuquota import Cluster, explain, run
+from vcuda.errors import ApiError, Unavailable, VcudaError
+from vcuda.placement.placement import Choice
+
+
+def test_a_pod_that_would_be_admitted(cluster: Cluster, manifest: Path) -> None:
+    result = explain(manifest, vcuda_pod(), output="table")
+    heading = "OBJECT       NAMESPACE  DECISION  MODEL  REASON\n"
+    table = f"{heading}Pod/train-0  team-a     admitted  M40    would be pinned to M40\n"
+    assert (result.exit_code, result.stdout) == (0, table)
+    ((path, params, pod),) = cluster.asked
+    assert (path, params, pod["spec"]) == ("/api/v1/namespaces/team-a/pods", {"dryRun": "All"}, vcuda_pod()["spec"])
+
+
+OVER = "exceeded GPU quota: M40 in namespace team-a"
+ROOM = "most room, 3 cards of 8 cards free"
+NEARLY = "GPU quota nearly used up"
+PINNED = "would be pinned to M40"
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        ({"pinned_to": None}, (0, "admitted", "", "not held by a GPU quota", [])),
+        ({"refusal": ApiError(403, OVER)}, (1, "refused", "", f"{OVER} (HTTP 403)", [])),
+        ({"warnings": (Choice("M40", ROOM).forecast,)}, (0, "admitted", "M40", f"{PINNED}: {ROOM}", [])),
+        ({"warnings": (NEARLY,)}, (0, "admitted", "M40", PINNED, [NEARLY])),
+    ],
+    ids=["held by no quota", "refused", "the reason of the choice", "another warning is in the data"],
+)
+def test_what_the_cluster_answers_is_in_the_data(
+    cluster: Cluster, manifest: Path, answer: dict[str, Any], verdict: tuple[object, ...]
+) -> None:
+    for name, value in answer.items():
+        setattr(cluster, name, value)
+    result = explain(manifest, vcuda_pod())
+    (shown,) = json.loads(result.stdout)
+    fields = tuple(shown[name] for name in ("decision", "model", "reason", "warnings"))
+    assert (result.exit_code, *fields, result.stderr) == (*verdict, "")
+
+
+@pytest.mark.parametrize("refusal", [Unavailable("timed out"), ApiError(401, "Unauthorized")])
+def test_a_cluster_that_decides_nothing_is_an_error_and_no_refusal(
+    cluster: Cluster, manifest: Path, refusal: VcudaError
+) -> None:
+    cluster.refusal = refusal
+    result = explain(manifest, vcuda_pod())
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {refusal}\n")
+
+
+def test_what_the_cluster_warns_of_is_printed_beside_the_table(cluster: Cluster, manifest: Path) -> None:
+    cluster.warnings = (NEARLY, "another webhook's")
+    result = explain(manifest, vcuda_pod(), output="table")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
+    assert result.stderr.splitlines() == [f"Warning: Pod/train-0: {warning}" for warning in cluster.warnings]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "namespace"),
+    [
+        (["-n", "team-b", "-o", "json"], [], "team-b"),
+        ([], ["-n", "team-b", "-o", "json"], "team-b"),
+        (["-n", "team-b", "-o", "yaml"], ["-n", "team-c", "-o", "json"], "team-c"),
+    ],
+)
+def test_namespace_and_output_are_taken_before_and_after_the_command(
+    cluster: Cluster, manifest: Path, before: list[str], after: list[str], namespace: str
+) -> None:
+    """Where they stand on both sides, those after it count."""
+    manifest.write_text(yaml.safe_dump(vcuda_pod()))
+    (verdict,) = json.loads(run(*before, "explain", "-f", str(manifest), *after).stdout)
+    assert verdict["namespace"] == namespace
+    assert [path for path, _, _ in cluster.asked] == [f"/api/v1/namespaces/{namespace}/pods"]
+
+
+def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Path) -> None:
+    template = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container()]}}
+    deployment = {"kind": "Deployment", "metadata": {"name": "d", "namespace": "team-b"}}
+    result = explain(manifest, {**deployment, "spec": {"replicas": 5, "template": template}}, vcuda_pod())
+    assert [verdict["object"] for verdict in json.loads(result.stdout)] == ["Deployment/d", "Pod/train-0"]
+    assert [path.split("/")[4] for path, _, _ in cluster.asked] == ["team-b", "team-a"]
+    assert cluster.asked[0][2]["metadata"]["labels"] == {"app": "train"}
+
+
+@pytest.mark.parametrize("text", ["{", "kind: Pod\nspec: 5", "kind: Pod", "\x81"])
+def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster, tmp_path: Path, text: str) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_text(yaml.safe_dump(vcuda_pod()))
+    bad.write_bytes(text.encode("latin-1"))
+    result = run("explain", "-f", str(good), "-f", str(bad))
+    assert (result.exit_code, result.stdout, cluster.asked) == (2, "", [])
+    assert result.stderr.startswith("Error: ")
+
+
+def test_a_manifest_without_pods(cluster: Cluster, manifest: Path) -> None:
+    result = explain(manifest, {"kind": "Service"})
+    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (0, "[]\n", "no pods found\n", [])
+
+
+def test_what_makes_pods_in_a_way_that_is_not_known_is_bad_input(cluster: Cluster, manifest: Path) -> None:
+    replicas = {"Worker": {"template": {"spec": vcuda_pod()["spec"]}}}
+    result = explain(manifest, vcuda_pod(), {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}})
+    told = f"Error: {manifest}, document 2: how many pods a PyTorchJob makes is not known here; give its pods instead\n"
+    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (2, "", told, [])
+
+
+def test_every_manifest_is_asked_about_in_order_standard_input_too(cluster: Cluster, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).write_text(yaml.safe_dump(vcuda_pod(metadata={"name": name})))
+    files = ["-f", str(tmp_path / "b"), "-f", "-", "-f", str(tmp_path / "a")]
+    result = run("-n", "team-a", "explain", *files, "-o", "yaml", input=yaml.safe_dump(vcuda_pod()))
+    verdicts = [(verdict["object"], verdict["decision"]) for verdict in yaml.safe_load(result.stdout)]
+    assert verdicts == [("Pod/b", "admitted"), ("Pod/train-0", "admitted"), ("Pod/a", "admitted")]
+    assert (result.exit_code, len(cluster.asked)) == (0, 3)
