@@ -9,7 +9,6 @@ The page asks nobody who they are. A page of somebody else could read it in the 
 giving its own name this page's address for a while (DNS rebinding); so it is served under known names alone.
 """
 
-import contextlib
 import gzip
 import hashlib
 import ipaddress
@@ -151,9 +150,10 @@ def is_own(host: str | None, names: Collection[str]) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    with contextlib.suppress(ValueError):
+    try:
         return bool(ipaddress.ip_address(name))
-    return name.removesuffix(".") in {"localhost", *map(str.lower, names)}
+    except ValueError:
+        return name.removesuffix(".") in {"localhost", *map(str.lower, names)}
 
 
 def _misdirected(views: Views) -> flask.Response:
