@@ -4,7 +4,6 @@ The page knows nothing of watches and loops. Whatever has something to show plug
 is called by one thread at a time, at most once a second, and only while somebody looks.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -198,11 +197,12 @@ def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
 def choose(told: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
     """Return so many of what is told, newest first: the newest of each namespace before a second one of any."""
     # By age alone a tenant who writes Events all the time would have the page to himself.
-    earlier: Counter[str] = Counter()
+    earlier: dict[str, int] = {}
     ranks = []
     for each in told:
-        ranks.append(earlier[each.namespace])
-        earlier[each.namespace] += 1
+        rank = earlier.setdefault(each.namespace, 0)
+        ranks.append(rank)
+        earlier[each.namespace] = rank + 1
     chosen = sorted(range(len(told)), key=ranks.__getitem__)[:most]
     return [told[index] for index in sorted(chosen)]
 
