@@ -98,8 +98,8 @@ def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.Policy
     # Only a warning: the nodes may come later.
     nodes = policy.nodes
     for model in entry.limits:
-        if model not in nodes.by_model:
-            known = ", ".join(sorted(nodes.by_model)) or "none"
+        if model not in nodes.models:
+            known = ", ".join(sorted(nodes.models)) or "none"
             yield f"{namespace}.quota.{model}: no node has this model in label {nodes.keys.model} (known: {known})"
     pools = {node.get(nodes.keys.pool) for node in nodes.labels.values()}
     for pool in entry.pools:

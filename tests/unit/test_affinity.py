@@ -1,16 +1,18 @@
 """The algebra of node selection: each operator as Kubernetes defines it, and what follows for whole terms."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from hypothesis import assume, example, given, settings, strategies as st
 
 from tests import strategies
-from tests.builders import MODEL, Manifest, required, requirement, term, vcuda_pod, view
+from tests.builders import LABELS, MODEL, POOL, Manifest, required, requirement, term, vcuda_pod, view
 from tests.node_selection import line_holds, may_run_on, term_allows
 from tests.strategies import MODELS, NODE_NAMES, NUMBERS, POOLS, UNKNOWN_NODE, VALUES_OF
 from tests.tables import cases
 from vcuda.k8s_types import PodSpec
-from vcuda.placement.affinity import NAME_FIELD, Term, limited_values, terms_of
+from vcuda.placement.affinity import NAME_FIELD, NodeIndex, NodeLabels, NodeSelection, limited_values
+from vcuda.placement.placement import Nodes, find_candidates
+from vcuda.quota.model import Limit, NamespaceQuota
 
 ABSENT = None
 
@@ -19,12 +21,15 @@ def spec_of(manifest: Manifest) -> PodSpec:
     return view(manifest).spec
 
 
-[UNCONDITIONAL] = terms_of(spec_of(vcuda_pod()))
+def allows(pod: Manifest, name: str, labels: Mapping[str, str]) -> bool:
+    """Return whether a pod's node selection allows a node, asked as placement asks: of an index of nodes."""
+    index, selection = NodeIndex({"another": {}, name: labels}), NodeSelection.of(spec_of(pod))
+    selected = index.selected(selection.selector)
+    return bool(sum(index.matching(term, selected) & NAMED for term in selection.terms))
 
 
-def one_term(manifest: Manifest) -> Term:
-    """Return a nodeSelectorTerm as the code reads it."""
-    return next(iter(terms_of(spec_of(vcuda_pod(affinity=required(manifest))))), UNCONDITIONAL)
+NAMED = 2
+"""The bit of the second node of an index."""
 
 
 @cases(
@@ -65,14 +70,14 @@ def test_an_operator_means_what_kubernetes_says(
 ) -> None:
     node = {"zone": label} if label is not None else {}
     line = requirement("zone", operator, *values)
-    assert one_term(term(line)).matches("node-a", node) is holds
+    assert allows(vcuda_pod(affinity=required(term(line))), "node-a", node) is holds
     assert line_holds(line, node) is holds, "the tests' own reading"
 
 
 @given(strategies.odd_requirements(), strategies.label_sets())
 def test_what_the_api_server_would_not_store_holds_for_nothing(line: Manifest, labels: dict[str, str]) -> None:
     """The scheduler does not either: it logs a parse error, and the term selects no node."""
-    assert not one_term(term(line)).matches("node-a", labels)
+    assert not allows(vcuda_pod(affinity=required(term(line))), "node-a", labels)
 
 
 @cases(
@@ -87,27 +92,29 @@ def test_fields_are_read_from_the_name_and_not_from_labels(
     lines: list[tuple[str, str]], name: str, allowed: bool
 ) -> None:
     fields = [requirement(NAME_FIELD, operator, value) for operator, value in lines]
-    assert one_term(term(fields=fields)).matches(name, {NAME_FIELD: "node-a"}) is allowed
+    assert allows(vcuda_pod(affinity=required(term(fields=fields))), name, {NAME_FIELD: "node-a"}) is allowed
 
 
 def test_any_other_field_selects_nothing() -> None:
-    unknown = one_term(term(fields=[requirement("spec.unschedulable", "NotIn", "true")]))
-    assert not unknown.matches("node-a", {"spec.unschedulable": "false"})
-    assert not unknown.could_match({})
-
-
-@given(strategies.terms(), st.sampled_from(NODE_NAMES), strategies.label_sets())
-@settings(max_examples=150)
-def test_a_term_agrees_with_brute_force(manifest: Manifest, name: str, labels: dict[str, str]) -> None:
-    assume(bool(manifest.get("matchExpressions") or manifest.get("matchFields")))
-    assert one_term(manifest).matches(name, labels) == term_allows(manifest, name, labels)
+    pod = vcuda_pod(affinity=required(term(fields=[requirement("spec.unschedulable", "NotIn", "true")])))
+    assert not allows(pod, "node-a", {"spec.unschedulable": "false"})
+    assert not reached(pod, "M40")
 
 
 @given(strategies.pods(), st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)), strategies.label_sets())
 @settings(max_examples=150)
 def test_a_pod_agrees_with_brute_force(pod: Manifest, name: str, labels: dict[str, str]) -> None:
     """nodeName, nodeSelector and required node affinity together, with every part of them missing in every way."""
-    assert any(term.matches(name, labels) for term in terms_of(spec_of(pod))) == may_run_on(pod, name, labels)
+    assert allows(pod, name, labels) == may_run_on(pod, name, labels)
+
+
+@given(strategies.pods(), strategies.clusters())
+@settings(max_examples=150)
+def test_all_nodes_at_once_agree_with_each_by_itself(pod: Manifest, cluster: Nodes) -> None:
+    index, selection = NodeIndex(cluster.labels), NodeSelection.of(spec_of(pod))
+    matching = [index.matching(term, index.selected(selection.selector)) for term in selection.terms]
+    for bit, (name, labels) in enumerate(cluster.labels.items()):
+        assert any(found >> bit & 1 for found in matching) == may_run_on(pod, name, labels)
 
 
 @cases(
@@ -130,59 +137,47 @@ def test_a_pod_agrees_with_brute_force(pod: Manifest, name: str, labels: dict[st
 def test_whether_some_node_could_match(
     lines: list[tuple[str, ...]], given: dict[str, tuple[str, ...]], possible: bool
 ) -> None:
-    found = one_term(term(*(requirement("m", operator, *values) for operator, *values in lines)))
-    assert found.could_match(given) is possible
+    keys, models = NodeLabels("m" if given else "model", "pool"), given.get("m", ("M40",))
+    pod = vcuda_pod(affinity=required(term(*(requirement("m", operator, *values) for operator, *values in lines))))
+    assert bool(reached(pod, *models, keys=keys)) is possible
 
 
-@given(strategies.terms(), st.sampled_from(NODE_NAMES), strategies.label_sets(), st.sets(strategies.KEYS))
-@settings(max_examples=150)
-def test_what_a_node_matches_could_be_matched(
-    manifest: Manifest, name: str, labels: dict[str, str], known: set[str]
-) -> None:
-    """Soundness: for any part of the node's labels that is given, alone or among others, a match is never denied."""
-    read = one_term(manifest)
-    assume(read.matches(name, labels))
-    assert read.could_match({key: (labels[key], "no-such-value") for key in known & labels.keys()})
+def reached(pod: Manifest, *models: str, pools: tuple[str, ...] = (), keys: NodeLabels = LABELS) -> tuple[str, ...]:
+    """Return the models that the pod could get, in a cluster where no node is known yet."""
+    quota = NamespaceQuota({model: Limit(800) for model in models}, pools)
+    return find_candidates(view(pod), (), quota, Nodes(keys)).models
 
 
-GIVEN = st.fixed_dictionaries(
-    {}, optional={MODEL: st.lists(st.sampled_from(MODELS), min_size=1, max_size=2).map(tuple), "zone": st.just(("a",))}
-)
+RANK = "example.com/rank"
 
 
-@given(strategies.terms(), GIVEN)
-@settings(max_examples=150)
-@example(
-    term(*(requirement("example.com/rank", op, *v) for op, v in [("Gt", ("3",)), ("Lt", ("5",)), ("NotIn", ("4",))])),
-    {},
-)
-@example(
-    term(
-        requirement("example.com/rank", "Gt", str(2**63 - 2)), requirement("example.com/rank", "NotIn", str(2**63 - 1))
-    ),
-    {},
-)
-def test_what_could_be_matched_is_matched_by_some_node(manifest: Manifest, given: dict[str, tuple[str, ...]]) -> None:
-    """Completeness: a witness is built, key by key, since the requirements on two keys never meet."""
-    if one_term(manifest).could_match(given):
-        name, labels = witness(manifest, given)
-        asks = manifest.get("matchExpressions") or manifest.get("matchFields")
-        assert term_allows(manifest, name, labels) or not asks
-        assert all(labels.get(key) in values for key, values in given.items())
+@given(strategies.terms(), st.sampled_from([(), ("public",), ("lab", "3")]))
+@settings(max_examples=300)
+@example(term(requirement(RANK, "Gt", "3"), requirement(RANK, "Lt", "5"), requirement(RANK, "NotIn", "4")), ())
+@example(term(requirement(RANK, "Gt", str(2**63 - 2)), requirement(RANK, "NotIn", str(2**63 - 1))), ())
+def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Manifest, pools: tuple[str, ...]) -> None:
+    """A witness is built, key by key, since the requirements on two keys never meet."""
+    found = reached(vcuda_pod(affinity=required(manifest)), *MODELS, pools=pools)
+    for model in MODELS:
+        node = witness(manifest, {MODEL: (model,), **({POOL: pools} if pools else {})})
+        assert (model in found) == (node is not None and term_allows(manifest, *node))
 
 
-def witness(manifest: Manifest, given: dict[str, tuple[str, ...]]) -> tuple[str, dict[str, str]]:
-    """Return a node for the term; StopIteration where the search finds none."""
+def witness(manifest: Manifest, given: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, str]] | None:
+    """Return a node for the term whose labels take ``given`` values; None where the search finds none."""
     lines = manifest.get("matchExpressions") or []
     fields = manifest.get("matchFields") or []
-    name = next(n for n in (*NODE_NAMES, UNKNOWN_NODE) if all(line_holds(line, {NAME_FIELD: n}) for line in fields))
+    names = [n for n in (*NODE_NAMES, UNKNOWN_NODE) if all(line_holds(line, {NAME_FIELD: n}) for line in fields)]
     labels: dict[str, str] = {}
     for key in given.keys() | {line["key"] for line in lines}:
         own = [line for line in lines if line["key"] == key]
-        choices: Iterator[dict[str, str]] = ({key: value} for value in given.get(key, LIKELY))
+        choices: list[dict[str, str]] = [{key: value} for value in given.get(key, LIKELY)]
         absent: list[dict[str, str]] = [] if key in given else [{}]
-        labels |= next(found for found in (*absent, *choices) if all(line_holds(line, found) for line in own))
-    return name, labels
+        fitting = [found for found in (*absent, *choices) if all(line_holds(line, found) for line in own)]
+        if not fitting:
+            return None
+        labels |= fitting[0]
+    return (names[0], labels) if names else None
 
 
 LIKELY = (
@@ -273,9 +268,10 @@ def test_the_node_selector_holds_beside_every_term(affinity: Manifest | None, li
 )
 def test_the_names_that_a_term_is_limited_to(fields: list[tuple[str, str]], names: object) -> None:
     lines = [requirement(NAME_FIELD, operator, value) for operator, value in fields]
-    assert one_term(term(requirement(NAME_FIELD, "In", "a-label"), fields=lines)).name.limit() == names
+    pod = vcuda_pod(affinity=required(term(requirement(NAME_FIELD, "In", "a-label"), fields=lines)))
+    assert [term.name.limit() for term in NodeSelection.of(spec_of(pod)).terms] == [names]
 
 
 def test_a_preset_node_name_is_the_one_name() -> None:
     pod = vcuda_pod(nodeName="node-a", affinity=required(term(requirement(POOLS[0], "Exists")), {}))
-    assert [term.name.limit() for term in terms_of(spec_of(pod))] == [frozenset({"node-a"})]
+    assert [term.name.limit() for term in NodeSelection.of(spec_of(pod)).terms] == [frozenset({"node-a"})]

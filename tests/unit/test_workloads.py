@@ -293,7 +293,7 @@ def test_a_nodes_file(path: Path) -> None:
     labelled = {"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40"}}}
     path.write_text(yaml.safe_dump({"kind": "List", "items": [labelled, {"kind": "Node", "metadata": {"name": "b"}}]}))
     found = read_nodes(path, LABELS)
-    assert (found.labels, found.by_model) == ({"a": {MODEL: "M40"}, "b": {}}, {"M40": ("a",)})
+    assert (found.labels, found.models) == ({"a": {MODEL: "M40"}, "b": {}}, {"M40"})
 
 
 @cases(

@@ -5,8 +5,12 @@ The rules are Kubernetes' (k8s.io/component-helpers ``scheduling/corev1/nodeaffi
 nodeSelector holds beside every term, NotIn and DoesNotExist also match a node without the label.
 """
 
+import bisect
+import functools
+import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import msgspec
@@ -97,6 +101,13 @@ class Values:
         # more and more zeros before it.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
+    def among(self, values: Set[str]) -> Set[str]:
+        """Return those of the values that a label may have."""
+        if not self.present:
+            return set()
+        found = (values if self.listed is None else values & self.listed) - self.excluded
+        return {value for value in found if self.allow(value)} if self.numeric else found
+
     def limit(self) -> frozenset[str] | None:
         """Return the values that a label may have, or None where they are not limited to a list."""
         return None if self.listed is None else frozenset(filter(self.allow, self.listed))
@@ -108,30 +119,38 @@ class Term(msgspec.Struct, frozen=True, gc=False):
     labels: Mapping[str, Values]
     name: Values
 
-    def matches(self, name: str, labels: Labels) -> bool:
-        """Return whether a node of this name and these labels is allowed."""
-        return self.name.allow(name) and all(values.allow(labels.get(key)) for key, values in self.labels.items())
 
-    def could_match(self, given: Mapping[str, Iterable[str]]) -> bool:
-        """Return whether some node could match whose labels take a ``given`` value, and are free elsewhere."""
-        return self.name.allow_any() and all(
-            any(map(values.allow, given[key])) if key in given else values.allow_any()
-            for key, values in self.labels.items()
-        )
+class NodeSelection(msgspec.Struct, frozen=True, gc=False):
+    """Where a pod may be placed: the labels that its nodes must have, and the terms, of which one must hold."""
+
+    selector: Mapping[str, str]
+    terms: tuple[Term, ...]
+
+    @classmethod
+    def of(cls, spec: PodSpec) -> "NodeSelection":
+        """Return the selection of nodeSelector, nodeName and required node affinity; no terms: nowhere.
+
+        What a term allows the label of a key to be is what the nodeSelector does too.
+        """
+        selector = spec.node_selector or {}
+        required = required_terms(spec)
+        held = (NodeSelectorTerm(),) if required is None else (each for each in required if not _matches_nothing(each))
+        return cls(selector, tuple(_read_term(each, selector, spec.node_name) for each in held))
+
+    def values_of(self, term: Term, key: str) -> Values | None:
+        """Return what a term of this selection allows a label to be, or None where it leaves that open."""
+        values = term.labels.get(key)
+        return _selected(self.selector[key]) if values is None and key in self.selector else values
 
 
-def terms_of(spec: PodSpec) -> tuple[Term, ...]:
-    """Return the ways in which a pod may be placed, with nodeSelector and nodeName folded into each. None: nowhere."""
-    required = required_terms(spec)
-    held = (NodeSelectorTerm(),) if required is None else (each for each in required if not _matches_nothing(each))
-    return tuple(_read_term(term, spec) for term in held)
-
-
-def _read_term(term: NodeSelectorTerm, spec: PodSpec) -> Term:
-    labels = {key: _selected(value) for key, value in (spec.node_selector or {}).items()}
+def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: str) -> Term:
+    labels: dict[str, Values] = {}
     for line in term.match_expressions or ():
-        labels.setdefault(line.key, Values()).require(line.operator, line.values or ())
-    name = _selected(spec.node_name or None)
+        values = labels.get(line.key)
+        if values is None:
+            values = labels[line.key] = _selected(selector.get(line.key))
+        values.require(line.operator, line.values or ())
+    name = _selected(node_name or None)
     name.absent = False
     for line in term.match_fields or ():
         # Of a node's fields only its name can be selected by; another one is no way to any node.
@@ -156,6 +175,89 @@ def oversized(spec: PodSpec) -> Fault | None:
     values = sum(len(line.values or ()) + 1 for line in lines)
     many = f"{values} requirements and values are too many for a pod that asks for GPUs; write at most {MOST_VALUES}"
     return Fault(path, many) if values > MOST_VALUES else None
+
+
+class _LabelIndex:
+    """Which nodes have which value of one label, as bits of a number: one for each node."""
+
+    def __init__(self, by_value: Mapping[str, int]) -> None:
+        self.by_value = by_value
+        self.having = sum(by_value.values())
+        numbers = sorted((number, value) for value in by_value if (number := _integer(value)) is not None)
+        self._numbers = [number for number, _ in numbers]
+        self._up_to = [0, *itertools.accumulate(by_value[value] for _, value in numbers)]
+
+    def find(self, values: Values) -> int:
+        """Return the nodes that have one of these values."""
+        if values.listed is not None:
+            return sum(self.by_value[value] for value in values.among(self.by_value.keys() & values.listed))
+        found = self._between(values.above, values.below) if values.numeric else self.having
+        excluded = sum(self.by_value[value] for value in self.by_value.keys() & values.excluded)
+        return found & ~excluded if values.present else 0
+
+    def _between(self, above: int, below: int) -> int:
+        first, end = bisect.bisect_right(self._numbers, above), bisect.bisect_left(self._numbers, below)
+        return self._up_to[end] - self._up_to[first] if first < end else 0
+
+
+class NodeIndex:
+    """Nodes by their labels: a pod's whole selection is asked of all of them at once.
+
+    To ask each node by itself costs the pod's size times the nodes. Here a requirement costs about as much as its own
+    values, whatever the cluster's size: some thousand nodes are some hundred bytes of a number.
+    """
+
+    def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
+        self._nodes = nodes
+        self._all = (1 << len(nodes)) - 1
+        self._by_key: dict[str, _LabelIndex] = {}
+
+    @functools.cached_property
+    def _keys(self) -> Set[str]:
+        return set().union(*self._nodes.values())
+
+    @functools.cached_property
+    def _names(self) -> _LabelIndex:
+        return _LabelIndex({name: 1 << at for at, name in enumerate(self._nodes)})
+
+    def values_of(self, key: str) -> Set[str]:
+        """Return the values of a label that there are."""
+        index = self._index(key)
+        return index.by_value.keys() if index else set()
+
+    def having(self, key: str, values: Iterable[str]) -> int:
+        """Return the nodes whose label has one of these values, as bits."""
+        index = self._index(key)
+        return sum(index.by_value.get(value, 0) for value in set(values)) if index else 0
+
+    def selected(self, selector: Mapping[str, str]) -> int:
+        """Return the nodes that have all these labels."""
+        found = self._all
+        for key, value in selector.items():
+            found &= self.having(key, (value,))
+        return found
+
+    def matching(self, term: Term, among: int) -> int:
+        """Return those of the nodes that a term allows."""
+        found = among & self._names.find(term.name)
+        for key, values in term.labels.items():
+            if not found:
+                break
+            index = self._index(key)
+            having = index.having if index else 0
+            found &= (index.find(values) if index else 0) | (self._all & ~having if values.absent else 0)
+        return found
+
+    def _index(self, key: str) -> _LabelIndex | None:
+        # Made when it is asked for: a node has dozens of labels, and pods select by a few.
+        index = self._by_key.get(key)
+        if index is None and key in self._keys:
+            by_value: dict[str, int] = {}
+            for at, labels in enumerate(self._nodes.values()):
+                if key in labels:
+                    by_value[labels[key]] = by_value.get(labels[key], 0) | 1 << at
+            index = self._by_key[key] = _LabelIndex(by_value)
+        return index
 
 
 def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:

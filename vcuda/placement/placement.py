@@ -1,36 +1,37 @@
 """Which GPU models a pod may use, and which of them it gets."""
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.k8s_types import Pod
-from vcuda.placement.affinity import Labels, NodeLabels, Term, limited_values, terms_of
+from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, limited_values
 from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Shortage, Usage, cards, fits
 from vcuda.requests.schemes import Scheme
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """The cluster's nodes as placement reads them: their labels by name, and their names by GPU model.
+    """The cluster's nodes as placement reads them: their labels by name, and those of a GPU model by their labels.
 
     ``free`` is how much of their cards is free, as far as that is published.
     """
 
     keys: NodeLabels = NodeLabels()
     labels: Mapping[str, Labels] = {}
-    by_model: Mapping[str, tuple[str, ...]] = {}
+    index: NodeIndex = msgspec.field(default_factory=NodeIndex)
     free: "FreeCardsByPool" = {}
 
     @classmethod
     def of(cls, labels: Mapping[str, Labels], keys: NodeLabels) -> "Nodes":
-        """Return the nodes indexed by the label that holds their model; those without it count for nothing there."""
-        by_model: dict[str, list[str]] = {}
-        for name, node in labels.items():
-            if keys.model in node:
-                by_model.setdefault(node[keys.model], []).append(name)
-        return cls(keys, labels, {model: tuple(names) for model, names in by_model.items()})
+        """Return the nodes indexed; those without the label that holds their model count for nothing there."""
+        return cls(keys, labels, NodeIndex({name: node for name, node in labels.items() if keys.model in node}))
+
+    @property
+    def models(self) -> Set[str]:
+        """The models of which there is a node."""
+        return self.index.values_of(self.keys.model)
 
     def model_of(self, name: str) -> str | None:
         """Return the GPU model of a node, or None where the node or its label is not known."""
@@ -77,21 +78,17 @@ def would_be_pinned(model: str) -> str:
 
 
 def find_candidates(
-    pod: Pod, schemes: Iterable[Scheme], quota: NamespaceQuota, nodes: Nodes, share: int = 0
+    pod: Pod, schemes: tuple[Scheme, ...], quota: NamespaceQuota, nodes: Nodes, share: int = 0
 ) -> Candidates:
     """Return the quota's models less those that the pod's annotations, selectors or affinity exclude.
 
     ``share`` is the most that one of its containers asks for of a card, in cores.
     """
-    terms = terms_of(pod.spec)
-    schemes = tuple(schemes)
-    excluded = {}
-    for model in quota.limits:
-        reason = _unwanted(pod, schemes, model) or _unreachable(terms, model, quota.pools, nodes)
-        if reason:
-            excluded[model] = reason
+    unwanted = {model: _unwanted(pod, schemes, model) for model in quota.limits}
+    reach = _reach_of(NodeSelection.of(pod.spec), quota, nodes)
+    excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
     models = tuple(model for model in quota.limits if model not in excluded)
-    present = frozenset(_present(terms, models, quota.pools, nodes))
+    present = reach.present.intersection(models)
     free = free_by_model(nodes.free, quota.pools)
     no_fitting_card = frozenset(model for model in models if free and free.get(model, FreeCards()).largest < share)
     return Candidates(models, present, excluded, free, no_fitting_card)
@@ -209,38 +206,51 @@ def _substrings(pod: Pod, annotation: str | None) -> list[str]:
     return [part.strip().casefold() for part in text.split(",") if part.strip()]
 
 
-def _unreachable(terms: tuple[Term, ...], model: str, pools: tuple[str, ...], nodes: Nodes) -> str | None:
-    # Whether a node could ever take the pod, not whether one can now: nodes come and go, and autoscalers add some.
-    keys = nodes.keys
-    given = {keys.model: (model,), **({keys.pool: pools} if pools else {})}
-    if any(_reaches(term, given, nodes) for term in terms):
-        return None
-    if pools and any(_reaches(term, {keys.model: (model,)}, nodes) for term in terms):
-        return f"the pod's node selection, which leaves no node in the namespace's pools {', '.join(pools)}"
-    return "the pod's nodeName, nodeSelector or required node affinity"
+class _Reach(NamedTuple):
+    """The models that a pod could reach ``in_pools`` of its quota, or ``anywhere``, and those ``present`` in them now.
+
+    To reach a model is to be allowed on a node of it that could be, not on one that is: nodes come and go.
+    """
+
+    in_pools: frozenset[str]
+    anywhere: frozenset[str]
+    present: frozenset[str]
+
+    def excludes(self, model: str, quota: NamespaceQuota) -> str | None:
+        if model in self.in_pools:
+            return None
+        if model in self.anywhere:
+            return f"the pod's node selection, which leaves no node in the namespace's pools {', '.join(quota.pools)}"
+        return "the pod's nodeName, nodeSelector or required node affinity"
 
 
-def _reaches(term: Term, given: Mapping[str, tuple[str, ...]], nodes: Nodes) -> bool:
-    if not term.could_match(given):
-        return False
-    # Where all nodes that it names are known, their labels decide; one that is not known may have any.
-    names = term.name.limit()
-    if names is None or not names <= nodes.labels.keys():
-        return True
-    return any(
-        term.matches(name, node) and all(node.get(key) in values for key, values in given.items())
-        for name, node in ((name, nodes.labels[name]) for name in names)
-    )
-
-
-def _present(terms: tuple[Term, ...], models: tuple[str, ...], pools: tuple[str, ...], nodes: Nodes) -> Iterator[str]:
-    for model in models:
-        for name in nodes.by_model.get(model, ()):
-            node = nodes.labels[name]
-            in_pools = not pools or node.get(nodes.keys.pool) in pools
-            if in_pools and any(term.matches(name, node) for term in terms):
-                yield model
-                break  # one is enough, and a large cluster has thousands
+def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes) -> _Reach:
+    keys, index, models = nodes.keys, nodes.index, quota.limits.keys()
+    in_pools: set[str] = set()
+    anywhere: set[str] = set()
+    selected = index.selected(selection.selector)
+    matching = named = 0
+    for term in selection.terms:
+        found = index.matching(term, selected)
+        matching |= found
+        names = term.name.limit()
+        if names is not None and names <= nodes.labels.keys():
+            # All nodes that it names are known, so their labels decide; one that is not known may have any.
+            named |= found
+        elif term.name.allow_any() and all(
+            values.allow_any() for key, values in term.labels.items() if key not in (keys.model, keys.pool)
+        ):
+            model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)
+            if pool is None or any(map(pool.allow, quota.pools)) or (not quota.pools and pool.allow_any()):
+                in_pools |= model.among(models - in_pools) if model else models
+            if pool is None or pool.allow_any():
+                anywhere |= model.among(models - anywhere) if model else models
+    pools = index.having(keys.pool, quota.pools) if quota.pools else matching
+    having = {model: index.having(keys.model, (model,)) for model in models}
+    in_pools.update(model for model in models if having[model] & named & pools)
+    anywhere.update(model for model in models if having[model] & named)
+    present = frozenset(model for model in models if having[model] & matching & pools)
+    return _Reach(frozenset(in_pools), frozenset(anywhere), present)
 
 
 CARDS_CONFIG_MAP = "gpu-cards"
