@@ -16,7 +16,7 @@ from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, segment
 from vcuda.ledger.ledger import ModelUse, NamespaceUse
-from vcuda.placement import affinity, placement
+from vcuda.placement import placement
 from vcuda.quota.model import CORES_PER_CARD, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 
@@ -165,8 +165,6 @@ def select_retries(
 
 def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: placement.Nodes) -> bool:
     """Take what its missing pods would, as far as it goes, from what is left; return whether one fits at all."""
-    if affinity.oversized(owner.spec.template.spec):
-        return False  # its pods would be refused for that, and to look at it could take minutes
     request = read_request(owner.spec.template)
     models = placement.find_candidates(owner.spec.template, request.schemes, quota, nodes).models
     took = False

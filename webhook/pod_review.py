@@ -68,10 +68,6 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
     quota = policy.quota.for_namespace(request.namespace)
     if quota is None:
         return AdmissionResponse("unlimited")
-    # Before anything else reads it, and in every mode: to go through such an affinity takes longer than a webhook has.
-    too_large = affinity.oversized(pod.spec)
-    if too_large:
-        return _malformed((too_large,))
     review = PodReview(request.namespace, pod, read_request(pod), quota, policy)
     faults = review.request.faults
     return _malformed(faults, review.scheme) if faults and review.enforced else review

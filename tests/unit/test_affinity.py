@@ -269,9 +269,9 @@ def test_the_node_selector_holds_beside_every_term(affinity: Manifest | None, li
 def test_the_names_that_a_term_is_limited_to(fields: list[tuple[str, str]], names: object) -> None:
     lines = [requirement(NAME_FIELD, operator, value) for operator, value in fields]
     pod = vcuda_pod(affinity=required(term(requirement(NAME_FIELD, "In", "a-label"), fields=lines)))
-    assert [term.name.limit() for term in NodeSelection.of(spec_of(pod)).terms] == [names]
+    assert [term.name and term.name.limit() for term in NodeSelection.of(spec_of(pod)).terms] == [names]
 
 
 def test_a_preset_node_name_is_the_one_name() -> None:
     pod = vcuda_pod(nodeName="node-a", affinity=required(term(requirement(POOLS[0], "Exists")), {}))
-    assert [term.name.limit() for term in NodeSelection.of(spec_of(pod)).terms] == [frozenset({"node-a"})]
+    assert [term.name and term.name.limit() for term in NodeSelection.of(spec_of(pod)).terms] == [frozenset({"node-a"})]

@@ -134,15 +134,6 @@ def test_oldest_first_and_no_more_than_fit(free: Mapping[str, int], owners: list
     assert chosen(free, *owners) == tries
 
 
-def test_an_owner_whose_pods_would_be_refused_for_their_size_is_not_looked_at() -> None:
-    """Its template can be made so after the refusal; to find the models that it may use would take minutes."""
-    values = [f"{number:05}" for number in range(100_000)]
-    expressions = [{"key": "x", "operator": "NotIn", "values": values}, {"key": "x", "operator": "In", "values": ["1"]}]
-    selector = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
-    huge = owner(affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}})
-    assert chosen({"M40": 800}, huge, owner()) == [1]
-
-
 def test_refusals_of_one_moment_are_told_apart_by_place() -> None:
     """Else which of them tries would change from look to look."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]

@@ -16,20 +16,13 @@ from typing import Any
 import msgspec
 from jsonpointer import escape
 
-from vcuda.errors import Fault
 from vcuda.k8s_types import NodeSelector, NodeSelectorTerm, Operation, Pod, PodSpec, Requirement
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, Scheme
 
 NAME_FIELD = "metadata.name"
-# At most 19 digits of them all, so that a label of a thousand digits costs no more than another.
-_INTEGER = re.compile(r"([+-]?)0*([0-9]{1,19})", re.ASCII)
+_INT64_DIGITS = 19
 
 Labels = Mapping[str, str]
-
-
-MOST_TERMS = 100
-MOST_VALUES = 1000
-"""What a pod's node selection may hold in all. Its owner writes it, and to look at it costs terms times nodes."""
 
 
 class NodeLabels(msgspec.Struct, frozen=True):
@@ -39,21 +32,20 @@ class NodeLabels(msgspec.Struct, frozen=True):
     pool: str = "gaia.tencent.com/gpu-pool"
 
 
-class Values:
+class Values(msgspec.Struct, gc=False):
     """What requirements on one key allow its label's value to be; they are ANDed.
 
     What the API server would not store (an unknown operator, ``In`` without values, ``Exists`` with some) allows
     nothing; the scheduler does not read a term with such a requirement either.
     """
 
-    __slots__ = ("above", "absent", "below", "excluded", "listed", "numeric", "present")
-
-    def __init__(self) -> None:
-        self.present = self.absent = True
-        self.listed: set[str] | None = None
-        self.excluded: set[str] = set()
-        self.numeric = False
-        self.above, self.below = -(2**63) - 1, 2**63
+    present: bool = True
+    absent: bool = True
+    listed: set[str] | None = None
+    excluded: set[str] | None = None
+    numeric: bool = False
+    above: int = -(2**63) - 1
+    below: int = 2**63
 
     def require(self, operator: str, values: Collection[str]) -> None:
         """Allow nothing that does not meet this requirement too. It takes time in proportion to its values."""
@@ -62,6 +54,7 @@ class Values:
                 self.absent = False
                 self.listed = set(values) if self.listed is None else self.listed.intersection(values)
             case "NotIn" if values:
+                self.excluded = self.excluded or set()
                 self.excluded.update(values)
             case "Exists" if not values:
                 self.absent = False
@@ -86,10 +79,15 @@ class Values:
         """Return whether a label may have this value; None is an absent label."""
         if value is None:
             return self.absent
-        if not self.present or value in self.excluded or (self.listed is not None and value not in self.listed):
+        if not self.present or (self.excluded and value in self.excluded):
             return False
-        number = _integer(value) if self.numeric else None
-        return not self.numeric or (number is not None and self.above < number < self.below)
+        if self.listed is not None and value not in self.listed:
+            return False
+        return not self.numeric or self._in_bounds(value)
+
+    def _in_bounds(self, value: str) -> bool:
+        number = _integer(value)
+        return number is not None and self.above < number < self.below
 
     def allow_any(self) -> bool:
         """Return whether there is a value that a label may have, or it may be absent."""
@@ -105,8 +103,9 @@ class Values:
         """Return those of the values that a label may have."""
         if not self.present:
             return set()
-        found = (values if self.listed is None else values & self.listed) - self.excluded
-        return {value for value in found if self.allow(value)} if self.numeric else found
+        found = values if self.listed is None else values & self.listed
+        found = found - self.excluded if self.excluded else found
+        return {value for value in found if self._in_bounds(value)} if self.numeric else found
 
     def limit(self) -> frozenset[str] | None:
         """Return the values that a label may have, or None where they are not limited to a list."""
@@ -114,10 +113,13 @@ class Values:
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):
-    """One way in which a pod may be placed: what it allows the labels of these keys to be, and the node's name."""
+    """One way in which a pod may be placed: what it allows the labels of these keys to be, and the node's name.
+
+    ``name`` is None where any will do.
+    """
 
     labels: Mapping[str, Values]
-    name: Values
+    name: Values | None
 
 
 class NodeSelection(msgspec.Struct, frozen=True, gc=False):
@@ -150,6 +152,8 @@ def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: s
         if values is None:
             values = labels[line.key] = _selected(selector.get(line.key))
         values.require(line.operator, line.values or ())
+    if not node_name and not term.match_fields:
+        return Term(labels, None)
     name = _selected(node_name or None)
     name.absent = False
     for line in term.match_fields or ():
@@ -163,18 +167,6 @@ def _selected(value: str | None) -> Values:
     if value is not None:
         values.require("In", (value,))
     return values
-
-
-def oversized(spec: PodSpec) -> Fault | None:
-    """Return what is too large to be looked at in a pod's required node affinity, or None."""
-    terms = required_terms(spec) or ()
-    path = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
-    if len(terms) > MOST_TERMS:
-        return Fault(path, f"{len(terms)} terms are too many for a pod that asks for GPUs; write at most {MOST_TERMS}")
-    lines = (line for term in terms for line in (*(term.match_expressions or ()), *(term.match_fields or ())))
-    values = sum(len(line.values or ()) + 1 for line in lines)
-    many = f"{values} requirements and values are too many for a pod that asks for GPUs; write at most {MOST_VALUES}"
-    return Fault(path, many) if values > MOST_VALUES else None
 
 
 class _LabelIndex:
@@ -192,8 +184,9 @@ class _LabelIndex:
         if values.listed is not None:
             return sum(self.by_value[value] for value in values.among(self.by_value.keys() & values.listed))
         found = self._between(values.above, values.below) if values.numeric else self.having
-        excluded = sum(self.by_value[value] for value in self.by_value.keys() & values.excluded)
-        return found & ~excluded if values.present else 0
+        if values.excluded:
+            found &= ~sum(self.by_value[value] for value in self.by_value.keys() & values.excluded)
+        return found if values.present else 0
 
     def _between(self, above: int, below: int) -> int:
         first, end = bisect.bisect_right(self._numbers, above), bisect.bisect_left(self._numbers, below)
@@ -239,13 +232,15 @@ class NodeIndex:
 
     def matching(self, term: Term, among: int) -> int:
         """Return those of the nodes that a term allows."""
-        found = among & self._names.find(term.name)
+        found = among & self._names.find(term.name) if term.name else among
         for key, values in term.labels.items():
+            index = self._index(key)
+            if index:
+                found &= index.find(values) | (self._all & ~index.having if values.absent else 0)
+            elif not values.absent:
+                return 0
             if not found:
                 break
-            index = self._index(key)
-            having = index.having if index else 0
-            found &= (index.find(values) if index else 0) | (self._all & ~having if values.absent else 0)
         return found
 
     def _index(self, key: str) -> _LabelIndex | None:
@@ -298,10 +293,12 @@ def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
 
 def _integer(text: str) -> int | None:
     # As Go's ParseInt, by which the scheduler compares: a 64-bit integer, or nothing.
-    found = _INTEGER.fullmatch(text)
-    if found is None:
+    digits = text[1:] if text.startswith(("+", "-")) else text
+    if not digits.isascii() or not digits.isdigit():
         return None
-    number = int(found[1] + found[2])
+    # At most 19 digits of them all are read, so that a label of a thousand digits costs no more than another.
+    significant = digits.lstrip("0") or "0"
+    number = int(text[: len(text) - len(digits)] + significant) if len(significant) <= _INT64_DIGITS else 2**63
     return number if -(2**63) <= number < 2**63 else None
 
 
@@ -318,12 +315,28 @@ class Hints(msgspec.Struct, frozen=True):
     scheduler: str | None = None
 
 
+class _Wanted:
+    """A requirement that every term is to have; made once, as there may be thousands of them."""
+
+    def __init__(self, key: str, values: Iterable[str]) -> None:
+        self.key = key
+        self.values = frozenset(values)
+        self.plain = {"key": key, "operator": "In", "values": list(values)}
+
+    def implied_by(self, present: tuple[Requirement, ...]) -> bool:
+        # A second call on the patched pod has to patch nothing: the API server may call again (reinvocationPolicy).
+        for r in present:
+            if r.key == self.key and r.operator == "In" and r.values and self.values.issuperset(r.values):
+                return True
+        return False
+
+
 # Minimal: nothing is replaced that already says the same, and what a person wrote stays as it is.
 def patch_for(pod: Pod, model: str, pools: tuple[str, ...], schemes: Iterable[Scheme], hints: Hints) -> list[Operation]:
     """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it."""
-    required = [Requirement(hints.labels.model, "In", (model,))]
+    required = [_Wanted(hints.labels.model, (model,))]
     if pools:
-        required.append(Requirement(hints.labels.pool, "In", pools))
+        required.append(_Wanted(hints.labels.pool, pools))
     annotations = {scheme.wanted_models: model for scheme in schemes if scheme.wanted_models}
     return [*_schedule(pod, required, hints), *_annotate(pod, {**annotations, MODEL_ANNOTATION: model})]
 
@@ -334,10 +347,10 @@ def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
     return [*_schedule(pod, [], hints)]
 
 
-def _schedule(pod: Pod, required: list[Requirement], hints: Hints) -> Iterator[Operation]:
+def _schedule(pod: Pod, required: list[_Wanted], hints: Hints) -> Iterator[Operation]:
     spec = pod.spec
     # A preset nodeName passes the scheduler by. It becomes a requirement, so that it runs and still picks that node.
-    fields = [Requirement(NAME_FIELD, "In", (spec.node_name,))] if spec.node_name else []
+    fields = [_Wanted(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
     yield from _require(spec, required, fields)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
@@ -368,7 +381,7 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
         yield _add(f"/metadata/annotations/{escape(key)}", value)
 
 
-def _require(spec: PodSpec, labels: list[Requirement], fields: list[Requirement]) -> Iterator[Operation]:
+def _require(spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted]) -> Iterator[Operation]:
     # To every term, since they are ORed; where there is none yet it is made, with whatever holds it.
     terms = required_terms(spec)
     if terms is not None:
@@ -379,7 +392,7 @@ def _require(spec: PodSpec, labels: list[Requirement], fields: list[Requirement]
                 yield from _append(f"{base}/{index}/matchFields", term.match_fields, fields)
         return
     parts = {"matchExpressions": labels, "matchFields": fields}
-    term_value = {part: [_plain(requirement) for requirement in lines] for part, lines in parts.items() if lines}
+    term_value = {part: [requirement.plain for requirement in lines] for part, lines in parts.items() if lines}
     if not term_value:
         return
     required = {"nodeSelectorTerms": [term_value]}
@@ -391,22 +404,11 @@ def _require(spec: PodSpec, labels: list[Requirement], fields: list[Requirement]
         yield _add("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution", required)
 
 
-def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[Requirement]) -> Iterator[Operation]:
-    missing = [_plain(requirement) for requirement in wanted if not _implied(requirement, present or ())]
-    if missing and not present:
-        yield _add(path, missing)
+def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_Wanted]) -> Iterator[Operation]:
+    if not present:
+        if wanted:
+            yield _add(path, [requirement.plain for requirement in wanted])
         return
-    for requirement in missing:
-        yield _add(f"{path}/-", requirement)
-
-
-def _implied(wanted: Requirement, present: tuple[Requirement, ...]) -> bool:
-    # A second call on the patched pod has to patch nothing: the API server may call again (reinvocationPolicy).
-    allowed = set(wanted.values or ())
-    return any(
-        r.key == wanted.key and r.operator == "In" and r.values and allowed.issuperset(r.values) for r in present
-    )
-
-
-def _plain(requirement: Requirement) -> dict[str, object]:
-    return {"key": requirement.key, "operator": requirement.operator, "values": list(requirement.values or ())}
+    for requirement in wanted:
+        if not requirement.implied_by(present):
+            yield _add(f"{path}/-", requirement.plain)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.k8s_types import Pod
-from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, limited_values
+from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, Term, limited_values
 from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Shortage, Usage, cards, fits
 from vcuda.requests.schemes import Scheme
 
@@ -233,24 +233,33 @@ def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes) -> 
     for term in selection.terms:
         found = index.matching(term, selected)
         matching |= found
-        names = term.name.limit()
+        names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
             # All nodes that it names are known, so their labels decide; one that is not known may have any.
             named |= found
-        elif term.name.allow_any() and all(
-            values.allow_any() for key, values in term.labels.items() if key not in (keys.model, keys.pool)
-        ):
+        elif _could_be_met(term, keys):
             model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)
             if pool is None or any(map(pool.allow, quota.pools)) or (not quota.pools and pool.allow_any()):
                 in_pools |= model.among(models - in_pools) if model else models
-            if pool is None or pool.allow_any():
+            elif pool.allow_any():
                 anywhere |= model.among(models - anywhere) if model else models
+    anywhere |= in_pools
     pools = index.having(keys.pool, quota.pools) if quota.pools else matching
     having = {model: index.having(keys.model, (model,)) for model in models}
     in_pools.update(model for model in models if having[model] & named & pools)
     anywhere.update(model for model in models if having[model] & named)
     present = frozenset(model for model in models if having[model] & matching & pools)
     return _Reach(frozenset(in_pools), frozenset(anywhere), present)
+
+
+def _could_be_met(term: Term, keys: NodeLabels) -> bool:
+    # By some node, whatever its model and pool.
+    if term.name and not term.name.allow_any():
+        return False
+    for key, values in term.labels.items():
+        if not values.allow_any() and key not in (keys.model, keys.pool):
+            return False
+    return True
 
 
 CARDS_CONFIG_MAP = "gpu-cards"
