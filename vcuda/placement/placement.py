@@ -233,6 +233,8 @@ def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes) -> 
     for term in selection.terms:
         found = index.matching(term, selected)
         matching |= found
+        if len(in_pools) == len(models):
+            continue  # there may be thousands of terms, and they tell no more
         names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
             # All nodes that it names are known, so their labels decide; one that is not known may have any.
