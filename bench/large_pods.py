@@ -1,8 +1,9 @@
 """How long the largest pods hold up the event loop: the webhook decides one while a small one comes every millisecond.
 
 For each kind of large pod: the bytes of its review, how long it takes to answer, and how long the small ones take
-meanwhile; in the last column by the CPU that the process used, which other programs on the machine do not add to.
-"CPU ms a MiB" is what one such review costs by itself. The last table is the CPU of one review by its size, on the loop: `LARGE_REVIEW` is chosen by it.
+meanwhile; in the last column by the CPU that the process used, which other programs on the machine do not add to. "CPU
+ms a MiB" is what one such review costs by itself. The last table is the CPU of one review by its size, on the loop:
+`LARGE_REVIEW` is chosen by it.
 """
 
 from __future__ import annotations

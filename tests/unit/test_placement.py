@@ -1,8 +1,11 @@
 """Which models a pod may use, what it is told where there is none, and what holds it."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -22,6 +25,7 @@ from tests.builders import (
 )
 from tests.node_selection import may_run_on
 from tests.tables import cases
+from vcuda.k8s_types import Pod
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Candidates, Nodes, Pin, find_candidates, read_pin
 from vcuda.quota.model import Limit, NamespaceQuota
@@ -295,3 +299,57 @@ def test_a_stored_pod_is_held_by_its_spec_alone(
 )
 def test_without_pools_in_the_quota_only_the_model_counts(pin: Pin, within: bool) -> None:
     assert pin.within(quota_of("M40")) is within
+
+
+def at_length(n: int, *lines: Manifest) -> Manifest:
+    """Return a pod whose one term has n requirements on a key besides, no two alike."""
+    above = [requirement("example.com/rank", "Gt", str(number)) for number in range(n)]
+    return vcuda_pod(affinity=required(term(*above, *lines)))
+
+
+def by_many(n: int, terms: int) -> Manifest:
+    """Return a pod with n keys in its nodeSelector, beside so many terms."""
+    alternatives = (term(requirement(f"key-{number}", "Exists")) for number in range(terms))
+    return vcuda_pod(nodeSelector={f"key-{number}": "v" for number in range(n)}, affinity=required(*alternatives))
+
+
+def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
+    return vcuda_pod(affinity=required(*(term(requirement(key, operator, *values)) for _ in range(n))))
+
+
+@cases(
+    "pod_of",
+    bounds_that_contradict=lambda n: at_length(n, requirement("example.com/rank", "Lt", "0")),
+    bounds_and_lists=lambda n: at_length(n, requirement("example.com/rank", "NotIn", *map(str, range(n)))),
+    node_selector_beside_terms=lambda n: by_many(n, n // 8),
+    terms=lambda n: by_terms(n, "zone", "Exists"),
+    terms_for_the_model=lambda n: by_terms(n, MODEL, "Gt", "1"),
+    terms_for_the_pool=lambda n: by_terms(n, POOL, "NotIn", "public"),
+    terms_with_lists=lambda n: by_terms(n, "zone", "In", *map(str, range(n // 10))),
+)
+def test_it_takes_steps_in_proportion_to_the_pods_size_and_no_more_for_more_nodes(
+    pod_of: Callable[[int], Manifest],
+) -> None:
+    """Who may create pods writes them: N bounds on a key once cost N³ steps for each model, and stopped admission."""
+    small, large = msgspec.json.encode(pod_of(200)), msgspec.json.encode(pod_of(800))
+    growth = len(large) / len(small)
+    assert steps(large, nodes_of(50)) < 1.3 * growth * steps(small, nodes_of(50))
+    assert steps(large, nodes_of(500)) < 1.3 * steps(large, nodes_of(50))
+
+
+def nodes_of(count: int) -> Nodes:
+    by_name = {f"n{number}": {MODEL: "M40", POOL: "public", "zone": str(number % 40)} for number in range(count)}
+    return nodes(**by_name)
+
+
+def steps(pod: bytes, cluster: Nodes) -> int:
+    """Return how many calls it takes to find the candidates: by time, a test would fail for other reasons too."""
+    read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
+    find_candidates(read, (), quota, cluster)  # what is kept of the nodes is made once
+    counted = itertools.count()
+    sys.setprofile(lambda *_: next(counted) and None)
+    try:
+        find_candidates(read, (), quota, cluster)
+    finally:
+        sys.setprofile(None)
+    return next(counted)

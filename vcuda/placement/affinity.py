@@ -107,9 +107,11 @@ class Values(msgspec.Struct, gc=False):
         found = found - self.excluded if self.excluded else found
         return {value for value in found if self._in_bounds(value)} if self.numeric else found
 
-    def limit(self) -> frozenset[str] | None:
+    def limit(self) -> Set[str] | None:
         """Return the values that a label may have, or None where they are not limited to a list."""
-        return None if self.listed is None else frozenset(filter(self.allow, self.listed))
+        if self.listed is None or (self.present and not self.excluded and not self.numeric):
+            return self.listed
+        return set(filter(self.allow, self.listed))
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):
@@ -182,7 +184,9 @@ class _LabelIndex:
     def find(self, values: Values) -> int:
         """Return the nodes that have one of these values."""
         if values.listed is not None:
-            return sum(self.by_value[value] for value in values.among(self.by_value.keys() & values.listed))
+            return sum(
+                self.by_value[value] for value in values.listed if value in self.by_value and values.allow(value)
+            )
         found = self._between(values.above, values.below) if values.numeric else self.having
         if values.excluded:
             found &= ~sum(self.by_value[value] for value in self.by_value.keys() & values.excluded)
