@@ -17,7 +17,7 @@ from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, segment
 from vcuda.ledger.ledger import ModelUse, NamespaceUse
 from vcuda.placement import placement
-from vcuda.quota.model import CORES_PER_CARD, OVER_QUOTA, Charge, Limit, NamespaceQuota
+from vcuda.quota.model import CORES_PER_CARD, NOT_MUTATED, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
@@ -102,9 +102,14 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
         """Return when its condition began to say that it was refused for quota, or None where it does not."""
         # Whoever creates pods keeps of a refusal nothing but its text: the Status' causes are lost there.
         for condition in self.status.conditions or ():
-            if condition.type == "ReplicaFailure" and condition.status == "True" and OVER_QUOTA in condition.message:
+            if condition.type == "ReplicaFailure" and condition.status == "True" and may_pass_later(condition.message):
                 return condition.last_transition_time or ""
         return None
+
+
+def may_pass_later(message: str) -> bool:
+    """Return whether a message is of a refusal that may be none at the next try, as far as it is ours."""
+    return OVER_QUOTA in message or NOT_MUTATED in message
 
 
 class RefusedOwner(msgspec.Struct, frozen=True):
@@ -225,7 +230,7 @@ def _refused_by_event(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
             event = _EVENT.decode(raw)
             kind, name = event.involved_object.kind, event.involved_object.name
             # Whoever may write Events in the namespace may have one name anything, another namespace's path too.
-            if kind in _WITH_EVENT and k8s_types.can_be_name(name) and OVER_QUOTA in (event.message or ""):
+            if kind in _WITH_EVENT and k8s_types.can_be_name(name) and may_pass_later(event.message or ""):
                 path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
                 since = event.first_timestamp or ""
                 first[path] = min(since, first.get(path, since))

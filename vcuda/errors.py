@@ -1,5 +1,6 @@
 """Every error this project raises on purpose; all are VcudaErrors, and each class stands below its own kind."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -14,6 +15,17 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
+
+
+MOST_FAULTS = 100
+"""Faults that one answer names: a pod may have thousands, and an alias in YAML can repeat one without end."""
+
+
+def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
+    """Return the faults that an answer names, and as the last of them, at ``path``, how many more there are."""
+    # kubectl prints the faults and not the message, so how many are left out is one of them.
+    more = [Fault(path, f"and {len(faults) - MOST_FAULTS} more faults")] if len(faults) > MOST_FAULTS else []
+    return (*faults[:MOST_FAULTS], *more)
 
 
 class VcudaError(Exception):

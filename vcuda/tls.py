@@ -37,7 +37,7 @@ _PUBLIC_MODE = 0o644
 _SECRET_MODE = 0o600
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-_Content = tuple[str, str]
+_Content = tuple[str, ...]
 
 
 # gunicorn's default builds a context for every connection, which costs each handshake and fails it while the files are
@@ -54,15 +54,18 @@ class _Served:
 class ServingCertificate:
     """The pair ``tls.crt`` and ``tls.key`` of a directory, as a TLS context for a server.
 
+    With ``client_ca``, a file of CA certificates, a client may present one that they signed, and no other; whether it
+    has to is the server's to say. That file is a part of the pair: read, reloaded and refused with it.
     ``reload_failures`` counts the bad pairs met since the start: one pair counts once, however often it is polled.
     Raises BadInput when there is no good pair to start with; the message names the file and the command that makes one.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, client_ca: Path | None = None) -> None:
         self._directory = directory
-        self._loaded = _fingerprint(directory)
+        self._client_ca = client_ca
+        self._loaded = self._fingerprint()
         self._refused: _Content | None = None
-        self._served = _load(directory)
+        self._served = _load(directory, client_ca)
         self.reload_failures = 0
 
     @property
@@ -81,15 +84,15 @@ class ServingCertificate:
         costs two small reads. Files that change while they are read are left to the next poll; a pair that was refused
         is tried again at each, because it may have been no fault of its own. One thread calls this.
         """
-        found = _fingerprint(self._directory)
+        found = self._fingerprint()
         if found == self._loaded:
             self._refused = None
             return
         try:
-            loaded, fault = _load(self._directory), ""
+            loaded, fault = _load(self._directory, self._client_ca), ""
         except BadInput as error:
             loaded, fault = None, str(error)
-        if _fingerprint(self._directory) != found:
+        if self._fingerprint() != found:
             return
         if loaded:
             self._loaded, self._refused, self._served = found, None, loaded
@@ -99,6 +102,11 @@ class ServingCertificate:
             self.reload_failures += 1
             _log.error("serving certificate not reloaded, the last good one stays", reason=fault)
 
+    def _fingerprint(self) -> _Content:
+        # What tells one content of the files from another, without keeping the key.
+        files = [self._directory / LEAF_CERTIFICATE, self._directory / LEAF_KEY]
+        return tuple(map(_digest, [*files, self._client_ca] if self._client_ca else files))
+
 
 def watch(serving: ServingCertificate, stop: threading.Event, interval: float = 5.0) -> None:
     """Poll every ``interval`` seconds until ``stop`` is set; run it in a thread of the process that serves."""
@@ -106,7 +114,7 @@ def watch(serving: ServingCertificate, stop: threading.Event, interval: float = 
         serving.poll()
 
 
-def _load(directory: Path) -> _Served:
+def _load(directory: Path, client_ca: Path | None) -> _Served:
     certificate, key = directory / LEAF_CERTIFICATE, directory / LEAF_KEY
     public_key, expiry = _read_leaf(certificate)
     if _read_public_key(key) != public_key:
@@ -119,6 +127,13 @@ def _load(directory: Path) -> _Served:
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is one
         raise _bad(certificate, f"and tls.key are refused by OpenSSL: {error}") from error
+    if client_ca:
+        try:
+            context.load_verify_locations(client_ca)
+        except OSError as error:
+            raise BadInput(f"{client_ca} cannot be read, or holds no PEM certificate: {error}") from error
+        # Not required here: a probe of kubelet's has none, and the handshake does not tell what it will ask for.
+        context.verify_mode = ssl.CERT_OPTIONAL
     return _Served(context, expiry)
 
 
@@ -150,11 +165,6 @@ def _der(key: PublicKeyTypes) -> bytes:
 
 def _bad(path: Path, fault: str) -> BadInput:
     return BadInput(f"{path} {fault}. To make a good pair: vcuda-certs issue --dir {path.parent}")
-
-
-def _fingerprint(directory: Path) -> _Content:
-    # What tells one content of both files from another, without keeping the key.
-    return _digest(directory / LEAF_CERTIFICATE), _digest(directory / LEAF_KEY)
 
 
 def _digest(path: Path) -> str:

@@ -8,7 +8,8 @@ import asyncio
 import functools
 from collections.abc import Coroutine
 from http import HTTPStatus
-from typing import cast
+from pathlib import Path
+from typing import NamedTuple, cast
 from urllib.parse import parse_qs
 
 import flask
@@ -21,6 +22,7 @@ from vcuda.errors import BadReview, Unavailable, VcudaError
 from webhook import admission, metrics
 
 REVIEWS = frozenset({"/mutate", "/validate", "/quota"})
+HEALTH, METRICS = ("/healthz", "/readyz"), "/metrics"
 DEFAULT_TIMEOUT_SECONDS = 10.0
 """The API server's own default for a webhook without timeoutSeconds."""
 
@@ -48,11 +50,37 @@ def error_object(message: str, status: int) -> bytes:
     return msgspec.json.encode({"error": message, "status": int(status)})
 
 
+class Callers(NamedTuple):
+    """Who is answered: everybody, or who presents a certificate that ``client_ca`` signed, with ``name`` if given.
+
+    The health checks are open to all, and the metrics too, unless ``metrics`` says that a certificate is for them too.
+    """
+
+    client_ca: Path | None = None
+    name: str | None = None
+    metrics: bool = False
+
+    def check(self, scope: asgi_typing.HTTPScope) -> None:
+        """Return where the caller of a request is answered; else raise BadReview."""
+        open_to_all = (*HEALTH, *(() if self.metrics else (METRICS,)))
+        if self.client_ca is None or scope["path"] in open_to_all:
+            return
+        name = (scope.get("extensions") or {}).get("tls", {}).get("client_cert_name")
+        if name is None:
+            raise BadReview("a client certificate is needed: see --client-ca", HTTPStatus.UNAUTHORIZED)
+        if self.name not in (None, name):
+            raise BadReview("the client certificate is of another name: see --client-name", HTTPStatus.FORBIDDEN)
+
+
+EVERYBODY = Callers()
+
+
 class Application:
     """The webhook's ASGI application over one service."""
 
-    def __init__(self, service: admission.Service) -> None:
+    def __init__(self, service: admission.Service, callers: Callers = EVERYBODY) -> None:
         self._service = service
+        self._callers = callers
         self._pages = WSGIMiddleware(cast("wsgi_typing.WSGIApp", make_pages(service)), workers=PAGE_THREADS)
         self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
 
@@ -60,11 +88,12 @@ class Application:
         self, scope: asgi_typing.HTTPScope, receive: asgi_typing.Receive, send: asgi_typing.Send
     ) -> None:
         """Serve one request."""
-        if scope["path"] not in REVIEWS or scope["method"] != "POST":
-            await self._pages(scope, receive, send)
-            return
         status, headers = HTTPStatus.OK, [(b"content-type", JSON)]
         try:
+            self._callers.check(scope)
+            if scope["path"] not in REVIEWS or scope["method"] != "POST":
+                await self._pages(scope, receive, send)
+                return
             body = await self._answer(scope, receive)
         except ConnectionAbortedError:
             return
@@ -187,10 +216,11 @@ def make_pages(service: admission.Service) -> flask.Flask:
             reply.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
         return reply
 
-    app.add_url_rule("/healthz", "healthz", lambda: _text("ok"))
-    app.add_url_rule("/readyz", "readyz", readiness)
+    healthz, readyz = HEALTH
+    app.add_url_rule(healthz, healthz, lambda: _text("ok"))
+    app.add_url_rule(readyz, readyz, readiness)
     app.add_url_rule(
-        "/metrics", "metrics", lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
+        METRICS, METRICS, lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
     )
     for path in REVIEWS:
         app.add_url_rule(path, path, methods=["POST"])  # those come to `Application`; here it is told that GET does not

@@ -14,7 +14,7 @@ import structlog
 
 from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
 from vcuda.placement.affinity import Hints, NodeLabels
-from webhook import check as offline
+from webhook import app, check as offline
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
 FAILED = 1
@@ -53,6 +53,9 @@ def main() -> None:
     help="Where to listen; port 0 takes a free one.",
 )
 @cli.option("--cert-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of tls.crt and tls.key.")
+@cli.option("--client-ca", type=_file, help="CAs of the client certificates without which nobody is answered.")
+@cli.option("--client-name", metavar="NAME", help="Common name that such a certificate must have.")
+@cli.option("--protect-metrics", is_flag=True, help="/metrics needs such a certificate too; the health checks do not.")
 @cli.kubeconfig_option
 @cli.quota_configmap_option
 @cli.quota_key_option
@@ -67,6 +70,9 @@ def serve(
     *,
     bind: str,
     cert_dir: Path | None,
+    client_ca: Path | None,
+    client_name: str | None,
+    protect_metrics: bool,
     kubeconfig: Path | None,
     quota_configmap: tuple[str, str],
     quota_key: str,
@@ -83,7 +89,7 @@ def serve(
     """Serve the webhook over TLS: /mutate, /validate, /quota, /healthz, /readyz and /metrics.
 
     On a cluster it watches the quota ConfigMap and the nodes, and keeps a ledger per namespace. Certificates that are
-    replaced in --cert-dir are picked up by themselves. SIGTERM stops it without a lost request.
+    replaced in --cert-dir, and a --client-ca, are picked up by themselves. SIGTERM stops it without a lost request.
 
     \b
     Examples:
@@ -98,21 +104,25 @@ def serve(
     """
     logs.configure_batched(log_level)
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
+    if client_ca is None and (client_name or protect_metrics):
+        raise click.UsageError("--client-name and --protect-metrics need --client-ca FILE.")
+    callers = app.Callers(client_ca, client_name, protect_metrics)
     if standalone:
         if quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
         embedded = Standalone(quota, nodes, hints)
         _or_exit(embedded.policy)
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
-            _run(Settings(bind, certificates, drain_seconds), embedded.make_service)
+            _run(Settings(bind, certificates, drain_seconds, callers), embedded.make_service)
         return
     if cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
     failure = Failure()
-    cluster = Cluster(kubeconfig, kube.QuotaPlace(*quota_configmap, quota_key), system_namespace, hints, failure.end)
+    place = kube.QuotaPlace(*quota_configmap, quota_key)
+    cluster = Cluster(kubeconfig, place, system_namespace, hints, client_ca is not None, failure.end)
     _or_exit(cluster.check)
     try:
-        _run(Settings(bind, cert_dir, drain_seconds), cluster.make_service)
+        _run(Settings(bind, cert_dir, drain_seconds, callers), cluster.make_service)
     finally:
         if failure.happened:
             sys.exit(FAILED)

@@ -14,7 +14,7 @@ from vcuda.errors import Conflict, Unavailable
 from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger.ledger import Admitted, Ledger, is_older, settle
 from vcuda.quota.model import Usage
-from webhook.ledgers import ChargeRequest, Decision, RetryLater
+from webhook.ledgers import ByNamespace, ChargeRequest, Decision, RetryLater
 from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ GATHER_SECONDS = 0.004
 # Two replicas that lost to each other would else meet again at every try.
 MAX_JITTER_SECONDS = 0.02
 
-TOO_MANY = RetryLater("too many charges to this namespace at once")
-UNSURE = RetryLater("it is not known whether the charge was written")
+TOO_MANY = RetryLater("too many charges to this namespace at once", soon=True)
+UNSURE = RetryLater("it is not known whether the charge was written", soon=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -140,22 +140,23 @@ class ClusterLedgers:
     # The API server's client blocks, so its calls are in threads, and bounded by them; all else is on the event loop.
     # To hand a call over takes 50 µs, beside a write's milliseconds: too little to have a second HTTP client for.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
-    _ledgers: "dict[str, NamespaceLedger]" = field(default_factory=dict)
+    _ledgers: "ByNamespace[NamespaceLedger]" = field(init=False)
+
+    def __post_init__(self) -> None:
+        # One that goes while a write is under way, and is made again, loses at most a compare-and-swap to the other.
+        self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
-        return await self._of(request.namespace).charge(request)
+        return await self._ledgers[request.namespace].charge(request)
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model, as of now."""
-        return await self._of(namespace).usage()
+        return await self._ledgers[namespace].usage()
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model, as of at most `CACHED_USAGE_SECONDS` ago."""
-        return await self._of(namespace).cached_usage()
-
-    def _of(self, namespace: str) -> "NamespaceLedger":
-        return self._ledgers.get(namespace) or self._ledgers.setdefault(namespace, NamespaceLedger(namespace, self))
+        return await self._ledgers[namespace].cached_usage()
 
 
 class NamespaceLedger:

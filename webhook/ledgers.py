@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -13,9 +13,14 @@ from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """Not decided: the caller comes again in a second. ``reason`` is a sentence without its full stop."""
+    """Not decided: the caller comes again. ``reason`` is a sentence without its full stop.
+
+    ``soon`` says that it passes within 2 s. Only then is the caller told when to come: until then client-go, and with
+    it kube-controller-manager, sleeps on one of few workers.
+    """
 
     reason: str
+    soon: bool = False
 
 
 Decision = Admitted | Refused | RetryLater
@@ -69,6 +74,41 @@ class Ledgers(Protocol):
         """Return the same as of a moment ago: good enough to prefer a model by, never to refuse by."""
 
 
+MOST_NAMESPACES = 10_000
+"""Namespaces that something is kept of at once: whoever asks names them."""
+
+IDLE_SECONDS = 600.0
+"""For how long it is kept of one that nobody asks about; far longer than anything that is kept counts."""
+
+TOO_MANY_NAMESPACES = RetryLater("too many namespaces have a ledger in memory")
+
+V = TypeVar("V")
+
+
+class ByNamespace(Generic[V]):
+    """A value for each namespace, made when it is asked for; what was asked for longest ago goes when it is too much.
+
+    So what is kept must be what can be had again, at a price: a cache.
+    """
+
+    def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
+        self._make = make
+        self._clock = clock
+        # By when they were last asked for, the oldest first.
+        self._kept: dict[str, tuple[V, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, namespace: str) -> V:
+        now = self._clock()
+        value = self._kept.pop(namespace)[0] if namespace in self._kept else self._make(namespace)
+        self._kept[namespace] = value, now
+        while len(self._kept) > MOST_NAMESPACES or next(iter(self._kept.values()))[1] + IDLE_SECONDS < now:
+            del self._kept[next(iter(self._kept))]
+        return value
+
+
 class MemoryLedgers:
     """Ledgers in this process alone: for the embedded mode, the demo and `check`."""
 
@@ -78,6 +118,8 @@ class MemoryLedgers:
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
         # No lock: nothing is awaited between reading the ledger and keeping it.
+        if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
+            return TOO_MANY_NAMESPACES
         decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
         if isinstance(decision, Admitted) and not request.dry_run:
             self._ledgers[request.namespace] = _oldest_committed(decision.ledger)
@@ -137,7 +179,7 @@ class RecentChoices:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._by_namespace: dict[str, _NamespaceChoices] = {}
+        self._by_namespace = ByNamespace(lambda _namespace: _NamespaceChoices(), clock)
 
     def add(self, namespace: str, model: str, charge: Charge) -> None:
         """Count a charge on the model chosen for it, for `CHOICE_SECONDS`."""
@@ -168,7 +210,7 @@ class RecentChoices:
         return with_chosen
 
     def _current(self, namespace: str) -> _NamespaceChoices:
-        chosen, now = self._by_namespace.setdefault(namespace, _NamespaceChoices()), self._clock()
+        chosen, now = self._by_namespace[namespace], self._clock()
         while chosen.choices and chosen.choices[0].until <= now:
             chosen.remove(chosen.choices[0])
         return chosen

@@ -3,16 +3,18 @@
 /mutate writes nothing. /validate recomputes the charge from the pod as it will be stored; nothing else admits a pod.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 
 import msgspec
+from jsonpointer import JsonPointer
 
-from vcuda.errors import Fault
-from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Pod
+from vcuda.errors import MOST_FAULTS, Fault, limited
+from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.placement import affinity, placement
-from vcuda.quota.model import Mode, NamespaceQuota, Shortage, cards, exceeded
+from vcuda.quota.model import NOT_MUTATED, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
 from webhook.context import PolicySnapshot
 from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices, RetryLater
@@ -23,6 +25,14 @@ NODES_GROUP = "system:nodes"
 ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
 
 RETRY_AFTER_SECONDS = 1
+
+NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+"""A DNS label (RFC 1123), as all names of namespaces are."""
+
+MOST_OF_NAMESPACE = 63
+
+# Of the annotations and labels that /mutate would have removed: a pod may have thousands.
+MOST_RECORDS = 10
 
 _PODS = msgspec.json.Decoder(Pod)
 
@@ -52,7 +62,7 @@ class PodReview(msgspec.Struct, frozen=True, gc=False):
             return ()
         faults = self.request.faults
         malformed = [f"{malformed_sentence(faults)}; {ADMITTED_ALL_THE_SAME}"] if faults else []
-        return (*malformed, *self.request.warnings, *sentences)
+        return (*malformed, *self.request.warnings[:MOST_FAULTS], *sentences)
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
@@ -60,17 +70,28 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
 
     That is: it asks for no cards, its namespace has no limit, or it is malformed and its quota is enforced.
     """
-    pod = vcuda_pod_of(request)
+    pod, quota = vcuda_pod_of(request), policy.quota.for_namespace(request.namespace)
     if isinstance(pod, AdmissionResponse):
-        return pod
+        return _admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
     if is_mirror(request, pod):
         return AdmissionResponse("mirror")
-    quota = policy.quota.for_namespace(request.namespace)
+    if not NAMESPACE.fullmatch(request.namespace):
+        # Shown cut off: whoever invents one can make it as long as a request.
+        message = f"{request.namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     if quota is None:
         return AdmissionResponse("unlimited")
     review = PodReview(request.namespace, pod, read_request(pod), quota, policy)
     faults = review.request.faults
     return _malformed(faults, review.scheme) if faults and review.enforced else review
+
+
+def _admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
+    # What is in it that cannot be read is not charged either; the controller counts what is stored all the same.
+    if quota.mode is Mode.ENFORCE:
+        return malformed
+    told = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
+    return AdmissionResponse(malformed.outcome, warnings=told)
 
 
 def vcuda_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
@@ -97,8 +118,8 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
 
 
 def malformed_sentence(faults: Sequence[Fault]) -> str:
-    """Return the message that names everything wrong with a request."""
-    return f"{MALFORMED}: " + "; ".join(map(str, faults))
+    """Return the message that names what is wrong with a request."""
+    return f"{MALFORMED}: " + "; ".join(map(str, limited(faults)))
 
 
 def refused(review: PodReview, outcome: str, message: str, model: str = "") -> AdmissionResponse:
@@ -110,7 +131,7 @@ def refused(review: PodReview, outcome: str, message: str, model: str = "") -> A
 def _malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
     # 422 as the API server's own validation: kubectl prints each fault with its path, from the causes of the Status.
     status = HTTPStatus.UNPROCESSABLE_ENTITY
-    return AdmissionResponse("malformed", False, status, malformed_sentence(faults), faults, scheme=scheme)
+    return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
 
 
 async def mutate(
@@ -183,8 +204,11 @@ async def validate(
     if isinstance(review, AdmissionResponse):
         return review
     pin = placement.read_pin(review.pod, policy.hints.labels)
-    # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did.
-    stray = () if pin.within(review.quota) else (_unpinned(review, pin),)
+    # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
+    # it was not asked, as its failurePolicy is Ignore.
+    undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
+    undone += left_to_mutate(affinity.unpinned_patch(review.pod, policy.hints))
+    stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
     if stray and review.enforced:
         return refused(review, "not-pinned", *stray)
     if pin.model is None:
@@ -218,10 +242,10 @@ def _answer(review: PodReview, model: str, decision: Decision, stray: Sequence[s
             )
         case Refused(shortage):
             return refused(review, "over-quota", exceeded(review.namespace, shortage), model)
-        case RetryLater(reason):
+        case RetryLater(reason, soon):
             # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
-            wait, status = RETRY_AFTER_SECONDS, HTTPStatus.TOO_MANY_REQUESTS
-            message = f"{reason}; try again in {wait} s"
+            wait, status = RETRY_AFTER_SECONDS if soon else None, HTTPStatus.TOO_MANY_REQUESTS
+            message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
             return AdmissionResponse(
                 "busy", False, status, message, retry_after=wait, model=model, scheme=review.scheme
             )
@@ -238,6 +262,19 @@ def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
             amounts += f", {used.memory_under(limit)} of {limit.memory} MiB"
         return [f"GPU quota nearly used up: {model} in namespace {namespace}, {amounts}"]
     return []
+
+
+def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
+    """Yield what a pod has that /mutate takes away, or lacks that it gives, besides its model."""
+    removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
+    records = [JsonPointer(path).parts[-1] for path in removed if path.startswith("/metadata/")]
+    if "/spec/nodeName" in removed:
+        yield "spec.nodeName is set, past the scheduler"
+    if records:
+        more = f" and {len(records) - MOST_RECORDS} more" if len(records) > MOST_RECORDS else ""
+        yield f"it carries allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
+    if any(operation["path"] == "/spec/schedulerName" for operation in patch):
+        yield "spec.schedulerName is not the one that places vcuda pods"
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:

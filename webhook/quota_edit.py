@@ -19,9 +19,6 @@ MOST_WARNINGS = 20
 # would be refused, each time it is tried.
 COMPARING_SECONDS = 1.0
 
-# An alias in YAML can repeat one fault without end.
-MOST_FAULTS = 100
-
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
@@ -59,11 +56,9 @@ async def check_edit(
 
 
 def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> k8s_types.AdmissionResponse:
-    # kubectl prints the faults and not the message, so how many are left out is one of them. It prints the path of
-    # each, so one of the document as a whole has the document's.
-    document, shown = f"data.{place.key}", faults[:MOST_FAULTS]
-    if len(faults) > len(shown):
-        shown += (errors.Fault(document, f"and {len(faults) - len(shown)} more faults"),)
+    # kubectl prints the path of each fault, so one of the document as a whole has the document's.
+    document = f"data.{place.key}"
+    shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
     causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
     return k8s_types.AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)

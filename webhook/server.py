@@ -39,6 +39,7 @@ MakeService = Callable[[ServingCertificate], admission.Service]
 class Cluster(msgspec.Struct, frozen=True):
     """How to reach the cluster, and where things are in it.
 
+    ``callers_known`` says that nobody but the API server is answered: what it says of a namespace is then believed.
     ``end`` prints an error and ends the webhook; it is called in the worker where Kubernetes is too old.
     """
 
@@ -46,6 +47,7 @@ class Cluster(msgspec.Struct, frozen=True):
     place: k8s.QuotaPlace
     system_namespace: str
     hints: affinity.Hints
+    callers_known: bool = False
     end: Callable[[str], None] = k8s.end_process
 
     def check(self) -> None:
@@ -71,7 +73,8 @@ class Cluster(msgspec.Struct, frozen=True):
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors()))
         policy.start()
-        return admission.Service(policy.current, ledgers, metrics, admission.Gate(), structlog.get_logger(), self.place)
+        charged = ledgers if self.callers_known else context.ExistingNamespaces(ledgers, kube)
+        return admission.Service(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), self.place)
 
 
 class Standalone(msgspec.Struct, frozen=True):
@@ -110,11 +113,15 @@ def _metrics(certificate: ServingCertificate) -> Metrics:
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Where and how to listen. ``drain`` is in seconds: how long readiness fails before requests are turned away."""
+    """Where and how to listen, and whom to answer.
+
+    ``drain`` is in seconds: how long readiness fails before requests are turned away.
+    """
 
     bind: str
     certificate: Path
     drain: float = 5.0
+    callers: app.Callers = app.EVERYBODY
 
 
 class Failure:
@@ -150,7 +157,7 @@ class WebhookServer(BaseApplication):
         announce: Callable[[str], None],
     ) -> None:
         self.settings = settings
-        self.certificate = ServingCertificate(settings.certificate)
+        self.certificate = ServingCertificate(settings.certificate, settings.callers.client_ca)
         self.stopping = threading.Event()
         self.service: admission.Service | None = None
         self._make_service = make_service
@@ -188,7 +195,7 @@ class WebhookServer(BaseApplication):
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
         gc.freeze()  # what is loaded now stays: no collection while serving has to look at it again
-        return app.Application(self.service)
+        return app.Application(self.service, self.settings.callers)
 
     def _ready(self, worker: WebhookWorker) -> None:
         """Announce the address when the worker serves it: gunicorn's own ``when_ready`` comes before there is one."""

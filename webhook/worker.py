@@ -90,6 +90,7 @@ class WebhookProtocol(ASGIProtocol):
         self.phase: Phase | None = None
         self.deadline = 0.0
         self.received = self.discarded = 0
+        self.client_name: str | None = None
         self.handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -97,6 +98,10 @@ class WebhookProtocol(ASGIProtocol):
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=MAX_UNSENT)
         self.transport.set_read_buffer_limits(high=MAX_UNREAD)
+        presented = self.transport.get_extra_info("peercert")
+        if presented:
+            names = [value for part in presented["subject"] for key, value in part if key == "commonName"]
+            self.client_name = names[-1] if names else ""
         self.worker.enter(self, Phase.FIRST)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -185,6 +190,12 @@ class WebhookProtocol(ASGIProtocol):
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         self._safe_write(head.encode() + body)
+
+    def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
+        """Add whose certificate the client has presented; OpenSSL has checked it in the handshake."""
+        scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
+        scope["extensions"] = {"tls": {"client_cert_name": self.client_name}}  # as in ASGI's TLS extension
+        return scope
 
     def _is_websocket_upgrade(self, request: Any) -> bool:  # noqa: ARG002
         return False  # an Upgrade may be ignored (RFC 9110, section 7.8)

@@ -9,9 +9,20 @@ import pytest
 
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.installation import Installation, await_ready, installed, ledger_path, registered, running, started_again
+from tests.e2e.installation import (
+    Installation,
+    await_ready,
+    installed,
+    ledger_path,
+    registered,
+    running,
+    started_again,
+    tenant_of,
+)
 from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
+from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, pinned, review_of, with_uid
+from vcuda.quota.model import NOT_MUTATED
 
 Team = Callable[[Json], str]
 
@@ -58,6 +69,46 @@ def test_a_pod_that_mutate_never_saw_is_stored_only_if_it_is_held_to_an_allowed_
             assert f"held to one GPU model that namespace {namespace} may use (M40: 1 card)" in refused.message
             cluster.create(pinned(card_pod("pinned", namespace)))
             assert cluster.try_create(pinned(card_pod("over", namespace))).status == HTTPStatus.FORBIDDEN
+        assert own.charged(namespace) == {"M40": 100}
+
+
+def forged(namespace: str, **fields: Json) -> Json:
+    """A pod held to a model by hand, with something that /mutate would take from it."""
+    pod = pinned(card_pod("forged", namespace))
+    return {**pod, **{part: {**pod[part], **more} for part, more in fields.items()}}
+
+
+def told_why(events: list[Json]) -> bool:
+    return any(NOT_MUTATED in event["message"] for event in events)
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_while_mutate_is_away_a_tenant_gets_nothing_past_it_and_workloads_go_on_once_it_is_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its failurePolicy is Ignore, and a tenant can make it time out."""
+    with (
+        running(cluster, tmp_path) as own,
+        own.team({"quota": {"M40": 8}}) as namespace,
+        tenant_of(cluster, namespace) as tenant,
+    ):
+        await_ready(own)
+        with cluster.register_webhooks(validating=own.validating()):
+            for pod, what in (
+                (forged(namespace, spec={"nodeName": "gpu-m40"}), "spec.nodeName is set"),
+                (forged(namespace, metadata={"annotations": {"tencent.com/predicate-time": "1"}}), "predicate-time"),
+                (forged(namespace, metadata={"labels": {"nvidia.com/assigned-phase": "x"}}), "assigned-phase"),
+                (card_pod("floating", namespace), "the pod is not held to one GPU model"),
+            ):
+                refused = tenant.try_create(pod)
+                assert refused.status == HTTPStatus.FORBIDDEN
+                assert NOT_MUTATED in refused.message
+                assert what in refused.message
+            tenant.create(workload("ReplicaSet", namespace))
+            cluster.await_events(namespace, "reason=FailedCreate", told_why)
+            assert own.charged(namespace) == {}
+            with cluster.register_webhooks(mutating=own.mutating()):
+                cluster.await_pods(namespace, lambda pods: len(pods) == 1)
         assert own.charged(namespace) == {"M40": 100}
 
 

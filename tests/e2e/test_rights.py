@@ -36,6 +36,7 @@ RIGHTS = [
     ("webhook", "pods", "default", "list", "create patch"),
     ("webhook", "configmaps", "default", "", "get"),
     ("webhook", "nodes", "default", "watch", "patch"),
+    ("webhook", "namespaces", "default", "get", "list"),
     ("controller", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, "update delete", ""),
     ("controller", "secrets", SYSTEM_NAMESPACE, "", "get"),
     ("controller", f"{LEASES}/vcuda-controller", SYSTEM_NAMESPACE, "update", ""),

@@ -12,10 +12,11 @@ import pytest
 import structlog
 from structlog.testing import CapturingLogger
 
-from tests.builders import container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
-from vcuda.errors import BadReview, Unavailable, UnreadableLedger, VcudaError
+from tests.builders import LABELS, container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
+from vcuda.errors import MOST_FAULTS, BadReview, Unavailable, UnreadableLedger, VcudaError
 from vcuda.k8s_types import API_VERSION, KIND, GroupVersionKind, UserInfo
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from webhook.admission import Gate, NotReady, Service
 from webhook.context import PolicySnapshot
 from webhook.ledger_client import TOO_MANY, UNSURE
@@ -83,8 +84,9 @@ MALFORMED = "malformed GPU request: spec.containers[0].resources.limits[nvidia.c
 SHORT = "exceeded GPU quota: M40 in namespace team-a, requested: 5 cards, used: 4 (4 pending), limited: 8, 1 more"
 NEVER = "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never"
 NO_MODEL = "no GPU model that this pod may use in namespace team-a"
-NOT_HELD = "the pod is not held to one GPU model that namespace team-a may use (M40: 8 cards) by a required node"
-NOT_IN_POOL = "the pod is not held to the pools public, where namespace team-a must stay, by a required node affinity"
+NOT_HELD = f"{NOT_MUTATED}: the pod is not held to one GPU model that namespace team-a may use (M40: 8 cards) by a"
+NOT_IN_POOL = f"{NOT_MUTATED}: the pod is not held to the pools public, where namespace team-a must stay, by a"
+UNREAD = "the pod cannot be read: "
 NO_UID = "the pod has no uid yet; register this path as a validating webhook"
 NO_PODS = "this webhook answers for pods, not for apps/v1/Deployment"
 DAMAGED = "ledger x cannot be read"
@@ -108,6 +110,7 @@ UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMA
 CASES = [
     # What is refused by the quota, or warned of
     Case("malformed", BOTH, pod_of_cores(150, affinity=HELD), WRONG, ("", MALFORMED)),
+    Case("no pod", BOTH, [], Refusal("malformed", BAD_REQUEST, UNREAD), ("malformed", UNREAD)),
     Case("over quota", MUTATE, MANY, OVER, ("pinned", "")),
     Case("over quota", VALIDATE, MANY, OVER, ("over-quota-allowed", SHORT)),
     Case("a blocked model", MUTATE, BLOCKED, BLOCKS, ("pinned", "")),
@@ -117,7 +120,6 @@ CASES = [
     Case("not held to the pools", VALIDATE, ELSEWHERE, NO_POOL, ("charged", NOT_IN_POOL)),
     # What is refused whatever the mode
     Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Refusal("bad-request", BAD_REQUEST, NO_UID)),
-    Case("no pod", BOTH, [], Refusal("malformed", BAD_REQUEST, "the pod cannot be read: ")),
     Case("another kind", BOTH, SOME, Refusal("bad-request", BAD_REQUEST, NO_PODS), fields=DEPLOYMENT),
     Case("too many charges", VALIDATE, SOME, BUSY, fault=TOO_MANY),
     Case("an unsure write", VALIDATE, SOME, MAYBE, fault=UNSURE),
@@ -196,6 +198,22 @@ def test_every_fault_of_a_malformed_pod_is_a_cause_with_its_path() -> None:
         "spec.containers[0].resources.limits[tencent.com/vcuda-core]",
         "metadata.annotations[tencent.com/vcuda-core-limit]",
     ]
+
+
+def test_a_refusal_names_a_hundred_faults_and_how_many_there_are() -> None:
+    wrong = pod(*[container({"tencent.com/vcuda-core": 150})] * 250)
+    status = ask(Case("", (), wrong), "/mutate", Mode.ENFORCE).response["status"]
+    assert len(status["details"]["causes"]) == MOST_FAULTS + 1
+    assert status["message"].endswith("; and 150 more faults")
+
+
+@pytest.mark.parametrize("namespace", ["", "Team", "a.b", "-a", "a/b", "x" * 64, "x" * 2**20])
+def test_what_is_no_name_of_a_namespace_is_refused_and_not_repeated(namespace: str) -> None:
+    asked = body(SOME, namespace=namespace)
+    webhook = service(PolicySnapshot(Quota(default=QUOTA), Nodes(LABELS)), MemoryLedgers(), CapturingLogger())
+    response = json.loads(asyncio.run(webhook.answer("/validate", asked, 10)))["response"]
+    assert (response["allowed"], response["status"]["code"]) == (False, BAD_REQUEST)
+    assert len(response["status"]["message"]) < 100
 
 
 def test_what_is_allowed_tells_the_audit_log_why_and_the_api_server_the_patch() -> None:

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from tests.builders import MODEL, POOL, nodes, review
-from vcuda.errors import Fault, Unavailable, UnreadableLedger, VcudaError
+from vcuda.errors import MOST_FAULTS, Fault, Unavailable, UnreadableLedger, VcudaError
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers
-from webhook.quota_edit import COMPARING_SECONDS, MOST_FAULTS, MOST_WARNINGS, check_edit
+from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")

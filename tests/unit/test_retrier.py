@@ -10,7 +10,7 @@ from controller.retrier import FreeQuota, Owner, RefusedOwner, find_refused, sel
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, container, held_to
 from vcuda.placement.placement import Nodes
-from vcuda.quota.model import OVER_QUOTA, Limit, NamespaceQuota
+from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA, Limit, NamespaceQuota
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
 ONE, TWO = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
@@ -88,6 +88,7 @@ def failure(**fields: str | None) -> dict[str, str | None]:
     [
         pytest.param([failure()], "2026-01-01T00:00:00Z", id="refused for quota"),
         pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="beside another condition"),
+        pytest.param([failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z", id="not pinned, while /mutate was away"),
         pytest.param([failure(message="exceeded quota: compute")], None, id="refused by somebody else"),
         pytest.param([failure(status="False")], None, id="no more"),
         pytest.param([failure(type="Progressing")], None, id="another condition that quotes it"),

@@ -1,20 +1,23 @@
 """/validate: nothing else admits a pod, so every way in is tried here."""
 
 import asyncio
+import json
 from http import HTTPStatus
 from typing import Any
 from unittest import mock
 
+import jsonpatch
 import pytest
 from msgspec.structs import replace
 
 from tests import builders
 from tests.builders import MODEL, POOL, Manifest, container, held_to, pod, pod_of_cores, required, requirement, term
 from vcuda.k8s_types import AdmissionResponse, UserInfo
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
+from vcuda.placement.affinity import Hints
+from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota
 from webhook.ledger_client import TOO_MANY
-from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices
-from webhook.pod_review import validate
+from webhook.ledgers import CROWDED, ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
+from webhook.pod_review import mutate, validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
@@ -62,7 +65,6 @@ def test_a_pinned_pod_within_its_quota_is_charged() -> None:
         pytest.param(QUOTA, {"affinity": required(term(M40), term(M40, P100))}, id="a term that no node can match"),
         pytest.param(QUOTA, {"affinity": required(term(EITHER, M40))}, id="an intersection"),
         pytest.param(QUOTA, {"affinity": required(term(EITHER, NO_P100))}, id="all others taken away"),
-        pytest.param(QUOTA, {"nodeName": "gpu-1"}, id="beside a nodeName"),
         pytest.param(POOLED, {"affinity": held_to("M40", "public")}, id="a pool"),
         pytest.param(POOLED, {"affinity": held_to("M40", "lab", "public")}, id="all pools"),
         pytest.param(POOLED, {"nodeSelector": {POOL: "lab"}}, id="a pool by nodeSelector"),
@@ -132,7 +134,6 @@ def test_over_quota() -> None:
     ("placed", "allows"),
     [
         pytest.param({"affinity": None}, "any", id="nothing said"),
-        pytest.param({"affinity": None, "nodeName": "m40-node"}, "any", id="nodeName alone, past the scheduler"),
         pytest.param({"affinity": {"nodeAffinity": {}}}, "any", id="no required affinity"),
         pytest.param({"affinity": {"nodeAffinity": PREFERRED}}, "any", id="only preferred"),
         pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any", id="one term leaves it open"),
@@ -152,10 +153,9 @@ def test_over_quota() -> None:
 )
 def test_not_held_to_one_allowed_model(placed: dict[str, Any], allows: str) -> None:
     ledgers = MemoryLedgers()
-    message = (
-        "the pod is not held to one GPU model that namespace team-a may use (M40: 8 cards, A100: 2.5 cards) "
-        f"by a required node affinity or nodeSelector: it allows {allows}"
-    )
+    models = "one GPU model that namespace team-a may use (M40: 8 cards, A100: 2.5 cards)"
+    held = f"the pod is not held to {models} by a required node affinity or nodeSelector: it allows {allows}"
+    message = f"{NOT_MUTATED}: {held}"
     assert refusal(validated(pod_of_cores(100, **placed), ledgers)) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
     assert used(ledgers) == {}
 
@@ -178,12 +178,58 @@ def test_a_namespace_that_may_use_no_model(quota: NamespaceQuota) -> None:
     ],
 )
 def test_not_held_to_the_pools(affinity: Manifest) -> None:
-    message = (
-        "the pod is not held to the pools public, lab, where namespace team-a must stay, "
-        "by a required node affinity or nodeSelector"
-    )
+    where = "the pools public, lab, where namespace team-a must stay"
+    message = f"{NOT_MUTATED}: the pod is not held to {where}, by a required node affinity or nodeSelector"
     answer = validated(pod_of_cores(100, affinity=affinity), quota=POOLED)
     assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
+
+
+# As /mutate would not have left it, though it is held to a model
+
+
+def of_indices(count: int) -> dict[str, str]:
+    return {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"nodeName": "gpu-1"}, "spec.nodeName is set, past the scheduler"),
+        ({"annotations": {"tencent.com/gpu-assigned": ""}}, "it carries allocation records: tencent.com/gpu-assigned"),
+        ({"labels": {"nvidia.com/assigned-phase": "x"}}, "it carries allocation records: nvidia.com/assigned-phase"),
+        ({"annotations": of_indices(20_000)}, f"records: {', '.join(of_indices(10))} and 19990 more"),
+        ({"schedulerName": "default-scheduler"}, "spec.schedulerName is not the one that places vcuda pods"),
+    ],
+    ids=["nodeName", "an annotation", "a label", "20,000 annotations", "the scheduler"],
+)
+@pytest.mark.parametrize("mode", Mode)
+def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest, what: str, mode: Mode) -> None:
+    """A tenant can make /mutate time out, and its failurePolicy is Ignore."""
+    hints = Hints(scheduler="gpu-scheduler")
+    policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
+    ledgers, asked = MemoryLedgers(), builders.review(pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields}))
+    answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), DEADLINE))
+    told = answer.message if mode is Mode.ENFORCE else "".join(answer.warnings)
+    assert (answer.allowed, bool(used(ledgers))) == (mode is not Mode.ENFORCE,) * 2
+    assert told.startswith(f"{NOT_MUTATED}: ") is (mode is not Mode.AUDIT)
+    assert what in told or mode is Mode.AUDIT
+
+
+@pytest.mark.parametrize("fields", [{"nodeName": "gpu-1"}, {"annotations": of_indices(3)}, {"affinity": None}, {}])
+def test_whatever_mutate_leaves_is_admitted(fields: Manifest) -> None:
+    policy, written = builders.policy_for(QUOTA), pod_of_cores(100, **{"affinity": None, **fields})
+    ledgers, choices = MemoryLedgers(), RecentChoices()
+    proposed = asyncio.run(mutate(builders.review(written), policy, ledgers, choices))
+    stored = jsonpatch.apply_patch(written, json.dumps(list(proposed.patch)))
+    assert asyncio.run(validate(builders.review(stored), policy, ledgers, choices, DEADLINE)).outcome == "charged"
+
+
+@pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])
+def test_only_who_is_to_come_within_two_seconds_is_told_when(decision: RetryLater) -> None:
+    """Until then kube-controller-manager sleeps on one of its few workers."""
+    busy = mock.Mock(charge=mock.AsyncMock(return_value=decision))
+    answer = validated(pod_of_cores(100), busy)
+    assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
 
 
 # Nobody else is exempt, and nobody else charged

@@ -24,7 +24,7 @@ OUTCOMES = {
     "unpinned": "held to no one model that is allowed, and let pass by a quota that does not enforce",
     "over-quota": "refused: too little is free",
     "not-allowed": "refused: none of the models that the pod may use is the namespace's",
-    "not-pinned": "refused: not held to one model that is allowed",
+    "not-pinned": "refused: not held to one model that is allowed, or otherwise not as `/mutate` leaves it",
     "malformed": "refused: the request means nothing",
     "busy": "put off by a second: the ledger is full, contended, or it is not known whether a write landed",
     "unreadable-ledger": "refused: the ledger is damaged",

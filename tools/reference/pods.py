@@ -19,12 +19,13 @@ from vcuda.errors import BadReview, UnreadableLedger
 from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
 from vcuda.kube import NamedLedger
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
+from vcuda.placement.affinity import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.requests.pod_request import read_request
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
-from webhook.ledgers import ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
+from webhook.ledgers import TOO_MANY_NAMESPACES, ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
 from webhook.metrics import Metrics
 from webhook.pod_review import malformed_sentence, mutate, validate
 
@@ -32,6 +33,8 @@ TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",)
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
 WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
 CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
+FORGED = {"tencent.com/gpu-assigned": "true"}
+NO_HINTS = Hints()
 NODES = builders.nodes(
     one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
 )
@@ -75,20 +78,18 @@ def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NOD
 
 
 def _charge(
-    limits: Mapping[str, Any], quota: NamespaceQuota, ledgers: Ledgers | None = None, **fields: Any
+    limits: Mapping[str, Any],
+    quota: NamespaceQuota,
+    ledgers: Ledgers | None = None,
+    hints: Hints = NO_HINTS,
+    **fields: Any,
 ) -> AdmissionResponse:
     """What /validate says to a pod, held to M40 unless told otherwise."""
     manifest = vcuda_pod(limits, **{"metadata": {"uid": "one"}, "affinity": held_to("M40"), **fields})
+    policy = msgspec.structs.replace(builders.policy_for(quota, NODES), hints=hints)
     deadline = time.monotonic() + 1
-    return asyncio.run(
-        validate(
-            builders.review(manifest),
-            builders.policy_for(quota, NODES),
-            ledgers or MemoryLedgers(),
-            RecentChoices(),
-            deadline,
-        )
-    )
+    ours = ledgers or MemoryLedgers()
+    return asyncio.run(validate(builders.review(manifest), policy, ours, RecentChoices(), deadline))
 
 
 def _refused() -> list[Told]:
@@ -126,10 +127,15 @@ def _refused() -> list[Told]:
         ),
         Told(
             _charge(CARD, TEAM, affinity=required(term(requirement(MODEL, "In", "M40", "P100")))).message,
-            "`/mutate` was not asked, or its patch was undone: see that a webhook is ready, then create the pod again."
-            " Or hold it to one model yourself.",
+            "See that a webhook is ready, and that none registered after ours undoes what it does; then create the pod"
+            " again. Or hold it to one model yourself.",
         ),
         Told(_charge(CARD, TEAM).message, "The same, for the pool."),
+        Told(
+            _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED).message,
+            "The same. Only schedulers and device plugins write allocation records: leave them out. To have a node,"
+            " require its name by node affinity.",
+        ),
     ]
 
 
@@ -183,14 +189,17 @@ class _Full(MemoryLedgers):
 def _undecided() -> list[Told]:
     again = "Nothing: it is tried again in a second. If it lasts, see [a busy ledger](operations.md#a-busy-ledger)."
     down = "The operator has to look: [the webhook is down](operations.md#the-webhook-is-down)."
-    busy = [_Full(), _Busy(cluster_ledgers.TOO_MANY), _Busy(cluster_ledgers.UNSURE)]
+    later = "Its creator tries again by itself. If it lasts, see [a busy ledger](operations.md#a-busy-ledger)."
+    busy = [_Busy(cluster_ledgers.TOO_MANY), _Busy(cluster_ledgers.UNSURE)]
     unread = (
         "Nothing, if the webhook has just started. Else it cannot read the quota ConfigMap or the nodes: see its log."
     )
     stopping = Gate()
     stopping.close()
     return [
+        Told(_charge(CARD, SMALL, _Full()).message, later),
         *(Told(_charge(CARD, SMALL, ledgers).message, again) for ledgers in busy),
+        Told(_charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message, "Only with `--standalone`: start it anew."),
         Told(_damaged(), "The operator has to look: [a damaged ledger](operations.md#a-damaged-ledger)."),
         Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
         Told(_not_ready(Gate()), unread),
@@ -271,13 +280,14 @@ def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
 def _registered() -> list[Told]:
     policy = builders.policy_for(SMALL)
     kind = builders.review(vcuda_pod(), kind=GroupVersionKind("apps", "v1", "Deployment"))
-    unread = builders.review("no pod")
+    unread, invented = builders.review("no pod"), builders.review(vcuda_pod(), "Team A")
     rules = "Register it as the manifests do."
     nobody = "No API server sends this."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
         Told(asyncio.run(mutate(kind, policy, MemoryLedgers(), RecentChoices())).message, rules),
         Told(_charge(CARD, SMALL, metadata={}).message, rules),
+        Told(asyncio.run(mutate(invented, policy, MemoryLedgers(), RecentChoices())).message, nobody),
         Told(_bad(json.dumps(versions).encode()), rules),
         Told(asyncio.run(mutate(unread, policy, MemoryLedgers(), RecentChoices())).message, nobody),
         Told(_bad(b"pod"), nobody),

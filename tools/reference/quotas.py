@@ -11,14 +11,14 @@ import msgspec
 from tests import builders
 from tests.builders import MODEL, POOL
 from tools.reference.told import Chapter, Told
-from vcuda.errors import QuotaFault, Unavailable
+from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
 from vcuda.quota.document import MAX_NAMESPACES, parse_quota
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from webhook.ledgers import Ledgers, MemoryLedgers
-from webhook.quota_edit import COMPARING_SECONDS, MOST_FAULTS, MOST_WARNINGS, check_edit
+from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
 NODES = builders.nodes(one={MODEL: "M40", POOL: "public"})
 

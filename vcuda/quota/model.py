@@ -11,6 +11,7 @@ import msgspec
 CORES_PER_CARD = 100
 
 OVER_QUOTA = "exceeded GPU quota"
+NOT_MUTATED = "/mutate was not asked, or another webhook came after it"
 """How every refusal for want of quota begins."""
 
 # A refused pod of these could keep the cluster from coming up, so the `*` entry never applies to them.

@@ -1,0 +1,142 @@
+"""What is kept of namespaces that a caller names: of real ones, of so many, and for so long."""
+
+import asyncio
+from unittest import mock
+
+import pytest
+
+from vcuda.errors import BadReview, NotFound, Unavailable
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from webhook import context
+from webhook.context import FOUND_SECONDS, MISSING_SECONDS, ExistingNamespaces
+from webhook.ledgers import (
+    IDLE_SECONDS,
+    MOST_NAMESPACES,
+    TOO_MANY_NAMESPACES,
+    ByNamespace,
+    ChargeRequest,
+    MemoryLedgers,
+    RecentChoices,
+)
+
+
+class Clock:
+    """A clock that stands, until it is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def of_cards(namespace: str) -> ChargeRequest:
+    return ChargeRequest(namespace, "uid", "M40", Charge(100), NamespaceQuota({"M40": Limit(800)}), 5.0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cluster() -> mock.Mock:
+    """A client of a cluster in which team-a exists."""
+
+    def get(path: str, timeout: float) -> bytes:
+        assert timeout
+        if path != "/api/v1/namespaces/team-a":
+            raise NotFound(404, f"namespaces not found: {path}")
+        return b"{}"
+
+    return mock.Mock(get=mock.Mock(side_effect=get))
+
+
+@pytest.fixture
+def charged() -> mock.Mock:
+    return mock.Mock(wraps=MemoryLedgers())
+
+
+def ask(ledgers: ExistingNamespaces, namespace: str) -> None:
+    async def both() -> None:
+        await ledgers.cached_usage(namespace)
+        await ledgers.charge(of_cards(namespace))
+
+    asyncio.run(both())
+
+
+def test_a_namespace_that_does_not_exist_is_refused_and_nothing_is_kept_of_it(
+    cluster: mock.Mock, charged: mock.Mock
+) -> None:
+    ledgers = ExistingNamespaces(charged, cluster)
+    for call in (ledgers.charge(of_cards("invented")), ledgers.cached_usage("invented")):
+        with pytest.raises(BadReview, match="there is no namespace invented"):
+            asyncio.run(call)
+    assert charged.mock_calls == []
+    ask(ledgers, "team-a")
+    assert len(charged.mock_calls) == 2
+
+
+def test_an_edit_may_give_a_quota_to_a_namespace_before_it_is_there(cluster: mock.Mock, charged: mock.Mock) -> None:
+    assert asyncio.run(ExistingNamespaces(charged, cluster).usage("to-come")) == {}
+
+
+def test_the_api_server_is_asked_once_a_minute_and_soon_again_for_one_that_may_just_have_been_made(
+    cluster: mock.Mock, charged: mock.Mock, clock: Clock
+) -> None:
+    ledgers = ExistingNamespaces(charged, cluster, clock)
+    for _ in range(3):
+        ask(ledgers, "team-a")
+    assert cluster.get.call_count == 1
+    clock.now = FOUND_SECONDS
+    ask(ledgers, "team-a")
+    assert cluster.get.call_count == 2
+    cluster.get.side_effect = NotFound(404, "gone")
+    for seconds, calls in ((FOUND_SECONDS, 3), (0.0, 3), (MISSING_SECONDS, 4)):
+        clock.now += seconds
+        with pytest.raises(BadReview):
+            ask(ledgers, "team-a")
+        assert cluster.get.call_count == calls
+
+
+def test_where_the_api_server_cannot_be_asked_nothing_is_allowed(
+    cluster: mock.Mock, charged: mock.Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.get.side_effect = Unavailable("no answer")
+    with pytest.raises(Unavailable):
+        ask(ExistingNamespaces(charged, cluster), "team-a")
+    monkeypatch.setattr(context, "LOOK_UP_TIMEOUT_SECONDS", 0.0)
+    with pytest.raises(Unavailable, match="too many namespaces are being looked up"):
+        ask(ExistingNamespaces(charged, mock.Mock()), "team-a")
+
+
+def test_what_was_asked_for_longest_ago_goes_when_it_is_too_much_and_all_when_it_is_idle(clock: Clock) -> None:
+    kept = ByNamespace(lambda namespace: [namespace], clock)
+    first, second = kept["0"], kept["1"]
+    for number in range(2, MOST_NAMESPACES):
+        assert kept[str(number)]
+    assert kept["0"] is first
+    assert kept["one more"]
+    assert (len(kept), kept["0"] is first, kept["1"] is second) == (MOST_NAMESPACES, True, False)
+    clock.now = IDLE_SECONDS + 1
+    assert kept["another"]
+    assert len(kept) == 1
+
+
+def test_choices_are_kept_of_so_many_namespaces() -> None:
+    choices = RecentChoices()
+    for number in range(MOST_NAMESPACES + 1):
+        choices.add(f"team-{number}", "M40", Charge(100))
+    assert choices.on_top_of({}, "team-0") == {}, "it steers, and refuses nobody"
+    assert choices.on_top_of({}, "team-9")
+
+
+def test_ledgers_in_memory_are_not_forgotten_so_there_are_so_many_and_no_more() -> None:
+    ledgers = MemoryLedgers()
+
+    async def charge() -> None:
+        for number in range(MOST_NAMESPACES):
+            await ledgers.charge(of_cards(f"team-{number}"))
+        assert await ledgers.charge(of_cards("one-more")) is TOO_MANY_NAMESPACES
+        assert await ledgers.usage("team-0")
+
+    asyncio.run(charge())
