@@ -1,23 +1,16 @@
 """The command ``vcuda-certs``."""
 
+import functools
 import json
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
-from certs import cluster, options, plan, report, rotation
-from certs.steps import OVERLAP, RETENTION, Done, End, RotationPolicy, Step, StepRefused, Wait
-from vcuda import cli, errors, tls, x509
-
-NEEDS_A_PERSON = 1
-
-_LONG = timedelta(days=36500)
-_OUTPUT = cli.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+from certs import client, options, runs
+from vcuda import cli, tls, x509
 
 
 @click.group(context_settings=cli.HELP)
@@ -52,7 +45,7 @@ def main() -> None:
 )
 @cli.option("--ca-key", is_flag=True, help="Write ca.key too; without it the key of the CA is thrown away.")
 @cli.option("--force", is_flag=True, help="Replace the files that are there.")
-@_OUTPUT
+@runs.OUTPUT
 def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str, **named: Any) -> None:
     """Make a new CA and a serving certificate, and write them to files.
 
@@ -125,47 +118,10 @@ def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File
     return json.dumps(document, indent=2)
 
 
-@dataclass(frozen=True, slots=True)
-class StepLog:
-    """What a run has to say, step by step: at once for people, at the end for scripts."""
-
-    say: Callable[[str], None]
-    steps: list[dict[str, str]] = field(default_factory=list)
-
-    def __call__(self, decision: Step | Wait) -> None:
-        """Take note of one step or wait."""
-        told = {"step": type(decision).__name__, **_described(decision)}
-        self.steps.append(told)
-        self.say(" ".join(told.values()))
-
-
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
 @options.cluster_options
-@options.span_option("--ca-life", x509.AUTHORITY_LIFE, options.parse_life, "Life of a new CA.")
-@options.span_option("--leaf-life", x509.LEAF_LIFE, options.parse_life, "Life of a new leaf.")
-@options.span_option(
-    "--overlap",
-    OVERLAP,
-    options.parse_span,
-    "How long every caBundle has a new CA before a leaf of it is served; the API servers follow meanwhile.",
-)
-@options.span_option(
-    "--retention",
-    RETENTION,
-    options.parse_span,
-    "How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
-)
-@options.value_option(
-    "--issued-before",
-    "TIME",
-    options.parse_past,
-    "Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
-)
-@options.span_option(
-    "--timeout", timedelta(minutes=5), options.parse_span, "How long to wait in all; then another run goes on."
-)
-@cli.option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing.")
-@_OUTPUT
+@options.rotation_options
+@runs.OUTPUT
 def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
     """Make, renew and replace the webhook's certificates, so that not one call fails.
 
@@ -188,14 +144,13 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
     Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
     Kubernetes is too old; 2 bad input.
     """
-    policy = options.policy_of(where)
-    log = StepLog(click.echo if output == "table" else lambda _: None)
-    with_faults(lambda: _finish(_rotate(options.store_of(where), policy, timeout, log, dry_run=dry_run), log, output))
+    store = functools.partial(options.store_of, where)
+    runs.rotate(store, options.policy_of(where), timeout, dry_run=dry_run, output=output)
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
 @options.cluster_options
-@_OUTPUT
+@runs.OUTPUT
 def status(*, output: str, **where: Any) -> None:
     """Show every certificate, where it is, when it expires, and whether the webhooks trust what is served.
 
@@ -207,61 +162,7 @@ def status(*, output: str, **where: Any) -> None:
     Exit status: 0 all is well; 1 something needs a person, the API server did not answer, or Kubernetes is too old;
     2 bad input.
     """
-
-    def show() -> int:
-        store = options.store_of(where)
-        now = rotation.SystemClock().now()
-        again = f"kubectl -n {store.refs.namespace} create job --from=cronjob/vcuda-certs vcuda-certs-now"
-        state = store.read(rotation.SystemClock().now)
-        found = report.report_on(state, store.refs, now, options.policy_of(where), again)
-        click.echo({"table": report.table, "json": report.document}[output](found))
-        return NEEDS_A_PERSON if found.problems else 0
-
-    with_faults(show)
+    runs.show(functools.partial(options.store_of, where), options.policy_of(where), "vcuda-certs", output)
 
 
-def with_faults(run: Callable[[], int]) -> None:
-    """End the process with the status that ``run`` returns, or with that of what went wrong."""
-    try:
-        sys.exit(run())
-    except errors.VcudaError as error:
-        cli.fail(rotation.explained(error), cli.BAD_INPUT if isinstance(error, errors.BadInput) else NEEDS_A_PERSON)
-
-
-def _rotate(
-    store: cluster.ClusterStore, policy: RotationPolicy, timeout: timedelta, log: StepLog, *, dry_run: bool
-) -> End:
-    clock = rotation.SystemClock()
-    if not dry_run:
-        return rotation.Rotation(store, policy, timeout, clock, log).run()
-    copy = rotation.DryRunStore(store.read(clock.now), clock.now())
-    return rotation.Rotation(copy, policy, _LONG, copy, log, longest_sleep=_LONG.total_seconds()).run()
-
-
-def _finish(outcome: End, log: StepLog, output: str) -> int:
-    problems = outcome.problems if isinstance(outcome, StepRefused) else ()
-    if output == "json":
-        name = "Refused" if problems else type(outcome).__name__
-        document = {"steps": log.steps, "outcome": name, **_described(outcome), "problems": [*map(asdict, problems)]}
-        click.echo(json.dumps(document, indent=2))
-    else:
-        click.echo(_ending(outcome))
-    return NEEDS_A_PERSON if problems else 0
-
-
-def _ending(outcome: End) -> str:
-    match outcome:
-        case Done():
-            until = outcome.until and plan.shown(outcome.until)
-            return f"Done: nothing is due until {until}" if until else "Nothing here is ours"
-        case StepRefused():
-            return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
-        case Wait():
-            due = f"The next step is due at {plan.shown(outcome.until)}. " if outcome.until else ""
-            return f"Not yet: {outcome.reason}. {due}Run it again then; the CronJob does."
-
-
-def _described(decision: Step | End) -> dict[str, str]:
-    fields = {name: getattr(decision, name, None) for name in ("configuration", "reason", "until")}
-    texts = {name: plan.shown(value) if isinstance(value, datetime) else value for name, value in fields.items()}
-    return {name: text for name, text in texts.items() if text}
+main.add_command(client.client)

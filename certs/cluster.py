@@ -60,24 +60,22 @@ class ClusterStore:
         # The serving Secret first: a leaf is then only written over the one that was there before the CA was read that
         # signs it. The CA Secret after the caBundles: a CA in these that it does not know is none that another run has
         # just made.
-        serving = self._secret(self.refs.serving_secret)
+        serving = self._read("secrets", self.refs.serving_secret)
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
-        authorities = self._secret(self.refs.authority_secret)
+        authorities = self._read("secrets", self.refs.authority_secret)
         tool = parsing.other_tool(serving) if serving else ""
         ours, left, mixed = self._configurations({kind: items for kind, (items, _) in listed.items()}, tool)
         clock = _clock_problem(listed["MutatingWebhookConfiguration"][1], now())
         if tool:
             left = (f"the certificates are {tool}'s: Secret {self.refs.serving_secret} says so", *left)
             return state.State(configurations=ours, endpoints=self.dial(), left_alone=left, tool=tool, problems=mixed)
-        kinds = ((serving, parsing.TLS_TYPE), (authorities, None))
-        problems = [parsing.secret_problem(secret, self.refs, wanted) for secret, wanted in kinds if secret]
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
             serving=parsing.read_serving(serving) if serving else state.Serving(),
             configurations=ours,
             endpoints=self.dial(),
             left_alone=left,
-            problems=(*filter(None, problems), *clock, *mixed),
+            problems=(*self._secret_problems(serving, authorities), *clock, *mixed),
         )
 
     def dial(self) -> tuple[state.DialledEndpoint, ...]:
@@ -140,9 +138,16 @@ class ClusterStore:
         text = f"{configuration} calls the Service and is without our label, so its caBundles are not looked after"
         return replace(configuration, read_only=state.Problem(text, f"kubectl label {kind} {name} {label} --overwrite"))
 
-    def _secret(self, name: str) -> parsing.Json | None:
+    def _secret_problems(
+        self, serving: parsing.Json | None, authorities: parsing.Json | None
+    ) -> tuple[state.Problem, ...]:
+        kinds = ((serving, parsing.TLS_TYPE), (authorities, None))
+        found = (parsing.secret_problem(secret, self.refs, wanted) for secret, wanted in kinds if secret)
+        return tuple(filter(None, found))
+
+    def _read(self, resource: str, name: str) -> parsing.Json | None:
         try:
-            return _decoded(self.kube.get(self._secrets(name), timeout=REQUEST_TIMEOUT_SECONDS))
+            return _decoded(self.kube.get(self._path(resource, name), timeout=REQUEST_TIMEOUT_SECONDS))
         except errors.NotFound:
             return None
 
@@ -155,18 +160,26 @@ class ClusterStore:
     ) -> None:
         """Create the Secret, or change these fields of it; None removes one."""
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
+        form = {"kind": "Secret", "type": secret_type}
+        self._write_object("secrets", form, name=name, version=version, data=encoded, annotations=annotations)
+
+    def _write_object(
+        self,
+        resource: str,
+        form: parsing.Json,
+        *,
+        name: str,
+        version: str,
+        data: parsing.Json,
+        annotations: parsing.Json,
+    ) -> None:
         if version:
             metadata = {"resourceVersion": version, "labels": _LABELS, "annotations": annotations}
-            self._patch(self._secrets(name), {"metadata": metadata, "data": encoded}, MERGE_PATCH)
+            self._patch(self._path(resource, name), {"metadata": metadata, "data": data}, MERGE_PATCH)
             return
-        secret = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": secret_type,
-            "metadata": {"name": name, "labels": _LABELS, "annotations": _present(annotations)},
-            "data": _present(encoded),
-        }
-        self.kube.post(self._secrets(), msgspec.json.encode(secret), timeout=REQUEST_TIMEOUT_SECONDS)
+        metadata = {"name": name, "labels": _LABELS, "annotations": _present(annotations)}
+        manifest = {"apiVersion": "v1", **form, "metadata": metadata, "data": _present(data)}
+        self.kube.post(self._path(resource), msgspec.json.encode(manifest), timeout=REQUEST_TIMEOUT_SECONDS)
 
     def _write_bundles(self, write: steps.WriteBundles) -> None:
         # A JSON Patch that replaces the version by the one that was read is refused once there is a later one.
@@ -188,8 +201,50 @@ class ClusterStore:
             # What was read is gone: like any change by somebody else, that is decided anew.
             raise errors.Conflict(error.status, error.message, request=error.request) from error
 
-    def _secrets(self, *name: str) -> str:
-        return "/".join([f"/api/v1/namespaces/{segment(self.refs.namespace)}/secrets", *map(segment, name)])
+    def _path(self, resource: str, *name: str) -> str:
+        return "/".join([f"/api/v1/namespaces/{segment(self.refs.namespace)}/{resource}", *map(segment, name)])
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStore(ClusterStore):
+    """The client pair that API servers present, and the ConfigMap of its CAs, which the webhook's --client-ca reads."""
+
+    config_map: str = "vcuda-client-ca"
+
+    def read(self, now: Callable[[], datetime]) -> state.State:
+        """Return everything as it is now. Raises VcudaError."""
+        # In the order of ClusterStore, for its reasons.
+        serving = self._read("secrets", self.refs.serving_secret)
+        published = self._read("configmaps", self.config_map)
+        authorities = self._read("secrets", self.refs.authority_secret)
+        date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
+        found = parsing.read_serving(serving) if serving else state.Serving()
+        # Nobody can ask an API server what it presents: the pair in the Secret stands for it.
+        pair = f"secret/{self.refs.serving_secret}"
+        return state.State(
+            authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
+            serving=found,
+            configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
+            endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
+            problems=(*self._secret_problems(serving, authorities), *_clock_problem(date, now())),
+        )
+
+    def pair(self) -> x509.Signed:
+        """Return the pair in the Secret. Raises VcudaError: there is no good one."""
+        secret = self._read("secrets", self.refs.serving_secret)
+        found = parsing.read_serving(secret) if secret else state.Serving()
+        if found.leaf is None:
+            raise errors.Unavailable(
+                f"Secret {self.refs.serving_secret}: {found.fault}; run vcuda-certs client rotate first"
+            )
+        return found.leaf
+
+    def _write_bundles(self, write: steps.WriteBundles) -> None:
+        [bundle] = write.bundles
+        data = {parsing.CLIENT_CA_KEY: parsing.write_certificates(bundle).decode()}
+        self._write_object(
+            "configmaps", {"kind": "ConfigMap"}, name=write.name, version=write.version, data=data, annotations={}
+        )
 
 
 def _decoded(body: bytes) -> dict[str, Any]:

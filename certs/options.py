@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,9 +146,49 @@ _CLUSTER = (
 )
 
 
-def cluster_options(command: Command) -> Command:
-    """Add the options that say where everything is."""
-    return functools.reduce(lambda made, add: add(made), reversed(_CLUSTER), command)
+_ROTATION = (
+    span_option("--ca-life", x509.AUTHORITY_LIFE, parse_life, "Life of a new CA."),
+    span_option("--leaf-life", x509.LEAF_LIFE, parse_life, "Life of a new leaf."),
+    span_option(
+        "--overlap",
+        steps.OVERLAP,
+        parse_span,
+        "How long every caBundle has a new CA before a leaf of it is served; the API servers follow meanwhile.",
+    ),
+    span_option(
+        "--retention",
+        steps.RETENTION,
+        parse_span,
+        "How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
+    ),
+    value_option(
+        "--issued-before",
+        "TIME",
+        parse_past,
+        "Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
+    ),
+    span_option("--timeout", timedelta(minutes=5), parse_span, "How long to wait in all; then another run goes on."),
+    cli.option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing."),
+)
+
+
+def all_of(options: Sequence[Command]) -> Command:
+    """Return a decorator that adds these options, in this order."""
+    return lambda command: functools.reduce(lambda made, add: add(made), reversed(options), command)
+
+
+rotation_options = all_of(_ROTATION)
+"""Adds the options that say when things are due."""
+
+
+cluster_options = all_of(_CLUSTER)
+"""Adds the options that say where everything is."""
+
+
+def connect(kubeconfig: Path | None) -> Kube:
+    """Return a client that checks the API server's version first; raises BadInput for the kubeconfig."""
+    check = VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
+    return Kube.connect(kubeconfig, version_check=check)
 
 
 def store_of(where: Mapping[str, Any]) -> cluster.ClusterStore:
@@ -161,8 +201,7 @@ def store_of(where: Mapping[str, Any]) -> cluster.ClusterStore:
     endpoints = where["endpoint"]
     secrets = (where["ca_secret"], where["serving_secret"])
     refs = parsing.ObjectRefs(where["namespace"], where["service"], *secrets, frozenset(endpoints))
-    check = VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
-    kube = Kube.connect(where["kubeconfig"], version_check=check)
+    kube = connect(where["kubeconfig"])
     return cluster.ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints)
 
 
@@ -172,9 +211,13 @@ _TIMES = {
 }
 
 
+def times_of(where: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a policy that `rotation_options` give."""
+    return {field: where[name] for name, field in _TIMES.items() if name in where}
+
+
 def policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
     """Return the policy that the options ask for; a time without an option is the policy's default."""
-    times = {field: where[name] for name, field in _TIMES.items() if name in where}
     namespace, service = where["namespace"], where["service"]
     label = " ".join(f"{key}={value}" for key, value in where["selector"].items())
     commands = steps.Commands(
@@ -184,4 +227,4 @@ def policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
         replace=f"kubectl -n {namespace} delete secret {where['ca_secret']} {where['serving_secret']}",
     )
     names = x509.service_names(service, namespace) + x509.Names(where["dns"], where["ip"])
-    return steps.RotationPolicy(names, registered=not where["unregistered"], commands=commands, **times)
+    return steps.RotationPolicy(names, registered=not where["unregistered"], commands=commands, **times_of(where))

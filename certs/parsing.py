@@ -27,6 +27,8 @@ OURS = "vcuda-certs"
 TRUSTED = "quota.vcuda.io/ca-trusted-since"
 SERVED = "quota.vcuda.io/ca-served-since"
 TLS_TYPE = "kubernetes.io/tls"
+CLIENT_CA_KEY = "ca.crt"
+"""The key of the ConfigMap that the webhook's --client-ca reads, as PEM."""
 
 # By the annotations that their controllers act on: cert-manager's cainjector and OpenShift's service-ca would each undo
 # what we write, and we what they do.
@@ -214,6 +216,20 @@ def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.C
         server = _server(_part(webhook, "clientConfig"))
         hooks.append(state.Hook(index, str(webhook.get("name")), bundle, not whole, server))
     return state.Configuration(kind, str(metadata["name"]), _version(item), tuple(hooks)), tuple(left)
+
+
+def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state.Configuration:
+    """Return what the ConfigMap publishes as a configuration of one webhook; None: it is not there yet."""
+    there = config_map or {}
+    text = str(_part(there, "data").get(CLIENT_CA_KEY) or "")
+    bundle, whole = read_certificates(text.encode())
+    found = state.Configuration("ConfigMap", name, _version(there), (state.Hook(0, CLIENT_CA_KEY, bundle, not whole),))
+    if not text or is_labelled(there, {MANAGED_BY: OURS}):
+        return found
+    command = f"kubectl label -n {namespace} configmap {name} {MANAGED_BY}={OURS} --overwrite"
+    return replace(
+        found, read_only=state.Problem(f"{found} was not made by vcuda-certs; to hand it over, label it", command)
+    )
 
 
 def format_seen_since(seen: state.SeenSince | None) -> str | None:

@@ -21,7 +21,7 @@ from certs.state import (
     unknown_cas,
 )
 from certs.steps import Decision, RotationPolicy, SeenFor
-from vcuda.x509 import Signed
+from vcuda.x509 import Signed, common_name
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
@@ -45,6 +45,8 @@ def broken(state: State, now: datetime, policy: RotationPolicy) -> str:
         return f"the leaf {outdated(leaf.certificate, now, policy)}"
     if missing := names_of(policy.names) - names_of(leaf.certificate):
         return f"the leaf is not for {', '.join(sorted(missing))}"
+    if policy.client and common_name(leaf.certificate) != policy.client:
+        return f"the leaf is not of the name {policy.client}"
     if not any(signed_by(leaf.certificate, authority) for authority in known(state)):
         return "the leaf is of a CA that is not known here"
     return ""
@@ -122,7 +124,6 @@ _UNREGISTERED = (
     "the CA has to be replaced, and whoever calls the Service has to be given the next one, which nobody can tell from "
     "here: delete both Secrets to have it replaced by the next run, and restart the callers then"
 )
-_MOMENT = "the API servers are given a moment to read the caBundles"
 
 
 def plan(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
@@ -209,8 +210,8 @@ def _promotion(state: State, now: datetime, policy: RotationPolicy, seen: SeenFo
     since = noted_since(state, now, served=False)
     if since is None:
         return steps.NoteTrusted("every caBundle was read back and has the next CA")
-    reason = "the API servers are given time to trust the next CA"
-    return _lasting(since, policy.overlap, seen.next_ca, now, reason) or steps.Promote(
+    reason = f"the {policy.readers} are given time to trust the next CA"
+    return _lasting(since + policy.overlap, policy.settle(policy.overlap) - seen.next_ca, now, reason) or steps.Promote(
         "every caBundle has had the next CA for the overlap"
     )
 
@@ -276,14 +277,28 @@ def _unserved(state: State, now: datetime, policy: RotationPolicy) -> Decision |
         return steps.StepRefused((Problem(text, policy.commands.endpoints),))
     if not served_everywhere(state, now):
         return _lag([f"{one.address}: not a leaf of the current CA" for one in others(state, now)], state, now, policy)
-    if noted_since(state, now, served=True) is None:
+    noted = noted_since(state, now, served=True)
+    if policy.client and (until := _presented_until(state, now, policy, noted=noted is not None)):
+        return steps.Wait("an API server that has not been given the new pair may present one of the retired CA", until)
+    if noted is None:
         return steps.NoteServed("every endpoint was dialled and shows a leaf of the current CA")
     return None
 
 
+def _presented_until(state: State, now: datetime, policy: RotationPolicy, *, noted: bool) -> datetime | None:
+    # Nobody can ask an API server which certificate it presents: a retired CA stays until none of its leaves can be
+    # valid any more, or until a person says that all present the new pair, which is noted. What only the ConfigMap
+    # knows was made after that note, perhaps.
+    if policy.installed:
+        return None
+    possible = (*unknown_cas(state), *(() if noted else state.authorities.retired))
+    return max((one.not_valid_after_utc for one in possible if is_valid(one, now)), default=None)
+
+
 def _retained(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> steps.Wait | None:
     since = noted_since(state, now, served=True) or now
-    return _lasting(since, policy.retention, seen.served, now, "the retired CA stays trusted for its retention")
+    left = policy.settle(policy.retention) - seen.served
+    return _lasting(since + policy.retention, left, now, "the retired CA stays trusted for its retention")
 
 
 def _lag(told: list[str], state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
@@ -299,13 +314,17 @@ def _lag(told: list[str], state: State, now: datetime, policy: RotationPolicy) -
 
 def _settling(state: State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
     # A moment for the API servers, in case this run, or a person, has only just changed a caBundle.
-    left = steps.settle(policy.overlap) - seen
-    return steps.Wait(_MOMENT, now + left) if left > timedelta() and may_work(state, now) else None
+    left = policy.settle(policy.overlap) - seen
+    return (
+        steps.Wait(f"the {policy.readers} are given a moment to read the caBundles", now + left)
+        if left > timedelta() and may_work(state, now)
+        else None
+    )
 
 
-def _lasting(since: datetime, span: timedelta, seen: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait for span from since by the wall clock, and until this run has seen it for a moment by itself.
-    until = max(since + span, now + steps.settle(span) - seen)
+def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
+    # Wait until it is due by the wall clock, and until this run has seen it for a moment by itself.
+    until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 
 

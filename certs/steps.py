@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from certs import state as observed
-from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_authority, make_leaf
+from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_authority, make_client, make_leaf
 
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)
@@ -13,6 +13,9 @@ RETENTION = timedelta(days=1)
 # A run has to have seen a state by itself for so long before it goes by it: a wall clock that jumps cannot shorten
 # that. API servers take up a changed caBundle within about a second.
 SETTLE = timedelta(seconds=10)
+
+# Webhooks take longer: kubelet updates a mounted ConfigMap at its next sync, up to about 100 s in all.
+CLIENT_SETTLE = timedelta(minutes=2)
 
 # How long an endpoint may take to serve a new leaf before a person should look. kubelet updates a mounted Secret at its
 # next sync (60 s and a jitter), from a cache that may be older: up to about 100 s in all.
@@ -38,6 +41,8 @@ class RotationPolicy:
     ``overlap``: how long a new authority is trusted everywhere before a leaf of its own is served. ``retention``: how
     long the old one is trusted after the last leaf of its own was served. ``issued_before``: certificates made before
     then are replaced, however long they live. ``registered``: webhook configurations are to call the Service.
+    ``client``: the common name of a client certificate, which API servers present to the webhook; empty for the serving
+    certificate. ``installed``: a person says that all of them present the pair that is in the Secret.
     """
 
     names: Names
@@ -47,7 +52,18 @@ class RotationPolicy:
     retention: timedelta = RETENTION
     issued_before: datetime | None = None
     registered: bool = True
+    client: str = ""
+    installed: bool = False
     commands: Commands = field(default_factory=Commands)
+
+    @property
+    def readers(self) -> str:
+        """Who trusts by the caBundles."""
+        return "webhooks" if self.client else "API servers"
+
+    def settle(self, span: timedelta) -> timedelta:
+        """How long a run has to see by itself what a wall clock says has held for ``span``."""
+        return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +150,6 @@ End = Wait | StepRefused | Done
 Decision = Step | End
 
 
-def settle(span: timedelta) -> timedelta:
-    """How long a run has to see by itself what a wall clock says has held for ``span``."""
-    return min(SETTLE, span)
-
-
 @dataclass(frozen=True, slots=True)
 class WriteAuthorities:
     """The CA Secret is to be as ``after``, provided that it still has the version there."""
@@ -206,7 +217,7 @@ def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) 
     # served until the new one's are: so they are retired like any other, and dropped then.
     lost = () if there.current else (*filter(is_ours, state.serving.authorities), *observed.unknown_cas(state))
     retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
-    next_ca = make_authority(now, policy.authority_life)
+    next_ca = make_authority(now, policy.authority_life, client=bool(policy.client))
     return replace(there, next_ca=next_ca, retired=tuple(retired), trusted=None, faults=())
 
 
@@ -242,7 +253,11 @@ def _leaf(state: observed.State, now: datetime, policy: RotationPolicy) -> Write
     current = state.authorities.current
     if current is None:
         raise ValueError("there is no current CA to sign a leaf")
-    leaf = make_leaf(current, policy.names, now, policy.leaf_life)
+    leaf = (
+        make_client(current, policy.client, now, policy.leaf_life)
+        if policy.client
+        else make_leaf(current, policy.names, now, policy.leaf_life)
+    )
     return WriteServing(state.serving.version, leaf, (current.certificate,))
 
 

@@ -210,7 +210,14 @@ def serving_files(authority: Signed, leaf: Signed) -> tuple[File, ...]:
     return (
         File(AUTHORITY_CERTIFICATE, "certificate of the CA", root, _PUBLIC_MODE, authority.expires),
         # The leaf alone: whoever trusts ca.crt has the CA already, and nobody else is helped by being sent it.
-        File(LEAF_CERTIFICATE, "serving certificate", leaf.certificate_pem(), _PUBLIC_MODE, leaf.expires),
+        *leaf_files(leaf, "serving certificate"),
+    )
+
+
+def leaf_files(leaf: Signed, holds: str) -> tuple[File, ...]:
+    """Return a leaf and its key, under the names of a kubernetes.io/tls Secret."""
+    return (
+        File(LEAF_CERTIFICATE, holds, leaf.certificate_pem(), _PUBLIC_MODE, leaf.expires),
         File(LEAF_KEY, "private key of tls.crt", leaf.key_pem(), _SECRET_MODE, None),
     )
 

@@ -99,6 +99,7 @@ _KEY_USAGES = (
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
 _AUTHORITY_NAME = "vcuda quota webhook CA"
+_CLIENT_AUTHORITY_NAME = "vcuda quota client CA"
 _LEAF_NAME = "vcuda quota webhook"
 
 
@@ -123,14 +124,14 @@ class Signed:
         return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE) -> Signed:
-    """Make a self-signed ECDSA P-256 authority that may sign leaves only (path length 0).
+def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: bool = False) -> Signed:
+    """Make a self-signed ECDSA P-256 authority that may sign leaves only (path length 0), of clients or of servers.
 
     Its common name ends in 8 hex digits of its serial, so that two authorities in one bundle are told apart by
     their names too. Raises ValueError when ``now`` has no time zone or ``life`` is not positive.
     """
     serial = _random_serial()
-    name = f"{_AUTHORITY_NAME} {serial >> (_SERIAL_BITS - 32):08x}"
+    name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial >> (_SERIAL_BITS - 32):08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
     return _make(name, serial, now, now + life, None, constraints, (_key_usage("key_cert_sign", "crl_sign"), True))
 
@@ -144,19 +145,46 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
     """
     if not names:
         raise ValueError("a serving certificate needs at least one DNS name or IP address")
+    alternative = x509.SubjectAlternativeName([*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)])
+    return _make_leaf(_LEAF_NAME, authority, now, life, ExtendedKeyUsageOID.SERVER_AUTH, (alternative, False))
+
+
+def make_client(authority: Signed, name: str, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
+    """Make an ECDSA P-256 client certificate of the common name ``name``, signed by ``authority``.
+
+    Its end is that of `make_leaf`; raises ValueError as that does.
+    """
+    return _make_leaf(name, authority, now, life, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+def common_name(certificate: x509.Certificate) -> str:
+    """Return the common name of its subject; empty where it has none, or one that cannot be read."""
+    try:
+        return next((str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
+    except ValueError:
+        return ""
+
+
+def _make_leaf(
+    common: str,
+    authority: Signed,
+    now: datetime,
+    life: timedelta,
+    usage: x509.ObjectIdentifier,
+    *more: tuple[x509.ExtensionType, bool],
+) -> Signed:
     if not authority.certificate.not_valid_before_utc <= now < authority.expires:
         raise ValueError(f"the authority is not valid at {now:%Y-%m-%d %H:%M:%S}, so it can sign nothing")
-    alternative = [*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)]
     return _make(
-        _LEAF_NAME,
+        common,
         _random_serial(),
         now,
         min(now + life, authority.expires),
         authority,
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_key_usage("digital_signature"), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName(alternative), False),
+        (x509.ExtendedKeyUsage([usage]), False),
+        *more,
     )
 
 
@@ -172,7 +200,10 @@ def is_signed_by_ours(certificate: x509.Certificate) -> bool:
 
 def _is_our_name(certificate: x509.Certificate, attribute: Literal["subject", "issuer"]) -> bool:
     try:
-        return any(str(one.value).startswith(_AUTHORITY_NAME) for one in getattr(certificate, attribute))
+        return any(
+            str(one.value).startswith((_AUTHORITY_NAME, _CLIENT_AUTHORITY_NAME))
+            for one in getattr(certificate, attribute)
+        )
     except ValueError:  # a name that cannot be read
         return False
 

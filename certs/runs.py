@@ -1,0 +1,106 @@
+"""What the commands of `vcuda-certs` that run a rotation share: the run, what it says, and how it ends."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import NoReturn
+
+import click
+
+from certs import plan, report, rotation
+from certs.cluster import ClusterStore
+from certs.steps import Done, End, RotationPolicy, Step, StepRefused, Wait
+from vcuda import cli, errors
+
+NEEDS_A_PERSON = 1
+OUTPUT = cli.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+
+_LONG = timedelta(days=36500)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """What a run has to say, step by step: at once for people, at the end for scripts."""
+
+    say: Callable[[str], None]
+    steps: list[dict[str, str]] = field(default_factory=list)
+
+    def __call__(self, decision: Step | Wait) -> None:
+        """Take note of one step or wait."""
+        told = {"step": type(decision).__name__, **_described(decision)}
+        self.steps.append(told)
+        self.say(" ".join(told.values()))
+
+
+def rotate(
+    store: Callable[[], rotation.RotationStore],
+    policy: RotationPolicy,
+    timeout: timedelta,
+    *,
+    dry_run: bool,
+    output: str,
+) -> NoReturn:
+    """Run a rotation in what ``store`` returns, say what it does, and end the process."""
+    log = StepLog(click.echo if output == "table" else lambda _: None)
+    clock = rotation.SystemClock()
+
+    def run() -> int:
+        if not dry_run:
+            return _finish(rotation.Rotation(store(), policy, timeout, clock, log).run(), log, output)
+        copy = rotation.DryRunStore(store().read(clock.now), clock.now())
+        rehearsal = rotation.Rotation(copy, policy, _LONG, copy, log, longest_sleep=_LONG.total_seconds())
+        return _finish(rehearsal.run(), log, output)
+
+    with_faults(run)
+
+
+def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, output: str) -> NoReturn:
+    """Print what there is in the store, and end the process; ``job`` is the CronJob that rotates."""
+
+    def run() -> int:
+        there, clock = store(), rotation.SystemClock()
+        again = f"kubectl -n {there.refs.namespace} create job --from=cronjob/{job} {job}-now"
+        found = report.report_on(there.read(clock.now), there.refs, clock.now(), policy, again)
+        click.echo({"table": report.table, "json": report.document}[output](found))
+        return NEEDS_A_PERSON if found.problems else 0
+
+    with_faults(run)
+
+
+def with_faults(run: Callable[[], int]) -> NoReturn:
+    """End the process with the status that ``run`` returns, or with that of what went wrong."""
+    try:
+        sys.exit(run())
+    except errors.VcudaError as error:
+        cli.fail(rotation.explained(error), cli.BAD_INPUT if isinstance(error, errors.BadInput) else NEEDS_A_PERSON)
+
+
+def _finish(outcome: End, log: StepLog, output: str) -> int:
+    problems = outcome.problems if isinstance(outcome, StepRefused) else ()
+    if output == "json":
+        name = "Refused" if problems else type(outcome).__name__
+        document = {"steps": log.steps, "outcome": name, **_described(outcome), "problems": [*map(asdict, problems)]}
+        click.echo(json.dumps(document, indent=2))
+    else:
+        click.echo(_ending(outcome))
+    return NEEDS_A_PERSON if problems else 0
+
+
+def _ending(outcome: End) -> str:
+    match outcome:
+        case Done():
+            until = outcome.until and plan.shown(outcome.until)
+            return f"Done: nothing is due until {until}" if until else "Nothing here is ours"
+        case StepRefused():
+            return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
+        case Wait():
+            due = f"The next step is due at {plan.shown(outcome.until)}. " if outcome.until else ""
+            return f"Not yet: {outcome.reason}. {due}Run it again then; the CronJob does."
+
+
+def _described(decision: Step | End) -> dict[str, str]:
+    fields = {name: getattr(decision, name, None) for name in ("configuration", "reason", "until")}
+    texts = {name: plan.shown(value) if isinstance(value, datetime) else value for name, value in fields.items()}
+    return {name: text for name, text in texts.items() if text}
