@@ -104,8 +104,9 @@ def status(*, output: str, **where: Any) -> None:
     help="The directory on the API server's machine, as the API server sees it.",
 )
 @cli.option("--service", default="vcuda-webhook", help="The webhook's Service.")
+@cli.option("--server", help="HOST:PORT of a webhook that is registered by its URL, in place of --service.")
 @cli.option("--write", is_flag=True, help="Write both, and the pair in the Secret, to --dir in one step.")
-def files(*, directory: Path, service: str, write: bool, **where: Any) -> None:
+def files(*, directory: Path, service: str, server: str | None, write: bool, **where: Any) -> None:
     """Print what kube-apiserver needs: an AdmissionConfiguration, and the kubeconfig that it names.
 
     Start kube-apiserver with --admission-control-config-file=DIR/admission.yaml. With --write all files are written,
@@ -121,7 +122,7 @@ def files(*, directory: Path, service: str, write: bool, **where: Any) -> None:
     """
     documents = {
         ADMISSION_CONFIGURATION: admission_configuration(directory),
-        KUBECONFIG: kubeconfig(directory, f"{service}.{where['namespace']}.svc"),
+        KUBECONFIG: kubeconfig(directory, server or f"{service}.{where['namespace']}.svc"),
     }
     if not write:
         click.echo("---\n".join(f"# {directory / name}\n{text}" for name, text in documents.items()), nl=False)

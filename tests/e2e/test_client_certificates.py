@@ -1,0 +1,211 @@
+"""The API server presents the pair that `vcuda-certs client` issues, and no call is refused while it is replaced."""
+
+import base64
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+
+from certs.client import ADMISSION_CONFIGURATION, KUBECONFIG, admission_configuration, kubeconfig
+from certs.parsing import read_certificates
+from certs.state import Certificates
+from tests.e2e.cluster import Cluster, administering, webhook
+from tests.e2e.control_plane import Settings, running_control_plane
+from tests.e2e.installation import SYSTEM_NAMESPACE, create_system_namespace, make_certificates
+from tests.e2e.json_server import Server, reviewed, tls
+from tests.e2e.stage import utc_now
+from tests.e2e.steady import in_threads, plain
+from tests.processes import SCRIPTS, eventually, free_ports
+from vcuda.x509 import common_name
+
+pytestmark = pytest.mark.slow
+
+CLIENT_CAS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/vcuda-client-ca"
+REFUSED = (ssl.SSLError, ConnectionResetError)
+REREAD_SECONDS = 400
+"""The API server reads the pair again every five minutes."""
+
+
+class Requiring(Server):
+    """A webhook that allows everything, to whom presents a certificate of the CAs in the ConfigMap; each call anew."""
+
+    def __init__(self, cluster: Cluster, certificates: Path, port: int) -> None:
+        self.cluster = cluster
+        self.certificates = certificates
+        self.presented: list[x509.Certificate] = []
+        super().__init__(("127.0.0.1", port), Allowing)
+
+    def get_request(self) -> Any:
+        connection, address = super().get_request()
+        context = tls(self.certificates)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=published(self.cluster))
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
+
+
+class Allowing(BaseHTTPRequestHandler):
+    """Notes who asks."""
+
+    server: Requiring
+
+    def do_POST(self) -> None:
+        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        shown = self.connection.getpeercert(binary_form=True)
+        self.server.presented.append(x509.load_der_x509_certificate(shown))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(reviewed(review)).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def published(cluster: Cluster) -> str:
+    text: str = cluster.rest.get(CLIENT_CAS)["data"]["ca.crt"]
+    return text
+
+
+class Presenting:
+    """A cluster whose API server presents the pair in ``directory`` to a webhook on this machine that requires it."""
+
+    def __init__(self, cluster: Cluster, directory: Path, server: Requiring) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.server = server
+        self.namespace = cluster.create_namespace(labels={"test": "client"})
+        self.created = 0
+
+    def rotate(self, *arguments: str) -> str:
+        return certs(self.cluster, "rotate", "--overlap", "1s", "--retention", "1s", "--timeout", "30s", *arguments)
+
+    def install(self) -> None:
+        """Copy the pair to where the API server reads it."""
+        certs(self.cluster, "files", "--dir", str(self.directory), "--server", self.address, "--write")
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.server_port}"
+
+    def copy(self, name: str) -> Path:
+        """A copy of the pair that is installed."""
+        return Path(shutil.copytree(self.directory, self.directory.with_name(name)))
+
+    def shake(self, pair: Path | None) -> None:
+        """Call the webhook as the API server does, with this pair or with none; raises OSError where it hangs up."""
+        context = ssl.create_default_context(cafile=self.server.certificates / "ca.crt")
+        if pair:
+            context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
+        with (
+            socket.create_connection(("127.0.0.1", self.server.server_port)) as plain_socket,
+            context.wrap_socket(plain_socket, server_hostname="127.0.0.1") as connection,
+        ):
+            # By TLS 1.3 a client hears of its refusal only when it reads.
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            if not connection.recv(1):
+                raise ConnectionResetError("reset")
+
+    def authorities(self) -> Certificates:
+        return read_certificates(published(self.cluster).encode())[0]
+
+    def restart(self) -> None:
+        self.cluster.control_plane.apiserver.stop()
+        self.cluster.control_plane.apiserver.start()
+
+    def refusal(self) -> str:
+        """Why no pod can be created; empty where one was."""
+        self.created += 1
+        return self.cluster.try_create(plain(self.created, self.namespace)).message
+
+    def presented(self) -> x509.Certificate:
+        """What is presented for one pod more, which is not refused."""
+        assert self.refusal() == ""
+        return self.server.presented[-1]
+
+    def installed(self) -> x509.Certificate:
+        return x509.load_pem_x509_certificate((self.directory / "tls.crt").read_bytes())
+
+
+def certs(cluster: Cluster, name: str, *arguments: str) -> str:
+    command = (str(SCRIPTS / "vcuda-certs"), "client", name, "--kubeconfig", str(cluster.kubeconfig), *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
+    """With the first pair installed, as operations.md says, and a webhook that requires it asked about pods."""
+    base, [port] = tmp_path_factory.mktemp("client"), free_ports(1)
+    directory = base / "files"
+    directory.mkdir()
+    (directory / ADMISSION_CONFIGURATION).write_text(admission_configuration(directory))
+    (directory / KUBECONFIG).write_text(kubeconfig(directory, f"127.0.0.1:{port}"))
+    make_certificates(base / "webhook")
+    flag = f"--admission-control-config-file={directory / ADMISSION_CONFIGURATION}"
+    with (
+        running_control_plane(assets, base / "plane", Settings(apiserver_flags=(flag,))) as plane,
+        administering(plane) as cluster,
+        Requiring(cluster, base / "webhook", port) as server,
+        in_threads([lambda _stop: server.serve_forever()]),
+    ):
+        create_system_namespace(cluster)
+        found = Presenting(cluster, directory, server)
+        assert "IssueLeaf" in found.rotate()
+        found.install()
+        found.restart()
+        ca = base64.b64encode((base / "webhook" / "ca.crt").read_bytes()).decode()
+        served = {"namespaceSelector": {"matchLabels": {"test": "client"}}}
+        hook = webhook("requiring.e2e.vcuda.io", f"https://{found.address}/", ca, **served)
+        with cluster.register_webhooks(validating=[hook]):
+            yield found
+        server.shutdown()
+
+
+def test_whoever_presents_nothing_or_what_another_ca_signed_is_refused(presenting: Presenting, tmp_path: Path) -> None:
+    """And the API server is not: by the pair, under its name."""
+    assert common_name(presenting.presented()) == "vcuda-quota-apiserver"
+    assert presenting.server.presented[-1] == presenting.installed()
+    make_certificates(tmp_path)
+    for pair in (None, tmp_path):
+        with pytest.raises(REFUSED):
+            presenting.shake(pair)
+    presenting.shake(presenting.directory)
+
+
+def test_no_call_is_refused_while_the_pair_is_renewed_and_its_ca_replaced(presenting: Presenting) -> None:
+    """Neither before the API server has the new pair, nor after; the old one is refused once a person says so."""
+    old, [ca] = presenting.presented(), presenting.authorities()
+    time.sleep(1.1)  # certificates count whole seconds: what is made has to be later than what there is
+    assert "has not been given the new pair" in presenting.rotate("--issued-before", utc_now())
+    assert (presenting.presented(), presenting.authorities()[0]) == (old, ca)
+    kept = presenting.copy("kept")
+    presenting.install()
+    presenting.restart()
+    assert presenting.presented() == presenting.installed() != old
+    presenting.shake(kept)
+    assert "Done" in presenting.rotate("--installed")
+    assert ca not in presenting.authorities()
+    assert presenting.presented() == presenting.installed()
+    with pytest.raises(REFUSED):
+        presenting.shake(kept)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(2 * REREAD_SECONDS)
+def test_the_api_server_reads_the_pair_again_by_itself(presenting: Presenting) -> None:
+    """Every five minutes; meanwhile it presents the one of before, and is not refused."""
+    old = presenting.presented()
+    time.sleep(1.1)  # as above
+    presenting.rotate("--issued-before", utc_now())
+    presenting.install()
+    eventually(lambda: presenting.presented() != old, timeout=REREAD_SECONDS)
+    assert presenting.presented() == presenting.installed()
