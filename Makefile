@@ -8,7 +8,7 @@ K8S ?=
 E2E_WORKERS ?= 2
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
-.PHONY: help demo test fuzz e2e chaos bench scale screenshots reference lint format clean
+.PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -29,10 +29,13 @@ fuzz: $(VENV)/installed  ## Send the webhook what no caller should, for ten minu
 	FUZZ_SECONDS=600 $(BIN)/pytest tests/integration/test_fuzz_*.py -s
 
 e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once; K8S=1.30.14 for another version than the newest
-	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
+	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
 chaos: $(VENV)/installed  ## Kill every part again and again under load, and count what is stored
 	$(ASSETS) $(BIN)/pytest tests/e2e -m chaos -s
+
+reread: $(VENV)/installed  ## Wait for the API server to take up a new client certificate by itself (seven minutes)
+	$(ASSETS) $(BIN)/pytest tests/e2e/test_client_certificates.py -m reread
 
 bench: $(VENV)/installed  ## Measure what a pod costs with us, beside webhooks that do nothing and beside none, and our parts
 	$(ASSETS) $(BIN)/python -m bench

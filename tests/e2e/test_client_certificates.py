@@ -20,7 +20,7 @@ from certs.parsing import read_certificates
 from certs.state import Certificates
 from tests.e2e.cluster import Cluster, administering, webhook
 from tests.e2e.control_plane import Settings, running_control_plane
-from tests.e2e.installation import SYSTEM_NAMESPACE, create_system_namespace, make_certificates
+from tests.e2e.installation import MANIFESTS, SYSTEM_NAMESPACE, account_of, make_certificates
 from tests.e2e.json_server import Server, reviewed, tls
 from tests.e2e.stage import utc_now
 from tests.e2e.steady import in_threads, plain
@@ -29,6 +29,7 @@ from vcuda.x509 import common_name
 
 pytestmark = pytest.mark.slow
 
+COMPONENT = "../components/client-certificates"
 CLIENT_CAS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/vcuda-client-ca"
 REFUSED = (ssl.SSLError, ConnectionResetError)
 REREAD_SECONDS = 400
@@ -77,15 +78,16 @@ def published(cluster: Cluster) -> str:
 class Presenting:
     """A cluster whose API server presents the pair in ``directory`` to a webhook on this machine that requires it."""
 
-    def __init__(self, cluster: Cluster, directory: Path, server: Requiring) -> None:
+    def __init__(self, cluster: Cluster, account: Cluster, directory: Path, server: Requiring) -> None:
         self.cluster = cluster
+        self.account = account
         self.directory = directory
         self.server = server
         self.namespace = cluster.create_namespace(labels={"test": "client"})
         self.created = 0
 
     def rotate(self, *arguments: str) -> str:
-        return certs(self.cluster, "rotate", "--overlap", "1s", "--retention", "1s", "--timeout", "30s", *arguments)
+        return certs(self.account, "rotate", "--overlap", "1s", "--retention", "1s", "--timeout", "30s", *arguments)
 
     def install(self) -> None:
         """Copy the pair to where the API server reads it."""
@@ -143,7 +145,10 @@ def certs(cluster: Cluster, name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
-    """With the first pair installed, as operations.md says, and a webhook that requires it asked about pods."""
+    """With the first pair installed, as operations.md says, and a webhook that requires it asked about pods.
+
+    The rotation has the rights that the manifests give it.
+    """
     base, [port] = tmp_path_factory.mktemp("client"), free_ports(1)
     directory = base / "files"
     directory.mkdir()
@@ -154,11 +159,12 @@ def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) ->
     with (
         running_control_plane(assets, base / "plane", Settings(apiserver_flags=(flag,))) as plane,
         administering(plane) as cluster,
+        account_of(cluster, f"{COMPONENT}/rbac.yaml", "vcuda-client-certs") as account,
         Requiring(cluster, base / "webhook", port) as server,
         in_threads([lambda _stop: server.serve_forever()]),
     ):
-        create_system_namespace(cluster)
-        found = Presenting(cluster, directory, server)
+        cluster.kubectl("apply", "-f", str(MANIFESTS / COMPONENT / "configmap.yaml"))
+        found = Presenting(cluster, account, directory, server)
         assert "IssueLeaf" in found.rotate()
         found.install()
         found.restart()
@@ -199,7 +205,7 @@ def test_no_call_is_refused_while_the_pair_is_renewed_and_its_ca_replaced(presen
         presenting.shake(kept)
 
 
-@pytest.mark.chaos
+@pytest.mark.reread
 @pytest.mark.timeout(2 * REREAD_SECONDS)
 def test_the_api_server_reads_the_pair_again_by_itself(presenting: Presenting) -> None:
     """Every five minutes; meanwhile it presents the one of before, and is not refused."""

@@ -8,11 +8,26 @@ import pytest
 import yaml
 
 from certs.cli import main as certs_cli
+from certs.client import client as certs_client
+from certs.parsing import MANAGED_BY, OURS
 from controller.cli import main as controller_cli
 from controller.node.names import VM_DIRECTORIES
 from tests import rendered as manifests
 from tests.pod_security import offences
-from tests.rendered import BASE, EVERY, Json, container, label, one, ours, overlay_of, pod_spec, pod_specs, rendered
+from tests.rendered import (
+    BASE,
+    EVERY,
+    Json,
+    composed,
+    container,
+    label,
+    one,
+    ours,
+    overlay_of,
+    pod_spec,
+    pod_specs,
+    rendered,
+)
 from vcuda import __version__
 from vcuda.requests.schemes import SCHEMES
 from vcuda.x509 import service_names
@@ -236,6 +251,25 @@ def test_the_extenders_rotation_misses_no_configuration() -> None:
         for hook in manifests.webhooks(objects).values()
         if hook["clientConfig"]["service"]["name"] == "vcuda-extender"
     ]
+
+
+def test_the_client_pair_is_issued_by_name_with_the_rights_for_these_names_alone(tmp_path: Path) -> None:
+    """The CronJob and the first Job do the same; no right to create ConfigMaps is needed, as it is there, empty."""
+    objects = rendered(composed(tmp_path, ["client-certificates"]))
+    job, cron_job = one(objects, "Job", "vcuda-client-certs-first"), one(objects, "CronJob", "vcuda-client-certs")
+    assert pod_spec(job) == pod_spec(cron_job)
+    program, group, command, *rest = container(job)["args"]
+    assert (program, group) == ("vcuda-certs", "client")
+    found = certs_client.commands[command].make_context(command, rest).params
+    rules = one(objects, "Role", "vcuda-client-certs")["rules"]
+    assert [rule["resourceNames"] for rule in rules if "create" not in rule["verbs"]] == [
+        [found["ca_secret"], found["secret"]],
+        [found["configmap"]],
+    ]
+    assert [rule["resources"] for rule in rules if "create" in rule["verbs"]] == [["secrets"]]
+    published = one(objects, "ConfigMap", found["configmap"])
+    assert published["metadata"]["labels"].items() >= {MANAGED_BY: OURS}.items()
+    assert "data" not in published
 
 
 # Overlays
