@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from tests.e2e.installation import MANIFESTS, SYSTEM_NAMESPACE, account_of, make
 from tests.e2e.json_server import Server, reviewed, tls
 from tests.e2e.stage import utc_now
 from tests.e2e.steady import in_threads, plain
-from tests.processes import SCRIPTS, eventually, free_ports
+from tests.integration.reviews import card_pod, review_of
+from tests.processes import SCRIPTS, eventually, free_ports, serving
 from vcuda.x509 import common_name
 
 pytestmark = pytest.mark.slow
@@ -78,11 +80,14 @@ def published(cluster: Cluster) -> str:
 class Presenting:
     """A cluster whose API server presents the pair in ``directory`` to a webhook on this machine that requires it."""
 
-    def __init__(self, cluster: Cluster, account: Cluster, directory: Path, server: Requiring) -> None:
+    def __init__(self, cluster: Cluster, account: Cluster, directory: Path, port: int) -> None:
         self.cluster = cluster
         self.account = account
         self.directory = directory
-        self.server = server
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+        self.certificates = directory.with_name("webhook")
+        self.server: Requiring
         self.namespace = cluster.create_namespace(labels={"test": "client"})
         self.created = 0
 
@@ -93,9 +98,14 @@ class Presenting:
         """Copy the pair to where the API server reads it."""
         certs(self.cluster, "files", "--dir", str(self.directory), "--server", self.address, "--write")
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server.server_port}"
+    @contextmanager
+    def asking(self, path: str) -> Iterator[None]:
+        """`with` this the webhook is asked about each pod of the namespace."""
+        ca = base64.b64encode((self.certificates / "ca.crt").read_bytes()).decode()
+        selected = {"namespaceSelector": {"matchLabels": {"test": "client"}}}
+        hook = webhook("requiring.e2e.vcuda.io", f"https://{self.address}{path}", ca, **selected)
+        with self.cluster.register_webhooks(validating=[hook]):
+            yield
 
     def copy(self, name: str) -> Path:
         """A copy of the pair that is installed."""
@@ -103,11 +113,11 @@ class Presenting:
 
     def shake(self, pair: Path | None) -> None:
         """Call the webhook as the API server does, with this pair or with none; raises OSError where it hangs up."""
-        context = ssl.create_default_context(cafile=self.server.certificates / "ca.crt")
+        context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
         if pair:
             context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
         with (
-            socket.create_connection(("127.0.0.1", self.server.server_port)) as plain_socket,
+            socket.create_connection(("127.0.0.1", self.port)) as plain_socket,
             context.wrap_socket(plain_socket, server_hostname="127.0.0.1") as connection,
         ):
             # By TLS 1.3 a client hears of its refusal only when it reads.
@@ -145,7 +155,7 @@ def certs(cluster: Cluster, name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
-    """With the first pair installed, as operations.md says, and a webhook that requires it asked about pods.
+    """With the first pair installed, as operations.md says.
 
     The rotation has the rights that the manifests give it.
     """
@@ -160,58 +170,78 @@ def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) ->
         running_control_plane(assets, base / "plane", Settings(apiserver_flags=(flag,))) as plane,
         administering(plane) as cluster,
         account_of(cluster, f"{COMPONENT}/rbac.yaml", "vcuda-client-certs") as account,
-        Requiring(cluster, base / "webhook", port) as server,
-        in_threads([lambda _stop: server.serve_forever()]),
     ):
         cluster.kubectl("apply", "-f", str(MANIFESTS / COMPONENT / "configmap.yaml"))
-        found = Presenting(cluster, account, directory, server)
+        found = Presenting(cluster, account, directory, port)
         assert "IssueLeaf" in found.rotate()
         found.install()
         found.restart()
-        ca = base64.b64encode((base / "webhook" / "ca.crt").read_bytes()).decode()
-        served = {"namespaceSelector": {"matchLabels": {"test": "client"}}}
-        hook = webhook("requiring.e2e.vcuda.io", f"https://{found.address}/", ca, **served)
-        with cluster.register_webhooks(validating=[hook]):
-            yield found
+        yield found
+
+
+@pytest.fixture
+def required(presenting: Presenting) -> Iterator[Presenting]:
+    """A webhook that requires the pair is asked about pods."""
+    with (
+        Requiring(presenting.cluster, presenting.certificates, presenting.port) as server,
+        in_threads([lambda _stop: server.serve_forever()]),
+    ):
+        presenting.server = server
+        with presenting.asking("/"):
+            yield presenting
         server.shutdown()
 
 
-def test_whoever_presents_nothing_or_what_another_ca_signed_is_refused(presenting: Presenting, tmp_path: Path) -> None:
+def test_whoever_presents_nothing_or_what_another_ca_signed_is_refused(required: Presenting, tmp_path: Path) -> None:
     """And the API server is not: by the pair, under its name."""
-    assert common_name(presenting.presented()) == "vcuda-quota-apiserver"
-    assert presenting.server.presented[-1] == presenting.installed()
+    assert common_name(required.presented()) == "vcuda-quota-apiserver"
+    assert required.server.presented[-1] == required.installed()
     make_certificates(tmp_path)
     for pair in (None, tmp_path):
         with pytest.raises(REFUSED):
-            presenting.shake(pair)
-    presenting.shake(presenting.directory)
+            required.shake(pair)
+    required.shake(required.directory)
 
 
-def test_no_call_is_refused_while_the_pair_is_renewed_and_its_ca_replaced(presenting: Presenting) -> None:
+def test_no_call_is_refused_while_the_pair_is_renewed_and_its_ca_replaced(required: Presenting) -> None:
     """Neither before the API server has the new pair, nor after; the old one is refused once a person says so."""
-    old, [ca] = presenting.presented(), presenting.authorities()
+    old, [ca] = required.presented(), required.authorities()
     time.sleep(1.1)  # certificates count whole seconds: what is made has to be later than what there is
-    assert "has not been given the new pair" in presenting.rotate("--issued-before", utc_now())
-    assert (presenting.presented(), presenting.authorities()[0]) == (old, ca)
-    kept = presenting.copy("kept")
-    presenting.install()
-    presenting.restart()
-    assert presenting.presented() == presenting.installed() != old
-    presenting.shake(kept)
-    assert "Done" in presenting.rotate("--installed")
-    assert ca not in presenting.authorities()
-    assert presenting.presented() == presenting.installed()
+    assert "has not been given the new pair" in required.rotate("--issued-before", utc_now())
+    assert (required.presented(), required.authorities()[0]) == (old, ca)
+    kept = required.copy("kept")
+    required.install()
+    required.restart()
+    assert required.presented() == required.installed() != old
+    required.shake(kept)
+    assert "Done" in required.rotate("--installed")
+    assert ca not in required.authorities()
+    assert required.presented() == required.installed()
     with pytest.raises(REFUSED):
-        presenting.shake(kept)
+        required.shake(kept)
 
 
 @pytest.mark.reread
 @pytest.mark.timeout(2 * REREAD_SECONDS)
-def test_the_api_server_reads_the_pair_again_by_itself(presenting: Presenting) -> None:
+def test_the_api_server_reads_the_pair_again_by_itself(required: Presenting) -> None:
     """Every five minutes; meanwhile it presents the one of before, and is not refused."""
-    old = presenting.presented()
+    old = required.presented()
     time.sleep(1.1)  # as above
-    presenting.rotate("--issued-before", utc_now())
-    presenting.install()
-    eventually(lambda: presenting.presented() != old, timeout=REREAD_SECONDS)
-    assert presenting.presented() == presenting.installed()
+    required.rotate("--issued-before", utc_now())
+    required.install()
+    eventually(lambda: required.presented() != old, timeout=REREAD_SECONDS)
+    assert required.presented() == required.installed()
+
+
+def test_our_webhook_answers_the_api_server_and_nobody_without_its_certificate(
+    presenting: Presenting, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.crt").write_text(published(presenting.cluster))
+    ours = ("--cert-dir", presenting.certificates, "--kubeconfig", presenting.cluster.kubeconfig)
+    theirs = ("--client-ca", tmp_path / "ca.crt", "--client-name", "vcuda-quota-apiserver")
+    flags = (*ours, *theirs, "--bind", presenting.address, "--system-namespace", SYSTEM_NAMESPACE)
+    with serving(*flags, ca=presenting.certificates / "ca.crt") as process:
+        process.await_ready()
+        with presenting.asking("/validate"):
+            assert presenting.refusal() == ""
+        assert process.send("POST", "/validate", json.dumps(review_of(card_pod("train", "team-a")))).status == 401

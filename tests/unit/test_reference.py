@@ -115,7 +115,16 @@ def is_said(sentence: Sentence, said: tuple[str, ...]) -> bool:
 def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     ours = {option for leaf in LEAVES for each in leaf.command.params for option in each.opts}
-    theirs = {"--help", "--version", "--request-timeout", "--from", "--all", "--all-namespaces", "--ignore-not-found"}
+    theirs = {
+        "--admission-control-config-file",
+        "--help",
+        "--version",
+        "--request-timeout",
+        "--from",
+        "--all",
+        "--all-namespaces",
+        "--ignore-not-found",
+    }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - ours - theirs == set()
     families = {family.name for found in metrics.families().values() for family in found}
     suffixed = {f"{family}{suffix}" for family in families for suffix in ("", "_bucket", "_sum", "_count")}
