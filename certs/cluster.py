@@ -139,9 +139,9 @@ class ClusterStore:
         return replace(configuration, read_only=state.Problem(text, f"kubectl label {kind} {name} {label} --overwrite"))
 
     def _secret_problems(
-        self, serving: parsing.Json | None, authorities: parsing.Json | None
+        self, serving: parsing.Json | None, authorities: parsing.Json | None, wanted: str | None = parsing.TLS_TYPE
     ) -> tuple[state.Problem, ...]:
-        kinds = ((serving, parsing.TLS_TYPE), (authorities, None))
+        kinds = ((serving, wanted), (authorities, None))
         found = (parsing.secret_problem(secret, self.refs, wanted) for secret, wanted in kinds if secret)
         return tuple(filter(None, found))
 
@@ -226,7 +226,9 @@ class ClientStore(ClusterStore):
             serving=found,
             configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
             endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
-            problems=(*self._secret_problems(serving, authorities), *_clock_problem(date, now())),
+            # The manifests have an empty Secret, so that nobody needs the right to create one: of type Opaque, as the API
+            # server takes no empty one of type kubernetes.io/tls.
+            problems=(*self._secret_problems(serving, authorities, None), *_clock_problem(date, now())),
         )
 
     def pair(self) -> x509.Signed:

@@ -171,7 +171,7 @@ def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) ->
         administering(plane) as cluster,
         account_of(cluster, f"{COMPONENT}/rbac.yaml", "vcuda-client-certs") as account,
     ):
-        cluster.kubectl("apply", "-f", str(MANIFESTS / COMPONENT / "configmap.yaml"))
+        cluster.kubectl("apply", "-f", str(MANIFESTS / COMPONENT / "objects.yaml"))
         found = Presenting(cluster, account, directory, port)
         assert "IssueLeaf" in found.rotate()
         found.install()
