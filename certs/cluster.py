@@ -226,8 +226,8 @@ class ClientStore(ClusterStore):
             serving=found,
             configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
             endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
-            # The manifests have an empty Secret, so that nobody needs the right to create one: of type Opaque, as the API
-            # server takes no empty one of type kubernetes.io/tls.
+            # The manifests have an empty Secret, so that nobody needs the right to create one: of any type, as the API
+            # server takes no empty one of kubernetes.io/tls.
             problems=(*self._secret_problems(serving, authorities, None), *_clock_problem(date, now())),
         )
 
