@@ -243,6 +243,18 @@ def slow_large(target: Target) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
+def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_200_mib(tmp_path: Path) -> None:
+    """So much of each is taken at once; what is unfinished of all together is bounded."""
+    with under_fire(tmp_path) as target, ExitStack() as crowd:
+        for _ in range(1000):
+            crowd.enter_context(
+                having_sent(HEAD + b"Content-Length: 60000\r\n\r\n" + b" " * 59_000, target.shake_hands())
+            )
+        target.assert_sound()
+        assert target.memory("VmHWM") < 200
+
+
 def large_review() -> bytes:
     """A review of 2.8 MiB."""
     pod = card_pod("large", "steady")

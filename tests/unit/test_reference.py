@@ -11,7 +11,14 @@ from tools.reference import events, flags, keys, metrics, outcomes, page
 from tools.reference.sources import ROOT, Sentence, sentences
 from vcuda.requests.schemes import SCHEME_OF_RESOURCE
 
-DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/architecture.md", "docs/operations.md", "docs/reference.md", "docs/security.md")
+DOCUMENTS = (
+    "README.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/operations.md",
+    "docs/reference.md",
+    "docs/security.md",
+)
 
 OF_USERS = (
     *("vcuda.requests.pod_request", "vcuda.placement.placement", "vcuda.placement.affinity", "vcuda.k8s_types"),
