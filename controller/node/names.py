@@ -27,7 +27,7 @@ TRASH = ".trash"
 MOVING = "moving"
 """Last part of the name of what was moved into the trash and has not been looked at since."""
 
-_MIRROR = (k8s_types.MIRROR_ANNOTATION, "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds a static uid
+_STATIC_UID = (k8s_types.MIRROR_ANNOTATION, "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds it
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -190,10 +190,10 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
 def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:
     """Yield the uids under which a pod of the API exists: its own and, of a mirror pod, the static pod's."""
     yield uid
-    for key in _MIRROR:
-        static = (annotations or {}).get(key)
-        if static:
-            yield static
+    # Anyone may write these on a pod, to keep what another left behind. A pod that claims to be a mirror, and is that
+    # of no static pod, kubelet deletes at once; without that claim the others say nothing.
+    if annotations and k8s_types.MIRROR_ANNOTATION in annotations:
+        yield from filter(None, map(annotations.get, _STATIC_UID))
 
 
 class MustStay(errors.VcudaError):

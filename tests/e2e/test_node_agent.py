@@ -16,7 +16,7 @@ import pytest
 from controller.node.names import TRASH
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.installation import account_of
+from tests.e2e.installation import account_of, tenant_of
 from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS, NodeProcess
@@ -154,6 +154,21 @@ def test_a_static_pods_directories_stay_under_both_its_uids(
         (pods.kubelet / STATIC).rmdir()
         for name in (mirror, again, STATIC):
             agent.await_moved(name)
+
+
+def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
+    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
+) -> None:
+    """It names a static pod that is gone, as only kubelet would on the mirror of one that runs."""
+    for name in (own, pods.make(STATIC)):
+        (pods.kubelet / name).mkdir()
+    with tenant_of(cluster, pods.namespace) as tenant:
+        Pods(tenant, pods.namespace, node, disk).start("forged", annotations={"kubernetes.io/config.hash": STATIC})
+    with sweeping(cluster, disk, node, "--pod-uid", own, "--kubelet-pods", pods.kubelet) as agent:
+        agent.await_sweeps(5)
+        assert STATIC in disk.names()
+        (pods.kubelet / STATIC).rmdir()
+        agent.await_moved(STATIC)
 
 
 def test_a_pod_that_ends_brings_a_sweep_before_the_period_is_over(

@@ -1,0 +1,251 @@
+"""The base's ValidatingAdmissionPolicies on a real API server: whom each stops, and who works on.
+
+Expressions by themselves are tried in tests/integration/test_manifests_policies.py, on every name.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from http import HTTPStatus
+
+import pytest
+
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import SYSTEM_NAMESPACE, tenant_of
+from tests.e2e.manifests.system import apply
+from tests.e2e.rest import Answer
+from tests.e2e.workloads import workload
+from tests.integration.reviews import gpu_pod
+from tests.processes import eventually
+from tests.rendered import BASE
+from vcuda.kube import MERGE_PATCH
+
+RBAC = "rbac.authorization.k8s.io"
+CARD: Json = {"annotations": {"tencent.com/predicate-gpu-idx-0": "7"}}
+PHASE = {"labels": {"nvidia.com/assigned-phase": "succeed"}}
+ALLOCATIONS: list[Json] = [CARD, {"annotations": {"hami.io/vgpu-devices-allocated": "x"}}, PHASE]
+MANY = 20_000
+
+Accounts = Callable[..., Cluster]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_force(admin: Cluster) -> None:
+    """The policies take effect some time after they are stored, all together with the last of them."""
+    apply(admin, BASE, "--server-side", "--force-conflicts")
+    with admin.fresh_namespace() as namespace:
+        account = controller_account(admin)
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": "probe"}}
+        urgent = ordinary("urgent", namespace, priorityClassName="vcuda-quota")
+        eventually(lambda: admin.try_create(urgent, dryRun="All").status == HTTPStatus.FORBIDDEN)
+        eventually(lambda: account.try_create(config_map, dryRun="All").status == HTTPStatus.FORBIDDEN)
+
+
+def controller_account(admin: Cluster) -> Cluster:
+    return Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, "vcuda-controller"))
+
+
+def ordinary(name: str, namespace: str, **spec: object) -> Json:
+    """A pod that asks for no GPU and that no scheduler looks after."""
+    pod = gpu_pod(name, namespace, {"cpu": "1"})
+    return {**pod, "spec": {**pod["spec"], "schedulerName": "none", **spec}}
+
+
+@pytest.fixture
+def team(admin: Cluster) -> Iterator[str]:
+    with admin.fresh_namespace() as namespace:
+        admin.create(ordinary("train", namespace))
+        yield namespace
+
+
+@pytest.fixture
+def tenant(admin: Cluster, team: str) -> Iterator[Cluster]:
+    with tenant_of(admin, team) as account:
+        yield account
+
+
+@pytest.fixture
+def account(admin: Cluster, team: str) -> Iterator[Accounts]:
+    """Call it with a ClusterRole's name or rules (verbs, resources): an account that has these rights everywhere."""
+    with ExitStack() as teardown:
+
+        def make(name: str, *rules: tuple[str, str]) -> Cluster:
+            own_name = f"{team}-{name.replace(':', '-')}"
+            about = {"apiVersion": f"{RBAC}/v1", "metadata": {"name": own_name}}
+            role = own_name if rules else name
+            admin.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": team, "name": "own"}})
+            if rules:
+                split = [{"apiGroups": [""], "verbs": v.split(), "resources": r.split()} for v, r in rules]
+                admin.create({**about, "kind": "ClusterRole", "rules": split})
+                teardown.callback(admin.delete, f"/apis/{RBAC}/v1/clusterroles/{role}")
+            subjects = [{"kind": "ServiceAccount", "namespace": team, "name": "own"}]
+            reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}
+            admin.create({**about, "kind": "ClusterRoleBinding", "roleRef": reference, "subjects": subjects})
+            teardown.callback(admin.delete, f"/apis/{RBAC}/v1/clusterrolebindings/{own_name}")
+            token = admin.service_account_token(team, "own")
+            return teardown.enter_context(closing(Cluster(admin.control_plane, token)))
+
+        yield make
+
+
+def patch(cluster: Cluster, path: str, change: Json) -> Answer:
+    return cluster.rest.send("PATCH", path, change, content_type=MERGE_PATCH)
+
+
+def pod_path(namespace: str, subresource: str = "") -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/train{subresource}"
+
+
+def cleared(metadata: Json) -> Json:
+    return {part: dict.fromkeys(marks) for part, marks in metadata.items()}
+
+
+# Allocations
+
+
+def test_a_tenant_neither_forges_nor_changes_nor_removes_an_allocation(
+    admin: Cluster, tenant: Cluster, team: str
+) -> None:
+    for metadata in ALLOCATIONS:
+        [(part, marks)] = metadata.items()
+        refused = patch(tenant, pod_path(team), {"metadata": metadata})
+        assert (refused.status, "which cards a pod has" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+        assert patch(admin, pod_path(team), {"metadata": metadata}).status == HTTPStatus.OK
+        for change in (cleared(metadata), {part: dict.fromkeys(marks, "another")}):
+            assert patch(tenant, pod_path(team), {"metadata": change}).status == HTTPStatus.FORBIDDEN
+        assert patch(tenant, pod_path(team), {"metadata": {part: {"note": "1"}}}).status == HTTPStatus.OK
+        assert patch(admin, pod_path(team), {"metadata": cleared(metadata)}).status == HTTPStatus.OK
+
+
+def test_twenty_thousand_annotations_are_no_trouble(admin: Cluster, tenant: Cluster, team: str) -> None:
+    many = {"annotations": {f"a{number}": "" for number in range(MANY)}}
+    assert patch(tenant, pod_path(team), {"metadata": many}).status == HTTPStatus.OK
+    assert patch(tenant, pod_path(team), {"metadata": CARD}).status == HTTPStatus.FORBIDDEN
+    assert patch(admin, pod_path(team), {"metadata": CARD}).status == HTTPStatus.OK
+    assert patch(tenant, pod_path(team), {"metadata": {"annotations": {"a1": "1"}}}).status == HTTPStatus.OK
+
+
+BINDS, PATCHES_PODS = ("create", "pods/binding"), ("patch", "pods pods/status")
+
+
+@pytest.mark.parametrize(
+    ("name", "rules", "subresource", "admitted"),
+    [
+        pytest.param("scheduler", [BINDS, PATCHES_PODS], "", True, id="a scheduler"),
+        pytest.param("plugin", [PATCHES_PODS, ("patch", "nodes")], "", True, id="a device plugin"),
+        pytest.param("system:node", [], "/status", True, id="a kubelet"),
+        pytest.param("edits", [PATCHES_PODS], "", False, id="who edits pods everywhere"),
+        pytest.param("status", [PATCHES_PODS], "/status", False, id="who writes their status"),
+        pytest.param("admin", [], "", False, id="who administers namespaces"),
+    ],
+)
+def test_who_binds_pods_or_patches_nodes_writes_allocations(
+    team: str, account: Accounts, name: str, rules: list[tuple[str, str]], *, subresource: str, admitted: bool
+) -> None:
+    writer = account(name, *rules)
+    expected = HTTPStatus.OK if admitted else HTTPStatus.FORBIDDEN
+    assert patch(writer, pod_path(team, subresource), {"metadata": CARD}).status == expected
+    status = {"status": {"message": "still written"}} if subresource else {"metadata": {"annotations": {"note": "1"}}}
+    assert patch(writer, pod_path(team, subresource), status).status == HTTPStatus.OK
+
+
+@pytest.mark.parametrize(("resource", "admitted"), [("pods/binding", True), ("bindings", False)])
+def test_a_binding_brings_an_allocation_where_its_maker_may_bind_pods(
+    admin: Cluster, team: str, account: Accounts, resource: str, *, admitted: bool
+) -> None:
+    """The older resource is another right, by which nobody schedules any more."""
+    binder = account("binder", ("create", resource))
+    path = f"{pod_path(team)}/binding" if admitted else f"/api/v1/namespaces/{team}/bindings"
+    binding = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "gpu-1"}}
+    answer = binder.rest.send("POST", path, {**binding, "metadata": {"name": "train", **CARD}})
+    assert answer.status == (HTTPStatus.CREATED if admitted else HTTPStatus.FORBIDDEN), answer.message
+    assert (CARD["annotations"].items() <= admin.pod(team)["metadata"].get("annotations", {}).items()) == admitted
+    if not admitted:
+        bare = binder.rest.send("POST", path, {**binding, "metadata": {"name": "train"}})
+        assert bare.status == HTTPStatus.CREATED, bare.message
+
+
+def test_where_no_quota_is_held_to_allocations_are_not_watched(admin: Cluster, tenant: Cluster, team: str) -> None:
+    patch(admin, f"/api/v1/namespaces/{team}", {"metadata": {"labels": {"quota.vcuda.io/enforced": "false"}}}).ok()
+    eventually(lambda: patch(tenant, pod_path(team), {"metadata": CARD}).status == HTTPStatus.OK)
+
+
+# The priority class
+
+
+def test_a_tenant_cannot_use_our_priority_class(tenant: Cluster, team: str) -> None:
+    refused = tenant.try_create(ordinary("urgent", team, priorityClassName="vcuda-quota"))
+    assert (refused.status, "priority class vcuda-quota is for" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    by_number = tenant.try_create(ordinary("urgent", team, priority=1_000_000_000))
+    assert by_number.status == HTTPStatus.FORBIDDEN
+    assert tenant.try_create(ordinary("ordinary", team)).status == HTTPStatus.CREATED
+
+
+def test_our_own_pods_have_their_priority(admin: Cluster) -> None:
+    secure = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = ordinary("own", SYSTEM_NAMESPACE, priorityClassName="vcuda-quota", securityContext=secure)
+    of_container = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    [container] = pod["spec"]["containers"]
+    pod["spec"]["containers"] = [{**container, "securityContext": of_container}]
+    created = admin.try_create(pod, dryRun="All")
+    assert (created.status, created.body["spec"]["priority"]) == (HTTPStatus.CREATED, 1_000_000_000)
+
+
+# What our accounts write
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "admitted"),
+    [
+        ("vcuda-webhook-ca", "Opaque", True),
+        ("vcuda-webhook-tls", "kubernetes.io/tls", True),
+        ("vcuda-webhook-ca", "kubernetes.io/service-account-token", False),
+        ("another", "Opaque", False),
+    ],
+)
+def test_the_rotation_of_certificates_creates_its_two_secrets(
+    admin: Cluster, name: str, kind: str, *, admitted: bool
+) -> None:
+    annotations = {"kubernetes.io/service-account.name": "vcuda-controller"}
+    metadata = {"namespace": SYSTEM_NAMESPACE, "name": name, "annotations": annotations}
+    data = {"tls.crt": "", "tls.key": ""} if kind == "kubernetes.io/tls" else {}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}
+    token = admin.service_account_token(SYSTEM_NAMESPACE, "vcuda-certs")
+    admin.delete(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{name}")
+    with closing(Cluster(admin.control_plane, token)) as certs:
+        answer = certs.try_create(secret, dryRun="All")
+    assert answer.status == (HTTPStatus.CREATED if admitted else HTTPStatus.FORBIDDEN), answer.message
+
+
+@pytest.mark.parametrize(("user", "own"), [("vcuda-webhook", "gpu-ledger-a"), ("vcuda-controller", "gpu-placements")])
+def test_an_account_writes_its_own_config_maps_and_no_other(admin: Cluster, user: str, own: str) -> None:
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": SYSTEM_NAMESPACE, "name": "not-ours"}}
+    admin.apply(other)
+    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
+    with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, user))) as account:
+        changed = account.rest.send("PUT", f"{path}/not-ours", {**other, "data": {"a": "1"}})
+        assert (changed.status, "this account writes" in changed.message) == (HTTPStatus.FORBIDDEN, True)
+        made = {**other, "metadata": {"namespace": SYSTEM_NAMESPACE, "name": own}}
+        assert account.try_create(made, dryRun="All").status == HTTPStatus.CREATED
+        if user == "vcuda-controller":
+            assert account.rest.send("DELETE", f"{path}/not-ours").status == HTTPStatus.FORBIDDEN
+    admin.delete(f"{path}/not-ours")
+
+
+def test_the_controller_patches_no_spec_and_no_label_but_its_own(admin: Cluster, team: str) -> None:
+    admin.create(workload("ReplicaSet", team, "set", replicas=0))
+    of_team, sets = f"/api/v1/namespaces/{team}", f"/apis/apps/v1/namespaces/{team}/replicasets/set"
+    privileged = {"pod-security.kubernetes.io/enforce": "privileged"}
+    image = {"spec": {"containers": [{**ordinary("train", team)["spec"]["containers"][0], "image": "another"}]}}
+    enforced = {"metadata": {"labels": {"quota.vcuda.io/enforced": "true"}}}
+    with closing(controller_account(admin)) as account:
+        for path, change, admitted in (
+            (of_team, {"metadata": {"labels": privileged}}, False),
+            (of_team, enforced, True),
+            (sets, {"spec": {"replicas": 5}}, False),
+            (sets, {"metadata": {"annotations": {"quota.vcuda.io/retried": "1"}}}, True),
+            (pod_path(team), image, False),
+            (pod_path(team), {"metadata": {"labels": {"app": "another"}}}, False),
+            (pod_path(team), {"metadata": CARD}, True),
+        ):
+            answer = patch(account, path, change)
+            assert answer.status == (HTTPStatus.OK if admitted else HTTPStatus.FORBIDDEN), (path, answer.message)

@@ -1,0 +1,216 @@
+"""The base's ValidatingAdmissionPolicies: what each refuses, evaluated by another implementation of CEL.
+
+That the API server agrees, and who may do what there, is tried in tests/e2e/manifests/test_policies.py.
+"""
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import celpy
+import pytest
+from celpy import celtypes
+from celpy.adapter import json_to_cel
+
+from tests.rendered import BASE, Json, one, rendered
+from vcuda.requests.schemes import SCHEMES
+
+KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+CERTS, EXTENDER_CERTS, WEBHOOK, CONTROLLER = (
+    f"system:serviceaccount:vcuda-quota:vcuda-{name}" for name in ("certs", "extender-certs", "webhook", "controller")
+)
+MAY_BIND, MAY_PATCH_NODES = "create pods/binding in team-a", "patch nodes"
+
+
+Function = Callable[..., celtypes.Value]
+ENVIRONMENT = celpy.Environment()
+
+
+@functools.cache
+def compiled(expression: str) -> Any:
+    return ENVIRONMENT.compile(expression)
+
+
+@functools.cache
+def policies() -> dict[str, Json]:
+    return {each["metadata"]["name"]: each["spec"] for each in rendered(BASE) if each["kind"] == KINDS[0]}
+
+
+def asking(rights: Collection[str]) -> dict[str, Any]:
+    """CEL's `authorizer`, a text to which each call adds, of a user who has these rights."""
+
+    def add(before: str) -> Function:
+        return lambda asked, name: celtypes.StringType(f"{asked}{before}{name}" if name else asked)
+
+    def check(asked: celtypes.StringType, verb: celtypes.StringType) -> celtypes.Value:
+        return celtypes.StringType(f"{verb} {asked}")
+
+    return {
+        "group": add(""),
+        "resource": add(""),
+        "subresource": add("/"),
+        "namespace": add(" in "),
+        "check": check,
+        "allowed": lambda asked: celtypes.BoolType(str(asked) in rights),
+    }
+
+
+def admits(name: str, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> bool:
+    """Whether the policy lets the request through; an evaluation that fails raises CELEvalError."""
+    spec = policies()[name]
+    operation = "DELETE" if found is None else "UPDATE" if old else "CREATE"
+    asked = {"operation": operation, **request}
+    given = {"object": found, "oldObject": old, "request": asked, "authorizer": ""}
+    known = {key: json_to_cel(value) for key, value in given.items()}
+    variables = known["variables"] = celtypes.MapType()
+
+    def evaluate(expression: str) -> celtypes.Value:
+        return ENVIRONMENT.program(compiled(expression), functions=asking(rights)).evaluate(known)
+
+    if not all(evaluate(each["expression"]) for each in spec.get("matchConditions", [])):
+        return True
+    for each in spec.get("variables", []):
+        variables[celtypes.StringType(each["name"])] = evaluate(each["expression"])
+    return all(evaluate(each["expression"]) for each in spec["validations"])
+
+
+def test_every_policy_is_in_force_and_refuses_what_it_cannot_judge() -> None:
+    found = policies()
+    bindings = [each for each in rendered(BASE) if each["kind"] == KINDS[1]]
+    assert {each["spec"]["policyName"] for each in bindings} == set(found)
+    assert all(each["spec"]["validationActions"] == ["Deny"] for each in bindings)
+    assert {spec["failurePolicy"] for spec in found.values()} == {"Fail"}
+
+
+# Allocations
+
+
+def pod(annotations: Json | None = None, labels: Json | None = None) -> Json:
+    return {"metadata": {"name": "train", "annotations": annotations or {}, "labels": labels or {}}}
+
+
+ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_annotations})
+LABELS = sorted({name for scheme in SCHEMES for name in scheme.allocation_labels})
+CHANGES = [
+    *(pytest.param(pod({name + "0" * name.endswith("-"): "1"}), id=name) for name in ANNOTATIONS),
+    *(pytest.param(pod(labels={name: "1"}), id=f"label {name}") for name in LABELS),
+]
+
+
+def change_allocation(new: Json, old: Json | None, rights: Collection[str] = ()) -> bool:
+    return admits("allocations.quota.vcuda.io", new, old, rights, namespace="team-a")
+
+
+@pytest.mark.parametrize("allocated", CHANGES)
+def test_an_allocation_of_any_scheme_is_added_changed_and_removed_by_who_may_bind_or_patch_nodes(
+    allocated: Json,
+) -> None:
+    bare, note = {"metadata": {"name": "train"}}, pod({"note": "1"}, {"app": "a"})
+    [(part, marks)] = [(key, marks) for key, marks in allocated["metadata"].items() if marks and key != "name"]
+    other = {"metadata": {part: dict.fromkeys(marks, "2")}}
+    for new, old in ((allocated, bare), (allocated, note), (bare, allocated), (other, allocated), (allocated, None)):
+        assert not change_allocation(new, old)
+        assert not change_allocation(new, old, ["create pods/binding in team-b", "update nodes"])
+        assert change_allocation(new, old, [MAY_BIND])
+        assert change_allocation(new, old, [MAY_PATCH_NODES])
+    assert change_allocation(allocated, allocated)
+
+
+@pytest.mark.parametrize(
+    "old", [None, {"metadata": {}}, pod({"note": "1"}, {"app": "a"})], ids=["none", "bare", "other"]
+)
+def test_what_is_no_allocation_is_anybodys_to_change(old: Json | None) -> None:
+    assert change_allocation(pod({"note": "2", "nvidia.com/use-gputype": "M40"}, {"app": "b"}), old)
+    assert change_allocation({"metadata": {}}, old)
+
+
+# Our own accounts, and the priority class
+
+
+@pytest.mark.parametrize(("name", "admitted"), [(None, True), ("high", True), ("vcuda-quota", False)])
+def test_the_priority_class_is_for_pods_of_our_own_namespaces(name: str | None, *, admitted: bool) -> None:
+    assert (
+        admits("priority-class.quota.vcuda.io", {"spec": {"priorityClassName": name} if name else {}}, None) == admitted
+    )
+    [excepted] = policies()["priority-class.quota.vcuda.io"]["matchConstraints"]["namespaceSelector"][
+        "matchExpressions"
+    ]
+    namespaces = [each["metadata"]["name"] for each in rendered(BASE) if each["kind"] == "Namespace"]
+    assert (excepted["operator"], sorted(excepted["values"])) == ("NotIn", sorted(namespaces))
+    assert one(rendered(BASE), "PriorityClass", "vcuda-quota")
+
+
+@pytest.mark.parametrize(
+    ("user", "name", "kind", "admitted"),
+    [
+        (CERTS, "vcuda-webhook-ca", "Opaque", True),
+        (CERTS, "vcuda-webhook-tls", "kubernetes.io/tls", True),
+        (CERTS, "vcuda-webhook-ca", "kubernetes.io/service-account-token", False),
+        (CERTS, "vcuda-webhook-tls", "Opaque", False),
+        (CERTS, "vcuda-extender-ca", "Opaque", False),
+        (CERTS, "another", "Opaque", False),
+        (EXTENDER_CERTS, "vcuda-extender-ca", "Opaque", True),
+        (EXTENDER_CERTS, "vcuda-extender-tls", "kubernetes.io/tls", True),
+        (EXTENDER_CERTS, "vcuda-webhook-tls", "kubernetes.io/tls", False),
+        ("admin", "another", "kubernetes.io/service-account-token", True),
+    ],
+)
+def test_a_rotation_creates_its_own_two_secrets(user: str, name: str, kind: str, *, admitted: bool) -> None:
+    secret = {"metadata": {"name": name}, "type": kind}
+    assert admits("certificate-secrets.quota.vcuda.io", secret, None, userInfo={"username": user}) == admitted
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["written", "deleted"])
+@pytest.mark.parametrize(
+    ("user", "namespace", "name", "admitted"),
+    [
+        (WEBHOOK, "vcuda-quota", "gpu-ledger-team-a", True),
+        (WEBHOOK, "vcuda-quota", "gpu-cards", False),
+        (WEBHOOK, "vcuda-quota", "kube-root-ca.crt", False),
+        (WEBHOOK, "team-a", "gpu-quota-usage", False),
+        (CONTROLLER, "vcuda-quota", "gpu-ledger-team-a", True),
+        (CONTROLLER, "vcuda-quota", "gpu-cards", True),
+        (CONTROLLER, "vcuda-quota", "gpu-placements", True),
+        (CONTROLLER, "vcuda-quota", "vcuda-scheduler-config-1", False),
+        (CONTROLLER, "vcuda-quota", "kube-root-ca.crt", False),
+        (CONTROLLER, "team-a", "gpu-quota-usage", True),
+        (CONTROLLER, "team-a", "gpu-ledger-team-a", False),
+        (CONTROLLER, "kube-system", "gpuquota", False),
+        ("admin", "vcuda-quota", "kube-root-ca.crt", True),
+    ],
+)
+def test_config_maps_are_written_by_the_account_whose_they_are(
+    user: str, namespace: str, name: str, *, admitted: bool, gone: bool
+) -> None:
+    found: Json = {"metadata": {"name": name}}
+    states = (None, found) if gone else (found, None)
+    about = {"username": user}
+    assert admits("own-config-maps.quota.vcuda.io", *states, userInfo=about, namespace=namespace) == admitted
+
+
+ENFORCED = {"quota.vcuda.io/enforced": "true"}
+SECURE = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+@pytest.mark.parametrize(
+    ("resource", "labels", "spec", "admitted"),
+    [
+        ("namespaces", {**SECURE, **ENFORCED}, {}, True),
+        ("namespaces", {}, {}, False),
+        ("namespaces", {"pod-security.kubernetes.io/enforce": "privileged"}, {}, False),
+        ("namespaces", {**SECURE, "new": "1"}, {}, False),
+        ("pods", {**SECURE, "nvidia.com/assigned-phase": "succeed"}, {}, True),
+        ("pods", {**SECURE, **ENFORCED}, {}, False),
+        ("pods", SECURE, {"containers": []}, False),
+        ("nodes", {**SECURE, "gaia.tencent.com/gpu-model": "A100"}, {}, False),
+        ("replicasets", SECURE, {}, True),
+        ("replicasets", SECURE, {"replicas": 0}, False),
+    ],
+)
+def test_the_controller_changes_its_own_labels_and_no_spec(
+    resource: str, labels: Json, spec: Json, *, admitted: bool
+) -> None:
+    new, old = ({"metadata": {"labels": marks}, "spec": each} for marks, each in ((labels, spec), (SECURE, {})))
+    for user, expected in ((CONTROLLER, admitted), ("admin", True)):
+        request = {"userInfo": {"username": user}, "resource": {"resource": resource}}
+        assert admits("controller-patches.quota.vcuda.io", new, old, (), **request) == expected
