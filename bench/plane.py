@@ -28,7 +28,7 @@ from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.server import Cluster as OnCluster, MakeService
 
 PLACE = QuotaPlace()
-SYSTEM_NAMESPACE = "vcuda-quota"
+SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 THREADS = 32
 READY_SECONDS = 30.0
 POLL_SECONDS = 0.1
@@ -68,7 +68,7 @@ class Plane(NamedTuple):
     def ledger(self, namespace: str) -> tuple[Ledger, int]:
         """The namespace's ledger as stored, an empty one where there is none, and the bytes of its ConfigMap."""
         answer = self.cluster.rest.send(
-            "GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
+            "GET", f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
         )
         if answer.status == HTTPStatus.NOT_FOUND:
             return Ledger(), 0
@@ -102,7 +102,8 @@ def running_plane() -> Iterator[Plane]:
         cluster = stack.enter_context(closing(Cluster(control_plane)))
         for name in ("default", "kube-system"):
             cluster.await_object("/api/v1/namespaces", name, lambda _: True)
-        cluster.create_namespace(SYSTEM_NAMESPACE)
+        for name in (SYSTEM_NAMESPACE, LEDGER_NAMESPACE):
+            cluster.create_namespace(name)
         yield Plane(cluster, certificates)
 
 

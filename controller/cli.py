@@ -42,7 +42,12 @@ main.add_command(node)
 @cli.kubeconfig_option
 @cli.quota_configmap_option
 @cli.quota_key_option
-@cli.option("--system-namespace", default="vcuda-quota", help="Namespace of this system: ledgers and the Lease.")
+@cli.option(
+    "--system-namespace",
+    default="vcuda-quota",
+    help="Namespace of this system: the Lease, free cards.",
+)
+@cli.ledger_namespace_option
 @cli.model_label_option
 @cli.pool_label_option
 @cli.option(
@@ -121,6 +126,7 @@ def run(
     quota_configmap: tuple[str, str],
     quota_key: str,
     system_namespace: str,
+    ledger_namespace: str,
     model_label: str,
     pool_label: str,
     identity: str | None,
@@ -193,6 +199,7 @@ def run(
         labels,
         registry,
         on_fault=_end,
+        ledger_namespace=ledger_namespace,
         timing=timing,
         gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
         violations=violations.ViolationOptions(period=audit_period, evict=enforce_audit),

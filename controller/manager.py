@@ -15,7 +15,7 @@ from controller.violations import Evictor, ViolationOptions, ViolationWatcher
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
-from vcuda.quota.model import SYSTEM_NAMESPACES
+from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 
 STOP_TIMEOUT_SECONDS = 5.0  # how long a stop waits for the loops, so that a write that is on its way comes to its end
 
@@ -32,6 +32,7 @@ class Leader:
         registry: CollectorRegistry,
         *,
         on_fault: Callable[[], None],
+        ledger_namespace: str = LEDGER_NAMESPACE,
         timing: settler.SettleTiming | None = None,
         gc: stale_gc.GcOptions | None = None,
         violations: ViolationOptions | None = None,
@@ -45,7 +46,7 @@ class Leader:
         self._timing = timing or settler.SettleTiming()
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
-        system = SYSTEM_NAMESPACES | {system_namespace}
+        system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace}
         self.quota = QuotaInformer(kube, place, system, self._quota_changed)
         # A node's model is that of the pods on it that are held to none, in any namespace. Through a queue, as nodes
         # come and go by the hundred.
@@ -53,7 +54,7 @@ class Leader:
             "models", lambda _: self.settler.add_all(), failure="models not followed", key_name="of"
         )
         self.nodes = NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
-        store = LedgerStore(kube, system_namespace, self.nodes.current)
+        store = LedgerStore(kube, ledger_namespace, self.nodes.current)
         self.publisher = publisher.Publisher(kube)
         self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
         self.namespaces = NamespaceLabels(kube, self.quota, self._arrived)

@@ -13,6 +13,7 @@ import click
 
 from vcuda.errors import BadInput
 from vcuda.placement.affinity import NodeLabels
+from vcuda.quota.model import LEDGER_NAMESPACE
 
 BAD_INPUT = 2
 """The exit status for what a person wrote; click itself ends with it for a flag that it cannot read."""
@@ -77,6 +78,9 @@ quota_configmap_option = option(
     help="ConfigMap that holds the quota.",
 )
 quota_key_option = option("--quota-key", default="gpu_quota", help="Its key.")
+ledger_namespace_option = option(
+    "--ledger-namespace", default=LEDGER_NAMESPACE, help="Namespace of the ledgers, and of nothing else."
+)
 model_label_option = option("--model-label", default=_LABELS.model, help="Node label that holds a node's GPU model.")
 pool_label_option = option("--pool-label", default=_LABELS.pool, help="Node label that holds a node's pool.")
 log_level_option = option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))

@@ -59,7 +59,8 @@ def main() -> None:
 @cli.kubeconfig_option
 @cli.quota_configmap_option
 @cli.quota_key_option
-@cli.option("--system-namespace", default="vcuda-quota", help="Namespace of this system, where the ledgers are.")
+@cli.option("--system-namespace", default="vcuda-quota", help="Namespace of this system: free cards.")
+@cli.ledger_namespace_option
 @_hint_options
 @cli.option("--drain-seconds", default=5.0, type=cli.FiniteRange(0, 600), help="Work on after readiness has failed.")
 @cli.log_level_option
@@ -77,6 +78,7 @@ def serve(
     quota_configmap: tuple[str, str],
     quota_key: str,
     system_namespace: str,
+    ledger_namespace: str,
     scheduler_name: str | None,
     pool_label: str,
     model_label: str,
@@ -119,7 +121,8 @@ def serve(
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
     failure = Failure()
     place = kube.QuotaPlace(*quota_configmap, quota_key)
-    cluster = Cluster(kubeconfig, place, system_namespace, hints, client_ca is not None, failure.end)
+    known = client_ca is not None
+    cluster = Cluster(kubeconfig, place, system_namespace, hints, ledger_namespace, known, failure.end)
     _or_exit(cluster.check)
     try:
         _run(Settings(bind, cert_dir, drain_seconds, callers), cluster.make_service)

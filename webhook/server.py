@@ -16,7 +16,7 @@ from gunicorn.app.base import BaseApplication
 
 from vcuda import kube as k8s
 from vcuda.placement import affinity, placement
-from vcuda.quota.model import SYSTEM_NAMESPACES
+from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission, app, context, ledger_client
 from webhook.ledgers import MemoryLedgers
@@ -47,6 +47,7 @@ class Cluster(msgspec.Struct, frozen=True):
     place: k8s.QuotaPlace
     system_namespace: str
     hints: affinity.Hints
+    ledger_namespace: str = LEDGER_NAMESPACE
     callers_known: bool = False
     end: Callable[[str], None] = k8s.end_process
 
@@ -64,11 +65,11 @@ class Cluster(msgspec.Struct, frozen=True):
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
         # A connection for each thread of the ledgers, so that none of them waits for another's, and two to spare.
         kube = k8s.Kube.connect(self.kubeconfig, pool_size=ledger_client.KUBE_THREADS + 2, version_check=check)
-        quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace})
+        quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
         nodes = k8s.NodeInformer(kube, self.hints.labels)
         policy = context.ClusterPolicy(quota, nodes, k8s.FreeCardsInformer(kube, self.system_namespace), self.hints)
         metrics = _metrics(certificate)
-        store = k8s.LedgerStore(kube, self.system_namespace, nodes.current)
+        store = k8s.LedgerStore(kube, self.ledger_namespace, nodes.current)
         ledgers = ledger_client.ClusterLedgers(store, LedgerMetrics(metrics.registry))
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors()))

@@ -23,7 +23,7 @@ from vcuda.ledger.ledger import Ledger, read_ledger
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
-SYSTEM_NAMESPACE = "vcuda-quota"
+SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 ENFORCED = "quota.vcuda.io/enforced"
 SERVED_BY = "e2e.vcuda.io/served-by"
 """On a namespace and on a quota ConfigMap: the installation that is asked about it, so that tests do not meet."""
@@ -123,7 +123,7 @@ class Installation:
 
 
 def ledger_path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
+    return f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
 
 
 @contextmanager
@@ -188,9 +188,10 @@ def make_certificates(directory: Path, at: datetime | None = None) -> None:
 
 
 def create_system_namespace(cluster: Cluster) -> None:
-    answer = cluster.try_create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}})
-    if answer.status != HTTPStatus.CONFLICT:
-        answer.ok()
+    for name in (SYSTEM_NAMESPACE, LEDGER_NAMESPACE):
+        answer = cluster.try_create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        if answer.status != HTTPStatus.CONFLICT:
+            answer.ok()
 
 
 def await_ready(installation: Installation) -> None:
@@ -217,7 +218,8 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Iterator[Cluster]:
     """The API as the ServiceAccount of this name, with what the manifest gives it; taken away at the end."""
     path = str(MANIFESTS / manifest)
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    for each in (namespace, LEDGER_NAMESPACE):
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}})
     cluster.kubectl("apply", "-f", path)
     with closing(Cluster(cluster.control_plane, cluster.service_account_token(namespace, name))) as account:
         yield account

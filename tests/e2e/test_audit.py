@@ -12,7 +12,7 @@ from controller.metrics import EvictionMetrics
 from controller.violations import EvictionOutcome, Evictor, Violation, ViolationKind
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, await_committed, controlling, limited_team
+from tests.e2e.installation import LEDGER_NAMESPACE, Installation, await_committed, controlling, limited_team
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
 from vcuda.allocations.stored_pods import read_stored
@@ -168,7 +168,7 @@ def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namesp
     kube = Kube.connect(cluster.kubeconfig)
     nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
     metrics = EvictionMetrics(CollectorRegistry())
-    evictor = Evictor(kube, LedgerStore(kube, SYSTEM_NAMESPACE, nodes.current), quota, nodes, metrics)
+    evictor = Evictor(kube, LedgerStore(kube, LEDGER_NAMESPACE, nodes.current), quota, nodes, metrics)
     created = cluster.create(card_pod("train", namespace))
     stored = read_stored(msgspec.convert(created, Pod), LABELS)
     assert stored

@@ -151,7 +151,7 @@ def test_a_damaged_ledger_is_not_guessed_and_its_owner_is_told_what_to_do(
     cluster.rest.merge_patch(ledger_path(namespace), {"data": {"ledger": '{"pending": '}})
     refused = cluster.try_create(card_pod("second", namespace))
     assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
-    assert f"ledger vcuda-quota/gpu-ledger-{namespace} cannot be read (" in refused.message
+    assert f"ledger vcuda-quota-ledgers/gpu-ledger-{namespace} cannot be read (" in refused.message
     assert refused.message.endswith("; delete it to have it rebuilt")
     assert [pod["metadata"]["name"] for pod in cluster.pods(namespace)] == ["first"]
 

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, account_of, may
+from tests.e2e.installation import LEDGER_NAMESPACE, SYSTEM_NAMESPACE, account_of, may
 from vcuda.kube import Kube, VersionCheck
 
 NODE_NAMESPACE = "vcuda-quota-node"
@@ -25,9 +25,10 @@ LEASES = "leases.coordination.k8s.io"
 
 RIGHTS = [
     # part, resource, namespace, what it may, what it may not
-    ("webhook", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, "get update", "delete"),
+    ("webhook", "configmaps/gpu-ledger-team-a", LEDGER_NAMESPACE, "get update", "delete"),
     ("webhook", "configmaps/gpu-cards", SYSTEM_NAMESPACE, "watch", ""),
-    ("webhook", "configmaps", SYSTEM_NAMESPACE, "create", "list"),
+    ("webhook", "configmaps", LEDGER_NAMESPACE, "create", "list"),
+    ("webhook", "configmaps", SYSTEM_NAMESPACE, "", "get create update"),
     ("webhook", "secrets", SYSTEM_NAMESPACE, "", "get"),
     ("webhook", "configmaps/gpuquota", "kube-system", "watch", "update"),
     ("webhook", "configmaps", "kube-system", "", "watch"),
@@ -37,7 +38,8 @@ RIGHTS = [
     ("webhook", "configmaps", "default", "", "get"),
     ("webhook", "nodes", "default", "watch", "patch"),
     ("webhook", "namespaces", "default", "get", "list"),
-    ("controller", "configmaps/gpu-ledger-team-a", SYSTEM_NAMESPACE, "update delete", ""),
+    ("controller", "configmaps/gpu-ledger-team-a", LEDGER_NAMESPACE, "update delete", ""),
+    ("controller", "configmaps/another", SYSTEM_NAMESPACE, "", "get list update delete"),
     ("controller", "secrets", SYSTEM_NAMESPACE, "", "get"),
     ("controller", f"{LEASES}/vcuda-controller", SYSTEM_NAMESPACE, "update", ""),
     ("controller", f"{LEASES}/another", SYSTEM_NAMESPACE, "", "update"),

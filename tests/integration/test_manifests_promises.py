@@ -29,6 +29,7 @@ from tests.rendered import (
     rendered,
 )
 from vcuda import __version__
+from vcuda.quota.model import LEDGER_NAMESPACE
 from vcuda.requests.schemes import SCHEMES
 from vcuda.x509 import service_names
 from webhook.cli import main as webhook_cli
@@ -78,7 +79,8 @@ def test_pods_are_restricted_and_so_is_their_namespace_the_node_agent_excepted(o
         for each in objects
         if each["kind"] == "Namespace"
     }
-    assert levels == {manifests.SYSTEM_NAMESPACE: "restricted", manifests.NODE_NAMESPACE: "privileged"}
+    restricted = dict.fromkeys((manifests.SYSTEM_NAMESPACE, LEDGER_NAMESPACE), "restricted")
+    assert levels == {**restricted, manifests.NODE_NAMESPACE: "privileged"}
     for workload, spec in pod_specs(objects):
         if workload["metadata"]["namespace"] == manifests.SYSTEM_NAMESPACE:
             assert offences(spec) == set(), label(workload)

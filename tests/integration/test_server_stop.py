@@ -23,7 +23,7 @@ from tests.processes import PATIENCE, Reply, WebhookProcess, exchange, serving
 LONG = ("--drain-seconds", "600")
 """Longer than any test: a drain ends when the test says so, by a second SIGTERM to the worker."""
 
-LEDGER = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-team-a"
+LEDGER = "/api/v1/namespaces/vcuda-quota-ledgers/configmaps/gpu-ledger-team-a"
 TOKEN = "a-token-nobody-may-see"
 POD = json.dumps(review_of(card_pod("pod", "team-a")))
 

@@ -230,7 +230,7 @@ def _bad(body: bytes) -> str:
 
 
 def _damaged() -> str:
-    metadata = ObjectMeta(name="gpu-ledger-team-a", namespace="vcuda-quota")
+    metadata = ObjectMeta(name="gpu-ledger-team-a", namespace="vcuda-quota-ledgers")
     try:
         NamedLedger("team-a", ConfigMap(metadata, {"ledger": '{"pending": '})).read()
     except UnreadableLedger as error:

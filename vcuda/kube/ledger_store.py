@@ -1,6 +1,7 @@
 """Ledgers kept in the cluster: one ConfigMap per limited namespace, written by compare-and-swap.
 
-They live in the system's own namespace, where tenants have no rights.
+They live in a namespace of their own, where tenants have no rights: so a right to ledgers, whose names nobody can list
+beforehand, is a right to nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -18,7 +18,10 @@ NOT_MUTATED = "/mutate was not asked, or another webhook came after it"
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
 # A webhook that had to admit its own pods could never start again after all of them have gone.
-UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", "vcuda-quota-node"})
+LEDGER_NAMESPACE = "vcuda-quota-ledgers"
+"""Where ledgers are unless somebody says otherwise: nothing else is there."""
+
+UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, "vcuda-quota-node"})
 """Namespaces about whose pods the API server asks nobody, as manifests/base/registration.yaml has it."""
 
 

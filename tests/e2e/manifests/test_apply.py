@@ -106,7 +106,7 @@ def test_requests_for_ledgers_have_a_priority_level_of_their_own(admin: Cluster,
     apply(admin, BASE, "--server-side", "--force-conflicts")
     schema = admin.rest.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/vcuda-quota")
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, account))) as own:
-        ledger = own.rest.send("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/gpu-ledger-team-a")
+        ledger = own.rest.send("GET", "/api/v1/namespaces/vcuda-quota-ledgers/configmaps/gpu-ledger-team-a")
         other = own.rest.send("GET", "/api/v1/nodes")
     assert ledger.headers["X-Kubernetes-PF-FlowSchema-UID"] == schema["metadata"]["uid"]
     assert other.headers["X-Kubernetes-PF-FlowSchema-UID"] != schema["metadata"]["uid"]

@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import SYSTEM_NAMESPACE, tenant_of
+from tests.e2e.installation import LEDGER_NAMESPACE, SYSTEM_NAMESPACE, tenant_of
 from tests.e2e.manifests.system import apply
 from tests.e2e.rest import Answer
 from tests.e2e.workloads import workload
@@ -216,15 +216,15 @@ def test_the_rotation_of_certificates_creates_its_two_secrets(
     assert answer.status == (HTTPStatus.CREATED if admitted else HTTPStatus.FORBIDDEN), answer.message
 
 
-@pytest.mark.parametrize(("user", "own"), [("vcuda-webhook", "gpu-ledger-a"), ("vcuda-controller", "gpu-placements")])
-def test_an_account_writes_its_own_config_maps_and_no_other(admin: Cluster, user: str, own: str) -> None:
-    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": SYSTEM_NAMESPACE, "name": "not-ours"}}
+@pytest.mark.parametrize("user", ["vcuda-webhook", "vcuda-controller"])
+def test_an_account_writes_ledgers_in_their_namespace_and_nothing_else(admin: Cluster, user: str) -> None:
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": LEDGER_NAMESPACE, "name": "not-ours"}}
     admin.apply(other)
-    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
+    path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, user))) as account:
         changed = account.rest.send("PUT", f"{path}/not-ours", {**other, "data": {"a": "1"}})
         assert (changed.status, "this account writes" in changed.message) == (HTTPStatus.FORBIDDEN, True)
-        made = {**other, "metadata": {"namespace": SYSTEM_NAMESPACE, "name": own}}
+        made = {**other, "metadata": {"namespace": LEDGER_NAMESPACE, "name": "gpu-ledger-team-a"}}
         assert account.try_create(made, dryRun="All").status == HTTPStatus.CREATED
         if user == "vcuda-controller":
             assert account.rest.send("DELETE", f"{path}/not-ours").status == HTTPStatus.FORBIDDEN
