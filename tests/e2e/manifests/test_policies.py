@@ -180,16 +180,6 @@ def test_a_tenant_cannot_use_our_priority_class(tenant: Cluster, team: str) -> N
     assert tenant.try_create(ordinary("ordinary", team)).status == HTTPStatus.CREATED
 
 
-def test_our_own_pods_have_their_priority(admin: Cluster) -> None:
-    secure = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
-    pod = ordinary("own", SYSTEM_NAMESPACE, priorityClassName="vcuda-quota", securityContext=secure)
-    of_container = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    [container] = pod["spec"]["containers"]
-    pod["spec"]["containers"] = [{**container, "securityContext": of_container}]
-    created = admin.try_create(pod, dryRun="All")
-    assert (created.status, created.body["spec"]["priority"]) == (HTTPStatus.CREATED, 1_000_000_000)
-
-
 # What our accounts write
 
 
