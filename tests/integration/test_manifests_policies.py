@@ -16,8 +16,9 @@ from tests.rendered import BASE, Json, one, rendered
 from vcuda.requests.schemes import SCHEMES
 
 KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-CERTS, EXTENDER_CERTS, WEBHOOK, CONTROLLER = (
-    f"system:serviceaccount:vcuda-quota:vcuda-{name}" for name in ("certs", "extender-certs", "webhook", "controller")
+CERTS, EXTENDER_CERTS, SCHEDULER_CERTS, WEBHOOK, CONTROLLER = (
+    f"system:serviceaccount:vcuda-quota:vcuda-{name}"
+    for name in ("certs", "extender-certs", "scheduler-certs", "webhook", "controller")
 )
 MAY_BIND, MAY_PATCH_NODES = "create pods/binding in team-a", "patch nodes"
 
@@ -152,6 +153,8 @@ def test_the_priority_class_is_for_pods_of_our_own_namespaces(name: str | None, 
         (EXTENDER_CERTS, "vcuda-extender-ca", "Opaque", True),
         (EXTENDER_CERTS, "vcuda-extender-tls", "kubernetes.io/tls", True),
         (EXTENDER_CERTS, "vcuda-webhook-tls", "kubernetes.io/tls", False),
+        (SCHEDULER_CERTS, "vcuda-scheduler-ca", "Opaque", True),
+        (SCHEDULER_CERTS, "vcuda-extender-ca", "Opaque", False),
         ("admin", "another", "kubernetes.io/service-account-token", True),
     ],
 )
@@ -175,6 +178,7 @@ def test_a_rotation_creates_its_own_two_secrets(user: str, name: str, kind: str,
         (CONTROLLER, "vcuda-quota", "vcuda-scheduler-config-1", False),
         (CONTROLLER, "vcuda-quota", "kube-root-ca.crt", False),
         (CONTROLLER, "team-a", "gpu-quota-usage", True),
+        (CONTROLLER, "team-a", "gpu-quota-probe", True),
         (CONTROLLER, "team-a", "gpu-ledger-team-a", False),
         (CONTROLLER, "kube-system", "gpuquota", False),
         ("admin", "vcuda-quota", "kube-root-ca.crt", True),
