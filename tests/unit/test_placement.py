@@ -308,8 +308,8 @@ def at_length(n: int, *lines: Manifest) -> Manifest:
 
 
 def by_many(n: int, terms: int) -> Manifest:
-    """Return a pod with n keys in its nodeSelector, beside so many terms."""
-    alternatives = (term(requirement(f"key-{number}", "Exists")) for number in range(terms))
+    """Return a pod with n keys in its nodeSelector, beside so many terms that contradict it."""
+    alternatives = (term(requirement(f"key-{number}", "NotIn", "v")) for number in range(terms))
     return vcuda_pod(nodeSelector={f"key-{number}": "v" for number in range(n)}, affinity=required(*alternatives))
 
 
@@ -322,7 +322,7 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
     bounds_that_contradict=lambda n: at_length(n, requirement("example.com/rank", "Lt", "0")),
     bounds_and_lists=lambda n: at_length(n, requirement("example.com/rank", "NotIn", *map(str, range(n)))),
     node_selector_beside_terms=lambda n: by_many(n, n // 8),
-    terms=lambda n: by_terms(n, "zone", "Exists"),
+    terms=lambda n: by_terms(n, "zone", "In", "none"),
     terms_for_the_model=lambda n: by_terms(n, MODEL, "Gt", "1"),
     terms_for_the_pool=lambda n: by_terms(n, POOL, "NotIn", "public"),
     terms_with_lists=lambda n: by_terms(n, "zone", "In", *map(str, range(n // 10))),
@@ -338,7 +338,7 @@ def test_it_takes_steps_in_proportion_to_the_pods_size_and_no_more_for_more_node
 
 
 def nodes_of(count: int) -> Nodes:
-    by_name = {f"n{number}": {MODEL: "M40", POOL: "public", "zone": str(number % 40)} for number in range(count)}
+    by_name = {f"n{number}": {MODEL: "M40", POOL: "lab", "zone": str(number % 40)} for number in range(count)}
     return nodes(**by_name)
 
 
