@@ -2,30 +2,27 @@
 
 import asyncio
 import copy
-import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonpatch
 import msgspec
 import pytest
 import yaml
 from hypothesis import HealthCheck, assume, event, given, settings, strategies as st
 
 from tests import strategies
-from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, review, term, vcuda_pod, view
+from tests.both_calls import EVERY_NODE, Webhook, patched
+from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, term, vcuda_pod, view
 from tests.node_selection import may_run_on
-from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
+from tests.strategies import MODELS, NODE_NAMES, POOLS
 from vcuda.k8s_types import AdmissionResponse
 from vcuda.placement.affinity import MODEL_ANNOTATION, Hints, NodeLabels, patch_for, unpinned_patch
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.requests.pod_request import read_request
 from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers, RecentChoices
-from webhook.pod_review import mutate, validate
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
 SCHEDULER = "gpu-scheduler"
@@ -64,22 +61,6 @@ def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
     ]
 
 
-class Webhook:
-    """The two decisions, over policy and a ledger of their own."""
-
-    def __init__(self, policy: PolicySnapshot) -> None:
-        self.policy = policy
-        self.ledgers = MemoryLedgers()
-        self._holds = RecentChoices()
-
-    def mutate(self, pod: Manifest) -> AdmissionResponse:
-        return asyncio.run(mutate(review(pod), self.policy, self.ledgers, self._holds))
-
-    def validate(self, pod: Manifest) -> AdmissionResponse:
-        stored = {**pod, "metadata": {**pod["metadata"], "uid": "u-1"}}
-        return asyncio.run(validate(review(stored), self.policy, self.ledgers, self._holds, float("inf")))
-
-
 class Admitted(msgspec.Struct, frozen=True):
     """A pod as it was sent and as /mutate leaves it, with its answer, and the quota and webhook that gave it."""
 
@@ -88,12 +69,6 @@ class Admitted(msgspec.Struct, frozen=True):
     answer: AdmissionResponse
     quota: NamespaceQuota
     webhook: Webhook
-
-
-def patched(pod: Manifest, patch: object) -> Manifest:
-    """Return the pod with a JSON Patch applied; the pod itself stays as it is."""
-    result: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(patch))
-    return result
 
 
 HINTS = st.builds(Hints, st.just(LABELS), st.sampled_from([None, SCHEDULER, "default-scheduler"]))
@@ -114,16 +89,6 @@ def for_every_admitted_pod(test: Any) -> Any:
     """Run a test with pods for which a model is chosen; many that are generated get none, and are passed over."""
     quiet = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=50, suppress_health_check=quiet, deadline=None)(given(admitted())(test))
-
-
-EVERY_NODE = [
-    (name, {key: value for key, value in zip(VALUES_OF, values, strict=True) if value is not None})
-    for values in itertools.product(
-        (None, *MODELS, "V100"), (None, *POOLS, "spare"), (None, "a", ""), (None, "0", "4", "5", "06", str(2**63 - 1))
-    )
-    for name in (*NODE_NAMES[:2], UNKNOWN_NODE)
-]
-"""Nodes of every model and pool, those of no quota too, with the other labels that pods select by."""
 
 
 @for_every_admitted_pod

@@ -1,0 +1,49 @@
+"""The two decisions about a pod, over policy and a ledger of their own, and every node on which it could land."""
+
+import asyncio
+import copy
+import itertools
+
+import jsonpatch
+import msgspec
+
+from tests.builders import Manifest, review
+from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
+from vcuda.k8s_types import AdmissionResponse
+from webhook import pod_review
+from webhook.context import PolicySnapshot
+from webhook.ledgers import MemoryLedgers, RecentChoices
+
+
+class Webhook:
+    """/mutate and /validate for pods of namespace team-a."""
+
+    def __init__(self, policy: PolicySnapshot) -> None:
+        self.policy = policy
+        self.ledgers = MemoryLedgers()
+        self._choices = RecentChoices()
+
+    def mutate(self, pod: Manifest) -> AdmissionResponse:
+        """Answer for a pod that is created."""
+        return asyncio.run(pod_review.mutate(review(pod), self.policy, self.ledgers, self._choices))
+
+    def validate(self, pod: Manifest) -> AdmissionResponse:
+        """Answer for a pod that is about to be stored."""
+        stored = review({**pod, "metadata": {**pod["metadata"], "uid": "u-1"}})
+        return asyncio.run(pod_review.validate(stored, self.policy, self.ledgers, self._choices, float("inf")))
+
+
+def patched(pod: Manifest, patch: object) -> Manifest:
+    """Return the pod with a JSON Patch applied; the pod itself stays as it is."""
+    result: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(patch))
+    return result
+
+
+EVERY_NODE = [
+    (name, {key: value for key, value in zip(VALUES_OF, values, strict=True) if value is not None})
+    for values in itertools.product(
+        (None, *MODELS, "V100"), (None, *POOLS, "spare"), (None, "a", ""), (None, "0", "4", "5", "06", str(2**63 - 1))
+    )
+    for name in (*NODE_NAMES[:2], UNKNOWN_NODE)
+]
+"""Nodes of every model and pool, those of no quota too, with the other labels that pods select by."""

@@ -1,0 +1,84 @@
+"""What a pod asks for, as the vendors and Kubernetes document it, worked out on plain manifests in the plainest way.
+
+It shares nothing with the code under test. Sources: the READMEs of tkestack/gpu-manager, Project-HAMi/HAMi and
+coldzerofear/vgpu-manager, and https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
+"""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+Amounts = tuple[int, int, int]
+"""Cores, MiB of memory, and hundredths of a card's whole memory."""
+
+NOTHING: Amounts = (0, 0, 0)
+SUFFIXES: Mapping[str, int | Fraction] = {
+    "m": Fraction(1, 1000),
+    "k": 1000,
+    "M": 1000**2,
+    "Ki": 1024,
+    "Mi": 1024**2,
+    "": 1,
+}
+
+OWN = {"tencent.com": 256, "nvidia.com": 1}
+"""The domains of vcuda-core and vcuda-memory, whose container says what it takes, with MiB in a unit of memory."""
+COUNTED = {"gpu": ("gpucores", "gpumem", "gpumem-percentage"), "vgpu-number": ("vgpu-cores", "vgpu-memory", "")}
+"""A number of vGPUs, and what each of them takes."""
+
+
+def asked_by(pod: Mapping[str, Any]) -> Amounts:
+    """Return what a pod takes while it runs."""
+    ways = [*OWN, *COUNTED]
+    return plus(*(_effective(pod["spec"], way) for way in ways))
+
+
+def _effective(spec: Mapping[str, Any], way: str) -> Amounts:
+    together = plus(*(_container(each, way) for each in spec.get("containers") or []))
+    beside, largest = NOTHING, NOTHING
+    for each in spec.get("initContainers") or []:
+        takes = plus(beside, _container(each, way))
+        if each.get("restartPolicy") == "Always":
+            beside = takes
+        largest = most(largest, takes)
+    return most(plus(together, beside), largest)
+
+
+def _container(container: Mapping[str, Any], way: str) -> Amounts:
+    resources = container.get("resources") or {}
+    amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+
+    def ask(name: str) -> int:
+        return whole(amounts.get(name if "/" in name else f"nvidia.com/{name}", 0))
+
+    if way in OWN:
+        cores, memory = ask(f"{way}/vcuda-core"), ask(f"{way}/vcuda-memory") * OWN[way]
+        return (cores, 0, cores) if cores >= 100 else (cores, memory, 0)
+    share, size, percentage = (ask(name) for name in COUNTED[way])
+    if not (ask(way) or share or size or percentage):
+        return NOTHING
+    count, cores = ask(way) or 1, share or 100
+    if share == 100 or not (size or percentage):
+        return count * cores, 0, count * 100
+    return (count * cores, count * size, 0) if size else (count * cores, 0, count * percentage)
+
+
+def whole(quantity: str | float) -> int:
+    """Return a quantity; none but a whole one, not below 0, may be let in."""
+    text = str(quantity)
+    suffix = text.lstrip("+-.0123456789e")
+    number = Fraction(text.removesuffix(suffix)) * SUFFIXES[suffix]
+    assert number >= 0
+    assert number.denominator == 1
+    return int(number)
+
+
+def plus(*amounts: Amounts) -> Amounts:
+    """Return the sums."""
+    cores, memory, card_memory = (sum(part) for part in zip(NOTHING, *amounts, strict=True))
+    return cores, memory, card_memory
+
+
+def most(one: Amounts, other: Amounts) -> Amounts:
+    """Return the larger of each."""
+    return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])

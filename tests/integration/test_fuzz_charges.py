@@ -1,0 +1,178 @@
+"""Pods that were accepted, changed in any way before they are stored: what is let in is charged what it asks for."""
+
+import asyncio
+import copy
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, seed, settings, strategies as st
+
+from tests import strategies
+from tests.both_calls import EVERY_NODE, Webhook, patched
+from tests.builders import MODEL, POOL, Manifest, container, requirement, sidecar, term
+from tests.charging import NOTHING, asked_by
+from tests.integration.fuzzing import for_a_while
+from tests.node_selection import may_run_on
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Limit, NamespaceQuota, Quota
+from vcuda.requests.schemes import SCHEMES
+from webhook.context import PolicySnapshot
+
+SHARE = 0.2
+VARIANTS = 20
+SEED = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(2**32))
+
+ROOM = Limit(10**12, 10**12)
+QUOTAS = [NamespaceQuota({"M40": ROOM, "P100": ROOM}, pools) for pools in ((), ("public",), ("public", "lab"))]
+
+RESOURCES = ["cpu", "example.com/nic", *(name for scheme in SCHEMES for name in scheme.resources)]
+PLAIN = [0, "0", "1", 2, "20", "50", "100", "200"]
+QUANTITIES = [*PLAIN, *PLAIN, "99", "150", "1e2", "100.0", "0.1k", "+50", "1Ki", "1500m", "-1", "0.5", "1e-2", "", None]
+SOUND: list[dict[str, Any]] = [{}]
+SOUND += [{"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "1"}, {"nvidia.com/vcuda-core": 200}]
+SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}]
+MODELS = ["M40", "P100", "A100"]
+FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
+OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
+
+Change = Callable[[Manifest, random.Random], object]
+
+
+def containers(pod: Manifest) -> list[Manifest]:
+    return [*(pod["spec"].get("containers") or []), *(pod["spec"].get("initContainers") or [])]
+
+
+def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
+    """Some limits or requests of the pod."""
+    asking = chance.choice(containers(pod))
+    asking["resources"] = resources = asking.get("resources") or {}
+    kind = chance.choice(["limits", "limits", "requests"])
+    resources[kind] = resources.get(kind) or {}
+    found: dict[str, Any] = resources[kind]
+    return found
+
+
+def terms(pod: Manifest) -> list[Manifest]:
+    """The terms of the required node affinity; a pod without any gets none by this."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
+
+
+def asks_more(pod: Manifest, chance: random.Random) -> None:
+    limits(pod, chance)[chance.choice(RESOURCES)] = chance.choice(QUANTITIES)
+
+
+def asks_elsewhere(pod: Manifest, chance: random.Random) -> None:
+    """What is in the limits moves to the requests, or the other way round."""
+    resources = chance.choice(containers(pod)).get("resources") or {}
+    resources["limits"], resources["requests"] = resources.get("requests"), resources.get("limits")
+
+
+def one_more_container(pod: Manifest, chance: random.Random) -> None:
+    asking = chance.choice([*SOUND, {chance.choice(RESOURCES): chance.choice(QUANTITIES)}])
+    made = chance.choice([container, sidecar])(asking, name=f"c{chance.randrange(10**6)}")
+    kind = chance.choice(["containers", "initContainers"])
+    of_kind = pod["spec"].get(kind) or []
+    of_kind.insert(chance.randint(0, len(of_kind)), made)
+    pod["spec"][kind] = of_kind
+
+
+def another_start(pod: Manifest, chance: random.Random) -> None:
+    chance.choice(containers(pod))["restartPolicy"] = chance.choice(["Always", "OnFailure", "always", None])
+
+
+def opened(pod: Manifest, chance: random.Random) -> None:
+    terms(pod).append(copy.deepcopy(chance.choice(OPEN)))
+
+
+def held_otherwise(pod: Manifest, chance: random.Random) -> None:
+    """One line of one term is dropped, or says another thing."""
+    lines = chance.choice(terms(pod)).get("matchExpressions") or [{}]
+    line = chance.choice(lines)
+    change = chance.choice(["drop", "operator", "values", "key"])
+    if change == "drop":
+        lines.remove(line)
+    else:
+        other = {"operator": chance.choice(["NotIn", "Exists", "In"]), "key": chance.choice([MODEL, POOL, "zone"])}
+        line[change] = other.get(change, chance.sample(MODELS, chance.randint(0, 2)))
+
+
+def selected_otherwise(pod: Manifest, chance: random.Random) -> None:
+    pod["spec"]["nodeSelector"] = chance.choice([None, {}, {MODEL: chance.choice(MODELS)}, {POOL: "public"}])
+
+
+def preset(pod: Manifest, chance: random.Random) -> None:
+    pod["spec"]["nodeName"] = chance.choice(["node-a", "", None])
+
+
+def forged(pod: Manifest, chance: random.Random) -> None:
+    notes = pod["metadata"].get("annotations") or {}
+    pod["metadata"]["annotations"] = {**notes, chance.choice(FORGED): chance.choice(["P100", "0", "true", "50"])}
+
+
+def emptied(pod: Manifest, chance: random.Random) -> None:
+    """Something is null, or not there."""
+    part = chance.choice([pod["spec"], *containers(pod), *terms(pod)])
+    key = chance.choice([*part, "none"])
+    if chance.random() < 0.5:
+        part.pop(key, None)
+    else:
+        part[key] = None
+
+
+CHANGES: list[Change] = [asks_more, asks_more, asks_elsewhere, one_more_container, another_start]
+CHANGES += [opened, held_otherwise, selected_otherwise, preset, forged, emptied]
+
+
+@pytest.mark.timeout(900)
+def test_whatever_is_let_in_is_charged_what_it_asks_for_to_the_one_model_where_it_can_run() -> None:
+    print(f"FUZZ_SEED={SEED}")
+    told: Counter[str] = Counter()
+    rounds = iter(range(2**32))
+
+    def fuzz() -> None:
+        @seed(SEED + next(rounds))
+        @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(strategies.storable_pods(), st.sampled_from(QUOTAS), st.integers(0, 2**64))
+        def change(pod: Manifest, quota: NamespaceQuota, number: int) -> None:
+            policy = PolicySnapshot(Quota({"team-a": quota}), Nodes())
+            answer = Webhook(policy).mutate(pod)
+            assume(answer.outcome == "pinned")
+            accepted, chance = patched(pod, answer.patch), random.Random(number)  # noqa: S311  # to be repeated
+            for _ in range(VARIANTS):
+                stored = copy.deepcopy(accepted)
+                for _ in range(chance.randint(0, 4)):
+                    if containers(stored):
+                        chance.choice(CHANGES)(stored, chance)
+                told[check(Webhook(policy), quota, stored)] += 1
+
+        change()
+
+    times = for_a_while(SHARE, fuzz)
+    print(f"pods that were changed, in {times} rounds: {dict(told)}")
+    assert told["charged"] > told["refused"] / 20 > 0
+
+
+def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
+    """Return what became of a pod that is about to be stored, once it is as it must be."""
+    verdict = webhook.validate(stored)
+    usage = asyncio.run(webhook.ledgers.usage("team-a"))
+    charged = {model: used.used for model, used in usage.items() if used.used.cores or used.used.memory}
+    if not verdict.allowed:
+        assert charged == {}
+        return "refused"
+    asked = asked_by(stored)
+    if asked == NOTHING:
+        assert charged == {}
+        return "not asking"
+    [(model, charge)] = charged.items()
+    assert (charge.cores, charge.memory, charge.card_memory) == asked
+    for name, labels in EVERY_NODE:
+        if may_run_on(stored, name, labels):
+            assert labels.get(MODEL) == model
+            assert not quota.pools or labels.get(POOL) in quota.pools
+    return "charged"
