@@ -22,7 +22,7 @@ from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from vcuda.requests.schemes import SCHEMES
 from webhook.context import PolicySnapshot
 
-SHARE = 0.2
+SHARE = 0.1
 VARIANTS = 20
 SEED = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(2**32))
 

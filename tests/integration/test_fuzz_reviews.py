@@ -16,7 +16,7 @@ from tests.integration.reviews import POD, Json, pinned, review_of, with_uid
 from tests.processes import JSON_TYPE, exchange
 
 EXAMPLES = 60
-SHARE = 0.4
+SHARE = 0.3
 
 ASKING = ("tencent.com/vcuda-core", "nvidia.com/vcuda-core", "nvidia.com/gpu", "nvidia.com/vgpu-number")
 
