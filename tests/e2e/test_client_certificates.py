@@ -25,7 +25,8 @@ from tests.e2e.installation import MANIFESTS, SYSTEM_NAMESPACE, account_of, make
 from tests.e2e.json_server import Server, reviewed, tls
 from tests.e2e.stage import utc_now
 from tests.e2e.steady import in_threads, plain
-from tests.processes import SCRIPTS, eventually, free_ports
+from tests.integration.reviews import card_pod, review_of
+from tests.processes import SCRIPTS, eventually, free_ports, serving
 from vcuda.x509 import common_name
 
 pytestmark = pytest.mark.slow
@@ -236,3 +237,17 @@ def test_the_api_server_reads_the_pair_again_by_itself(required: Presenting) -> 
 
     eventually(is_presented, timeout=REREAD_SECONDS)
     assert required.presented() == required.installed()
+
+
+def test_our_webhook_answers_the_api_server_and_nobody_without_its_certificate(
+    presenting: Presenting, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.crt").write_text(published(presenting.cluster))
+    ours = ("--cert-dir", presenting.certificates, "--kubeconfig", presenting.cluster.kubeconfig)
+    theirs = ("--client-ca", tmp_path / "ca.crt", "--client-name", "vcuda-quota-apiserver")
+    flags = (*ours, *theirs, "--bind", presenting.address, "--system-namespace", SYSTEM_NAMESPACE)
+    with serving(*flags, ca=presenting.certificates / "ca.crt") as process:
+        process.await_ready()
+        with presenting.asking("/validate"):
+            assert presenting.refusal() == ""
+        assert process.send("POST", "/validate", json.dumps(review_of(card_pod("train", "team-a")))).status == 401

@@ -9,7 +9,7 @@ import yaml
 
 from certs.cli import main as certs_cli
 from certs.client import client as certs_client
-from certs.parsing import MANAGED_BY, OURS
+from certs.parsing import CLIENT_CA_KEY, MANAGED_BY, OURS
 from controller.cli import main as controller_cli
 from controller.node.names import VM_DIRECTORIES
 from tests import rendered as manifests
@@ -270,6 +270,20 @@ def test_the_client_pair_is_issued_by_name_with_the_rights_for_these_names_alone
     for written in (one(objects, kind, name) for kind in names for name in names[kind]):
         assert written["metadata"]["labels"].items() >= {MANAGED_BY: OURS}.items()
         assert "data" not in written
+
+
+def test_the_webhook_reads_the_cas_that_the_rotation_publishes_and_takes_the_name_that_it_issues(
+    tmp_path: Path,
+) -> None:
+    objects = rendered(composed(tmp_path, ["client-certificates", "require-client-certificate"]))
+    webhook = one(objects, "Deployment", "vcuda-webhook")
+    issued = certs_client.commands["rotate"].make_context("rotate", []).params
+    mounts = {each["name"]: each["mountPath"] for each in container(webhook)["volumeMounts"]}
+    config_maps = {each.get("configMap", {}).get("name"): each["name"] for each in pod_spec(webhook)["volumes"]}
+    path = mounts[config_maps[issued["configmap"]]]
+    args = container(webhook)["args"]
+    assert f"--client-ca={path}/{CLIENT_CA_KEY}" in args
+    assert f"--client-name={issued['name']}" in args
 
 
 # Overlays
