@@ -78,6 +78,17 @@ def forged(namespace: str, **fields: Json) -> Json:
     return {**pod, **{part: {**pod[part], **more} for part, more in fields.items()}}
 
 
+def test_who_calls_the_webhook_for_a_namespace_that_does_not_exist_charges_nothing(
+    cluster: Cluster, installation: Installation
+) -> None:
+    asked = json.dumps(review_of(with_uid(pinned(card_pod("train", "invented")))))
+    with installation.quota.limited(**{"*": {"quota": {"M40": 8}}}):
+        for path in ("/mutate", "/validate"):
+            answer = installation.replica.send("POST", path, asked)
+            assert (answer.status, answer.decoded()["error"]) == (400, "there is no namespace invented")
+    assert cluster.rest.send("GET", ledger_path("invented")).status == HTTPStatus.NOT_FOUND
+
+
 def told_why(events: list[Json]) -> bool:
     return any(NOT_MUTATED in event["message"] for event in events)
 
