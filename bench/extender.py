@@ -23,13 +23,13 @@ from prometheus_client import CollectorRegistry
 from bench.plane import SYSTEM_NAMESPACE, Plane, running_plane
 from controller.extender.allocator import Allocator
 from controller.extender.cache import CardCache
-from controller.extender.journal import Journal
+from controller.extender.journal import Journal, JournalEntry, NodeJournal
 from controller.extender.publish import ExtenderMetrics
 from controller.extender.service import Listening, create_application, serve, verbs_of
 from controller.extender.strategy import Placement, bin_pack
 from tests.builders import LABELS, container, pod, view
 from tests.e2e.cluster import Json
-from vcuda.allocations.cards import CardRequest, Cards, annotations_for, read_card_request
+from vcuda.allocations.cards import CardRequest, Cards, read_card_request
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.cli import aligned
 from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
@@ -73,24 +73,30 @@ def filled() -> tuple[CardCache, list[str]]:
     for name in names:
         cache.node_changed(None, Node(ObjectMeta(name=name), NodeStatus(capacity)))
     rng = random.Random(3)  # noqa: S311  # the same pods each time, nothing secret
+    for name in names:
+        cache.load(NodeJournal(name))
     for number in range(PODS):
         manifest = gpu_pod(f"stored-{number}", {CORES: rng.choice(("10", "20", "30", "40")), MEMORY: "8"})
         node = names[number % NODES]
         manifest["spec"]["nodeName"] = node
-        manifest["metadata"]["annotations"] = placed(manifest, node, cache)
+        journal = cache.journal(node)
+        assert journal
+        entry = placed(manifest, node, cache)
+        cache.load(msgspec.structs.replace(journal, entries={**journal.entries, entry.uid: entry}))
         cache.pod_changed(None, read_stored(view(manifest), LABELS))
     return cache, names
 
 
-def placed(manifest: Json, node: str, cache: CardCache) -> dict[str, str]:
-    """The annotations of a pod that was placed on this node."""
+def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
+    """What a pod is given on this node."""
     request = read_card_request(view(manifest))
     assert isinstance(request, CardRequest)
     cards = cache.node_without(node, ())
     assert isinstance(cards, Cards)
     choice = bin_pack(request, [node], {node: cards})
     assert isinstance(choice, Placement), (node, cards)
-    return annotations_for(request.scheme, node, choice.assignment.shares, 1)
+    metadata = manifest["metadata"]
+    return JournalEntry(metadata["uid"], metadata["namespace"], metadata["name"], choice.assignment.shares, 1)
 
 
 @contextmanager
@@ -100,10 +106,10 @@ def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Take
     After it, outside of what is measured, the cache is shown the pod as it is stored then.
     """
     kube = Kube.connect(plane.cluster.kubeconfig)
-    journal = Journal(kube, SYSTEM_NAMESPACE, "bench")
-    journal.take()
     metrics = ExtenderMetrics(CollectorRegistry())
-    verbs = verbs_of(Allocator(kube, cache, journal, metrics, lambda: None))
+    journal = Journal(kube, SYSTEM_NAMESPACE)
+    allocator = Allocator(kube, cache, journal, metrics, unbound_seconds=300, model_of=lambda _: None)
+    verbs = verbs_of(allocator)
     certificate = ServingCertificate(plane.certificates)
     server = serve(Listening(("127.0.0.1", 0), certificate), create_application(verbs, metrics))
     context = ssl.create_default_context(cafile=str(plane.ca))

@@ -68,7 +68,8 @@ class Leader:
             others=self._others,
             timing=self._timing,
         )
-        self.garbage = self._make_gc(gc or stale_gc.GcOptions(), registry)
+        gc = gc or stale_gc.GcOptions()
+        self.garbage = self._make_gc(gc, registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
@@ -81,7 +82,14 @@ class Leader:
         if listening:
             pods, nodes = self.settler.pods, self.nodes
             self.extender = service.Extender(
-                kube, system_namespace, listening, pods, nodes, registry=registry, on_fault=on_fault
+                kube,
+                system_namespace,
+                listening,
+                pods,
+                nodes,
+                unbound_seconds=gc.timeout,
+                registry=registry,
+                on_fault=on_fault,
             )
 
     def _make_gc(self, options: stale_gc.GcOptions, registry: CollectorRegistry) -> stale_gc.StaleAllocationGc:
@@ -123,9 +131,6 @@ class Leader:
 
     def start(self) -> None:
         """Start watching; the loops begin when everything has been listed."""
-        # Before the pods are listed: what a leader before us was about to write on them is in the journal alone.
-        if self.extender:
-            self.extender.take()
         for reflector in self.reflectors().values():
             reflector.start()
         self._spawn("main", self._main)
@@ -196,7 +201,7 @@ class Leader:
     def _withdraw_cards(self) -> None:
         # Figures of an extender that was: nobody keeps them up, and models would be chosen by them for ever. At every
         # full resync, as the leader before us may have written them while it ended.
-        if self.extender is None or not self.extender.publishes:
+        if self.extender is None or not self.extender.serving:
             publish.delete_published(self._kube, self._system_namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:

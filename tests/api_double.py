@@ -108,9 +108,13 @@ class ApiDouble:
 
         return self._call("PATCH", timeout, effect)
 
-    def delete(self, path: str, _body: bytes | None = None, _params: object = None, timeout: float = 10) -> bytes:
+    def delete(self, path: str, body: bytes | None = None, _params: object = None, timeout: float = 10) -> bytes:
+        wanted = json.loads(body or b"{}").get("preconditions", {}).get("resourceVersion")
+
         def effect() -> bytes:
             known = self._known(path)
+            if wanted not in (None, known["metadata"]["resourceVersion"]):
+                raise Conflict(409, "Precondition failed")
             self.remove(path)
             return json.dumps(known).encode()
 

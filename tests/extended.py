@@ -9,18 +9,20 @@ from prometheus_client import CollectorRegistry
 
 from controller.extender.allocator import Allocator
 from controller.extender.cache import CardCache
-from controller.extender.journal import NAME, Journal
+from controller.extender.journal import Journal, name_of
 from controller.extender.protocol import BindingArgs, ExtenderArgs
 from controller.extender.publish import ExtenderMetrics
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
-from vcuda.allocations.cards import Share, read_pod_cards
+from vcuda.allocations.cards import Share
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.errors import ApiError
 from vcuda.k8s_types import Node, NodeStatus, ObjectMeta, Pod
 
 SYSTEM = "vcuda-quota"
-JOURNAL = f"/api/v1/namespaces/{SYSTEM}/configmaps/{NAME}"
+JOURNAL = f"/api/v1/namespaces/{SYSTEM}/configmaps/{name_of('n1')}"
+UNBOUND_SECONDS = 300
+NO_CARD = "1 whole vcuda cards needed, 0 free"
 CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 CARD_BLOCKS = 64
 """Blocks of 256 MiB of each card: 16 GiB."""
@@ -44,35 +46,34 @@ def seen(stored: Mapping[str, Any]) -> StoredPod:
 
 
 class Leader:
-    """One process that leads, its journal taken; nothing of it knows what others do but by the API server.
+    """One process that leads, or believes it; nothing of it knows what others do but by the API server.
 
-    ``seconds`` is its clock, which does not run by itself.
+    ``seconds`` is its clock, which does not run by itself. All its nodes are of model M40.
     """
 
-    def __init__(self, api: ApiDouble, holder: str = "us", cards: Mapping[str, int] | None = None) -> None:
+    def __init__(self, api: ApiDouble, cards: Mapping[str, int] | None = None) -> None:
         self.api = api
         self.cache = CardCache()
-        self.lost = 0
-        self.now = 0
         self.seconds = 0.0
-        self.journal = Journal(api.kube, SYSTEM, holder)
-        metrics = ExtenderMetrics(CollectorRegistry())
         self.allocator = Allocator(
-            api.kube, self.cache, self.journal, metrics, self._lose, now=self._tick, clock=lambda: self.seconds
+            api.kube,
+            self.cache,
+            Journal(api.kube, SYSTEM),
+            ExtenderMetrics(CollectorRegistry()),
+            unbound_seconds=UNBOUND_SECONDS,
+            model_of=lambda _: "M40",
+            now=lambda: int(self.seconds * 10**9),
+            clock=lambda: self.seconds,
         )
         for name, count in (cards or {"n1": 2}).items():
             self.cache.node_changed(None, gpu_node(name, count))
 
     def leads(self) -> Self:
-        """Take the journal, then list the pods."""
-        self.takes()
+        """List the pods, then read the journals, and make those that are missing."""
         self.lists()
+        self.allocator.load()
+        self.allocator.tidy()
         return self
-
-    def takes(self) -> None:
-        """Take the journal alone."""
-        for placement in self.journal.take():
-            self.cache.assume(placement)
 
     def lists(self) -> None:
         """Let the watch show all stored pods as they are."""
@@ -104,13 +105,6 @@ class Leader:
         """What the scheduler is answered that wants the pod bound to a node: why not, or nothing."""
         return self.allocator.bind(BindingArgs("team-a", name, f"uid-{name}", node))
 
-    def _tick(self) -> int:
-        self.now += 1
-        return self.now
-
-    def _lose(self) -> None:
-        self.lost += 1
-
 
 def forbidden(*_: object) -> bytes:
     """Deliver a call to an API server that refuses it."""
@@ -120,6 +114,11 @@ def forbidden(*_: object) -> bytes:
 def pod_path(name: str) -> str:
     """Where a pod is stored."""
     return f"/api/v1/namespaces/team-a/pods/{name}"
+
+
+def on_card(*cards: int, node: str = "n1") -> Mapping[str, str]:
+    """The annotations that give the only container of a pod these cards of a node."""
+    return {"tencent.com/predicate-node": node, "tencent.com/predicate-gpu-idx-0": ",".join(map(str, cards))}
 
 
 def store_pod(api: ApiDouble, name: str, cores: int, **fields: Any) -> Manifest:
@@ -135,13 +134,19 @@ def as_stored(api: ApiDouble, name: str) -> Manifest:
     return found
 
 
-def shares(api: ApiDouble, name: str) -> tuple[Share, ...]:
-    """The shares that the annotations of a stored pod give it."""
-    holding = read_pod_cards(msgspec.convert(api.objects[pod_path(name)], Pod))
-    return holding.shares if holding else ()
+def journaled(api: ApiDouble) -> dict[str, dict[str, list[Share]]]:
+    """The shares that stand in the journals, by node and pod."""
+    stored = (each for path, each in api.objects.items() if "/configmaps/gpu-placements." in path)
+    found = (json.loads(each["data"]["placements"]) for each in stored)
+    return {
+        node["node"]: {
+            entry["name"]: [Share(*share) for shares in entry["shares"].values() for share in shares]
+            for entry in node["placements"]
+        }
+        for node in found
+    }
 
 
-def journaled(api: ApiDouble) -> list[str]:
-    """The names of the pods whose placements stand in the journal."""
-    written = json.loads(api.objects[JOURNAL]["data"]["journal"])
-    return [placement["name"] for placement in written["placements"]]
+def shares(api: ApiDouble, name: str) -> list[Share]:
+    """The shares that a pod has been given, wherever."""
+    return [share for node in journaled(api).values() for share in node.get(name, ())]

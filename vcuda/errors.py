@@ -122,11 +122,7 @@ class UnreadableLedger(VcudaError):
 
 
 class UnreadableJournal(VcudaError):
-    """The journal of placements is damaged: which cards are promised is not known, so none may be given."""
-
-
-class Deposed(VcudaError):
-    """Another process has taken the journal of placements: it leads, and this one must end."""
+    """The journal of a node is damaged: which of its cards are given is not known, so none may be."""
 
 
 class NotPlaced(VcudaError):

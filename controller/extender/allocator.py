@@ -1,29 +1,37 @@
-"""Gives pods their node and cards, and binds them, for one process that leads.
+"""Gives pods their node and cards, and binds them.
 
-A placement is decided alone, counted in the cache, written down in the journal, and only then patched onto the pod; the
-scheduler is answered once the patch has landed. A binding goes the same way. Each is sent at one resourceVersion of the
-pod, so whatever is late or sent twice lands once or never, and the pod's later versions tell which.
+A placement is decided alone and written into the journal of its node by compare-and-swap; only then is the scheduler
+answered. A binding is written there too, with the resourceVersion of the pod that it is for, before it is sent. It
+carries the annotations that the device plugin reads, so that a pod's node and its cards cannot be told apart.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import msgspec
 import structlog
 
 from controller.extender import protocol, publish, strategy
-from controller.extender.cache import AssumedPlacement, CardCache
-from controller.extender.journal import TIMEOUT, Deadline, Journal
-from vcuda.allocations import cards as card_annotations
-from vcuda.allocations.cards import CardRequest, Cards, PodCards, Unplaceable, read_card_request, read_pod_cards
-from vcuda.errors import ApiError, Conflict, Deposed, NotFound, NotPlaced, Unavailable, VcudaError
+from controller.extender.cache import CardCache
+from controller.extender.journal import TIMEOUT, Journal, JournalEntry, NodeJournal
+from controller.extender.strategy import NodeCards, Placement, Strategy
+from vcuda.allocations import cards
+from vcuda.allocations.cards import CardRequest, Cards, Unplaceable
+from vcuda.errors import Conflict, NotFound, NotPlaced, Unavailable, UnreadableJournal, VcudaError
 from vcuda.k8s_types import UNDECODABLE, Pod
-from vcuda.kube import MERGE_PATCH, Kube, segment
+from vcuda.kube import Kube, segment
+from vcuda.ledger.ledger import is_older
 
 MAX_ATTEMPTS = 4
-"""How often one call places or binds a pod that others change meanwhile; the scheduler itself writes its conditions."""
+"""How often one call places or binds a pod where others write the same journal or pod meanwhile."""
+
+DEADLINE_SECONDS = 12.0
+"""For one answer, whatever fails: fewer than the scheduler's httpTimeout, 15, by more than one call takes."""
+
+MIN_CALL_SECONDS = 0.2
+"""With fewer a call is not begun: it would only be left without an answer."""
 
 TURN_TIMEOUT_SECONDS = 5.0
 """For which a call waits for the decisions before it."""
@@ -31,10 +39,26 @@ TURN_TIMEOUT_SECONDS = 5.0
 _POD = msgspec.json.Decoder(Pod)
 
 
-class Allocator:
-    """Answers what kube-scheduler asks. ``on_lost`` is called when another process leads: this one must end.
+class Deadline:
+    """When an answer is due, ``DEADLINE_SECONDS`` from now. ``clock`` only runs forward, in seconds."""
 
-    ``now`` is Unix time in nanoseconds; ``clock`` is in seconds, and only runs forward.
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = clock() + DEADLINE_SECONDS
+
+    def timeout(self) -> float:
+        """Return the seconds that the next call may take; raises NotPlaced where too few are left."""
+        left = self._at - self._clock()
+        if left < MIN_CALL_SECONDS:
+            raise NotPlaced("there was no time left to place the pod")
+        return min(TIMEOUT, left)
+
+
+class Allocator:
+    """Answers what kube-scheduler asks.
+
+    ``unbound_seconds``: for which a pod that is not bound keeps what it was given, at least. ``model_of`` is the model
+    of a node. ``now`` is Unix time in nanoseconds; ``clock`` is in seconds, and only runs forward.
     """
 
     def __init__(
@@ -43,19 +67,24 @@ class Allocator:
         cache: CardCache,
         journal: Journal,
         metrics: publish.ExtenderMetrics,
-        on_lost: Callable[[], None],
         *,
-        choose: strategy.Strategy = strategy.bin_pack,
+        unbound_seconds: float,
+        model_of: Callable[[str], str | None],
+        choose: Strategy = strategy.bin_pack,
         now: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kube, self._cache, self._journal = kube, cache, journal
+        self._kube = kube
+        self._cache = cache
+        self._journal = journal
         self._metrics = metrics
-        self._on_lost = on_lost
+        self._unbound_seconds = unbound_seconds
+        self._model_of = model_of
         self._strategy = choose
-        self._now, self._clock = now, clock
+        self._now = now
+        self._clock = clock
         self._turn = threading.Lock()
-        self._unshown: frozenset[AssumedPlacement] = frozenset()
+        self._unshown: frozenset[str] = frozenset()
         self._log = structlog.get_logger()
 
     def filter(self, args: protocol.ExtenderArgs) -> bytes:
@@ -64,7 +93,7 @@ class Allocator:
         Where nothing could be decided the answer is an error, on which the scheduler tries the pod again.
         """
         deadline = Deadline(self._clock)
-        request = read_card_request(args.pod)
+        request = cards.read_card_request(args.pod)
         if request is None:
             return args.passing(args.names)
         if isinstance(request, Unplaceable):
@@ -77,16 +106,16 @@ class Allocator:
             pod = f"{args.pod.metadata.namespace}/{args.pod.metadata.name}"
             self._log.warning("not placed", pod=pod, error=str(error))
             return args.failed(str(error))
-        if isinstance(placed, strategy.Placement):
+        if isinstance(placed, str):
             self._metrics.placements.labels("placed").inc()
-            return args.passing([placed.node])
+            return args.passing([placed])
         self._metrics.placements.labels("unplaceable").inc()
         return args.failing(placed)
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
         """Return the nodes on which the pod would fit on cards once its victims are gone."""
         # The scheduler has chosen them by sums alone. Where they make no room on any one card, nobody is evicted.
-        request = read_card_request(args.pod)
+        request = cards.read_card_request(args.pod)
         if request is None:
             return args.victims
         return {
@@ -98,8 +127,8 @@ class Allocator:
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
         """Return 10 for a node without cards and 0 for one with, as gpu-admission."""
         # So other pods leave the nodes with cards to those that need them; a vcuda pod has one node left by now.
-        cards = self._cache.cards()
-        return {name: 0 if isinstance(cards.get(name), Cards) else 10 for name in args.names}
+        known = self._cache.cards()
+        return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
     def bind(self, args: protocol.BindingArgs) -> str:
         """Bind the pod; return why that was not done, and nothing where it was: then the scheduler tries it again."""
@@ -116,20 +145,31 @@ class Allocator:
             self._log.warning("not bound", pod=f"{args.namespace}/{args.name}", node=args.node, error=str(error))
             return str(error)
 
-    def forget_gone(self) -> None:
-        """Read the pods with assumed placements that the watch has not shown since the last call; forget the gone."""
-        # One that came and went while nobody watched is never reported, and its shares would stay taken.
-        assumed = frozenset(self._cache.assumed())
-        for placement in assumed & self._unshown:
-            try:
-                self._read(placement)
-            except (VcudaError, *UNDECODABLE) as error:  # no fault: it is read again at the next call
-                self._log.info("promised shares to a pod that is not to be had", pod=placement.name, error=str(error))
-        self._unshown = assumed
+    def load(self) -> None:
+        """Read the journals of all nodes. Raises Unavailable."""
+        for journal in self._journal.read_all():
+            self._cache.load(journal)
+
+    def tidy(self) -> None:
+        """Make the journals that are missing, and take from the others what counts no more. Raises VcudaError."""
+        self._forget_gone()
+        self._open(self._cache.unopened(), Deadline(self._clock))
+        expired: dict[str, set[str]] = {node: set() for node in self._cache.outdated()}
+        for node, entry in self._cache.entries():
+            if self._has_expired(entry):
+                expired.setdefault(node, set()).add(entry.uid)
+        for node, uids in expired.items():
+            with self._alone():
+                self._write(node, Deadline(self._clock), without=uids)
+        for node in self._cache.abandoned():
+            if journal := self._cache.journal(node):
+                with suppress(NotFound, Conflict):  # who has written it meanwhile knows the node
+                    self._journal.delete(journal)
+                self._cache.close(node)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        # One decision at a time: between the choice of a card and its being counted nobody else may choose.
+        # One decision at a time: else two would decide on one version, and one of them in vain.
         if not self._turn.acquire(timeout=TURN_TIMEOUT_SECONDS):
             raise NotPlaced("placements before this one take too long")
         try:
@@ -137,20 +177,68 @@ class Allocator:
         finally:
             self._turn.release()
 
-    def _assume(self, placement: AssumedPlacement, deadline: Deadline) -> float:
-        # Counted and written down first, sent only then; returns the seconds for that. The caller decides alone.
-        self._cache.assume(placement)
-        try:
-            self._journal.write(self._cache.assumed(), deadline)
-            return deadline.timeout()
-        except Deposed:
-            self._on_lost()
-            raise
-        except VcudaError:
-            self._cache.forget(placement)
-            raise
+    # The journals
 
-    def _read(self, asked: AssumedPlacement | protocol.BindingArgs, timeout: float = TIMEOUT) -> Pod:
+    def _open(self, nodes: Iterable[str], deadline: Deadline) -> None:
+        """Make the journals of nodes that have none, with what is bound there; read those that others have made."""
+        for node in nodes:
+            try:
+                journal = self._journal.write(NodeJournal(node, "", self._bound_before(node)), deadline.timeout())
+            except Conflict:
+                try:
+                    journal = self._journal.read(node, deadline.timeout())
+                except UnreadableJournal as error:  # costs its node alone
+                    self._log.error("what is placed on a node is not known", node=node, error=str(error))
+                    continue
+            self._cache.load(journal)
+
+    def _bound_before(self, node: str) -> dict[str, JournalEntry]:
+        # Bound to a node outside of its pin a pod is refused by kubelet, and has nothing there.
+        model, now = self._model_of(node), self._seconds()
+        return {
+            pod.uid: JournalEntry(pod.uid, pod.namespace, pod.name, {0: pod.cards.shares}, now)
+            for pod in self._cache.bound_to(node)
+            if pod.live and pod.cards and pod.model in (None, model)
+        }
+
+    def _write(
+        self, node: str, deadline: Deadline, entry: JournalEntry | None = None, without: Container[str] = ()
+    ) -> bool:
+        """Change a node's journal; False where another process has written it, which is known then."""
+        journal = self._cache.journal(node)
+        if journal is None:
+            raise NotPlaced(f"what is placed on {node} is not known yet")
+        entries = {uid: each for uid, each in journal.entries.items() if uid not in without}
+        if entry:
+            entries[entry.uid] = entry
+        try:
+            # Where it is not known what comes of it, the next write goes by the version before, and tells.
+            changed = msgspec.structs.replace(journal, entries=entries)
+            self._cache.load(self._journal.write(changed, deadline.timeout()))
+        except Conflict:
+            self._cache.load(self._journal.read(node, deadline.timeout()))
+            return False
+        return True
+
+    def _forget_gone(self) -> None:
+        # A pod that came and went while nobody watched is never reported. Those that the watch did not show at the last
+        # call either are read.
+        unshown = {entry.uid: entry for _, entry in self._cache.entries() if self._cache.pod(entry.uid) is None}
+        for uid in self._unshown & unshown.keys():
+            entry = unshown[uid]
+            try:
+                self._read(entry)
+            except (VcudaError, *UNDECODABLE) as error:  # no fault: it is read again at the next call
+                self._log.info("placed, and not to be had", pod=f"{entry.namespace}/{entry.name}", error=str(error))
+        self._unshown = frozenset(unshown)
+
+    def _has_expired(self, entry: JournalEntry) -> bool:
+        pod = self._cache.pod(entry.uid)
+        if pod is None or pod.node or self._seconds() < entry.placed + self._unbound_seconds:
+            return False
+        return not entry.may_be_bound(pod.version)
+
+    def _read(self, asked: JournalEntry | protocol.BindingArgs, timeout: float = TIMEOUT) -> Pod:
         # From the API server, never from the watch: a binding must name the version that is stored now.
         message = "the pod is gone"
         try:
@@ -160,160 +248,134 @@ class Allocator:
             message = "the pod is gone, and another has its name"
         except NotFound:
             pass
-        # Only for a placement of ours: a caller may name any uid beside any name.
-        if isinstance(asked, AssumedPlacement):
-            self._cache.forget_pod(asked.uid)
+        # Only for an entry of ours: a caller may name any uid beside any name.
+        if isinstance(asked, JournalEntry):
+            self._cache.forget(asked.uid)
         raise NotPlaced(message)
+
+    def _seconds(self) -> int:
+        return self._now() // 10**9
 
     # Placing
 
     def _would_fit(self, pod: Pod, request: CardRequest, node: str, victims: protocol.Victims) -> bool:
         # Without the pod itself too: an earlier call may have placed it there.
-        cards = self._cache.node_without(node, (*victims.uids, pod.metadata.uid))
-        if not isinstance(cards, Cards) or cards.scheme is not request.scheme:
+        found = self._cache.node_without(node, (*victims.uids, pod.metadata.uid))
+        if not isinstance(found, Cards) or found.scheme is not request.scheme:
             return False
-        return not isinstance(strategy.assign(cards, request.containers), Unplaceable)
+        return not isinstance(strategy.assign(found, request.containers), Unplaceable)
 
     def _place(
         self, pod: Pod, request: CardRequest, names: tuple[str, ...], deadline: Deadline
-    ) -> strategy.Placement | Mapping[str, Unplaceable]:
+    ) -> str | Mapping[str, Unplaceable]:
+        uid, version = pod.metadata.uid, self._version_of(pod)
+        self._open(self._cache.unopened().intersection(names), deadline)
         for _ in range(MAX_ATTEMPTS):
-            if pod.spec.node_name:
-                raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
-            found = self._choose(pod, request, names, self._cache.without(pod.metadata.uid))
-            if not isinstance(found, strategy.Placement):
+            before = self._cache.entries_of(uid)
+            for node in names:
+                # Its annotations are on their way: other cards there would not be those that the device plugin reads.
+                if node in before and before[node].may_be_bound(version):
+                    return node
+            found = self._choose(request, names, self._cache.without(uid), before)
+            if not isinstance(found, Placement):
                 return found
-            fresh = self._write(pod, request, found, deadline)
-            if fresh is None:
-                return found
-            pod = fresh
-        raise NotPlaced("the pod changes too often")
+            metadata, shares = pod.metadata, found.assignment.shares
+            entry = JournalEntry(uid, metadata.namespace, metadata.name, shares, self._seconds())
+            if self._write(found.node, deadline, entry):
+                self._leave(uid, version, found.node, deadline)
+                return found.node
+        raise NotPlaced("others place pods on the same nodes all the time")
+
+    def _version_of(self, pod: Pod) -> str:
+        """Return the newest resourceVersion known of a pod; raises NotPlaced where it is bound, or has ended."""
+        watched, version = self._cache.pod(pod.metadata.uid), pod.metadata.resource_version
+        if node := pod.spec.node_name or (watched.node if watched else ""):
+            raise NotPlaced(f"the pod is bound to {node} already")
+        if pod.has_ended or (watched and not watched.live):
+            raise NotPlaced("the pod has ended")
+        return watched.version if watched and is_older(version, watched.version) else version
 
     def _choose(
-        self, pod: Pod, request: CardRequest, names: tuple[str, ...], nodes: strategy.NodeCards
-    ) -> strategy.Placement | Mapping[str, Unplaceable]:
+        self, request: CardRequest, names: tuple[str, ...], nodes: NodeCards, before: Mapping[str, JournalEntry]
+    ) -> Placement | Mapping[str, Unplaceable]:
         # The node of an earlier placement comes first, if the pod still fits there. Its cards are chosen anew:
         # gpu-manager takes the fullest that fits when the container starts, and refuses a share whose annotation names
         # another.
-        before = read_pod_cards(pod)
-        if before is not None and before.node in names:
-            found = self._strategy(request, (before.node,), nodes)
-            if isinstance(found, strategy.Placement):
+        for node in sorted(before.keys() & {*names}, key=lambda node: before[node].placed, reverse=True):
+            found = self._strategy(request, (node,), nodes)
+            if isinstance(found, Placement):
                 return found
         return self._strategy(request, names, nodes)
 
-    def _write(self, pod: Pod, request: CardRequest, found: strategy.Placement, deadline: Deadline) -> Pod | None:
-        # Returns None once it is known to have landed, else the pod as it is now, to try again.
-        cards = PodCards(found.node, found.assignment.all_shares())
-        placement = _assumed(pod, cards)
-        written = card_annotations.annotations_for(request.scheme, found.node, found.assignment.shares, self._now())
-        timeout = self._assume(placement, deadline)
-        patch = card_annotations.patch_of(written, pod.annotations, pod.metadata.uid, pod.metadata.resource_version)
-        try:
-            answer = self._kube.patch(_path_of(placement), patch, MERGE_PATCH, timeout=timeout)
-        except Conflict:
-            self._cache.forget(placement)
-            return self._read(placement, deadline.timeout())
-        except ApiError as error:
-            self._cache.forget(placement)
-            raise NotPlaced(f"the pod's annotations cannot be written: {error}") from error
-        except Unavailable as error:
-            return self._after_unknown(placement, written, error, deadline)
-        self._cache.confirm(placement, _POD.decode(answer).metadata.resource_version)
-        return None
-
-    def _after_unknown(
-        self, placement: AssumedPlacement, written: dict[str, str], error: Unavailable, deadline: Deadline
-    ) -> Pod | None:
-        # While the patch may land still its shares stay taken: the pod's version tells.
-        pod = self._read(placement, deadline.timeout())
-        if written.items() <= pod.annotations.items():
-            self._cache.confirm(placement, pod.metadata.resource_version)
-            return None
-        if pod.metadata.resource_version == placement.base:
-            raise NotPlaced(f"whether the pod's annotations were written is not known: {error}") from error
-        self._cache.forget(placement)
-        return pod
+    def _leave(self, uid: str, version: str, node: str, deadline: Deadline) -> None:
+        # What the pod was given elsewhere, unless a binding there may land still: then the watch tells, or time.
+        for other, entry in self._cache.entries_of(uid).items():
+            if other == node or entry.may_be_bound(version):
+                continue
+            try:
+                self._write(other, deadline, without={uid})
+            except VcudaError as error:
+                self._log.info("an earlier placement still counts", pod=entry.name, node=other, error=str(error))
 
     # Binding
 
     def _binding_landed(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> bool:
-        # Returns False where the pod has changed since it was read, or was bound by another call.
-        placement = self._assume_binding(pod, args, deadline)
+        # Returns False where the pod or the journal has changed since it was read.
+        request, annotations = cards.read_card_request(pod), {}
+        if isinstance(request, Unplaceable):
+            raise NotPlaced(request.text)
+        if request:
+            entry = self._promise(pod, args, deadline)
+            if entry is None:
+                return False
+            annotations = cards.annotations_for(request.scheme, args.node, entry.shares, self._now())
+        elif not cards.names_cards(pod):
+            raise NotPlaced("the pod asks for no vcuda cards, and is not the extender's to bind")
         try:
-            self._send_binding(pod, args, deadline.timeout())
+            self._send_binding(pod, args, annotations, deadline.timeout())
         except Conflict:
-            if placement:
-                self._cache.forget(placement)
             return False
-        except (ApiError, NotPlaced):
-            if placement:
-                self._retract(placement, deadline)
-            raise
         except Unavailable as error:  # it may land still, at this version of the pod
-            if placement:
-                self._cache.leave_open(placement)
             if not _is_bound(self._read(args, deadline.timeout()), args.node):
                 raise NotPlaced(f"whether the pod was bound is not known: {error}") from error
         return True
 
-    def _assume_binding(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> AssumedPlacement | None:
-        # The scheduler has every pod bound by the extender that names the resource, one that needs no cards too.
-        request = read_card_request(pod)
-        if request is None:
-            return None
-        if isinstance(request, Unplaceable):
-            raise NotPlaced(request.text)
-        cards = read_pod_cards(pod)
-        if cards is None or cards.node != args.node:
-            raise NotPlaced(f"the pod is not placed on {args.node} any more")
-        placement = _assumed(pod, cards)
+    def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
+        """Write down that a binding of the pod as it is now is sent; None where another process writes the journal."""
         with self._alone():
-            self._check(args.uid, request, cards)
-            self._assume(placement, deadline)
-        return placement
+            entry = self._cache.entries_of(args.uid).get(args.node)
+            if entry is None:
+                with suppress(NotFound):  # another leader may have placed it
+                    self._cache.load(self._journal.read(args.node, deadline.timeout()))
+                entry = self._cache.entries_of(args.uid).get(args.node)
+            if entry is None:
+                raise NotPlaced(f"the pod is not placed on {args.node} any more")
+            promised = msgspec.structs.replace(entry, binding=pod.metadata.resource_version)
+            return promised if promised == entry or self._write(args.node, deadline, promised) else None
 
-    def _check(self, uid: str, request: CardRequest, given: PodCards) -> None:
-        # The owner of a pod can write any cards on it, so what the annotations say is held against the cache.
-        cards = self._cache.node_without(given.node, (uid,))
-        if not self._cache.counts(uid, given) or not isinstance(cards, Cards):
-            raise NotPlaced(f"the cards on the pod are not those that it was given on {given.node}")
-        wanted = sum(max(1, container.cards) for container in request.containers)
-        if cards.scheme is not request.scheme or len(given.shares) != wanted or not cards.have(given.shares):
-            raise NotPlaced(f"the cards on the pod are not free on {given.node}")
-
-    def _send_binding(self, pod: Pod, args: protocol.BindingArgs, timeout: float) -> None:
-        # With uid and resourceVersion the API server binds this version of this pod, or answers 409 (``BindingREST`` in
-        # kube-apiserver's ``pkg/registry/core/pod/storage``).
-        version = pod.metadata.resource_version
-        metadata = {"name": args.name, "namespace": args.namespace, "uid": args.uid, "resourceVersion": version}
+    def _send_binding(
+        self, pod: Pod, args: protocol.BindingArgs, annotations: Mapping[str, str], timeout: float
+    ) -> None:
+        # With uid and resourceVersion the API server binds this version of this pod, or answers 409, and writes the
+        # annotations in the same step (``BindingREST`` in kube-apiserver's ``pkg/registry/core/pod/storage``).
+        metadata = {
+            "name": args.name,
+            "namespace": args.namespace,
+            "uid": args.uid,
+            "resourceVersion": pod.metadata.resource_version,
+            "annotations": annotations,
+        }
         target = {"apiVersion": "v1", "kind": "Node", "name": args.node}
         manifest = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         self._kube.post(f"{_path_of(args)}/binding", msgspec.json.encode(manifest), timeout=timeout)
 
-    def _retract(self, placement: AssumedPlacement, deadline: Deadline) -> None:
-        # Written down if it can be: the next leader reads it, and would count what was refused.
-        self._cache.forget(placement)
-        try:
-            with self._alone():
-                self._journal.write(self._cache.assumed(), deadline)
-        except Deposed:
-            self._on_lost()
-        except VcudaError as error:
-            self._log.info("what was refused still stands in the journal", pod=placement.name, error=str(error))
-
-
-def _assumed(pod: Pod, cards: PodCards) -> AssumedPlacement:
-    metadata = pod.metadata
-    return AssumedPlacement(metadata.uid, metadata.namespace, metadata.name, metadata.resource_version, cards)
-
 
 def _is_bound(pod: Pod, node: str) -> bool:
     """Return whether the pod is bound to this node, by an earlier call; raises NotPlaced where to another."""
-    if pod.spec.node_name not in ("", node):
+    if pod.spec.node_name and pod.spec.node_name != node:
         raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
     return bool(pod.spec.node_name)
 
 
-def _path_of(asked: AssumedPlacement | protocol.BindingArgs) -> str:
+def _path_of(asked: JournalEntry | protocol.BindingArgs) -> str:
     return f"/api/v1/namespaces/{segment(asked.namespace)}/pods/{segment(asked.name)}"

@@ -1,133 +1,136 @@
-"""What is taken of every node's cards, kept up with each event: what is stored, and what is on its way there."""
+"""What is taken of every node's cards by the journals, and what the watch tells of the pods that have it."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-import msgspec
-
+from controller.extender.journal import JournalEntry, NodeJournal
 from controller.extender.strategy import NodeCards
-from vcuda.allocations.cards import Cards, PodCards, Share, Unplaceable, read_cards
+from vcuda.allocations.cards import Cards, Share, Unplaceable, read_cards
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.k8s_types import Node
 from vcuda.ledger.ledger import is_older
 
-
-class AssumedPlacement(msgspec.Struct, frozen=True):
-    """A placement or binding that a leader has sent, or is about to, and that the watch has not shown yet.
-
-    It is written by a call that only lands while the pod has resourceVersion ``base``; ``landed`` is the version that
-    this made, and None while it may land still.
-    """
-
-    uid: str
-    namespace: str
-    name: str
-    base: str
-    cards: PodCards
-    landed: str | None = None
-
-    def is_settled_by(self, pod: StoredPod) -> bool:
-        """Return whether the pod as it is seen shows the placement, or shows that it can never land."""
-        if self.landed is not None:
-            return not is_older(pod.version, self.landed)
-        return is_older(self.base, pod.version)
-
-
-class _PodShares(msgspec.Struct):
-    """What counts for one pod: the cards it was last seen with, and those it is assumed to have."""
-
-    seen: PodCards | None = None
-    assumed: tuple[AssumedPlacement, ...] = ()
-
-    def all(self) -> tuple[PodCards, ...]:
-        found = [placement.cards for placement in self.assumed]
-        # A placement that landed has replaced the one that was seen; while that is not known both count.
-        if self.seen is not None and not any(placement.landed for placement in self.assumed):
-            found.append(self.seen)
-        return tuple(dict.fromkeys(found))
+UNREAD = Unplaceable("what is placed on the node is not known yet", final=False)
 
 
 class CardCache:
-    """The cards of all nodes, as the watches show them and as the allocator assumes them; it may be used by threads."""
+    """The cards of all nodes as they were last read from, or written to, the journals; it may be used by threads.
 
-    # While it is not known whether an assumed placement landed, both what was seen and what was assumed count: the
-    # cache may only ever count too much, else two pods would get one share.
+    An entry counts until the watch shows that its pod has ended, is gone, or is bound to another node: each of these is
+    for good, so a watch that is behind can only have too much counted.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._unused: dict[str, Cards | Unplaceable] = {}
         self._cards: dict[str, Cards | Unplaceable] = {}
-        self._pods: dict[str, _PodShares] = {}
-        # The uids of pods with assumed placements, oldest first: a dict keeps the order that a set would not.
-        self._assumed: dict[str, None] = {}
-        self._on_node: dict[str, dict[str, tuple[Share, ...]]] = {}
+        # The entries that count, by node and pod uid; a node that is not here has not been opened.
+        self._entries: dict[str, dict[str, JournalEntry]] = {}
+        self._versions: dict[str, str] = {}
+        # Nodes whose journals hold entries that count no more.
+        self._outdated: set[str] = set()
+        self._nodes_of: dict[str, set[str]] = {}
+        self._pods: dict[str, StoredPod] = {}
+        self._bound: dict[str, dict[str, StoredPod]] = {}
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
         """Take over a node that came, went or changed."""
         node = new or old
         if node is None or (old and new and old.capacity == new.capacity):
             return
-        name = node.metadata.name
         with self._lock:
             if new is None:
-                self._unused.pop(name, None)
-                self._cards.pop(name, None)
+                self._unused.pop(node.metadata.name, None)
             else:
-                self._unused[name] = read_cards(new.capacity)
-                self._recount(name)
+                self._unused[node.metadata.name] = read_cards(new.capacity)
+            self._recount(node.metadata.name)
 
     def pod_changed(self, old: StoredPod | None, new: StoredPod | None) -> None:
         """Take over a pod that came, went or changed."""
+        pod = new or old
+        if pod is None:
+            return
         with self._lock:
-            if new is not None:
-                assumed = self._shares_of(new.uid).assumed
-                left = tuple(placement for placement in assumed if not placement.is_settled_by(new))
-                self._set(new.uid, _PodShares(new.cards, left))
-            elif old is not None:
-                self._set(old.uid, _PodShares())
+            if old and old.node:
+                self._bound.get(old.node, {}).pop(old.uid, None)
+            if new is None:
+                self._forget(pod.uid)
+                return
+            self._pods[pod.uid] = new
+            if new.node:
+                self._bound.setdefault(new.node, {})[new.uid] = new
+            for node in tuple(self._nodes_of.get(new.uid, ())):
+                if _is_over(node, new):
+                    self._drop(node, new.uid)
 
-    def assume(self, placement: AssumedPlacement) -> None:
-        """Count a placement that is about to be written."""
+    def load(self, journal: NodeJournal) -> None:
+        """Take over a node's journal as it is stored now."""
         with self._lock:
-            self._set_assumed(placement, (*self._shares_of(placement.uid).assumed, placement))
+            node = journal.node
+            if is_older(journal.version, self._versions.get(node, "")):  # another thread was faster
+                return
+            for uid in self._entries.get(node, ()):
+                self._unlink(node, uid)
+            over = {uid for uid in journal.entries if uid in self._pods and _is_over(node, self._pods[uid])}
+            self._entries[node] = {uid: entry for uid, entry in journal.entries.items() if uid not in over}
+            self._versions[node] = journal.version
+            (self._outdated.add if over else self._outdated.discard)(node)
+            for uid in self._entries[node]:
+                self._nodes_of.setdefault(uid, set()).add(node)
+            self._recount(node)
 
-    def confirm(self, placement: AssumedPlacement, version: str) -> None:
-        """Count a placement as written: it made ``version`` of the pod. Others assumed for the pod are void."""
+    def close(self, node: str) -> None:
+        """Take over that a node has no journal any more."""
         with self._lock:
-            # The watch may have shown that version before the answer to the patch was here: then it is settled.
-            if placement in self._shares_of(placement.uid).assumed:
-                self._set_assumed(placement, (msgspec.structs.replace(placement, landed=version),))
+            for uid in self._entries.pop(node, {}):
+                self._unlink(node, uid)
+            self._outdated.discard(node)
+            self._recount(node)
 
-    def leave_open(self, placement: AssumedPlacement) -> None:
-        """Go on counting a binding that may land still, but no earlier ones just like it beside it."""
-        with self._lock:
-            assumed = self._shares_of(placement.uid).assumed
-            # Else each try whose outcome is not known would add one, to a journal that has an end.
-            if any(other is placement for other in assumed):
-                left = tuple(other for other in assumed if other is placement or other != placement)
-                self._set_assumed(placement, left)
-
-    def forget(self, placement: AssumedPlacement) -> None:
-        """Count a placement no more that was not written, and never will be."""
-        with self._lock:
-            # By identity: one just like it may be on its way still.
-            assumed = self._shares_of(placement.uid).assumed
-            self._set_assumed(placement, tuple(other for other in assumed if other is not placement))
-
-    def forget_pod(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         """Count nothing more for a pod that is proven not to exist."""
         with self._lock:
-            self._set(uid, _PodShares())
+            self._forget(uid)
 
-    def counts(self, uid: str, cards: PodCards) -> bool:
-        """Return whether these shares are counted for the pod."""
+    def journal(self, node: str) -> NodeJournal | None:
+        """Return the entries of a node that count, at the version that they were read at; None where it has none."""
         with self._lock:
-            return cards in self._shares_of(uid).all()
+            entries = self._entries.get(node)
+            return None if entries is None else NodeJournal(node, self._versions[node], dict(entries))
 
-    def assumed(self) -> tuple[AssumedPlacement, ...]:
-        """Return the placements that the watch has not shown yet."""
+    def entries_of(self, uid: str) -> Mapping[str, JournalEntry]:
+        """Return what a pod has been given, by node."""
         with self._lock:
-            return tuple(placement for uid in self._assumed for placement in self._pods[uid].assumed)
+            return {node: self._entries[node][uid] for node in sorted(self._nodes_of.get(uid, ()))}
+
+    def pod(self, uid: str) -> StoredPod | None:
+        """Return a pod as the watch last showed it."""
+        return self._pods.get(uid)
+
+    def bound_to(self, node: str) -> tuple[StoredPod, ...]:
+        """Return the vcuda pods that are bound to a node."""
+        with self._lock:
+            return tuple(self._bound.get(node, {}).values())
+
+    def unopened(self) -> frozenset[str]:
+        """Return the nodes that have cards, and whose journals have yet to be read or made."""
+        with self._lock:
+            return frozenset(n for n, cards in self._unused.items() if isinstance(cards, Cards)) - self._entries.keys()
+
+    def abandoned(self) -> frozenset[str]:
+        """Return the nodes that are gone, and on which nobody has anything."""
+        with self._lock:
+            return frozenset(n for n, entries in self._entries.items() if not entries and n not in self._unused)
+
+    def outdated(self) -> frozenset[str]:
+        """Return the nodes whose journals hold entries that count no more."""
+        with self._lock:
+            return frozenset(self._outdated)
+
+    def entries(self) -> list[tuple[str, JournalEntry]]:
+        """Return all entries that count, each with its node."""
+        with self._lock:
+            return [(node, entry) for node, entries in self._entries.items() for entry in entries.values()]
 
     def cards(self) -> NodeCards:
         """Return the cards of every node as they are."""
@@ -137,59 +140,51 @@ class CardCache:
     def without(self, uid: str) -> NodeCards:
         """Return the cards of all nodes as they would be without this pod: what it may be placed anew on."""
         with self._lock:
-            nodes = dict(self._cards)
-            for node in {each.node for each in self._shares_of(uid).all()}:
-                cards = nodes.get(node)
-                if isinstance(cards, Cards):
-                    nodes[node] = cards.returned(self._on_node[node][uid])
-            return nodes
+            return {**self._cards, **{node: self._without(node, (uid,)) for node in self._nodes_of.get(uid, ())}}
 
-    def node_without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable | None:
-        """Return the cards of one node as they would be without these pods; None where the node is not known."""
+    def node_without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable:
+        """Return the cards of one node as they would be without these pods."""
         with self._lock:
-            cards = self._cards.get(node)
-            held = self._on_node.get(node, {})
-            if isinstance(cards, Cards):
-                return cards.returned(share for uid in set(uids) for share in held.get(uid, ()))
-            return cards
+            return self._without(node, uids)
 
     # What follows is called with the lock held.
 
-    def _shares_of(self, uid: str) -> _PodShares:
-        return self._pods.get(uid, _PodShares())
+    def _without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable:
+        cards, entries = self._cards.get(node, UNREAD), self._entries.get(node, {})
+        if isinstance(cards, Unplaceable):
+            return cards
+        return cards.returned(share for uid in set(uids) if uid in entries for share in entries[uid].all_shares())
 
-    def _set_assumed(self, placement: AssumedPlacement, assumed: tuple[AssumedPlacement, ...]) -> None:
-        self._set(placement.uid, _PodShares(self._shares_of(placement.uid).seen, assumed))
+    def _forget(self, uid: str) -> None:
+        self._pods.pop(uid, None)
+        for node in tuple(self._nodes_of.get(uid, ())):
+            self._drop(node, uid)
 
-    def _set(self, uid: str, shares: _PodShares) -> None:
-        before = self._shares_of(uid).all()
-        if shares.seen is None and not shares.assumed:
-            self._pods.pop(uid, None)
-        else:
-            self._pods[uid] = shares
-        if shares.assumed:
-            self._assumed[uid] = None
-        else:
-            self._assumed.pop(uid, None)
-        after = shares.all()
-        if before != after:
-            for node in {each.node for each in (*before, *after)}:
-                self._move(node, uid, tuple(share for each in after if each.node == node for share in each.shares))
-
-    def _move(self, node: str, uid: str, shares: tuple[Share, ...]) -> None:
-        held = self._on_node.setdefault(node, {})
-        before = held.pop(uid, ())
-        if shares:
-            held[uid] = shares
-        elif not held:
-            del self._on_node[node]
-        cards = self._cards.get(node)
+    def _drop(self, node: str, uid: str) -> None:
+        cards, entry = self._cards.get(node), self._entries[node].pop(uid)
+        self._unlink(node, uid)
+        self._outdated.add(node)
         if isinstance(cards, Cards):
-            self._cards[node] = cards.returned(before).taken(shares)
+            self._cards[node] = cards.returned(entry.all_shares())
+
+    def _unlink(self, node: str, uid: str) -> None:
+        self._nodes_of[uid].discard(node)
+        if not self._nodes_of[uid]:
+            del self._nodes_of[uid]
 
     def _recount(self, node: str) -> None:
-        cards = self._unused[node]
+        cards = self._unused.get(node)
+        if cards is None:
+            self._cards.pop(node, None)
+            return
         if isinstance(cards, Cards):
-            held = self._on_node.get(node, {})
-            cards = cards.taken(share for shares in held.values() for share in shares)
+            cards = cards.taken(self._shares_on(node)) if node in self._entries else UNREAD
         self._cards[node] = cards
+
+    def _shares_on(self, node: str) -> Iterable[Share]:
+        return (share for entry in self._entries[node].values() for share in entry.all_shares())
+
+
+def _is_over(node: str, pod: StoredPod) -> bool:
+    """Return whether what a pod was given on a node is nobody's any more, for good."""
+    return not pod.live or bool(pod.node and pod.node != node)

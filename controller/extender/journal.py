@@ -1,148 +1,151 @@
-"""The placements that may be on their way to the API server, written down before they are sent.
+"""Which cards the extender has given to whom: one ConfigMap for each node, and nothing else counts.
 
-Two leaders must never give one share to two pods. The patch of a placement is guarded by the pod's own version, which
-says nothing of other pods; and a lease is only as good as two clocks: a process that was stopped between its look at
-the lease and its patch would send it all the same. So before each patch the placement is written to this one
-ConfigMap, by compare-and-swap, and whoever takes the lease takes the ConfigMap too before it lists the pods:
+The owner of a pod can patch its annotations, so they are written for the device plugin and never read back. A placement
+stands in the ConfigMap of its node before anybody hears of it, until its pod has ended, is gone, or is bound elsewhere.
+Every write is a compare-and-swap on the version that was decided on: whoever leads, and whoever still believes that it
+does, no two of them give one share, and no clock has a part in that.
 
-* A patch of an earlier leader that was sent had been written down before the ConfigMap was taken, so either it is in
-  the list of pods that follows, or it stands in what was taken and is counted until the pod's version has moved on.
-* One that had not been written down is never sent: its compare-and-swap fails now, and its process ends.
-
-Hence every leader decides with all that any other has given or may still give; no clock has a part in it.
+The ConfigMap is made when the node is first seen. What the pods that are bound there have been given is taken over
+then, from their annotations, this one time.
 """
 
-import time
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import msgspec
 
-from controller.extender.cache import AssumedPlacement
-from vcuda import errors, k8s_types
-from vcuda.kube import NOT_TRACKED, Kube, segment
+from vcuda import errors, kube
+from vcuda.allocations.cards import Share
+from vcuda.k8s_types import UNDECODABLE, ConfigMap
+from vcuda.ledger.ledger import is_older
 
-NAME = "gpu-placements"
-KEY = "journal"
+PREFIX = "gpu-placements."
+KEY = "placements"
+LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "app.kubernetes.io/component": "gpu-placements"}
+SELECTOR = "app.kubernetes.io/component=gpu-placements"
 TIMEOUT = 3.0
 """Seconds for one call to the API server."""
 
-MAX_ATTEMPTS = 5
+MAX_PLACEMENTS = 1000
+"""On one node; its ConfigMap stays under 1 MiB, which is all that the API server stores."""
 
-DEADLINE_SECONDS = 12.0
-"""For one answer, whatever fails: fewer than the scheduler's httpTimeout, 15, by more than one call takes."""
-
-MIN_CALL_SECONDS = 0.2
-"""With fewer a call is not begun: it would only be left without an answer."""
+_MAX_NAME = 253
 
 
-class Deadline:
-    """When an answer is due, ``DEADLINE_SECONDS`` from now. ``clock`` only runs forward, in seconds."""
+class JournalEntry(msgspec.Struct, frozen=True):
+    """What a pod has been given on one node: shares by the number of its container, at a Unix time in seconds.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._at = clock() + DEADLINE_SECONDS
+    ``binding`` is the resourceVersion of the pod at which a binding was sent, which lands at that version or never;
+    empty where none was.
+    """
 
-    def timeout(self) -> float:
-        """Return the seconds that the next call may take; raises NotPlaced where too few are left."""
-        left = self._at - self._clock()
-        if left < MIN_CALL_SECONDS:
-            raise errors.NotPlaced("there was no time left to place the pod")
-        return min(TIMEOUT, left)
+    uid: str
+    namespace: str
+    name: str
+    shares: Mapping[int, tuple[Share, ...]]
+    placed: int
+    binding: str = ""
+
+    def all_shares(self) -> tuple[Share, ...]:
+        """Return the shares of all containers."""
+        return tuple(share for shares in self.shares.values() for share in shares)
+
+    def may_be_bound(self, version: str) -> bool:
+        """Return whether a binding that was sent may land still, on an unbound pod that has come to ``version``."""
+        return bool(self.binding) and not is_older(self.binding, version)
 
 
-class JournalData(msgspec.Struct, frozen=True):
-    """What is written: by whom, and which placements may be on their way. ``format`` tells later releases."""
+class NodeJournal(msgspec.Struct, frozen=True):
+    """The entries of one node by pod uid, and the resourceVersion that they are stored at; empty: they are not yet."""
 
-    holder: str
-    placements: tuple[AssumedPlacement, ...] = ()
+    node: str
+    version: str = ""
+    entries: Mapping[str, JournalEntry] = {}
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """The text in a ConfigMap. ``format`` tells later releases."""
+
+    node: str
+    placements: tuple[JournalEntry, ...]
     format: int = 1
 
 
-_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
-_DATA = msgspec.json.Decoder(JournalData)
+_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_WRITTEN = msgspec.json.Decoder(_Written)
 
 
 class Journal:
-    """The one ConfigMap, in the system's own namespace. ``holder`` names this process and must be its own."""
+    """The ConfigMaps, in the system's own namespace."""
 
-    def __init__(self, kube: Kube, namespace: str, holder: str) -> None:
-        self._kube = kube
+    def __init__(self, api: kube.Kube, namespace: str) -> None:
+        self._kube = api
         self._namespace = namespace
-        self._holder = holder
-        self._collection = f"/api/v1/namespaces/{segment(namespace)}/configmaps"
-        self._path = f"{self._collection}/{NAME}"
-        # None where it is not known what the last write came to: then the ConfigMap is read again first.
-        self._version: str | None = None
+        self._collection = f"/api/v1/namespaces/{kube.segment(namespace)}/configmaps"
 
-    def take(self) -> tuple[AssumedPlacement, ...]:
-        """Become its only writer; return what those before may have sent.
+    def read_all(self) -> Iterator[NodeJournal]:
+        """Yield the journals of all nodes, but for those that are damaged. Raises Unavailable."""
+        for page in self._kube.list_pages(self._collection, {"labelSelector": SELECTOR}):
+            for raw in page.items:
+                with suppress(errors.UnreadableJournal):
+                    yield self._decoded(raw)
 
-        Raises UnreadableJournal where it is damaged, Unavailable where others took it again and again.
+    def read(self, node: str, timeout: float = TIMEOUT) -> NodeJournal:
+        """Return the journal of a node. Raises NotFound, Unavailable; UnreadableJournal where it is damaged."""
+        return self._decoded(self._kube.get(self._path(node), timeout=timeout))
+
+    def write(self, journal: NodeJournal, timeout: float = TIMEOUT) -> NodeJournal:
+        """Store a journal; return it with its new version.
+
+        Raises Conflict where it is stored at another version; NotPlaced where it would become too large; Unavailable
+        where it may land still.
         """
-        for _ in range(MAX_ATTEMPTS):
+        if len(journal.entries) > MAX_PLACEMENTS:
+            raise errors.NotPlaced(f"{journal.node} has {MAX_PLACEMENTS} placements already")
+        if journal.version:
             try:
-                version, written = self._read()
-                self._version = self._put(JournalData(self._holder, written.placements), version)
-            except errors.NotFound:
-                body = self._manifest(JournalData(self._holder), None)
-                with suppress(errors.Conflict):  # another process did so first
-                    self._version = _version_of(self._kube.post(self._collection, body, timeout=TIMEOUT))
-                    return ()
-            except errors.Conflict:
-                continue
-            else:
-                return written.placements
-        raise errors.Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
+                answer = self._kube.put(self._path(journal.node), self._manifest(journal), timeout=timeout)
+            except errors.NotFound:  # somebody has deleted it: what it said is known here
+                return self.write(msgspec.structs.replace(journal, version=""), timeout)
+        else:
+            answer = self._kube.post(self._collection, self._manifest(journal), timeout=timeout)
+        return msgspec.structs.replace(journal, version=_CONFIG_MAP.decode(answer).metadata.resource_version)
 
-    def write(self, placements: Iterable[AssumedPlacement], deadline: Deadline) -> None:
-        """Write down what may be sent from now on; after an error nothing may be sent.
+    def delete(self, journal: NodeJournal) -> None:
+        """Delete the journal of a node that is gone, if it is still of this version."""
+        options = {"preconditions": {"resourceVersion": journal.version}}
+        self._kube.delete(self._path(journal.node), msgspec.json.encode(options), timeout=TIMEOUT)
 
-        Raises Deposed where another process has taken the journal, NotPlaced where there was no time left.
-        """
-        wanted = JournalData(self._holder, tuple(placements))
-        for _ in range(MAX_ATTEMPTS):
-            version, self._version = self._version or self._reread(deadline), None
-            try:
-                self._version = self._put(wanted, version, deadline.timeout())
-            except (errors.Conflict, errors.NotFound):
-                continue  # our own last write may have landed unheard; reading again tells
-            else:
-                return
-        raise errors.Unavailable(f"{self._namespace}/{NAME}: others write it again and again")
+    def _path(self, node: str) -> str:
+        return f"{self._collection}/{kube.segment(name_of(node))}"
 
-    def _reread(self, deadline: Deadline) -> str:
-        """Return its version, if it is still ours."""
+    def _decoded(self, raw: bytes) -> NodeJournal:
+        config_map = _CONFIG_MAP.decode(raw)
+        metadata = config_map.metadata
         try:
-            version, written = self._read(deadline.timeout())
-        except errors.NotFound as error:
-            raise errors.Deposed("the journal of placements was deleted") from error
-        if written.holder != self._holder:
-            raise errors.Deposed(f"{written.holder} has taken the journal of placements")
-        return version
+            written = _WRITTEN.decode((config_map.data or {})[KEY])
+        except (KeyError, *UNDECODABLE) as error:
+            advice = "once it is deleted, it is made anew from the pods that are bound to the node"
+            message = f"ConfigMap {self._namespace}/{metadata.name} cannot be read ({error}): {advice}"
+            raise errors.UnreadableJournal(message) from error
+        return NodeJournal(written.node, metadata.resource_version, {each.uid: each for each in written.placements})
 
-    def _read(self, timeout: float = TIMEOUT) -> tuple[str, JournalData]:
-        config_map = _CONFIG_MAP.decode(self._kube.get(self._path, timeout=timeout))
-        try:
-            return config_map.metadata.resource_version, _DATA.decode((config_map.data or {})[KEY])
-        except (KeyError, *k8s_types.UNDECODABLE) as error:
-            advice = "delete it, and restart the controllers"
-            raise errors.UnreadableJournal(
-                f"ConfigMap {self._namespace}/{NAME} cannot be read ({error}); {advice}"
-            ) from error
-
-    def _put(self, data: JournalData, version: str, timeout: float = TIMEOUT) -> str:
-        return _version_of(self._kube.put(self._path, self._manifest(data, version), timeout=timeout))
-
-    def _manifest(self, data: JournalData, version: str | None) -> bytes:
-        labels = {"app.kubernetes.io/managed-by": "vcuda-quota"}
-        # What makes a PUT a compare-and-swap: without it the API server takes any.
-        guard = {"resourceVersion": version} if version is not None else {}
-        about = {"namespace": self._namespace, "labels": labels, "managedFields": NOT_TRACKED}
-        metadata = {"name": NAME, **about, **guard}
-        text = {KEY: msgspec.json.encode(data).decode()}
-        return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": text})
+    def _manifest(self, journal: NodeJournal) -> bytes:
+        metadata = {
+            "name": name_of(journal.node),
+            "namespace": self._namespace,
+            "labels": LABELS,
+            "managedFields": kube.NOT_TRACKED,
+            # What makes a PUT a compare-and-swap: without it the API server takes any.
+            **({"resourceVersion": journal.version} if journal.version else {}),
+        }
+        text = msgspec.json.encode(_Written(journal.node, tuple(journal.entries.values()))).decode()
+        return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}})
 
 
-def _version_of(answer: bytes) -> str:
-    return _CONFIG_MAP.decode(answer).metadata.resource_version
+def name_of(node: str) -> str:
+    """Return the name of a node's ConfigMap: with the node's own name in it, or its hash where that is too long."""
+    if len(PREFIX + node) <= _MAX_NAME:
+        return PREFIX + node
+    return PREFIX + hashlib.sha256(node.encode()).hexdigest()

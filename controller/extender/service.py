@@ -2,7 +2,6 @@
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -20,8 +19,10 @@ from vcuda.kube import Kube, NodeInformer
 from vcuda.placement.placement import FreeCardsByPool
 
 MAX_ATTEMPTS = 3
-CHECK_GONE_SECONDS = 15.0
-"""Between two looks for pods with assumed placements that the watch does not show."""
+TIDY_SECONDS = 15.0
+"""Between two looks for placements that count no more, and for nodes without a journal."""
+
+NOT_TIDIED = "placements not looked through"
 
 MAX_BODY = 256 * 2**20
 """Bytes of a request: some 10,000 nodes, where the scheduler sends them whole."""
@@ -105,8 +106,8 @@ def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
 class Extender:
     """What the leader serves to kube-scheduler.
 
-    ``take`` comes before the watches start, ``serve`` when everything has been listed. ``on_fault`` is called when this
-    process may not lead any longer, or cannot, and when a loop of it has ended.
+    A pod that is not bound keeps its cards for ``unbound_seconds``. ``on_fault`` is called where it cannot begin, and
+    when a loop of it has ended.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Extender:
         pods: PodInformer,
         nodes: NodeInformer,
         *,
+        unbound_seconds: float,
         registry: CollectorRegistry,
         on_fault: Callable[[], None],
     ) -> None:
@@ -124,12 +126,17 @@ class Extender:
         self._listening = listening
         self._nodes = nodes
         self._cache = cache.CardCache()
-        self._journal = journal.Journal(kube, system_namespace, uuid.uuid4().hex)
         self._metrics = publish.ExtenderMetrics(registry)
-        self._allocator = Allocator(kube, self._cache, self._journal, self._metrics, on_fault)
+        self._allocator = Allocator(
+            kube,
+            self._cache,
+            journal.Journal(kube, system_namespace),
+            self._metrics,
+            unbound_seconds=unbound_seconds,
+            model_of=lambda node: nodes.current().model_of(node),
+        )
         self._server: httpd.Server | None = None
         self._stopping = threading.Event()
-        self._taken = False
         self._on_fault = on_fault
         self._log = structlog.get_logger()
         pods.follow(self._cache.pod_changed)
@@ -138,42 +145,25 @@ class Extender:
 
     @property
     def serving(self) -> bool:
-        """Whether the scheduler is answered, or never will be for a reason that was logged."""
-        return self._server is not None or not self._taken
-
-    @property
-    def publishes(self) -> bool:
-        """Whether it keeps up the published figures of free cards."""
+        """Whether the scheduler is answered, and the published figures of free cards are kept up."""
         return self._server is not None
 
     def free_cards(self) -> FreeCardsByPool:
         """Return how much of the cards is free, by model and pool."""
         return publish.count_free(self._cache.cards(), self._nodes.current())
 
-    def take(self) -> None:
-        """Take the journal over, before the pods are listed. Where that cannot be done, that is a fault."""
-        try:
-            placements = self._take()
-        # Ends the extender alone: pods wait, and the leader's other work goes on.
-        except errors.UnreadableJournal as error:
-            self._log.error("no extender: the journal of placements is damaged", error=str(error))
-            return
-        except errors.VcudaError as error:
-            self._log.error("the journal of placements cannot be taken", error=str(error))
+    def serve(self) -> None:
+        """Read the journals, listen, and lead the Service here. Raises OSError where the address cannot be had.
+
+        To be called when everything has been listed. Where the journals cannot be read, that is a fault.
+        """
+        if not any(self._attempt(self._allocator.load, "journals not read") for _ in range(MAX_ATTEMPTS)):
             self._on_fault()
             return
-        for placement in placements:
-            self._cache.assume(placement)
-        self._taken = True
-
-    def serve(self) -> None:
-        """Listen, and lead the Service here; returns at once. Raises OSError where the address cannot be had."""
-        if not self._taken:
-            return
-        # The pods have been listed, so one that is not shown now may be gone; it takes two calls to tell.
+        # A pod that is not shown now may be gone; it takes two calls to tell.
         for _ in range(2):
-            self._allocator.forget_gone()
-        self._repeat("placements", self._allocator.forget_gone, CHECK_GONE_SECONDS, "assumed placements not checked")
+            self._attempt(self._allocator.tidy, NOT_TIDIED)
+        self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)
         self._server = serve(self._listening, create_application(verbs_of(self._allocator), self._metrics))
         self._log.info("serving extender", port=self._server.port)
         certificate = self._listening.certificate
@@ -194,18 +184,15 @@ class Extender:
     def _repeat(self, name: str, step: Callable[[], None], interval: float, failing: str) -> None:
         def loop() -> None:
             while not self._stopping.is_set():
-                try:
-                    step()
-                except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:  # somebody may have written nonsense there
-                    self._log.warning(failing, error=str(error))
+                self._attempt(step, failing)
                 self._stopping.wait(interval)
 
         workqueue.spawn(name, loop, self._on_fault)
 
-    def _take(self) -> tuple[cache.AssumedPlacement, ...]:
-        for _ in range(MAX_ATTEMPTS - 1):
-            try:
-                return self._journal.take()
-            except errors.Unavailable as error:
-                self._log.warning("journal of placements not taken yet", error=str(error))
-        return self._journal.take()
+    def _attempt(self, step: Callable[[], None], failing: str) -> bool:
+        try:
+            step()
+        except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:  # somebody may have written nonsense there
+            self._log.warning(failing, error=str(error))
+            return False
+        return True

@@ -17,7 +17,7 @@ from controller.pods import PodInformer
 from tests.api_double import ApiDouble, Script, lost_request
 from tests.builders import LABELS
 from tests.e2e.installation import make_certificates
-from tests.extended import JOURNAL, SYSTEM
+from tests.extended import SYSTEM
 from tests.integration.scripted import write_kubeconfig
 from tests.waiting import PATIENT
 from vcuda.kube import NodeInformer
@@ -98,34 +98,25 @@ def faults() -> Faults:
 
 @pytest.fixture
 def beginning(api: ApiDouble, tmp_path: Path, faults: Faults) -> Iterator[Extender]:
-    """Return an extender that is about to take the journal."""
+    """Return an extender that is about to read the journals."""
     make_certificates(tmp_path)
     pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
     listening, registry = Listening(("127.0.0.1", 0), ServingCertificate(tmp_path)), CollectorRegistry()
-    extender = Extender(api.kube, SYSTEM, listening, pods, nodes, registry=registry, on_fault=faults.release)
+    extender = Extender(
+        api.kube, SYSTEM, listening, pods, nodes, unbound_seconds=300, registry=registry, on_fault=faults.release
+    )
     yield extender
     extender.stop()
 
 
-def test_a_damaged_journal_ends_the_extender_alone(api: ApiDouble, beginning: Extender, faults: Faults) -> None:
-    api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": "{"}})
-    beginning.take()
-    beginning.serve()
-    assert (faults.acquire(blocking=False), beginning.serving, beginning.publishes) == (False, True, False)
-
-
 @pytest.mark.parametrize("lost", [2, 3])
-def test_a_journal_that_cannot_be_taken_is_a_fault_after_three_tries_and_it_is_ready_once_it_listens(
+def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_ready_once_it_listens(
     api: ApiDouble, beginning: Extender, faults: Faults, lost: int
 ) -> None:
-    api.deliver = Script(*[lost_request] * lost, methods=("GET",))
-    beginning.take()
-    if lost == 3:
-        assert faults.acquire(blocking=False)
-        return
-    assert (faults.acquire(blocking=False), beginning.serving) == (False, False)
+    api.deliver = Script(*[lost_request] * lost, methods=("LIST",))
+    assert not beginning.serving
     beginning.serve()
-    assert (beginning.serving, beginning.publishes) == (True, True)
+    assert (faults.acquire(blocking=False), beginning.serving) == (lost == 3, lost == 2)
 
 
 def test_a_loop_that_ends_is_a_fault(beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +126,5 @@ def test_a_loop_that_ends_is_a_fault(beginning: Extender, faults: Faults, monkey
         raise RuntimeError("a fault")
 
     monkeypatch.setattr("controller.extender.publish.CardsPublisher.publish", broken)
-    beginning.take()
     beginning.serve()
     assert faults.acquire(timeout=PATIENT)

@@ -1,6 +1,5 @@
 """The cards of a node, what pods want of them, and how what a pod was given stands on it."""
 
-import json
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from vcuda.allocations.cards import (
     Share,
     Unplaceable,
     annotations_for,
-    patch_of,
     read_card_request,
     read_cards,
     read_pod_cards,
@@ -212,10 +210,3 @@ def test_an_annotation_for_a_container_that_asks_for_nothing_hides_no_other() ->
     limits = {"nvidia.com/vcuda-core": 100}
     found = read_pod_cards(view(pod(container(limits), annotations=forged, nodeName="n1")))
     assert found == PodCards("n1", (Share(2, 100, 0),))
-
-
-def test_the_patch_is_guarded_and_takes_away_what_an_earlier_placement_left() -> None:
-    left, node = {f"{T}/predicate-gpu-idx-1": "9", "nvidia.com/predicate-node": "n0"}, {f"{T}/predicate-node": "n1"}
-    patch = json.loads(patch_of(node, {**left, "mine": "kept"}, "uid-1", "42"))
-    annotations = {**dict.fromkeys(left), **node}
-    assert patch == {"metadata": {"uid": "uid-1", "resourceVersion": "42", "annotations": annotations}}

@@ -1,5 +1,6 @@
-"""Placements: decided, promised, written, and only then answered; whatever fails, no share is given twice."""
+"""Placements: decided by the journals alone, and written there before they are answered; no share is given twice."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -8,10 +9,24 @@ import msgspec
 import pytest
 import yaml
 
-from controller.extender.journal import DEADLINE_SECONDS, TIMEOUT
+from controller.extender.allocator import DEADLINE_SECONDS
+from controller.extender.journal import TIMEOUT
 from controller.extender.protocol import PreemptionArgs, Victims
-from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
-from tests.extended import JOURNAL, Leader, as_stored, forbidden, gpu_node, journaled, pod_path, seen, shares, store_pod
+from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, lost_reply, lost_request
+from tests.extended import (
+    JOURNAL,
+    NO_CARD,
+    UNBOUND_SECONDS,
+    Leader,
+    as_stored,
+    forbidden,
+    gpu_node,
+    journaled,
+    on_card,
+    pod_path,
+    shares,
+    store_pod,
+)
 from vcuda.allocations.cards import Share
 from vcuda.errors import Unavailable
 from vcuda.k8s_types import Pod
@@ -24,18 +39,13 @@ def leader(api: ApiDouble) -> Leader:
     return Leader(api).leads()
 
 
-def test_a_pod_is_placed_written_down_and_annotated_before_the_answer(api: ApiDouble, leader: Leader) -> None:
+def test_a_pod_is_placed_and_written_down_before_the_answer(api: ApiDouble, leader: Leader) -> None:
     pod = store_pod(api, "train", 30)
     api.forget_calls()
     answer = leader.filter(pod)
     assert (answer["NodeNames"], answer["Error"]) == (["n1"], "")
-    assert (api.calls, journaled(api)) == (["PUT", "PATCH"], ["train"])
-    assert as_stored(api, "train")["metadata"]["annotations"] == {
-        "tencent.com/predicate-time": "1",
-        "tencent.com/predicate-node": "n1",
-        "tencent.com/predicate-gpu-idx-0": "0",
-        "tencent.com/gpu-assigned": "false",
-    }
+    assert (api.calls, journaled(api)) == (["PUT"], {"n1": {"train": [Share(0, 30, 4864)]}})
+    assert "annotations" not in as_stored(api, "train")["metadata"], "they come with the binding"
 
 
 def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble, leader: Leader) -> None:
@@ -44,7 +54,7 @@ def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble
     answers = [leader.filter(pod) for pod in pods]
     assert [answer["NodeNames"] for answer in answers] == [["n1"], ["n1"], []]
     assert answers[2]["FailedNodes"] == {"n1": "no card with 60 cores and 9728 MiB free"}
-    assert [shares(api, f"pod-{number}") for number in range(3)] == [(Share(0, 60, 9728),), (Share(1, 60, 9728),), ()]
+    assert [shares(api, f"pod-{number}") for number in range(3)] == [[Share(0, 60, 9728)], [Share(1, 60, 9728)], []]
 
 
 def test_a_pod_that_needs_no_card_passes_and_nothing_is_written(api: ApiDouble, leader: Leader) -> None:
@@ -63,11 +73,10 @@ def test_a_pod_that_no_node_can_serve_is_told_why_on_each(api: ApiDouble, leader
 def test_a_pod_that_was_placed_and_not_bound_is_placed_anew_on_its_node(api: ApiDouble) -> None:
     """gpu-admission refuses it for ever. Its own share is not in its way, nor is a fuller node."""
     leader = Leader(api, cards={"n1": 1, "n2": 2}).leads()
-    first = store_pod(api, "train", 100)
-    assert leader.filter(first, ["n2"])["NodeNames"] == ["n2"]
-    again = as_stored(api, "train")
-    assert leader.filter(again, ["n1", "n2"])["NodeNames"] == ["n2"]
-    assert shares(api, "train") == (Share(0, 100, 16384),)
+    pod = store_pod(api, "train", 100)
+    for names in (["n2"], ["n1", "n2"]):
+        assert leader.filter(pod, names)["NodeNames"] == ["n2"]
+    assert journaled(api) == {"n1": {}, "n2": {"train": [Share(0, 100, 16384)]}}
 
 
 def test_where_its_node_is_no_choice_any_more_it_goes_to_another_and_frees_the_first(api: ApiDouble) -> None:
@@ -77,42 +86,21 @@ def test_where_its_node_is_no_choice_any_more_it_goes_to_another_and_frees_the_f
     assert leader.filter(store_pod(api, "next", 100), ["n1", "n2"])["NodeNames"] == ["n2"]
 
 
-def test_annotations_copied_from_another_pod_give_way_to_the_placement(api: ApiDouble, leader: Leader) -> None:
-    copied = {"tencent.com/predicate-gpu-idx-3": "7", "nvidia.com/predicate-node": "n9", "mine": "kept"}
-    leader.filter(store_pod(api, "train", 100, annotations=copied))
-    written = as_stored(api, "train")["metadata"]["annotations"]
-    assert {"tencent.com/predicate-gpu-idx-3", "nvidia.com/predicate-node"}.isdisjoint(written)
-    assert written["mine"] == "kept"
-
-
-def test_a_pod_that_changed_meanwhile_is_read_and_placed_at_its_new_version(api: ApiDouble, leader: Leader) -> None:
-    old = store_pod(api, "train", 30)
-    store_pod(api, "train", 30, labels={"new": "label"})
-    assert leader.filter(old)["NodeNames"] == ["n1"]
-    assert shares(api, "train") == (Share(0, 30, 4864),)
-    assert len(leader.cache.assumed()) == 1
-
-
+@pytest.mark.parametrize("told_by", ["scheduler", "watch"])
 @pytest.mark.parametrize(
     ("change", "error"),
-    [
-        ({"spec": {"nodeName": "n7"}}, "the pod is bound to n7 already"),
-        ({"metadata": {"uid": "uid-other"}}, "the pod is gone, and another has its name"),
-        (None, f"{pod_path('train')} not found"),
-    ],
-    ids=["bound", "made anew", "deleted"],
+    [({"spec": {"nodeName": "n7"}}, "the pod is bound to n7 already"), ({"status": {"phase": "Failed"}}, "has ended")],
 )
-def test_a_pod_that_is_not_to_be_placed_is_not(
-    api: ApiDouble, leader: Leader, change: dict[str, dict[str, str]] | None, error: str
+def test_a_pod_that_is_bound_or_has_ended_is_not_placed(
+    api: ApiDouble, leader: Leader, change: dict[str, dict[str, str]], error: str, told_by: str
 ) -> None:
     old = store_pod(api, "train", 30)
-    if change is None:
-        api.remove(pod_path("train"))
-    else:
-        api.store(pod_path("train"), {**old, **{key: {**old[key], **fields} for key, fields in change.items()}})
-    answer = leader.filter(old)
+    api.store(pod_path("train"), {**old, **{key: {**old.get(key, {}), **new} for key, new in change.items()}})
+    if told_by == "watch":
+        leader.sees("train")
+    answer = leader.filter(as_stored(api, "train") if told_by == "scheduler" else old)
     assert error in answer["Error"]
-    assert (answer["NodeNames"], leader.cache.assumed()) == ([], ())
+    assert (answer["NodeNames"], shares(api, "train")) == ([], [])
 
 
 class Call(NamedTuple):
@@ -120,33 +108,19 @@ class Call(NamedTuple):
 
     ask: Callable[[], str]
     done: Callable[[], bool]
-    method: str
 
 
-@pytest.fixture(params=["PATCH", "POST"], ids=["filter", "bind"])
+@pytest.fixture(params=["filter", "bind"])
 def call(request: pytest.FixtureRequest, api: ApiDouble, leader: Leader) -> Call:
-    store_pod(api, "train", 100)
-    if request.param == "PATCH":
-        pod = as_stored(api, "train")
-        return Call(lambda: leader.filter(pod)["Error"], lambda: bool(shares(api, "train")), "PATCH")
-    leader.filter(as_stored(api, "train"))
-    leader.sees("train")
-    return Call(lambda: leader.bind("train", "n1"), lambda: "nodeName" in as_stored(api, "train")["spec"], "POST")
-
-
-def test_a_pod_that_others_change_all_the_time_is_left(api: ApiDouble, leader: Leader, call: Call) -> None:
-    def busy(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == call.method:
-            api.store(pod_path("train"), as_stored(api, "train"))
-        return effect()
-
-    api.deliver = busy
-    assert call.ask() == "the pod changes too often"
-    assert leader.cache.assumed() == ()
+    pod = store_pod(api, "train", 100)
+    if request.param == "filter":
+        return Call(lambda: leader.filter(pod)["Error"], lambda: bool(shares(api, "train")))
+    leader.place("train")
+    return Call(lambda: leader.bind("train", "n1"), lambda: "nodeName" in as_stored(api, "train")["spec"])
 
 
 @pytest.mark.parametrize("answered", [True, False])
-@pytest.mark.parametrize("slow", [("PUT",), ("PATCH", "POST"), ("GET",), ("PUT", "PATCH", "POST", "GET")], ids="+".join)
+@pytest.mark.parametrize("slow", [("PUT",), ("POST",), ("GET",), ("PUT", "POST", "GET")], ids="+".join)
 def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_server_is(
     api: ApiDouble, leader: Leader, call: Call, slow: tuple[str, ...], answered: bool
 ) -> None:
@@ -154,9 +128,9 @@ def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_serve
 
     def deliver(method: str, timeout: float, effect: Effect) -> bytes:
         leader.seconds += timeout if method in slow else 0.0
-        if method == call.method:
+        if method == "POST":
             api.store(pod_path("train"), as_stored(api, "train"))
-        if method == "PUT" and leader.seconds < 6:
+        if method == "PUT":
             api.store(JOURNAL, api.objects[JOURNAL])
         if method in slow and not answered:
             raise Unavailable("timed out")
@@ -165,33 +139,27 @@ def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_serve
     api.deliver = deliver
     assert call.ask()
     assert leader.seconds <= DEADLINE_SECONDS
-    assert leader.lost == 0
 
 
-def test_a_call_whose_answer_was_lost_is_found_to_have_landed(api: ApiDouble, call: Call) -> None:
-    api.deliver = Script(lost_reply, methods=(call.method,))
+@pytest.mark.parametrize(("delivery", "says"), [(lost_request, "timed out"), (forbidden, "it is forbidden")])
+def test_what_is_not_written_down_does_not_come_to_be(
+    api: ApiDouble, call: Call, delivery: Delivery, says: str
+) -> None:
+    api.deliver = Script(delivery, methods=("PUT",))
+    assert says in call.ask()
+    assert not call.done()
     assert (call.ask(), call.done()) == ("", True)
 
 
-def test_a_call_that_is_refused_counts_no_more(api: ApiDouble, leader: Leader, call: Call) -> None:
-    api.deliver = Script(forbidden, methods=(call.method,))
-    assert "it is forbidden" in call.ask()
-    assert leader.cache.assumed() == ()
-
-
-@pytest.mark.parametrize("delivery", [lost_request, lost_reply])
-def test_what_is_not_written_down_is_not_sent(api: ApiDouble, leader: Leader, call: Call, delivery: Delivery) -> None:
+@pytest.mark.parametrize("delivery", [lost_reply, Late()])
+def test_where_it_is_not_known_whether_it_is_written_down_the_next_call_finds_out(
+    api: ApiDouble, call: Call, delivery: Delivery
+) -> None:
     api.deliver = Script(delivery, methods=("PUT",))
     assert "timed out" in call.ask()
-    assert (call.done(), leader.cache.assumed()) == (False, ())
-    api.deliver = delivered
-    assert (call.ask(), call.done(), leader.lost) == ("", True, 0)
-
-
-def test_a_deposed_leader_does_nothing_and_ends(api: ApiDouble, leader: Leader, call: Call) -> None:
-    Leader(api, "them").leads()
-    assert call.ask() == "them has taken the journal of placements"
-    assert (leader.lost, call.done()) == (1, False)
+    if isinstance(delivery, Late):
+        delivery.land()
+    assert (call.ask(), call.done()) == ("", True)
 
 
 def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
@@ -201,136 +169,146 @@ def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
     assert DEADLINE_SECONDS + TIMEOUT <= 15
 
 
-@pytest.mark.parametrize("leads", ["us", "them"])
-def test_while_a_patch_may_land_still_its_shares_are_nobody_elses(api: ApiDouble, leader: Leader, leads: str) -> None:
-    """It lands long after its sender gave it up; the pod that came between has the other card, whoever leads then."""
-    pod, late = store_pod(api, "late", 100), Late()
-    api.deliver = Script(late, methods=("PATCH",))
-    assert "not known" in leader.filter(pod)["Error"]
-    if leads == "them":
-        leader = Leader(api, leads).leads()
+def test_of_two_that_believe_to_lead_each_knows_what_the_other_gave(api: ApiDouble, leader: Leader) -> None:
+    """By compare-and-swap: neither has heard of the other's placements before its own write is refused."""
+    other = Leader(api).leads()
+    for name, who in zip(("a", "b", "c"), itertools.cycle((leader, other))):
+        who.filter(store_pod(api, name, 100))
+    assert [[share.card for share in shares(api, name)] for name in ("a", "b", "c")] == [[0], [1], []]
+
+
+def test_a_write_that_lands_late_is_refused_or_counts(api: ApiDouble, leader: Leader) -> None:
+    late = Late()
+    api.deliver = Script(late, methods=("PUT",))
+    assert "timed out" in leader.filter(store_pod(api, "late", 100))["Error"]
     for name in ("next", "last"):
         leader.filter(store_pod(api, name, 100))
-    assert journaled(api) == ["late", "next"]
     late.land()
-    cards = [[share.card for share in shares(api, name)] for name in ("late", "next", "last")]
-    assert cards == [[0], [1], []]
-
-
-def test_a_patch_that_can_never_land_any_more_gives_its_shares_back(api: ApiDouble, leader: Leader) -> None:
-    api.deliver = Script(lost_request, methods=("PATCH",))
-    leader.filter(store_pod(api, "late", 100))
-    store_pod(api, "late", 100)
-    leader.sees("late")
-    assert leader.cache.assumed() == ()
-
-
-def test_while_it_is_not_known_which_of_two_places_a_pod_has_it_has_both(api: ApiDouble) -> None:
-    leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
-    leader.place("moves", "n1", 100)
-    api.deliver = Script(Late(), methods=("PATCH",))
-    assert "not known" in leader.filter(as_stored(api, "moves"), ["n2"])["Error"]
-    answer = leader.filter(store_pod(api, "next", 100), ["n1", "n2"])
-    assert answer["FailedNodes"] == dict.fromkeys(["n1", "n2"], "1 whole vcuda cards needed, 0 free")
-
-
-def test_the_next_call_for_the_pod_places_it_while_both_patches_count(api: ApiDouble, leader: Leader) -> None:
-    """Only one of the two can land: the pod has one card in the end, and the watch tells which."""
-    pod, late = store_pod(api, "late", 100), Late()
-    api.deliver = Script(late, methods=("PATCH",))
-    leader.filter(pod)
-    assert leader.filter(pod)["NodeNames"] == ["n1"]
-    late.land()
-    leader.sees("late")
-    assert leader.cache.assumed() == ()
-    assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
+    assert [len(shares(api, name)) for name in ("late", "next", "last")] == [0, 1, 1]
 
 
 def test_a_pod_that_came_and_went_unseen_is_forgotten_at_the_second_look(api: ApiDouble, leader: Leader) -> None:
     for name in ("gone", "stays"):
         leader.filter(store_pod(api, name, 100))
     api.remove(pod_path("gone"))
-    for left in (["gone", "stays"], ["stays"]):
-        leader.allocator.forget_gone()
-        assert [placement.name for placement in leader.cache.assumed()] == left
+    for left in ({"gone", "stays"}, {"stays"}):
+        leader.allocator.tidy()
+        assert journaled(api)["n1"].keys() == left
     assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
 
 
 @pytest.mark.parametrize("answer", [lost_request, lambda *_: b"<html>"])
 def test_what_cannot_be_looked_for_now_is_looked_for_later(api: ApiDouble, leader: Leader, answer: Delivery) -> None:
     leader.filter(store_pod(api, "train", 100))
-    leader.allocator.forget_gone()
+    leader.allocator.tidy()
     api.remove(pod_path("train"))
     api.deliver = Script(answer, methods=("GET",))
-    for left in (["train"], []):
-        leader.allocator.forget_gone()
-        assert [placement.name for placement in leader.cache.assumed()] == left
+    for left in (True, False):
+        leader.allocator.tidy()
+        assert bool(shares(api, "train")) == left
 
 
-def test_what_the_watch_shows_late_gives_nothing_back_that_was_given_since(api: ApiDouble, leader: Leader) -> None:
-    """The watch shows the pod as it was before the placement; the placement still counts."""
-    before = store_pod(api, "train", 100)
-    leader.filter(before, ["n1"])
-    leader.cache.pod_changed(None, seen(before))
-    leader.filter(store_pod(api, "next", 100))
-    assert shares(api, "next") == (Share(1, 100, 16384),)
-    leader.sees("train", before)
-    assert [placement.name for placement in leader.cache.assumed()] == ["next"]
+@pytest.mark.parametrize("end", ["ends", "goes", "is bound elsewhere"])
+def test_a_pod_keeps_its_cards_until_it_ends_goes_or_is_bound_elsewhere(
+    api: ApiDouble, leader: Leader, end: str
+) -> None:
+    leader.place("train", cores=200)
+    placed = as_stored(api, "train")
+    assert leader.filter(store_pod(api, "next", 100))["FailedNodes"] == {"n1": NO_CARD}
+    if end == "goes":
+        api.remove(pod_path("train"))
+    elif end == "ends":
+        api.store(pod_path("train"), {**placed, "status": {"phase": "Succeeded"}})
+    else:
+        api.store(pod_path("train"), {**placed, "spec": {**placed["spec"], "nodeName": "n2"}})
+    leader.sees("train", placed)
+    assert leader.filter(as_stored(api, "next"))["NodeNames"] == ["n1"]
+    assert journaled(api)["n1"].keys() == {"next"}
 
 
-def test_a_pod_that_ended_or_went_gives_its_cards_back(api: ApiDouble, leader: Leader) -> None:
-    for name in ("ends", "goes"):
+def test_a_pod_that_is_never_bound_keeps_its_cards_for_a_time_and_a_bound_one_for_ever(
+    api: ApiDouble, leader: Leader
+) -> None:
+    for name in ("waits", "runs"):
         leader.place(name, cores=100)
-    assert leader.filter(store_pod(api, "next", 100))["NodeNames"] == []
-    ended = {**as_stored(api, "ends"), "status": {"phase": "Succeeded"}}
-    api.store(pod_path("ends"), ended)
-    goes = as_stored(api, "goes")
-    api.remove(pod_path("goes"))
-    leader.sees("ends")
-    leader.sees("goes", goes)
-    assert leader.filter(store_pod(api, "big", 200))["NodeNames"] == ["n1"]
+    leader.bind("runs", "n1")
+    leader.sees("runs")
+    leader.seconds = UNBOUND_SECONDS - 1
+    leader.allocator.tidy()
+    assert journaled(api)["n1"].keys() == {"waits", "runs"}
+    leader.seconds = 1000 * UNBOUND_SECONDS
+    leader.allocator.tidy()
+    assert journaled(api)["n1"].keys() == {"runs"}
 
 
-def test_a_node_that_changes_or_comes_back_has_the_shares_that_are_stored(api: ApiDouble, leader: Leader) -> None:
-    leader.filter(store_pod(api, "train", 100))
+def test_a_node_that_changes_or_comes_back_has_the_shares_that_are_written_down(api: ApiDouble, leader: Leader) -> None:
+    leader.place("train", cores=100)
     leader.cache.node_changed(gpu_node("n1", 2), None)
     assert leader.filter(store_pod(api, "next", 100))["FailedNodes"] == {"n1": "node not seen yet"}
     leader.cache.node_changed(None, gpu_node("n1", 1))
-    assert leader.filter(as_stored(api, "next"))["FailedNodes"] == {"n1": "1 whole vcuda cards needed, 0 free"}
+    assert leader.filter(as_stored(api, "next"))["FailedNodes"] == {"n1": NO_CARD}
     leader.cache.node_changed(gpu_node("n1", 1), gpu_node("n1", 2))
     assert leader.filter(as_stored(api, "next"))["NodeNames"] == ["n1"]
 
 
-def test_a_new_leader_lists_what_landed_and_drops_what_cannot(api: ApiDouble, leader: Leader) -> None:
-    leader.filter(store_pod(api, "landed", 100))
-    api.deliver = Script(lost_request, methods=("PATCH",))
-    leader.filter(store_pod(api, "never", 100))
-    store_pod(api, "never", 100, labels={"changed": "since"})
-    them = Leader(api, "them").leads()
-    assert them.cache.assumed() == ()
-    assert them.filter(store_pod(api, "next", 100))["NodeNames"] == ["n1"]
+def test_a_node_that_comes_later_is_placed_on_at_once(api: ApiDouble, leader: Leader) -> None:
+    leader.cache.node_changed(None, gpu_node("n2", 1))
+    assert leader.filter(store_pod(api, "train", 100), ["n2"])["NodeNames"] == ["n2"]
 
 
-def test_our_own_last_write_of_the_journal_may_land_unheard(api: ApiDouble, leader: Leader) -> None:
-    pod, late = store_pod(api, "train", 100), Late()
-    api.deliver = Script(late, methods=("PUT",))
-    assert leader.filter(pod)["Error"]
-    late.land()
-    assert leader.filter(pod)["NodeNames"] == ["n1"]
+FORGED = [
+    {"spec": {"nodeName": "n1"}, "annotations": on_card(0)},
+    {"spec": {"nodeName": "n1"}, "annotations": on_card(0), "status": {"phase": "Running"}},
+    {"spec": {}, "annotations": {**on_card(0), "tencent.com/predicate-time": "9" * 19}},
+]
 
 
-def test_a_journal_that_was_deleted_ends_its_holder(api: ApiDouble, leader: Leader) -> None:
-    leader.filter(store_pod(api, "train", 30))
-    api.remove(JOURNAL)
-    assert "was deleted" in leader.filter(store_pod(api, "next", 30))["Error"]
-    assert leader.lost == 1
+@pytest.mark.parametrize("forged", FORGED, ids=["bound", "running", "not bound, in the future"])
+def test_annotations_that_the_extender_has_not_given_count_for_nothing(
+    api: ApiDouble, leader: Leader, forged: dict[str, dict[str, str]]
+) -> None:
+    """Their owner can write any: eight tiny pods would block a node."""
+    made = store_pod(api, "forged", 5, annotations=forged["annotations"])
+    api.store(pod_path("forged"), {**made, **forged, "spec": {**made["spec"], **forged["spec"]}})
+    leader.sees("forged")
+    for who in (leader, Leader(api).leads()):
+        assert who.filter(store_pod(api, "train", 200))["NodeNames"] == ["n1"]
+
+
+def test_cards_are_kept_whatever_the_owner_writes_on_the_pod(api: ApiDouble, leader: Leader) -> None:
+    """An exclusive pod would be given a card that is in use."""
+    leader.place("mine", cores=60)
+    leader.bind("mine", "n1")
+    bound = as_stored(api, "mine")
+    for written in ({}, on_card(1), on_card(0, node="n2")):
+        api.store(pod_path("mine"), {**bound, "metadata": {**bound["metadata"], "annotations": written}})
+        for who in (leader, Leader(api).leads()):
+            who.sees("mine", bound)
+            assert who.filter(store_pod(api, "theirs", 200))["FailedAndUnresolvableNodes"] == {}
+            assert who.filter(as_stored(api, "theirs"))["NodeNames"] == []
+            assert shares(api, "mine") == [Share(0, 60, 9728)]
+
+
+def test_what_pods_have_that_were_bound_before_is_taken_over_once(api: ApiDouble) -> None:
+    store_pod(api, "before", 100, nodeName="n1", annotations=on_card(1))
+    store_pod(api, "ended", 100, nodeName="n1", annotations=on_card(0))
+    store_pod(api, "waits", 100, annotations=on_card(0))
+    elsewhere = {"gaia.tencent.com/gpu-model": "P100"}
+    store_pod(api, "pinned elsewhere", 100, nodeName="n1", nodeSelector=elsewhere, annotations=on_card(0))
+    api.store(pod_path("ended"), {**as_stored(api, "ended"), "status": {"phase": "Failed"}})
+    Leader(api).leads()
+    assert journaled(api) == {"n1": {"before": [Share(1, 100, 16384)]}}
+    store_pod(api, "before", 100, nodeName="n1", annotations=on_card(0))
+    store_pod(api, "after", 100, nodeName="n1", annotations=on_card(0))
+    Leader(api).leads()
+    assert journaled(api) == {"n1": {"before": [Share(1, 100, 16384)]}}
 
 
 def test_victims_that_make_no_room_on_any_one_card_are_spared(api: ApiDouble) -> None:
     """The scheduler counts by sums: two halves on two cards are no whole card."""
     leader = Leader(api, cards={"n1": 2, "n2": 1}).leads()
     for name, node, cores in (("a", "n1", 60), ("b", "n1", 60), ("c", "n1", 30), ("d", "n2", 30)):
-        leader.filter(store_pod(api, name, cores), [node])
+        leader.place(name, node, cores)
     wanted = msgspec.convert(store_pod(api, "big", 100), Pod)
     for victims, makes_room in ((("uid-b",), True), (("uid-c",), False), (("uid-a", "uid-c"), True)):
         plan = {"n1": Victims(victims, 1)}

@@ -1,4 +1,4 @@
-"""Bindings: checked, written down, sent with their placement; whenever they land, no share is given twice."""
+"""Bindings: only of what was placed, written down, sent with the cards; whenever they land, no share is given twice."""
 
 import json
 from collections.abc import Mapping
@@ -7,12 +7,24 @@ from unittest import mock
 import pytest
 
 from controller.extender.protocol import BindingArgs
-from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_request
-from tests.builders import container, vcuda_pod
-from tests.extended import CORES, JOURNAL, Leader, as_stored, forbidden, journaled, limits, pod_path, shares, store_pod
+from tests.api_double import ApiDouble, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.builders import container, pod, vcuda_pod
+from tests.extended import (
+    CORES,
+    JOURNAL,
+    Leader,
+    as_stored,
+    forbidden,
+    journaled,
+    limits,
+    on_card,
+    pod_path,
+    shares,
+    store_pod,
+)
 
-NOT_FREE = "the cards on the pod are not free on n1"
-INDEX = "tencent.com/predicate-gpu-idx-0"
+NOT_PLACED = "the pod is not placed on n1 any more"
+UNKNOWN = "whether the pod was bound is not known"
 
 
 @pytest.fixture
@@ -26,16 +38,15 @@ def node_of(api: ApiDouble, name: str) -> str | None:
     return found
 
 
-def edit(api: ApiDouble, name: str, index: str) -> None:
-    """Have the owner of a pod write other cards on it."""
-    pod = as_stored(api, name)
-    pod["metadata"]["annotations"][INDEX] = index
-    api.store(pod_path(name), pod)
+def binding_at(api: ApiDouble) -> list[str]:
+    """The versions of pods at which bindings to n1 were sent, as the journal has them."""
+    return [entry["binding"] for entry in json.loads(api.objects[JOURNAL]["data"]["placements"])["placements"]]
 
 
-def test_a_pod_is_bound_where_it_was_placed_at_the_version_that_was_placed(api: ApiDouble, leader: Leader) -> None:
+def test_a_pod_is_bound_where_it_was_placed_at_its_version_and_with_its_cards(api: ApiDouble, leader: Leader) -> None:
     leader.place("train", "n1")
     pod = as_stored(api, "train")
+    leader.seconds = 7
     api.forget_calls()
     with mock.patch.object(api, "post", wraps=api.post) as post:
         assert leader.bind("train", "n1") == ""
@@ -43,15 +54,20 @@ def test_a_pod_is_bound_where_it_was_placed_at_the_version_that_was_placed(api: 
     path, body = post.call_args.args
     binding = json.loads(body)
     assert path == f"{pod_path('train')}/binding"
-    assert binding["metadata"] == {key: value for key, value in pod["metadata"].items() if key != "annotations"}
     assert binding["target"] == {"apiVersion": "v1", "kind": "Node", "name": "n1"}
-    assert (node_of(api, "train"), journaled(api), len(leader.cache.assumed())) == ("n1", ["train"], 1)
-    leader.sees("train")
-    assert leader.cache.assumed() == ()
+    annotations = {
+        "tencent.com/predicate-time": "7000000000",
+        "tencent.com/predicate-node": "n1",
+        "tencent.com/predicate-gpu-idx-0": "0",
+        "tencent.com/gpu-assigned": "false",
+    }
+    assert binding["metadata"] == {**pod["metadata"], "annotations": annotations}
+    assert binding_at(api) == [pod["metadata"]["resourceVersion"]]
+    assert (node_of(api, "train"), as_stored(api, "train")["metadata"]["annotations"]) == ("n1", annotations)
 
 
 @pytest.mark.parametrize("asked", [limits(60), {CORES: 100}, limits(100), {CORES: 200}, limits(200)], ids=str)
-def test_a_pod_is_bound_though_the_watch_has_not_shown_its_placement(api: ApiDouble, asked: Mapping[str, int]) -> None:
+def test_a_pod_is_bound_though_the_watch_has_not_shown_it(api: ApiDouble, asked: Mapping[str, int]) -> None:
     """The scheduler is often faster."""
     leader = Leader(api, cards={"n1": 2}).leads()
     metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
@@ -60,23 +76,26 @@ def test_a_pod_is_bound_though_the_watch_has_not_shown_its_placement(api: ApiDou
     assert leader.bind("train", "n1") == ""
 
 
-def test_bindings_whose_outcome_is_not_known_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
-    """The scheduler tries each pod again and again, for as long as it lasts."""
-    leader.place("train", "n1")
-    for _ in range(5):
-        api.deliver = Script(lost_request, methods=("POST",))
-        assert "whether the pod was bound is not known" in leader.bind("train", "n1")
-    assert len(leader.cache.assumed()) == 1
-    api.deliver = delivered
+def test_what_the_owner_has_written_meanwhile_gives_way_to_what_was_given(api: ApiDouble, leader: Leader) -> None:
+    leader.place("train", "n1", 100)
+    store_pod(api, "train", 100, annotations={**on_card(7, node="n2"), "mine": "kept"})
     assert leader.bind("train", "n1") == ""
+    written = as_stored(api, "train")["metadata"]["annotations"]
+    assert written.items() >= {**on_card(0), "mine": "kept"}.items()
 
 
-def test_a_binding_takes_nothing_that_the_pod_does_not_have_already(api: ApiDouble, leader: Leader) -> None:
-    """Were its shares counted beside those on the pod, nobody would get the rest of the card meanwhile."""
-    leader.place("train", "n1", 60)
-    leader.bind("train", "n1")
-    leader.place("other", "n1", 40)
-    assert shares(api, "other")[0].card == 0
+@pytest.mark.parametrize("placed_by", ["nobody", "its owner"])
+def test_a_pod_that_was_not_placed_is_not_bound(api: ApiDouble, leader: Leader, placed_by: str) -> None:
+    store_pod(api, "train", 60, annotations=on_card(0) if placed_by == "its owner" else {})
+    assert leader.bind("train", "n1") == NOT_PLACED
+    assert leader.bind("train", "unknown") == "the pod is not placed on unknown any more"
+    assert node_of(api, "train") is None
+
+
+def test_the_next_leader_binds_what_the_last_one_placed_after_it_began(api: ApiDouble, leader: Leader) -> None:
+    later = Leader(api, cards={"n1": 1, "n2": 1}).leads()
+    leader.place("train", "n1")
+    assert later.bind("train", "n1") == ""
 
 
 def test_a_second_call_finds_the_pod_bound(api: ApiDouble, leader: Leader) -> None:
@@ -90,57 +109,71 @@ def test_a_second_call_finds_the_pod_bound(api: ApiDouble, leader: Leader) -> No
 def test_a_pod_that_was_moved_is_not_bound_where_it_was(api: ApiDouble, leader: Leader) -> None:
     leader.place("train", "n1")
     leader.place("train", "n2")
-    assert leader.bind("train", "n1") == "the pod is not placed on n1 any more"
+    assert leader.bind("train", "n1") == NOT_PLACED
     assert node_of(api, "train") is None
     assert leader.bind("train", "n2") == ""
     assert leader.bind("train", "n1") == "the pod is bound to n2 already"
 
 
-def test_a_pod_whose_placement_was_removed_meanwhile_is_not_bound(api: ApiDouble, leader: Leader) -> None:
-    leader.place("train", "n1")
-    store_pod(api, "train", 60)
-    assert leader.bind("train", "n1") == "the pod is not placed on n1 any more"
-
-
 @pytest.mark.parametrize("moved_by", ["us", "next"])
-def test_a_binding_that_lands_when_the_pod_was_moved_is_refused(api: ApiDouble, leader: Leader, moved_by: str) -> None:
-    """It names the version that was placed on the first node, so nobody need keep these cards for it."""
+@pytest.mark.parametrize("lands", [True, False])
+def test_while_a_binding_may_land_its_cards_are_nobody_elses(
+    api: ApiDouble, leader: Leader, moved_by: str, lands: bool
+) -> None:
     late = Late()
     leader.place("train", "n1")
     api.deliver = Script(late, methods=("POST",))
-    assert "whether the pod was bound is not known" in leader.bind("train", "n1")
-    api.deliver = delivered
+    assert UNKNOWN in leader.bind("train", "n1")
     if moved_by == "next":
-        leader = Leader(api, moved_by, {"n1": 1, "n2": 1}).leads()
-    waiting = store_pod(api, "waiting", 60)
-    assert leader.filter(waiting, ["n1"])["NodeNames"] == []
+        leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
     leader.place("train", "n2")
-    assert leader.filter(waiting, ["n1"])["NodeNames"] == ["n1"]
+    waiting = store_pod(api, "waiting", 60)
+    assert leader.filter(waiting, ["n1", "n2"])["NodeNames"] == []
+    if lands:
+        late.land()
+    assert leader.bind("train", "n2") == ("the pod is bound to n1 already" if lands else "")
+    assert node_of(api, "train") == ("n1" if lands else "n2")
+    leader.sees("train")
+    free = "n2" if lands else "n1"
+    assert leader.filter(waiting, ["n1", "n2"])["NodeNames"] == [free]
     late.land()
-    assert node_of(api, "train") is None
-    assert leader.bind("train", "n2") == ""
-    assert leader.bind("waiting", "n1") == ""
+    assert leader.bind("waiting", free) == ""
 
 
-@pytest.mark.parametrize("end", ["bound", "ended", "gone"])
-def test_what_a_binding_may_bring_is_free_once_the_pod_is_elsewhere_or_gone(
-    api: ApiDouble, leader: Leader, end: str
-) -> None:
+def test_a_binding_at_a_version_that_has_passed_keeps_nothing(api: ApiDouble, leader: Leader) -> None:
+    """It can never land any more: the scheduler writes on a pod why it was not bound."""
     leader.place("train", "n1")
     api.deliver = Script(lost_request, methods=("POST",))
-    leader.bind("train", "n1")
-    api.deliver = delivered
-    before = as_stored(api, "train")
-    if end == "bound":
-        leader.place("train", "n2")
-        leader.bind("train", "n2")
-    elif end == "ended":
-        api.store(pod_path("train"), {**before, "status": {"phase": "Failed"}})
-    else:
-        api.remove(pod_path("train"))
-    leader.sees("train", before)
-    assert leader.cache.assumed() == ()
+    assert UNKNOWN in leader.bind("train", "n1")
+    store_pod(api, "train", 60, labels={"new": "version"})
+    leader.place("train", "n2")
     assert leader.filter(store_pod(api, "next", 100), ["n1"])["NodeNames"] == ["n1"]
+
+
+def test_while_a_binding_may_land_the_pod_stays_on_the_cards_that_it_names(api: ApiDouble) -> None:
+    leader, late = Leader(api, cards={"n1": 2}).leads(), Late()
+    leader.place("first", "n1", 100)
+    leader.place("train", "n1", 100)
+    api.deliver = Script(late, methods=("POST",))
+    leader.bind("train", "n1")
+    first = as_stored(api, "first")
+    api.remove(pod_path("first"))
+    leader.sees("first", first)
+    assert leader.filter(as_stored(api, "train"))["NodeNames"] == ["n1"]
+    late.land()
+    assert [share.card for share in shares(api, "train")] == [1]
+    assert as_stored(api, "train")["metadata"]["annotations"].items() >= on_card(1).items()
+
+
+def test_bindings_whose_outcome_is_not_known_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
+    """The scheduler tries each pod again and again, for as long as it lasts."""
+    leader.place("train", "n1")
+    for _ in range(5):
+        api.deliver = Script(lost_request, methods=("POST",))
+        assert UNKNOWN in leader.bind("train", "n1")
+    assert len(binding_at(api)) == 1
+    api.deliver = Script(lost_reply, methods=("POST",))
+    assert leader.bind("train", "n1") == ""
 
 
 def test_a_pod_that_changed_meanwhile_is_read_and_bound_at_its_new_version(api: ApiDouble, leader: Leader) -> None:
@@ -156,6 +189,17 @@ def test_a_pod_that_changed_meanwhile_is_read_and_bound_at_its_new_version(api: 
     assert api.calls == ["GET", "PUT", "POST"] * 2
 
 
+def test_a_pod_that_others_change_all_the_time_is_left(api: ApiDouble, leader: Leader) -> None:
+    def busy(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "POST":
+            api.store(pod_path("train"), as_stored(api, "train"))
+        return effect()
+
+    leader.place("train", "n1")
+    api.deliver = busy
+    assert leader.bind("train", "n1") == "the pod changes too often"
+
+
 @pytest.mark.parametrize(
     ("uid", "error"), [("uid-other", "the pod is gone, and another has its name"), (None, "the pod is gone")]
 )
@@ -167,7 +211,6 @@ def test_a_pod_that_is_gone_is_not_bound(api: ApiDouble, leader: Leader, uid: st
     else:
         api.remove(pod_path("train"))
     assert leader.bind("train", "n1") == error
-    assert leader.cache.assumed() == ()
 
 
 def test_a_caller_that_names_the_uid_of_another_takes_nothing_from_that(api: ApiDouble, leader: Leader) -> None:
@@ -178,46 +221,34 @@ def test_a_caller_that_names_the_uid_of_another_takes_nothing_from_that(api: Api
     assert leader.filter(as_stored(api, "other"), ["n1"])["NodeNames"] == []
 
 
-@pytest.mark.parametrize(("second_put", "left"), [(delivered, []), (lost_request, ["train"])])
-def test_a_binding_that_is_refused_counts_no_more_and_is_not_left_to_the_next_leader_if_that_can_be_written_down(
-    api: ApiDouble, leader: Leader, second_put: Delivery, left: list[str]
+def test_a_binding_that_is_refused_is_told_and_the_pod_keeps_its_cards_for_the_next(
+    api: ApiDouble, leader: Leader
 ) -> None:
     leader.place("train", "n1")
-    api.deliver = Script(delivered, forbidden, second_put, methods=("PUT", "POST"))
+    api.deliver = Script(forbidden, methods=("POST",))
     assert "it is forbidden" in leader.bind("train", "n1")
-    assert (leader.cache.assumed(), journaled(api)) == ((), left)
+    api.deliver = delivered
+    assert leader.filter(store_pod(api, "other", 60), ["n1"])["NodeNames"] == []
+    assert leader.bind("train", "n1") == ""
+
+
+def test_a_pod_that_names_cards_and_wants_none_is_bound_as_any_scheduler_would(api: ApiDouble, leader: Leader) -> None:
+    """It names the resource, and so the scheduler asks us."""
+    store_pod(api, "train", 0)
+    assert leader.bind("train", "cpu") == ""
+    assert (node_of(api, "train"), journaled(api)) == ("cpu", {"n1": {}, "n2": {}})
 
 
 @pytest.mark.parametrize(
-    ("cores", "index", "error"),
-    [(60, "0", NOT_FREE), (60, "7", NOT_FREE), (200, "1", NOT_FREE), (200, "1,1", NOT_FREE), (200, "1,2", "")],
-    ids=["another pod's", "none", "too few", "one twice", "as given"],
+    ("spec", "error"),
+    [
+        (pod(container())["spec"], "the pod asks for no vcuda cards, and is not the extender's to bind"),
+        (pod(container(), init=[container(limits(30))])["spec"], "init containers cannot get vcuda cards"),
+    ],
 )
-def test_a_pod_is_not_bound_with_cards_of_its_owner_s(api: ApiDouble, cores: int, index: str, error: str) -> None:
-    leader = Leader(api, cards={"n1": 3}).leads()
-    leader.place("other", "n1", 60)
-    leader.place("train", "n1", cores)
-    edit(api, "train", index)
-    leader.sees("train")
+def test_a_pod_that_the_extender_never_places_is_bound_to_no_node(
+    api: ApiDouble, leader: Leader, spec: Mapping[str, object], error: str
+) -> None:
+    api.store(pod_path("train"), {**store_pod(api, "train", 30), "spec": spec})
     assert leader.bind("train", "n1") == error
-    assert leader.filter(as_stored(api, "train"))["NodeNames"] == (["n1"] if error else [])
-
-
-def test_cards_that_the_watch_has_not_shown_are_not_those_that_were_given(api: ApiDouble, leader: Leader) -> None:
-    leader.place("train", "n1")
-    edit(api, "train", "1")
-    assert leader.bind("train", "n1") == "the cards on the pod are not those that it was given on n1"
-
-
-def test_a_pod_without_cards_is_bound_as_any_scheduler_would(api: ApiDouble, leader: Leader) -> None:
-    """It names the resource, and so the scheduler asks us."""
-    store_pod(api, "train", 0)
-    before = api.objects[JOURNAL]
-    assert leader.bind("train", "cpu") == ""
-    assert (node_of(api, "train"), shares(api, "train")) == ("cpu", ())
-    assert api.objects[JOURNAL] is before
-
-
-def test_a_pod_that_no_node_can_serve_is_bound_to_none(api: ApiDouble, leader: Leader) -> None:
-    store_pod(api, "train", 30, initContainers=[container(limits(30), name="init")])
-    assert leader.bind("train", "n1") == "init containers cannot get vcuda cards"
+    assert node_of(api, "train") is None

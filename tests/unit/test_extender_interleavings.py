@@ -1,16 +1,18 @@
-"""Whatever fails, whoever leads and whatever the watch has shown yet: no card is ever given over what it has.
+"""Whatever fails, whoever leads, whatever tenants write on their pods: no card is ever given over what it has.
 
-And no pod is ever bound to another node than the one its cards are on.
+And no pod is ever bound with other cards than those that stand in the journal of its node.
 """
 
+import json
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
-from tests.extended import CARD_BLOCKS, Leader, as_stored, pod_path, seen, store_pod
+from tests.extended import CARD_BLOCKS, UNBOUND_SECONDS, Leader, as_stored, on_card, pod_path, store_pod
 
 CARDS = {"n1": 2, "n2": 1}
 DELIVERIES: dict[str, Delivery] = {"delivered": delivered, "lost request": lost_request, "lost reply": lost_reply}
@@ -22,6 +24,8 @@ SIZES = st.sampled_from([30, 60, 75, 100, 200])
 NODES = st.sampled_from([["n1"], ["n2"], ["n1", "n2"]])
 TARGETS = st.sampled_from([None, None, *CARDS])
 WHICH = st.integers(0, 5)
+Shares = Iterable[tuple[int, int, int]]
+"""Card, cores and memory."""
 
 
 class Placements(RuleBasedStateMachine):
@@ -34,20 +38,26 @@ class Placements(RuleBasedStateMachine):
         self.late = Late()
         self.shown: dict[tuple[int, str], Any] = {}
         self.created = 0
+        # The cards with which each pod was bound, and where: what the device plugin was told.
+        self.bound: dict[str, tuple[str, str]] = {}
 
-    @initialize()
-    def first(self) -> None:
+    @initialize(before=st.booleans())
+    def first(self, before: bool) -> None:
+        """Pods may have been bound before there was an extender."""
+        if before:
+            store_pod(self.api, "before", 60, nodeName="n1", annotations=on_card(1))
         self.take_over()
 
     @rule()
     @precondition(lambda self: len(self.leaders) < 4)
     def take_over(self) -> None:
-        """Another process takes the lease, and with it the journal; the last one does not know."""
-        leader = Leader(self.api, f"leader-{len(self.leaders)}", CARDS)
-        leader.takes()
+        """Another process leads; the last one does not know."""
+        leader = Leader(self.api, CARDS)
         self.leaders.append(leader)
         for name in self.pods():
             self.show(leader, name)
+        leader.allocator.load()
+        leader.allocator.tidy()
 
     @rule(cores=SIZES, nodes=NODES)
     def create(self, cores: int, nodes: list[str]) -> None:
@@ -55,12 +65,22 @@ class Placements(RuleBasedStateMachine):
         self.created += 1
         self.leaders[-1].filter(store_pod(self.api, f"pod-{self.created}", cores), nodes)
 
-    @rule(which=WHICH, patch=FAULTS, put=FAULTS, who=LEADERS, nodes=NODES)
+    @rule(which=WHICH, card=st.integers(0, 3), node=st.sampled_from(["n1", "n2", "n3"]), who=WHICH)
     @precondition(lambda self: self.pods())
-    def schedule(self, which: int, patch: str, put: str, who: int, nodes: list[str]) -> None:
+    def forge(self, which: int, card: int, node: str, who: int) -> None:
+        """The owner of a pod writes any cards on it, and somebody sees that."""
+        name = self.pods()[which % len(self.pods())]
+        pod = as_stored(self.api, name)
+        forged = {**on_card(card, node=node), "tencent.com/predicate-time": "9" * 19}
+        self.api.store(pod_path(name), {**pod, "metadata": {**pod["metadata"], "annotations": forged}})
+        self.show(self.leaders[who % len(self.leaders)], name)
+
+    @rule(which=WHICH, put=FAULTS, who=LEADERS, nodes=NODES)
+    @precondition(lambda self: self.pods())
+    def schedule(self, which: int, put: str, who: int, nodes: list[str]) -> None:
         """The scheduler asks about a pod, the newest leader or the one before it; calls get lost, or come late."""
         name = self.pods()[which % len(self.pods())]
-        self.api.deliver = self.faults(PATCH=patch, PUT=put)
+        self.api.deliver = self.faults(PUT=put)
         self.leader(who).filter(as_stored(self.api, name), nodes)
         self.api.deliver = delivered
 
@@ -68,18 +88,18 @@ class Placements(RuleBasedStateMachine):
     @precondition(lambda self: self.placed())
     def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
         """The scheduler has a pod bound to the node that it was placed on, or to one from which it may have moved."""
-        name = self.placed()[which % len(self.placed())]
-        node = node or as_stored(self.api, name)["metadata"]["annotations"]["tencent.com/predicate-node"]
+        placed = self.placed()
+        name, last = sorted(placed.items())[which % len(placed)]
         self.api.deliver = self.faults(POST=post, PUT=put)
-        error = self.leader(who).bind(name, node)
+        error = self.leader(who).bind(name, node or last)
         self.api.deliver = delivered
-        assert error or as_stored(self.api, name)["spec"].get("nodeName") == node
+        assert error or as_stored(self.api, name)["spec"].get("nodeName") == (node or last)
 
     @rule(which=WHICH, nodes=NODES)
     @precondition(lambda self: self.placed())
     def move(self, which: int, nodes: list[str]) -> None:
         """While a pod is being bound the scheduler's next leader has it placed anew."""
-        name = self.placed()[which % len(self.placed())]
+        name = sorted(self.placed())[which % len(self.placed())]
         self.bind(which, "late", "delivered", 1, None)
         self.leaders[-1].filter(as_stored(self.api, name), nodes)
 
@@ -105,46 +125,83 @@ class Placements(RuleBasedStateMachine):
         elif pod["spec"].get("nodeName") and pod.get("status", {}).get("phase") != "Succeeded":
             self.api.store(pod_path(name), {**pod, "status": {"phase": phase}})
 
-    @rule(who=WHICH)
-    def look(self, who: int) -> None:
-        self.leaders[who % len(self.leaders)].allocator.forget_gone()
+    @rule(who=WHICH, seconds=st.sampled_from([0, UNBOUND_SECONDS]))
+    def tidy(self, who: int, seconds: int) -> None:
+        """Time passes, and one leader tidies up."""
+        leader = self.leaders[who % len(self.leaders)]
+        leader.seconds += seconds
+        leader.allocator.tidy()
 
     @invariant()
     def no_card_is_given_over_what_it_has(self) -> None:
-        cores: Counter[tuple[str, int]] = Counter()
-        memory: Counter[tuple[str, int]] = Counter()
+        self.check({(node, uid): shares for node, uid, shares in self.entries() if self.counts(node, uid)})
+
+    @invariant()
+    def no_card_is_in_use_over_what_it_has(self) -> None:
+        in_use: dict[tuple[str, str], Shares] = {}
         for name in self.pods():
             pod = as_stored(self.api, name)
-            annotations = pod["metadata"].get("annotations", {})
-            if not annotations or pod.get("status", {}).get("phase") == "Succeeded":
+            node = pod["spec"].get("nodeName")
+            if not node:
                 continue
-            assert pod["spec"].get("nodeName") in (None, annotations["tencent.com/predicate-node"])
-            limits = pod["spec"]["containers"][0]["resources"]["limits"]
-            asked, blocks = limits["tencent.com/vcuda-core"], limits["tencent.com/vcuda-memory"]
-            for card in annotations["tencent.com/predicate-gpu-idx-0"].split(","):
-                key = (annotations["tencent.com/predicate-node"], int(card))
-                cores[key] += min(asked, 100)
-                memory[key] += CARD_BLOCKS if asked >= 100 else blocks
-        assert all(used <= 100 for used in cores.values()), cores
-        assert all(used <= CARD_BLOCKS for used in memory.values()), memory
+            written = pod["metadata"]["annotations"]
+            place = written["tencent.com/predicate-node"], written["tencent.com/predicate-gpu-idx-0"]
+            bound_to, cards = self.bound.setdefault(name, place)
+            assert bound_to == node
+            if pod.get("status", {}).get("phase") != "Succeeded":
+                limits = pod["spec"]["containers"][0]["resources"]["limits"]
+                asked, blocks = limits["tencent.com/vcuda-core"], limits["tencent.com/vcuda-memory"]
+                in_use[node, name] = [(int(card), min(asked, 100), blocks * 256) for card in cards.split(",")]
+        self.check(in_use)
+
+    def check(self, taken: dict[tuple[str, str], Shares]) -> None:
+        cores: Counter[tuple[str, int]] = Counter()
+        memory: Counter[tuple[str, int]] = Counter()
+        for (node, _), shares in taken.items():
+            for card, share, amount in shares:
+                assert card < CARDS[node]
+                cores[node, card] += share
+                memory[node, card] += CARD_BLOCKS * 256 if share == 100 else amount
+        assert all(used <= 100 for used in cores.values()), taken
+        assert all(used <= CARD_BLOCKS * 256 for used in memory.values()), taken
+
+    def entries(self) -> list[tuple[str, str, Shares]]:
+        """What stands in the journals, by node and the uid of the pod."""
+        texts = (stored["data"]["placements"] for path, stored in self.api.objects.items() if "/configmaps/" in path)
+        return [
+            (node["node"], entry["uid"], [share for shares in entry["shares"].values() for share in shares])
+            for node in map(json.loads, texts)
+            for entry in node["placements"]
+        ]
+
+    def counts(self, node: str, uid: str) -> bool:
+        """Whether the pod is there, and may have something on the node, as a matter of fact."""
+        name = uid.removeprefix("uid-")
+        if name not in self.pods():
+            return False
+        pod = as_stored(self.api, name)
+        return pod.get("status", {}).get("phase") != "Succeeded" and pod["spec"].get("nodeName") in (None, node)
 
     def pods(self) -> list[str]:
         return sorted(path.rpartition("/")[2] for path in self.api.objects if "/pods/" in path)
 
     def show(self, leader: Leader, name: str) -> None:
-        key = (id(leader), name)
-        new = seen(as_stored(self.api, name))
-        leader.cache.pod_changed(self.shown.get(key), new)
-        self.shown[key] = new
+        before = self.shown.get((id(leader), name))
+        leader.sees(name, before)
+        self.shown[id(leader), name] = as_stored(self.api, name)
 
     def leader(self, who: int) -> Leader:
         """The newest leader, or the one before it."""
         return self.leaders[-min(who, len(self.leaders))]
 
-    def placed(self) -> list[str]:
-        """The pods that have cards and are not bound."""
-        pods = {name: as_stored(self.api, name) for name in self.pods()}
-        return [n for n, pod in pods.items() if "annotations" in pod["metadata"] and "nodeName" not in pod["spec"]]
+    def placed(self) -> dict[str, str]:
+        """The pods that have cards somewhere and are not bound, and there."""
+        given = {uid.removeprefix("uid-"): node for node, uid, _ in self.entries()}
+        return {
+            name: node
+            for name, node in given.items()
+            if name in self.pods() and "nodeName" not in as_stored(self.api, name)["spec"]
+        }
 
     def faults(self, **by_method: str) -> Delivery:
         """Deliver the next call of each of these methods as named, and all others as they are."""

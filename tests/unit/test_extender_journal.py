@@ -1,52 +1,89 @@
-"""The journal of placements: taken by compare-and-swap, written by one process alone."""
+"""The journals of placements: one ConfigMap a node, written by compare-and-swap, bounded, and gone with their nodes."""
 
 import json
 
 import pytest
 
-from controller.extender.journal import Deadline, Journal
-from tests.api_double import ApiDouble, Effect, delivered
-from tests.extended import JOURNAL, SYSTEM
-from vcuda.errors import Conflict, Deposed, Unavailable, UnreadableJournal
+from controller.extender.journal import MAX_PLACEMENTS, Journal, JournalEntry, NodeJournal, name_of
+from tests.api_double import ApiDouble
+from tests.extended import JOURNAL, NO_CARD, SYSTEM, Leader, as_stored, gpu_node, journaled, pod_path, store_pod
+from vcuda.allocations.cards import Share
+from vcuda.errors import Conflict, NotPlaced, UnreadableJournal
+
+ENTRY = JournalEntry("uid-1", "team-a", "train", {0: (Share(3, 30, 1024),), 2: (Share(0, 100, 0),)}, 7, "41")
 
 
-def test_the_first_journal_is_empty_and_ours(api: ApiDouble) -> None:
-    assert Journal(api.kube, SYSTEM, "us").take() == ()
-    assert json.loads(api.objects[JOURNAL]["data"]["journal"]) == {"holder": "us", "placements": [], "format": 1}
+@pytest.fixture
+def journal(api: ApiDouble) -> Journal:
+    return Journal(api.kube, SYSTEM)
 
 
-def test_two_that_take_it_at_once_do_so_one_after_the_other(api: ApiDouble) -> None:
-    """Whoever is first loses it to the second, by compare-and-swap, and is told at its next write."""
-    ours, theirs = Journal(api.kube, SYSTEM, "us"), Journal(api.kube, SYSTEM, "them")
-
-    def between(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method in ("POST", "PUT"):
-            api.deliver = delivered
-            theirs.take()
-        return effect()
-
-    api.deliver = between
-    ours.take()
-    ours.write((), Deadline())
-    with pytest.raises(Deposed, match="us has taken"):
-        theirs.write((), Deadline())
+def test_what_is_written_is_read(journal: Journal) -> None:
+    written = journal.write(NodeJournal("n1", "", {"uid-1": ENTRY}))
+    assert journal.read("n1") == written
+    assert [*journal.read_all()] == [written]
+    assert [share.card for share in ENTRY.all_shares()] == [3, 0]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"holder": 3}', '{"holder": "x", "placements": [{}]}'])
-def test_a_damaged_journal_is_an_error_that_says_what_to_do(api: ApiDouble, text: str) -> None:
-    api.store(JOURNAL, {"metadata": {"name": "gpu-placements"}, "data": {"journal": text}})
-    with pytest.raises(UnreadableJournal, match="delete it, and restart the controllers"):
-        Journal(api.kube, SYSTEM, "us").take()
+def test_only_who_knows_the_newest_version_writes_it(api: ApiDouble, journal: Journal) -> None:
+    first = journal.write(NodeJournal("n1", "", {"uid-1": ENTRY}))
+    journal.write(first)
+    for outdated in (first, NodeJournal("n1")):
+        with pytest.raises(Conflict):
+            journal.write(outdated)
+    with pytest.raises(Conflict):
+        journal.delete(first)
+    assert JOURNAL in api.objects
 
 
-def test_a_journal_that_others_always_write_first_is_not_ours(api: ApiDouble) -> None:
-    Journal(api.kube, SYSTEM, "them").take()
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"node": 3}', '{"node": "n1", "placements": [{}]}'])
+def test_a_damaged_journal_costs_its_node_alone_until_it_is_deleted(api: ApiDouble, text: str | None) -> None:
+    Leader(api, cards={"n1": 1, "n2": 1}).leads()
+    damaged = {**api.objects[JOURNAL], "data": {"placements": text} if text is not None else None}
+    api.store(JOURNAL, damaged)
+    with pytest.raises(UnreadableJournal, match="once it is deleted, it is made anew"):
+        Journal(api.kube, SYSTEM).read("n1")
+    leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
+    leader.place("train", "n2", 100)
+    failed = leader.filter(store_pod(api, "next", 100), ["n1", "n2"])["FailedNodes"]
+    assert failed == {"n1": "what is placed on the node is not known yet", "n2": NO_CARD}
+    api.remove(JOURNAL)
+    assert leader.filter(as_stored(api, "next"), ["n1"])["NodeNames"] == ["n1"]
 
-    def conflict(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PUT":
-            raise Conflict(409, "the object has been modified")
-        return effect()
 
-    api.deliver = conflict
-    with pytest.raises(Unavailable, match="again and again"):
-        Journal(api.kube, SYSTEM, "us").take()
+def test_a_journal_that_somebody_deletes_is_written_anew_with_what_is_known(api: ApiDouble) -> None:
+    leader = Leader(api).leads()
+    leader.place("train", cores=100)
+    api.remove(JOURNAL)
+    leader.place("next", cores=100)
+    assert {name: share[0].card for name, share in journaled(api)["n1"].items()} == {"train": 0, "next": 1}
+
+
+def test_a_journal_has_an_end(api: ApiDouble, journal: Journal) -> None:
+    """The largest that there can be on a node of eight cards is far from what the API server stores."""
+    entries = {f"{number:036}": ENTRY for number in range(MAX_PLACEMENTS + 1)}
+    with pytest.raises(NotPlaced, match="n1 has 1000 placements already"):
+        journal.write(NodeJournal("n1", "", entries))
+    entries.popitem()
+    journal.write(NodeJournal("n1", "", entries))
+    assert len(json.dumps(api.objects[JOURNAL])) < 2**19
+
+
+def test_a_node_that_is_gone_has_no_journal_once_nobody_has_anything_there(api: ApiDouble) -> None:
+    leader = Leader(api).leads()
+    leader.place("train")
+    leader.cache.node_changed(gpu_node("n1", 2), None)
+    leader.allocator.tidy()
+    assert JOURNAL in api.objects
+    before = as_stored(api, "train")
+    api.remove(pod_path("train"))
+    leader.sees("train", before)
+    leader.allocator.tidy()
+    assert JOURNAL not in api.objects
+
+
+def test_every_node_has_a_name_for_its_journal_that_the_api_server_takes() -> None:
+    long = ["x" * 253, "y" * 253]
+    assert name_of("gpu-1.example.com") == "gpu-placements.gpu-1.example.com"
+    assert len({name_of(node) for node in long}) == len(long)
+    assert all(len(name_of(node)) <= 253 for node in long)

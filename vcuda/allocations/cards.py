@@ -188,6 +188,11 @@ def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
     return any(amount_of(container, scheme.cores) for container in containers or ())
 
 
+def names_cards(pod: Pod) -> bool:
+    """Return whether a container names a scheme's cores, be it none of them: then the extender is asked to bind it."""
+    return any(scheme.cores in resources_of(each) for _, each in pod.all_containers() for scheme in INDEXED)
+
+
 def amount_of(container: Container, resource: str) -> int:
     """Return how much of a resource is asked for; 0 where it is not, or where the API server would not store it."""
     return _whole(resources_of(container), resource) or 0
@@ -212,7 +217,6 @@ class CardAnnotations(msgspec.Struct, frozen=True):
 CARD_ANNOTATIONS = {scheme.name: CardAnnotations(*scheme.allocation_annotations) for scheme in INDEXED}
 """The annotations of each scheme by its name."""
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
-_WRITTEN = tuple(name for scheme in INDEXED for name in scheme.allocation_annotations)
 
 
 def read_pod_cards(pod: Pod) -> PodCards | None:
@@ -238,17 +242,6 @@ def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share,
     indexes = {f"{keys.index}{number}": ",".join(str(share.card) for share in got) for number, got in shares.items()}
     # gpu-manager serves the pods of its node in the order of these times.
     return {keys.time: str(time), keys.node: node, keys.assigned: "false", **indexes}
-
-
-def patch_of(written: Mapping[str, str], present: Iterable[str], uid: str, version: str) -> bytes:
-    """Return the JSON merge patch that writes the annotations, and takes away what an earlier placement left.
-
-    ``present`` are the annotations there are. The API server answers 409 where the pod is no longer the one of
-    ``uid``, or no longer the one of resourceVersion ``version``.
-    """
-    old = {key: None for key in present if key.startswith(_WRITTEN)}
-    metadata = {"uid": uid, "resourceVersion": version, "annotations": {**old, **written}}
-    return msgspec.json.encode({"metadata": metadata})
 
 
 def _shares(pod: Pod, scheme: Scheme, keys: CardAnnotations) -> Iterator[Share]:
