@@ -7,7 +7,7 @@ import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from tests.builders import MODEL, POOL, container, pod
-from tests.e2e.card_check import CORES, MEMORY, fits_somewhere, over, taken, wanted
+from tests.e2e.card_check import CORES, INDEX, MEMORY, fits_somewhere, over, taken, wanted
 from tests.e2e.cluster import Cluster, Json, is_bound
 from tests.e2e.control_plane import Component, ControlPlane
-from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, candidate, controlling, drop_lease, may
+from tests.e2e.installation import SYSTEM_NAMESPACE, Installation, candidate, controlling, drop_lease, may, tenant_of
 from tests.e2e.second_scheduler import COMPONENT, NAME, config_file, scheduling
 from tests.e2e.stage import SLICES
 from tests.processes import ControllerProcess, free_ports
@@ -61,11 +61,17 @@ def extended(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterato
         yield scheduler
 
 
-@pytest.fixture
-def serving(installation: Installation, site: Site) -> Iterator[ControllerProcess]:
+@contextmanager
+def leading(installation: Installation, site: Site) -> Iterator[ControllerProcess]:
     """A controller that leads, and serves the extender."""
     with controlling(installation, *site.flags) as leader:
         leader.await_log("serving extender")
+        yield leader
+
+
+@pytest.fixture
+def serving(installation: Installation, site: Site) -> Iterator[ControllerProcess]:
+    with leading(installation, site) as leader:
         yield leader
 
 
@@ -201,39 +207,83 @@ def binding_of(stored: Json, node: str) -> Json:
 
 
 @pytest.mark.usefixtures("serving")
-def test_a_pod_that_was_moved_is_not_bound_where_it_was_not_even_by_a_late_binding(
+def test_a_pod_that_was_moved_is_bound_only_where_it_is_placed_and_with_its_cards(
     cluster: Cluster, site: Site, gpu_nodes: list[str], namespace: str
 ) -> None:
-    """That is the API server's doing: a binding is for one version of one pod."""
-    pods, [first, second, *_] = f"/api/v1/namespaces/{namespace}/pods", gpu_nodes
-    create_all(cluster, namespace, [share(60, 8, name, "nobody") for name in ("moved", "late")])
-    placed: dict[str, Json] = {}
-    for name in ("moved", "late"):
-        asked = {"Pod": cluster.pod(namespace, name), "NodeNames": [first]}
-        assert ask(site, "predicates", asked)["NodeNames"] == [first]
-        placed[name] = cluster.pod(namespace, name)
-        asked = {"Pod": placed[name], "NodeNames": [second]}
-        assert ask(site, "predicates", asked)["NodeNames"] == [second]
-    moved, late = placed.values()
-    error = ask(site, "bind", binding_of(moved, first))["Error"]
-    assert error == f"the pod is not placed on {first} any more"
+    [first, second, *_] = gpu_nodes
+    create_all(cluster, namespace, [share(60, 8, "moved", "nobody")])
+    moved = cluster.pod(namespace, "moved")
+    assert ask(site, "bind", binding_of(moved, first))["Error"] == f"the pod is not placed on {first} any more"
+    for node in (first, second):
+        assert ask(site, "predicates", {"Pod": moved, "NodeNames": [node]})["NodeNames"] == [node]
+    assert ask(site, "bind", binding_of(moved, first))["Error"] == f"the pod is not placed on {first} any more"
+    assert not is_bound(cluster.pod(namespace, "moved"))
     for _ in range(2):
         assert ask(site, "bind", binding_of(moved, second)) == {"Error": ""}
-    assert cluster.pod(namespace, "moved")["spec"]["nodeName"] == second
+    assert taken(cluster.pods(namespace), CARD_MEMORY) == {(second, 0): (60, 8)}
     assert cluster.events(namespace) == []
-    another = {**cluster.pod(namespace, "late")["metadata"], "uid": late["metadata"]["uid"][::-1]}
-    for sent in (late, {"metadata": another}):
-        answer = cluster.rest.send("POST", f"{pods}/late/binding", as_sent(sent, first))
-        assert answer.status == HTTPStatus.CONFLICT
+
+
+def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
+    cluster: Cluster, namespace: str
+) -> None:
+    """The extender rests on this: a binding that comes late is refused, and no binding comes without its cards."""
+    create_all(cluster, namespace, [share(60, 8, "late", "nobody")])
+    path = f"/api/v1/namespaces/{namespace}/pods/late"
+    old = cluster.pod(namespace, "late")
+    new = cluster.rest.merge_patch(path, {"metadata": {"labels": {"new": "version"}}})
+    another = {"metadata": {**new["metadata"], "uid": new["metadata"]["uid"][::-1]}}
+    for sent in (old, another):
+        assert cluster.rest.send("POST", f"{path}/binding", as_sent(sent, "n1")).status == HTTPStatus.CONFLICT
     assert not is_bound(cluster.pod(namespace, "late"))
-    assert ask(site, "bind", binding_of(late, second)) == {"Error": ""}
+    cluster.rest.send("POST", f"{path}/binding", as_sent(new, "n1")).ok()
+    bound = cluster.pod(namespace, "late")
+    assert (bound["spec"]["nodeName"], bound["metadata"]["annotations"]) == ("n1", WRITTEN)
+
+
+WRITTEN = {"tencent.com/predicate-gpu-idx-0": "3"}
 
 
 def as_sent(placed: Json, node: str) -> Json:
     keys = ("name", "namespace", "uid", "resourceVersion")
-    metadata = {key: placed["metadata"][key] for key in keys}
+    metadata = {**{key: placed["metadata"][key] for key in keys}, "annotations": WRITTEN}
     target = {"apiVersion": "v1", "kind": "Node", "name": node}
     return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+
+
+@pytest.mark.usefixtures("extended")
+def test_whatever_a_tenant_writes_on_pods_cards_in_use_stay_theirs_and_free_ones_free(
+    cluster: Cluster, installation: Installation, site: Site, namespace: str, create_node: Callable[..., str]
+) -> None:
+    """By the annotations of tiny pods a node was blocked, and by those of a running one its card given twice."""
+    node = create_node("tenant-0", capacity={CORES: "800", MEMORY: "512"})
+    pods, index = f"/api/v1/namespaces/{namespace}/pods", f"{INDEX}0"
+    forged = {"tencent.com/predicate-time": "9" * 19, "tencent.com/predicate-node": node}
+    tiny = [share(5, 1, f"tiny-{card}", "nobody") for card in range(8)]
+    for card, each in enumerate(tiny):
+        each["metadata"]["annotations"] = {**forged, index: str(card)}
+    with tenant_of(cluster, namespace) as tenant:
+        create_all(tenant, namespace, [share(60, 8, "mine"), *tiny])
+        with leading(installation, site):
+            [card] = cards_of(cluster.await_bound(namespace, "mine", timeout=PATIENCE))
+            tenant.rest.merge_patch(f"{pods}/mine", {"metadata": {"annotations": {**forged, index: str(7 - card)}}})
+        with leading(installation, site):
+            create_all(cluster, namespace, [share(100, 0, f"whole-{number}") for number in range(8)])
+            stored = cluster.await_pods(namespace, lambda found: sum(map(is_bound, found)) == 8, PATIENCE)
+            whole = [each for each in stored if each["metadata"]["name"].startswith("whole")]
+            given = sorted(index for each in whole if is_bound(each) for index in cards_of(each))
+            assert given == sorted({*range(8)} - {card})
+            tenant.rest.merge_patch(f"{pods}/mine", {"metadata": {"annotations": dict.fromkeys((*forged, index))}})
+            [waiting] = [each["metadata"]["name"] for each in whole if not is_bound(each)]
+            wake(cluster, node)
+            cluster.await_object(pods, waiting, lambda found: "1 whole vcuda cards needed, 0 free" in why_not(found))
+            tenant.rest.send("DELETE", f"{pods}/mine", {"gracePeriodSeconds": 0}).ok()
+            assert cards_of(cluster.await_bound(namespace, waiting, timeout=PATIENCE)) == [card]
+
+
+def cards_of(bound: Json) -> list[int]:
+    """The cards that the annotations of a pod of one container give it."""
+    return [int(index) for index in bound["metadata"]["annotations"][f"{INDEX}0"].split(",")]
 
 
 @pytest.fixture
