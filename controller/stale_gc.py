@@ -133,6 +133,8 @@ class StaleAllocationGc:
         self._wall = wall
         # What was looked at to the end, as the watch had it: until it changes there is nothing more to find.
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
+        # When times of allocation that were yet to come were first seen, by pod uid.
+        self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
         # When each lock was first seen, by node and scheme: some tell no time that can be.
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
@@ -147,7 +149,10 @@ class StaleAllocationGc:
     def look_at_all(self) -> None:
         """Let everything be due that is stale, or will be, as the watches have it."""
         self._served = {key: seen for key, seen in self._served.items() if self._watched(key) == seen}
-        for pod in self._pods.reflector.snapshot().values():
+        pods = self._pods.reflector.snapshot().values()
+        stored = {pod.uid for pod in pods}
+        self._future_seen = {uid: seen for uid, seen in self._future_seen.items() if uid in stored}
+        for pod in pods:
             self._pod_changed(None, pod)
         locked = {node.metadata.name for node in self._nodes.reflector.snapshot().values() if node.annotations}
         self._locks_seen = {key: seen for key, seen in self._locks_seen.items() if key[0] in locked}
@@ -204,9 +209,10 @@ class StaleAllocationGc:
                 return True
 
         now = self._wall()
-        removals = stale.find_stale(pod, exists, now, self._timeout)
+        seen = self._times_seen(pod, now)
+        removals = stale.find_stale(pod, exists, now, self._timeout, seen)
         if not removals:
-            since = stale.first_stale(pod, exists, now, self._timeout)
+            since = stale.first_stale(pod, exists, now, self._timeout, seen)
             if refused:
                 raise refused[0]
             return None if since is None else since - now
@@ -230,6 +236,17 @@ class StaleAllocationGc:
         self._remove(StaleObject(InvolvedObject("v1", "Node", name, "", uid, version), path, removals))
         return None
 
+    def _times_seen(self, pod: stored_pods.StoredPod, now: float) -> float:
+        times = stale.future_times(pod, now)
+        if not times:
+            return now
+        # One that has come meanwhile is not among them any more: that is no reason to begin anew.
+        known, seen = self._future_seen.get(pod.uid, ((), now))
+        if not set(times) <= set(known):
+            known, seen = times, now
+        self._future_seen[pod.uid] = known, seen
+        return seen
+
     def _expires(self, name: str, lock: stale.Lock, now: float) -> float:
         key = name, lock.scheme.name
         value, seen = self._locks_seen.get(key, ("", now))
@@ -249,7 +266,7 @@ class StaleAllocationGc:
     def _delay(self, pod: stored_pods.StoredPod) -> float | None:
         """Return in how many seconds something on a watched pod can first be stale; None: not unless it changes."""
         now = self._wall()
-        since = stale.first_stale(pod, self._is_watched, now, self._timeout)
+        since = stale.first_stale(pod, self._is_watched, now, self._timeout, self._times_seen(pod, now))
         return None if since is None else max(0.0, since - now)
 
     def _is_watched(self, node: str) -> bool:

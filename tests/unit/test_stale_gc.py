@@ -50,6 +50,18 @@ def test_a_pod_is_looked_at_when_its_allocation_can_first_be_stale_and_freed_the
     assert "tencent.com/predicate-gpu-idx-0" in event["message"]
 
 
+def test_a_time_that_is_yet_to_come_counts_as_that_at_which_it_was_seen(cleaner: Cleaner) -> None:
+    """Whoever owns the pod can write any time: a stale allocation was kept for a day."""
+    cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
+    cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START + 80_000, created=START - 1000))
+    cleaner.watch()
+    for cleaner.now in (START + TIMEOUT / 2, START + TIMEOUT - 1):
+        cleaner.gc.look_at_all()
+        assert cleaner.serve() == []
+    cleaner.now = START + TIMEOUT
+    assert [line["rule"] for line in cleaner.serve()] == ["unbound"]
+
+
 def test_what_was_removed_is_not_looked_at_again_while_the_watch_is_behind(past: Cleaner) -> None:
     past.serve()
     past.api.forget_calls()

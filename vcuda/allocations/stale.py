@@ -40,7 +40,10 @@ class Removal(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One scheme's allocation on one pod, at ``now`` (Unix seconds). ``timeout``: seconds that binding may take."""
+    """One scheme's allocation on one pod, at ``now`` (Unix seconds). ``timeout``: seconds that binding may take.
+
+    ``seen``: when its times were first seen, in Unix seconds; one that was yet to come then counts as that.
+    """
 
     pod: StoredPod
     allocation: Allocation
@@ -48,6 +51,7 @@ class Case:
     exists: Exists
     now: float
     timeout: float
+    seen: float
 
     @property
     def node(self) -> str | None:
@@ -62,14 +66,14 @@ class Case:
 
     def allocated(self) -> float:
         """Return when it was allocated, in Unix seconds: the newest believable time; infinity where nothing tells."""
-        # No allocation comes before the pod's creation. Whoever owns the pod can write any time, so one far in the
-        # future does not keep an allocation for ever.
+        # No allocation comes before the pod's creation. Whoever owns the pod can write any time: none that is yet to
+        # come keeps an allocation for longer than one of now would.
         created = parse_rfc3339(self.pod.created)
         times = [] if created is None else [created]
         for key in self.scheme.predicate_times:
             at = parse_unix(self.allocation.get(key), self.scheme.time_unit)
             if at is not None and at <= self.now + ABSURD:
-                times.append(at)
+                times.append(min(at, self.seen))
         return max(times, default=math.inf)
 
 
@@ -105,28 +109,39 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
     yield Staleness("unbound", since, f"made at {told}, and the pod was never bound")
 
 
-def find_stale(pod: StoredPod, exists: Exists, now: float, timeout: float) -> tuple[Removal, ...]:
+def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
+    """Return the times of allocation on a pod that are yet to come, as they are written."""
+    if pod.allocation is None:
+        return ()
+    told = ((pod.allocation.get(key), scheme) for scheme in pod.allocation.schemes for key in scheme.predicate_times)
+    return tuple(text for text, scheme in told if text and (parse_unix(text, scheme.time_unit) or 0) > now)
+
+
+def find_stale(
+    pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf
+) -> tuple[Removal, ...]:
     """Return what is stale on a pod: at most one removal for each scheme that has written on it.
 
-    ``now`` is in Unix seconds, ``timeout`` in seconds. ``exists`` is only asked about nodes that unbound pods name.
+    ``now`` and ``seen`` are in Unix seconds, ``timeout`` in seconds; see `Case`. ``exists`` is only asked about nodes
+    that unbound pods name.
     """
-    return tuple(filter(None, map(_judge, _cases(pod, exists, now, timeout))))
+    return tuple(filter(None, map(_judge, _cases(pod, exists, now, timeout, seen))))
 
 
-def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float) -> float | None:
+def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf) -> float | None:
     """Return the Unix time from which something on a pod is stale as it stands now; it may have passed.
 
     None where only a change of the pod, or of the nodes, can make it so.
     """
-    every = (stale.since for case in _cases(pod, exists, now, timeout) for stale in _stale_by(case))
+    every = (stale.since for case in _cases(pod, exists, now, timeout, seen) for stale in _stale_by(case))
     first = min(every, default=math.inf)
     return None if first == math.inf else first
 
 
-def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float) -> Iterator[Case]:
+def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float) -> Iterator[Case]:
     if pod.allocation:
         for scheme in pod.allocation.schemes:
-            yield Case(pod, pod.allocation, scheme, exists, now, timeout)
+            yield Case(pod, pod.allocation, scheme, exists, now, timeout, seen)
 
 
 def _judge(case: Case) -> Removal | None:
