@@ -52,8 +52,11 @@ def flags(workload: Json) -> dict[str, object]:
     program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]
     group = PROGRAMS[program]
     assert isinstance(group, click.Group)
-    context = group.commands[command].make_context(command, rest)
-    return dict(context.params)
+    named = group.commands[command]
+    if isinstance(named, click.Group):
+        command, *rest = rest
+        named = named.commands[command]
+    return dict(named.make_context(command, rest).params)
 
 
 @every_overlay
@@ -310,7 +313,8 @@ def test_a_vendors_overlay_sets_its_scheduler_its_nodes_and_its_directories(
 
 
 def scheduler_config(objects: Sequence[Json]) -> Json:
-    [config] = [each["data"]["scheduler-config.yaml"] for each in objects if each["kind"] == "ConfigMap"]
+    made = [each for each in objects if label(each).startswith("ConfigMap/vcuda-scheduler-config")]
+    [config] = [each["data"]["scheduler-config.yaml"] for each in made]
     found: Json = yaml.safe_load(config)
     return found
 

@@ -75,6 +75,11 @@ OURS = {
         "set by all parts, read by `vcuda-certs`",
         "`vcuda-quota`; `vcuda-certs` on Secrets, without which it writes over none that holds anything.",
     ),
+    "app.kubernetes.io/component": Told(
+        "label of the ConfigMaps `gpu-placements.NODE`",
+        "set and read by the extender",
+        "`gpu-placements`: what the extender has given to whom of the node's cards.",
+    ),
     "kubernetes.io/service-name": Told(
         "label of an EndpointSlice",
         "read by `vcuda-certs` and the controller, set by the extender on its own",
