@@ -108,6 +108,14 @@ main.add_command(node)
     type=click.Path(file_okay=False, path_type=Path),
     help="Holds tls.crt and tls.key of the extender.",
 )
+@cli.option(
+    "--extender-client-ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="CAs of client certificates, in PEM: only who shows one of theirs is answered by the extender.",
+)
+@cli.option(
+    "--extender-client-name", default="", help="Common name that kube-scheduler's certificate must have, if any."
+)
 @cli.address_option(
     "--extender-advertise",
     metavar="IP:PORT",
@@ -142,6 +150,8 @@ def run(
     ui_hosts: tuple[str, ...],
     extender_address: Address | None,
     extender_cert_dir: Path | None,
+    extender_client_ca: Path | None,
+    extender_client_name: str,
     extender_advertise: Address | None,
     webhook_service: str,
     log_level: str,
@@ -175,7 +185,7 @@ def run(
           leaves stale allocations where they are, and logs those older than ten minutes
       vcuda-controller run --enforce-audit --audit-period 600
           evicts pods that have been beyond their quota for ten minutes
-      vcuda-controller run --extender-address 127.0.0.1:10443 --extender-cert-dir certs
+      vcuda-controller run --extender-address 127.0.0.1:10443 --extender-cert-dir certs --extender-client-ca ca.crt
           places pods for a kube-scheduler whose extender has urlPrefix https://127.0.0.1:10443/scheduler
 
     Exit status: 0 stopped; 1 the lease was lost (start it again), or Kubernetes is too old; 2 bad input.
@@ -186,7 +196,10 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        listening = _listening(extender_address, extender_cert_dir, extender_advertise)
+        listening = None
+        if extender_address:
+            certificate = _mutual_tls(extender_cert_dir, extender_client_ca)
+            listening = service.Listening(extender_address, certificate, extender_advertise, extender_client_name)
         # A connection for each thread that may call at once: six watches, the loops, and the extender's requests.
         kube = Kube.connect(kubeconfig, pool_size=16, version_check=VersionCheck(structlog.get_logger().warning))
     except errors.BadInput as error:
@@ -268,15 +281,13 @@ def _lead(
     return 0
 
 
-def _listening(
-    address: Address | None, certificate: Path | None, advertised: Address | None
-) -> service.Listening | None:
-    """Return where the extender listens, or None; raises BadInput where there is no good certificate."""
-    if address is None:
-        return None
+def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.ServingCertificate:
+    """Return the extender's certificate; raises BadInput where there is no good one, or no CA of clients."""
     if certificate is None:
         raise click.UsageError("--extender-address wants --extender-cert-dir too: kube-scheduler calls it over TLS.")
-    return service.Listening(address, tls.ServingCertificate(certificate), advertised)
+    if client_ca is None:
+        raise click.UsageError("--extender-address wants --extender-client-ca too: it answers kube-scheduler alone.")
+    return tls.ServingCertificate(certificate, client_ca, client_required=True)
 
 
 def _settle_timing(storable: int, full_pass: int) -> settler.SettleTiming:

@@ -50,7 +50,8 @@ class Server(wsgi.Server):
     """Serves one WSGI application with at most ``threads`` threads, over TLS where ``tls`` is given.
 
     As many requests again wait for a thread. ``idle_seconds`` is how long a connection is kept for the next request;
-    0 for one request a connection. A body may have ``max_body`` bytes.
+    0 for one request a connection. A body may have ``max_body`` bytes. With ``client_name`` only a peer whose
+    certificate has this common name is answered, and others are told 403; that they have one is for ``tls`` to see to.
 
     Raises OSError where the address cannot be had.
     """
@@ -64,6 +65,7 @@ class Server(wsgi.Server):
         tls: Tls | None = None,
         idle_seconds: float = 0.0,
         max_body: int = 2**16,
+        client_name: str = "",
         request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         # Bound here, as cheroot tells only in English why an address cannot be had, and takes ::1 for localhost.
@@ -78,6 +80,7 @@ class Server(wsgi.Server):
             accepted_queue_size=threads,
             accepted_queue_timeout=0,  # it would be waited for by the one thread that accepts
         )
+        self.client_name = client_name
         self.timeout = idle_seconds or request_seconds
         self.request_seconds = request_seconds
         self.max_request_header_size = MAX_HEAD_BYTES
@@ -164,6 +167,9 @@ class _Request(server.HTTPRequest):
         # "X_Y" and "X-Y" become one name in WSGI, so a client could pass for the proxy before it. cheroot's own reader
         # for this fails at any header (11.1).
         self.inheaders = {name: value for name, value in self.inheaders.items() if b"_" not in name}
+        if read and self.server.client_name not in ("", *self.conn.socket.peer_names()):
+            self.simple_response("403 Forbidden", "this certificate is of another client\n")
+            return False
         return bool(read)
 
 
@@ -208,6 +214,11 @@ class _TimedSocket:
     def begin(self) -> None:
         """Let the time for a request run."""
         self._due = time.monotonic() + self._seconds
+
+    def peer_names(self) -> tuple[str, ...]:
+        """Return the common names in the certificate that the peer has shown."""
+        shown = self.unwrapped.getpeercert() if isinstance(self.unwrapped, ssl.SSLSocket) else None
+        return tuple(value for names in (shown or {}).get("subject", ()) for key, value in names if key == "commonName")
 
     def recv_into(self, buffer: bytearray) -> int:
         left = self._due - time.monotonic()

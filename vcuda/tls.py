@@ -54,18 +54,21 @@ class _Served:
 class ServingCertificate:
     """The pair ``tls.crt`` and ``tls.key`` of a directory, as a TLS context for a server.
 
-    With ``client_ca``, a file of CA certificates, a client may present one that they signed, and no other; whether it
-    has to is the server's to say. That file is a part of the pair: read, reloaded and refused with it.
+    With ``client_ca``, a file of CA certificates, a client may present one that they signed, and no other; with
+    ``client_required`` it has to, else that is the server's to say. That file is a part of the pair: read, reloaded and
+    refused with it.
     ``reload_failures`` counts the bad pairs met since the start: one pair counts once, however often it is polled.
     Raises BadInput when there is no good pair to start with; the message names the file and the command that makes one.
     """
 
-    def __init__(self, directory: Path, client_ca: Path | None = None) -> None:
+    def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
         self._directory = directory
         self._client_ca = client_ca
+        # A webhook cannot require it: a probe of kubelet's has none, and the handshake does not tell what will be asked.
+        self._verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         self._loaded = self._fingerprint()
         self._refused: _Content | None = None
-        self._served = _load(directory, client_ca)
+        self._served = self._load()
         self.reload_failures = 0
 
     @property
@@ -89,7 +92,7 @@ class ServingCertificate:
             self._refused = None
             return
         try:
-            loaded, fault = _load(self._directory, self._client_ca), ""
+            loaded, fault = self._load(), ""
         except BadInput as error:
             loaded, fault = None, str(error)
         if self._fingerprint() != found:
@@ -101,6 +104,9 @@ class ServingCertificate:
             self._refused = found
             self.reload_failures += 1
             _log.error("serving certificate not reloaded, the last good one stays", reason=fault)
+
+    def _load(self) -> _Served:
+        return _load(self._directory, self._client_ca, self._verify_mode)
 
     def _fingerprint(self) -> _Content:
         # What tells one content of the files from another, without keeping the key.
@@ -114,7 +120,7 @@ def watch(serving: ServingCertificate, stop: threading.Event, interval: float = 
         serving.poll()
 
 
-def _load(directory: Path, client_ca: Path | None) -> _Served:
+def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) -> _Served:
     certificate, key = directory / LEAF_CERTIFICATE, directory / LEAF_KEY
     public_key, expiry = _read_leaf(certificate)
     if _read_public_key(key) != public_key:
@@ -132,8 +138,7 @@ def _load(directory: Path, client_ca: Path | None) -> _Served:
             context.load_verify_locations(client_ca)
         except OSError as error:
             raise BadInput(f"{client_ca} cannot be read, or holds no PEM certificate: {error}") from error
-        # Not required here: a probe of kubelet's has none, and the handshake does not tell what it will ask for.
-        context.verify_mode = ssl.CERT_OPTIONAL
+        context.verify_mode = verify_mode
     return _Served(context, expiry)
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from http import HTTPStatus
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -24,8 +25,11 @@ TIDY_SECONDS = 15.0
 
 NOT_TIDIED = "placements not looked through"
 
-MAX_BODY = 256 * 2**20
-"""Bytes of a request: some 10,000 nodes, where the scheduler sends them whole."""
+MAX_BODY = 128 * 2**20
+"""Bytes of a request: some 8,000 nodes, where the scheduler sends them whole."""
+
+LARGE_BODY = 2**20
+"""Bytes from which on a body is read only when no other such is; by their names nodes take far less."""
 
 Verb = Callable[[bytes], bytes]
 """Answers the body of one kind of request; raises BadInput where it is none."""
@@ -52,6 +56,8 @@ def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
 def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> WSGIApplication:
     """Return the application that answers POST by verb, and GET /version."""
 
+    large = threading.Lock()
+
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         started = time.perf_counter()
         path = environ["PATH_INFO"]
@@ -61,12 +67,13 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
         if environ["REQUEST_METHOD"] == "POST" and not (length.isdigit() and int(length) <= MAX_BODY):
             # What follows cannot be told from a next request; cheroot hangs up after this answer.
             return httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"0 to {MAX_BODY} bytes are wanted")
-        # In parts: asked for all at once, cheroot's reader clears room for the whole with every packet.
-        body = b"".join(iter(lambda: environ["wsgi.input"].read(2**16), b""))
-        verb = verbs.get(path)
-        if verb is None or environ["REQUEST_METHOD"] != "POST":
-            return httpd.reply(start_response, HTTPStatus.NOT_FOUND, "not found")
-        status, answer = _answer(verb, body)
+        verb = verbs.get(path) if environ["REQUEST_METHOD"] == "POST" else None
+        with large if int(length or 0) > LARGE_BODY else nullcontext():
+            # In parts: asked for all at once, cheroot's reader clears room for the whole with every packet.
+            body = b"".join(iter(lambda: environ["wsgi.input"].read(2**16), b""))
+            if verb is None:
+                return httpd.reply(start_response, HTTPStatus.NOT_FOUND, "not found")
+            status, answer = _answer(verb, body)
         metrics.seconds.labels(path.rpartition("/")[2]).observe(time.perf_counter() - started)
         return httpd.reply(start_response, status, answer, "application/json" if status == HTTPStatus.OK else "")
 
@@ -84,11 +91,15 @@ def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """Where to listen, with which certificate, and the address (IP and port) that others reach it at, if any."""
+    """Where to listen, with which certificate, and the address (IP and port) that others reach it at, if any.
+
+    ``client_name``: the common name of kube-scheduler's certificate; empty for any that the certificate's CA signed.
+    """
 
     address: tuple[str, int]
     certificate: tls.ServingCertificate
     advertised: tuple[str, int] | None = None
+    client_name: str = ""
 
 
 def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
@@ -100,6 +111,7 @@ def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
         tls=listening.certificate.current,
         idle_seconds=300.0,  # Go's client drops a connection that was idle for 90
         max_body=MAX_BODY,
+        client_name=listening.client_name,
     ).in_threads()
 
 
