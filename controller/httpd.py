@@ -217,7 +217,7 @@ class _TimedSocket:
 
     def peer_names(self) -> tuple[str, ...]:
         """Return the common names in the certificate that the peer has shown."""
-        shown = self.unwrapped.getpeercert() if isinstance(self.unwrapped, ssl.SSLSocket) else None
+        shown: Any = self.unwrapped.getpeercert() if isinstance(self.unwrapped, ssl.SSLSocket) else None
         return tuple(value for names in (shown or {}).get("subject", ()) for key, value in names if key == "commonName")
 
     def recv_into(self, buffer: bytearray) -> int:

@@ -20,8 +20,8 @@ from tests.integration.reviews import gpu_pod
 from tests.match_conditions import base_conditions
 from tests.processes import ControllerProcess, WebhookProcess, eventually, serving
 from vcuda.ledger.ledger import Ledger, read_ledger
-from vcuda.tls import serving_files, write_files
-from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
+from vcuda.tls import leaf_files, serving_files, write_files
+from vcuda.x509 import DEVELOPMENT, make_authority, make_client, make_leaf
 
 SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 ENFORCED = "quota.vcuda.io/enforced"
@@ -180,11 +180,18 @@ def registered(installation: Installation) -> AbstractContextManager[None]:
     return installation.cluster.register_webhooks(mutating=installation.mutating(), validating=validating)
 
 
+CLIENT, CLIENT_NAME = "client", "vcuda-scheduler"
+
+
 def make_certificates(directory: Path, at: datetime | None = None) -> None:
-    """A CA and a certificate for 127.0.0.1, as `vcuda-certs issue` writes them; made now, or ``at`` another time."""
+    """A CA and a certificate for 127.0.0.1, as `vcuda-certs issue` writes them; made now, or ``at`` another time.
+
+    Beside them, in a directory of its own, a client's pair of the same CA.
+    """
     at = at or datetime.now(UTC)
     authority = make_authority(at)
     write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, at)))
+    write_files(directory / CLIENT, leaf_files(make_client(authority, CLIENT_NAME, at), "client certificate"))
 
 
 def create_system_namespace(cluster: Cluster) -> None:

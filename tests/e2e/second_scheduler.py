@@ -4,13 +4,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import yaml
 
 from tests.e2e.cluster import Json
 from tests.e2e.control_plane import Component, ControlPlane, Probe
+from tests.e2e.installation import CLIENT
 from tests.e2e.json_server import answering
 from tests.processes import free_ports
+from vcuda.tls import LEAF_CERTIFICATE, LEAF_KEY
 
 NAME = "vcuda-scheduler"
 PREDICATING = "predicating"
@@ -21,15 +24,32 @@ MARKS = ("predicate-time", "gpu-assigned", "predicate-gpu-idx-")
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 
 
-def config_file(control_plane: ControlPlane, url: str, ca: Path, directory: Path, **fields: object) -> Path:
-    """The manifest's KubeSchedulerConfiguration, but for where the API server, the extender and its CA are.
+class Credentials(NamedTuple):
+    """The files by which the scheduler knows the extender, and is known by it."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def beside(cls, ca: Path) -> Self:
+        """Those of `make_certificates`."""
+        return cls(ca, *(ca.parent / CLIENT / name for name in (LEAF_CERTIFICATE, LEAF_KEY)))
+
+
+def config_file(
+    control_plane: ControlPlane, url: str, credentials: Credentials, directory: Path, **fields: object
+) -> Path:
+    """The manifest's KubeSchedulerConfiguration, but for where the API server, the extender and the files are.
 
     ``fields`` are further ones of the extender.
     """
     config: Json = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())
     [extender] = config["extenders"]
     extender["urlPrefix"] = f"{url}/scheduler"
-    extender["tlsConfig"]["caFile"] = str(ca)
+    keys = ("caFile", "certFile", "keyFile")
+    assert extender["tlsConfig"].keys() == {*keys}
+    extender["tlsConfig"] = dict(zip(keys, map(str, credentials), strict=True))
     extender |= fields
     return written(control_plane, config, directory)
 

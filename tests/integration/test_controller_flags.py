@@ -27,6 +27,7 @@ PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
 BAD_INPUT = 2
 RUN, NODE = ("run",), ("node", "--scheme", "gpu-manager", "--node", "gpu-7", "--pod-uid", "u")
 EXTENDER = ("--extender-address", "127.0.0.1:0")
+CLIENT_CA = ("--extender-client-ca", "nowhere/ca.crt")
 ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
 
 
@@ -38,7 +39,8 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
             for text in ("nonsense", "127.0.0.1", "127.0.0.1:", ":x")
         ),
         (EXTENDER, "--extender-address wants --extender-cert-dir too"),
-        ((*EXTENDER, "--extender-cert-dir", "nowhere"), "nowhere/tls.crt cannot be read"),
+        ((*EXTENDER, "--extender-cert-dir", "."), "--extender-address wants --extender-client-ca too"),
+        ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
         *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
         # Between two full passes a charge must not be forgotten to be pending.

@@ -4,19 +4,22 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.extender.publish import ExtenderMetrics
-from controller.extender.service import MAX_BODY, Listening, create_application, serve, verbs_of
+from controller.extender.service import LARGE_BODY, MAX_BODY, Listening, create_application, serve, verbs_of
 from controller.httpd import Server
 from tests.api_double import ApiDouble
-from tests.e2e.installation import make_certificates
+from tests.e2e.installation import CLIENT, CLIENT_NAME, make_certificates
 from tests.extended import Leader, as_stored, shares, store_pod
 from tests.waiting import PATIENT
 from vcuda import __version__
@@ -34,7 +37,8 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def listening(tmp_path: Path) -> Listening:
     make_certificates(tmp_path)
-    return Listening(("127.0.0.1", 0), ServingCertificate(tmp_path))
+    certificate = ServingCertificate(tmp_path, client_ca=tmp_path / "ca.crt")
+    return Listening(("127.0.0.1", 0), certificate, client_name=CLIENT_NAME)
 
 
 @pytest.fixture
@@ -54,12 +58,81 @@ def prioritized(scheduler: Scheduler) -> bool:
     return post(scheduler, PRIORITIZE, {"Pod": {}})[0] == HTTPStatus.OK
 
 
+@contextmanager
+def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Scheduler]:
+    """A connection of who trusts a CA, and shows the pair in a directory, if any."""
+    context = ssl.create_default_context(cafile=str(ca))
+    if pair:
+        context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
+    with closing(http.client.HTTPSConnection("127.0.0.1", extender.port, timeout=PATIENT, context=context)) as kept:
+        yield kept
+
+
 @pytest.fixture
 def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
     """One connection of the scheduler."""
-    context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
-    with closing(http.client.HTTPSConnection("127.0.0.1", extender.port, timeout=PATIENT, context=context)) as kept:
+    with connected(extender, tmp_path / "ca.crt", tmp_path / CLIENT) as kept:
         yield kept
+
+
+@pytest.mark.parametrize("who", ["nobody", "the extender itself", "a client of another CA", "another client"])
+def test_only_the_scheduler_is_answered(
+    api: ApiDouble, listening: Listening, tmp_path: Path, registry: CollectorRegistry, who: str
+) -> None:
+    """Whoever reached the port had any pod bound anywhere."""
+    shown: dict[str, Path | None] = {
+        "nobody": None,
+        "the extender itself": tmp_path,
+        "another client": tmp_path / CLIENT,
+    }
+    make_certificates(tmp_path / "another")
+    pair = shown.get(who, tmp_path / "another" / CLIENT)
+    name = "another-name" if who == "another client" else CLIENT_NAME
+    application = create_application(verbs_of(Leader(api).leads().allocator), ExtenderMetrics(registry))
+    server = serve(msgspec.structs.replace(listening, client_name=name), application)
+    with ExitStack() as stack, connected(server, tmp_path / "ca.crt", pair) as other:
+        stack.callback(server.stop)
+        try:
+            status = post(other, PRIORITIZE, {"Pod": {}})[0]
+        except (http.client.HTTPException, OSError):
+            return  # the handshake has failed
+        assert (who, status) == ("another client", HTTPStatus.FORBIDDEN)
+
+
+class Body:
+    """A body that arrives when it may; ``begun`` once somebody reads it."""
+
+    def __init__(self) -> None:
+        self.begun, self.arrives = threading.Event(), threading.Event()
+        self._left = b"{}"
+
+    def read(self, _size: int) -> bytes:
+        self.begun.set()
+        assert self.arrives.wait(PATIENT)
+        part, self._left = self._left, b""
+        return part
+
+
+def test_of_large_bodies_one_is_read_at_a_time_and_small_ones_beside_it() -> None:
+    """Eight of them, half sent, took more than a gigabyte."""
+    application = create_application({"/x": lambda body: body}, ExtenderMetrics(CollectorRegistry()))
+
+    def call(body: Body, length: int) -> bytes:
+        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/x", "CONTENT_LENGTH": str(length), "wsgi.input": body}
+        return b"".join(application(environ, lambda *_: lambda _: None))
+
+    first, second, small = Body(), Body(), Body()
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(call, first, LARGE_BODY + 1)]
+        assert first.begun.wait(PATIENT)
+        answers.append(pool.submit(call, second, MAX_BODY))
+        small.arrives.set()
+        assert pool.submit(call, small, LARGE_BODY).result(PATIENT) == b"{}"
+        assert not second.begun.is_set()
+        first.arrives.set()
+        assert second.begun.wait(PATIENT)
+        second.arrives.set()
+        assert [answer.result(PATIENT) for answer in answers] == [b"{}", b"{}"]
 
 
 def post(connection: http.client.HTTPConnection, path: str, body: object) -> tuple[int, bytes]:
@@ -151,10 +224,10 @@ def test_a_renewed_certificate_is_served_to_new_connections_alone(
     extender: Server, listening: Listening, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     assert prioritized(scheduler)
-    before = ssl.get_server_certificate(("127.0.0.1", extender.port))
     make_certificates(tmp_path)
     listening.certificate.poll()
-    assert ssl.get_server_certificate(("127.0.0.1", extender.port)) != before
+    with connected(extender, tmp_path / "ca.crt", tmp_path / CLIENT) as renewed:
+        assert prioritized(renewed), "of a new CA, as the client's is that it trusts"
     scheduler.auto_open = 0
     assert prioritized(scheduler)
 

@@ -17,7 +17,7 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Component
 from tests.e2e.installation import LEASES, SYSTEM_NAMESPACE, drop_lease
 from tests.e2e.manifests.balancer import Balancer, balancing
-from tests.e2e.second_scheduler import NAME as SCHEDULER, config_file, scheduling
+from tests.e2e.second_scheduler import NAME as SCHEDULER, Credentials, config_file, scheduling
 from tests.e2e.stage import CORE, SLICES, own_address
 from tests.kubectl import kubectl
 from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess, free_ports
@@ -30,6 +30,9 @@ LEFT_BEHIND = (
     f"{CORE}/secrets/vcuda-webhook-tls",
     f"{CORE}/secrets/{EXTENDER}-ca",
     f"{CORE}/secrets/{EXTENDER}-tls",
+    f"{CORE}/secrets/{SCHEDULER}-ca",
+    f"{CORE}/secrets/{SCHEDULER}-tls",
+    f"{CORE}/configmaps/{SCHEDULER}-ca",
     f"{SLICES}/{EXTENDER}",
     f"{LEASES}/{SCHEDULER}",
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vcuda-quota",
@@ -101,7 +104,10 @@ class System:
         address = f"{own_address()}:{free_ports(1)[0]}"
         certificates = self.mount_extender_certificates()
         where: dict[str, str | Path] = {"--extender-address": address, "--extender-advertise": address}
-        return {**where, "--extender-cert-dir": certificates}
+        client_ca = self.directory / "client-ca.crt"
+        trusted = self.cluster.rest.get(f"{CORE}/configmaps/{SCHEDULER}-ca")["data"]["ca.crt"]
+        client_ca.write_text(trusted)
+        return {**where, "--extender-cert-dir": certificates, "--extender-client-ca": client_ca}
 
     def mount_extender_certificates(self) -> Path:
         certificates = self.directory / "extender-certificates"
@@ -115,7 +121,8 @@ class System:
         account = account_of(self.cluster, deployment)
         mounted = self.directory / "scheduler"
         mount_secret(self.cluster, deployment, mounted)
-        file = config_file(self.cluster.control_plane, f"https://{extender}", mounted / "ca.crt", mounted)
+        credentials = Credentials(*(mounted / name for name in ("ca.crt", "tls.crt", "tls.key")))
+        file = config_file(self.cluster.control_plane, f"https://{extender}", credentials, mounted)
         config = json.loads(file.read_text())
         config["clientConnection"]["kubeconfig"] = str(account)
         config["leaderElection"] = self._scheduler_config()["leaderElection"]
@@ -258,12 +265,12 @@ def user_of(workload: Json) -> str:
 
 
 def mount_secret(cluster: Cluster, workload: Json, directory: Path) -> None:
-    """Write the keys of the workload's one Secret, all or those its volume names, each whole, as kubelet does."""
-    [secret] = [volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume]
-    path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"
-    data = cluster.rest.get(path)["data"]
+    """Write the keys of the workload's Secrets, all or those its volumes name, each whole, as kubelet does."""
     directory.mkdir(exist_ok=True)
-    for item in secret.get("items", [{"key": key, "path": key} for key in data]):
-        new = directory / f".{item['path']}"
-        new.write_bytes(base64.b64decode(data[item["key"]]))
-        new.replace(directory / item["path"])
+    for secret in (volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume):
+        path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"
+        data = cluster.rest.get(path)["data"]
+        for item in secret.get("items", [{"key": key, "path": key} for key in data]):
+            new = directory / f".{item['path']}"
+            new.write_bytes(base64.b64decode(data[item["key"]]))
+            new.replace(directory / item["path"])

@@ -21,7 +21,7 @@ from tests.rendered import MANIFESTS, container
 TEAM = "team-a"
 OPERATIONS = MANIFESTS.parent / "docs" / "operations.md"
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
-FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first")
+FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first", "vcuda-scheduler-certs-first")
 NOTHING = "No resources found"
 
 
