@@ -1,5 +1,6 @@
 """What the controller does in a cluster's life, brought about once: each scene uses rights that no other does."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,7 @@ from vcuda.ledger.ledger import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER
 
 EXTENDER_JOB = "vcuda-extender-certs-first"
+SCHEDULER_JOB = "vcuda-scheduler-certs-first"
 LOCK = "hami.io/mutex.lock"
 LONG_AGO = "2020-01-01T00:00:00Z"
 
@@ -174,6 +176,14 @@ def the_extenders_certificate_is_renewed(system: System) -> None:
     system.mount_extender_certificates()
     done = system.rotate(EXTENDER_JOB, timeout="1m")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def the_schedulers_certificate_is_renewed(system: System) -> None:
+    """With its CA, as after a leak: the extender is told first, and forgets the old one last."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    spans = {"overlap": "1s", "retention": "1s", "timeout": "20s"}
+    done = system.rotate(SCHEDULER_JOB, issued_before=now, **spans)
+    assert "IssueLeaf" in done.stdout, done.stdout + done.stderr
 
 
 @contextmanager

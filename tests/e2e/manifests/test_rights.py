@@ -78,6 +78,7 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
             controller.await_log("the Service leads here")
             quota = scenes.quota_of(cluster, webhook)
             scenes.the_extenders_certificate_is_renewed(system)
+            scenes.the_schedulers_certificate_is_renewed(system)
             scenes.a_pod_is_placed_on_a_card(cluster, quota)
             scenes.a_pod_beyond_a_lowered_quota_is_evicted(cluster, quota)
     cluster.delete_node(NODE)
