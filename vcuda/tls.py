@@ -64,7 +64,7 @@ class ServingCertificate:
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
         self._directory = directory
         self._client_ca = client_ca
-        # A webhook cannot require it: a probe of kubelet's has none, and the handshake does not tell what will be asked.
+        # The webhook requires none: probes of kubelet have none, and a handshake does not tell what will be asked for.
         self._verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         self._loaded = self._fingerprint()
         self._refused: _Content | None = None

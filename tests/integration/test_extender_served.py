@@ -37,7 +37,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def listening(tmp_path: Path) -> Listening:
     make_certificates(tmp_path)
-    certificate = ServingCertificate(tmp_path, client_ca=tmp_path / "ca.crt")
+    certificate = ServingCertificate(tmp_path, client_ca=tmp_path / "ca.crt", client_required=True)
     return Listening(("127.0.0.1", 0), certificate, client_name=CLIENT_NAME)
 
 
