@@ -67,6 +67,12 @@ main.add_command(node)
     help="How often every ledger is compared with the pods; at least twice --storable-seconds.",
 )
 @cli.option(
+    "--max-terminating-seconds",
+    default=int(settler.SettleTiming().max_terminating),
+    type=click.IntRange(0, 86400),
+    help="How long at most a bound pod stays charged that is gone without having ended; else for its grace period.",
+)
+@cli.option(
     "--allocation-timeout",
     default=int(stale_gc.GcOptions().timeout),
     type=click.IntRange(1, 86400),
@@ -141,6 +147,7 @@ def run(
     lease_seconds: int,
     storable_seconds: int,
     full_pass_seconds: int,
+    max_terminating_seconds: int,
     allocation_timeout: int,
     dry_run: bool,
     enforce_audit: bool,
@@ -190,7 +197,7 @@ def run(
 
     Exit status: 0 stopped; 1 the lease was lost (start it again), or Kubernetes is too old; 2 bad input.
     """
-    timing = _settle_timing(storable_seconds, full_pass_seconds)
+    timing = _settle_timing(storable_seconds, full_pass_seconds, max_terminating_seconds)
     logs.configure(log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -290,12 +297,12 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
     return tls.ServingCertificate(certificate, client_ca, client_required=True)
 
 
-def _settle_timing(storable: int, full_pass: int) -> settler.SettleTiming:
+def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> settler.SettleTiming:
     # The settler forgets with time since when each charge has been pending: none before it is known to be overdue.
     if full_pass < 2 * storable:
         message = f"{full_pass} is less than twice --storable-seconds, {storable}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
-    return settler.SettleTiming(pending_ttl=storable, full_resync=full_pass)
+    return settler.SettleTiming(pending_ttl=storable, full_resync=full_pass, max_terminating=max_terminating)
 
 
 def _end() -> None:

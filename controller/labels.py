@@ -20,10 +20,10 @@ RETRY_SECONDS = 2.0
 class NamespaceLabels:
     """Holds every namespace's label to what the quota document says; ``"*"`` means all but the system's own.
 
-    ``on_arrival`` is called with the name of each namespace that is new, or new to this process.
+    ``on_change`` is called with the name of each namespace that is new, or new to this process, and that is gone.
     """
 
-    def __init__(self, kube: Kube, quota: QuotaInformer, on_arrival: Callable[[str], None]) -> None:
+    def __init__(self, kube: Kube, quota: QuotaInformer, on_change: Callable[[str], None]) -> None:
         # Without a least interval: until the label is there no quota holds in a new namespace.
         self.reconciler = Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
@@ -33,7 +33,7 @@ class NamespaceLabels:
         )
         self._kube = kube
         self._quota = quota
-        self._on_arrival = on_arrival
+        self._on_change = on_change
         self._log = structlog.get_logger()
 
     def add_all(self) -> None:
@@ -61,5 +61,5 @@ class NamespaceLabels:
     def _on_event(self, old: k8s_types.K8sObject | None, new: k8s_types.K8sObject | None) -> None:
         if new and not (old and old.labels == new.labels):
             self.reconciler.queue.add(new.metadata.name)
-        if new and not old:
-            self._on_arrival(new.metadata.name)
+        if (old is None) != (new is None):
+            self._on_change((new or old or k8s_types.K8sObject()).metadata.name)

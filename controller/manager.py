@@ -57,7 +57,7 @@ class Leader:
         store = LedgerStore(kube, ledger_namespace, self.nodes.current)
         self.publisher = publisher.Publisher(kube)
         self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
-        self.namespaces = NamespaceLabels(kube, self.quota, self._arrived)
+        self.namespaces = NamespaceLabels(kube, self.quota, self._namespace_changed)
         self.settler = settler.Settler(
             kube,
             store,
@@ -66,6 +66,7 @@ class Leader:
             metrics=metrics.SettleMetrics(registry),
             on_report=self._report,
             others=self._others,
+            exists=lambda namespace: self.namespaces.reflector.get(("", namespace)) is not None,
             timing=self._timing,
         )
         gc = gc or stale_gc.GcOptions()
@@ -193,8 +194,8 @@ class Leader:
         names = (key.name for key in self.namespaces.reflector.snapshot())
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
-    def _arrived(self, namespace: str) -> None:
-        # One that was made, or made again, has no report, though nothing changed but that.
+    def _namespace_changed(self, namespace: str) -> None:
+        # One that was made, or made again, has no report, though nothing changed but that; one that is gone keeps none.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 

@@ -78,12 +78,16 @@ class UsageCollector(Collector):
         limit = GaugeMetricFamily("vcuda_quota_limit_cores", "The limit, in hundredths of a card.", labels=labels)
         used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, pending included.", labels=labels)
         pending = GaugeMetricFamily("vcuda_quota_pending_cores", "Admitted, not yet seen stored.", labels=labels)
+        terminating = GaugeMetricFamily(
+            "vcuda_quota_terminating_cores", "Of pods that are gone and may still run.", labels=labels
+        )
         unpinned = GaugeMetricFamily(
             "vcuda_quota_unpinned_pods", "Pods that are held to no model.", labels=["namespace"]
         )
         for namespace, use in self._reports().items():
             unpinned.add_metric([namespace], len(use.unpinned))
             for model in use.models:
-                for family, cards in ((limit, model.limit), (used, model.used), (pending, model.pending)):
+                figures = (model.limit, model.used, model.pending, model.terminating)
+                for family, cards in zip((limit, used, pending, terminating), figures, strict=True):
                     family.add_metric([namespace, model.model], round(cards * CORES_PER_CARD))
-        return [limit, used, pending, unpinned]
+        return [limit, used, pending, terminating, unpinned]

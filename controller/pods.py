@@ -1,16 +1,17 @@
 """The vcuda pods of the cluster, watched, and what the ledger wants to know of them."""
 
 import itertools
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Key, Kube, Reflector
-from vcuda.ledger.ledger import ObservedPods, charges_by_model
+from vcuda.ledger.ledger import ObservedPods, Terminating, charges_by_model
 from vcuda.placement import affinity, placement
 
 REMEMBER_GONE_SECONDS = 180.0
@@ -23,7 +24,11 @@ _POD = msgspec.json.Decoder(Pod)
 
 
 class PodInformer:
-    """All vcuda pods. Others are decoded and forgotten. ``on_change`` is called with the namespace of each change."""
+    """All vcuda pods. Others are decoded and forgotten. ``on_change`` is called with the namespace of each change.
+
+    A bound pod that goes without having ended has vanished: kubelet may let its containers run for its grace period,
+    here at most ``max_terminating`` seconds.
+    """
 
     def __init__(
         self,
@@ -31,15 +36,21 @@ class PodInformer:
         labels: affinity.NodeLabels,
         on_change: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        max_terminating: float = math.inf,
     ) -> None:
         self.labels = labels
+        self._max_terminating = max_terminating
         self._followers: list[PodChange] = []
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
         self._gone: dict[str, tuple[str, float]] = {}
+        self._bound: dict[str, dict[str, StoredPod]] = {}
+        self._vanished: dict[str, dict[str, tuple[StoredPod, float]]] = {}
         self._grouped: tuple[Mapping[Key, StoredPod] | None, dict[str, list[StoredPod]]] = (None, {})
-        self.reflector = Reflector(kube, "/api/v1/pods", self._decode, on_event=self._on_event, page_size=1000)
+        self.reflector = Reflector(
+            kube, "/api/v1/pods", self._decode, on_event=self._on_event, on_listed=self._on_listed, page_size=1000
+        )
 
     def follow(self, on_change: PodChange) -> None:
         """Call back with every change of a vcuda pod; to be said before the watch starts."""
@@ -49,11 +60,40 @@ class PodInformer:
         """Return what has been seen of a namespace's pods. Its version is never newer than what it counts."""
         # The version first: a pod that comes in between is then counted by a version that does not promise it, while
         # the other way round its charge would be left out for good.
+        with self._lock:
+            bound = dict(self._bound.get(namespace, {}))
         version = self.reflector.resource_version
         pods = self.pods(namespace)
+        stored = {pod.uid for pod in pods}
         with self._lock:
             gone = {uid for uid, (home, _) in self._gone.items() if home == namespace}
-        return ObservedPods(version, charges_by_model(charges_of(pods, nodes)), {pod.uid for pod in pods} | gone)
+            vanished = self._vanished_now(namespace)
+        # One that is out of the store before its event is told: else it would be charged nowhere for that moment.
+        vanished += [pod for uid, pod in bound.items() if uid not in stored and uid not in gone]
+        committed = charges_by_model(charges_of(pods, nodes))
+        # The list last: one that is made meanwhile has changed what was read.
+        return ObservedPods(version, committed, stored | gone, dict(self._terminating(vanished, nodes)), self.since)
+
+    @property
+    def since(self) -> str:
+        """The version from which on every departure was seen."""
+        return self.reflector.listed_version
+
+    def _vanished_now(self, namespace: str) -> list[StoredPod]:
+        now = self._clock()
+        left = {uid: entry for uid, entry in self._vanished.pop(namespace, {}).items() if entry[1] > now}
+        if left:
+            self._vanished[namespace] = left
+        return [pod for pod, _ in left.values()]
+
+    def _terminating(self, vanished: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tuple[str, Terminating]]:
+        for pod in vanished:
+            seconds, model = self._seconds_of(pod), pod.model_on(nodes)
+            if model and seconds:
+                yield pod.uid, Terminating(model, pod.charge, seconds)
+
+    def _seconds_of(self, pod: StoredPod) -> int:
+        return int(min(pod.grace_seconds, self._max_terminating))
 
     def pods(self, namespace: str) -> list[StoredPod]:
         """Return a namespace's vcuda pods, finished ones too."""
@@ -78,17 +118,33 @@ class PodInformer:
     def _decode(self, raw: bytes) -> StoredPod | None:
         return read_stored(_POD.decode(raw), self.labels)
 
+    def _on_listed(self) -> None:
+        # A count from before the list is compared with it once; from then on each decrease is one that was seen.
+        for namespace in self.namespaces():
+            self._on_change(namespace)
+
     def _on_event(self, old: StoredPod | None, new: StoredPod | None) -> None:
         changed = new or old
         if changed is None:
             return
-        if new is None:
-            with self._lock:
-                now = self._clock()
-                # From the oldest on, in the order they went: to look through all each time would be quadratic.
-                for uid in list(itertools.takewhile(lambda uid: self._gone[uid][1] <= now, self._gone)):
-                    del self._gone[uid]
-                self._gone[changed.uid] = (changed.namespace, now + REMEMBER_GONE_SECONDS)
+        with self._lock:
+            self._keep(changed, gone=new is None)
         self._on_change(changed.namespace)
         for follower in self._followers:
             follower(old, new)
+
+    def _keep(self, pod: StoredPod, *, gone: bool) -> None:
+        bound, now = self._bound.setdefault(pod.namespace, {}), self._clock()
+        bound.pop(pod.uid, None)
+        if pod.live and pod.node and not gone:
+            bound[pod.uid] = pod
+        if not bound:
+            del self._bound[pod.namespace]
+        if not gone:
+            return
+        # From the oldest on, in the order they went: to look through all each time would be quadratic.
+        for uid in list(itertools.takewhile(lambda uid: self._gone[uid][1] <= now, self._gone)):
+            del self._gone[uid]
+        self._gone[pod.uid] = (pod.namespace, now + REMEMBER_GONE_SECONDS)
+        if pod.live and pod.node:
+            self._vanished.setdefault(pod.namespace, {})[pod.uid] = (pod, now + self._seconds_of(pod))

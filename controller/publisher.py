@@ -77,6 +77,9 @@ class Publisher:
         if use is None:
             if published:
                 self._delete_report(namespace)
+            with self._lock:
+                if self._reports.get(namespace) is None:
+                    self._reports.pop(namespace, None)
             return
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         if published and published.text == text:

@@ -260,8 +260,9 @@ class Retrier:
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Take note of what is free; more than before makes the namespace's refused owners due."""
         free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
-        before = self._free.get(namespace, {})
-        self._free[namespace] = free
+        before = self._free.pop(namespace, {})
+        if free:
+            self._free[namespace] = free
         if any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items()):
             self.reconciler.queue.add(namespace)
 

@@ -28,12 +28,15 @@ while it waits charges pile up whose pods are stored by now."""
 class SettleTiming(msgspec.Struct, frozen=True):
     """Seconds.
 
-    After ``pending_ttl`` a pod that was admitted can no longer be stored: well past the API server's own timeouts.
-    Every ``full_resync`` all namespaces are looked at, to mend what events should have.
+    After ``pending_ttl`` a pod that was admitted can no longer be stored: past the minute that the API server gives a
+    request, and what etcd may take of it besides.
+    Every ``full_resync`` all namespaces are looked at, to mend what events should have. A bound pod that is gone
+    without having ended stays charged for its grace period, at most for ``max_terminating``.
     """
 
-    pending_ttl: float = 120.0
+    pending_ttl: float = 75.0
     full_resync: float = 600.0
+    max_terminating: float = 600.0
 
 
 class Settler:
@@ -41,6 +44,7 @@ class Settler:
 
     ``on_report`` gets each namespace's report after it was looked at, and None where it is no longer limited.
     ``others`` names namespaces that are to be looked at though they may have no quota, no ledger and no vcuda pods.
+    ``exists`` tells whether there is a namespace of this name: one that was deleted is not limited any more.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Settler:
         metrics: SettleMetrics,
         on_report: Callable[[str, NamespaceUse | None], None],
         others: Callable[[], Iterable[str]] = tuple,
+        exists: Callable[[str], bool] = lambda _: True,
         timing: SettleTiming | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,7 +65,8 @@ class Settler:
             "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
-        self.pods = PodInformer(kube, nodes.keys, self.queue.add, clock)
+        self._timing = timing or SettleTiming()
+        self.pods = PodInformer(kube, nodes.keys, self.queue.add, clock, self._timing.max_terminating)
         self.ledgers = store.reflector(self.queue.add)
         self._store = store
         self._quota = quota
@@ -68,9 +74,9 @@ class Settler:
         self._metrics = metrics
         self._on_report = on_report
         self._others = others
-        self._timing = timing or SettleTiming()
+        self._exists = exists
         self._clock = clock
-        self._first_seen: dict[str, float] = {}
+        self._first_seen: dict[str, dict[str, float]] = {}
         self._log = structlog.get_logger()
 
     def add_all(self) -> None:
@@ -124,7 +130,9 @@ class Settler:
             if stored:
                 self._settle_newest(namespace, stored)
             return
-        limits = quota.for_namespace(namespace)
+        # Where a pod is there is a namespace, though the watch of namespaces may not have brought it yet.
+        exists = self._exists(namespace) or self.pods.pods(namespace)
+        limits = quota.for_namespace(namespace) if exists else None
         if limits is None:
             self._on_report(namespace, None)
             if stored and stored.version:
@@ -159,8 +167,10 @@ class Settler:
 
     def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
         quota = self._quota.current()
-        counted_since = quota.version if quota else ""
-        return settle(ledger, self._observed(namespace, ledger), self._absent(namespace, ledger), counted_since)
+        since = {quota.version if quota else "", self.pods.since if ledger.committed else ""}
+        absent, ended = self._overdue(namespace, ledger)
+        observed = self._observed(namespace, ledger)
+        return settle(ledger, observed, absent, max(since, key=lambda version: int(version or 0)), ended)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has."""
@@ -170,34 +180,41 @@ class Settler:
         # A webhook that counts pods may do so at a later version than a quiet watch has come to, and the API server
         # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
         newest = self._store.count_pods(namespace)
-        return msgspec.structs.replace(newest, seen={*newest.seen, *observed.seen})
+        return msgspec.structs.replace(newest, seen={*newest.seen, *observed.seen}, vanished=observed.vanished)
 
     def _drop_ledger(self, namespace: str, stored: Stored, version: str) -> None:
         # Not before its last pending charge is settled: a ledger that is made anew counts the pods stored by then, and
-        # would miss one that is still on its way.
+        # would miss one that is still on its way, or one that is gone and may still run.
         ledger = self._settled(namespace, stored.ledger)
-        if ledger.pending:
+        if ledger.pending or ledger.terminating:
             self._write(namespace, ledger, stored)
             return
         with contextlib.suppress(errors.NotFound):
             self._store.delete(namespace, version)
             self._log.info("ledger dropped: the namespace is no longer limited", namespace=namespace)
 
-    def _absent(self, namespace: str, ledger: Ledger) -> set[str]:
-        """Return the pending uids that are proven never to have been stored."""
-        # How long a charge has been pending is measured from when this leader first saw it, on its own clock: that of
-        # the replica that wrote it may be wrong.
-        now = self._clock()
-        recent = now - self._timing.full_resync
-        self._first_seen = {uid: at for uid, at in self._first_seen.items() if uid in ledger.pending or at > recent}
-        overdue = set()
-        for uid in ledger.pending:
-            if (left := self._first_seen.setdefault(uid, now) + self._timing.pending_ttl - now) > 0:
-                self.queue.add(namespace, left)
-            else:
-                overdue.add(uid)
-        # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
-        absent = overdue - {*self._store.count_pods(namespace).seen} if overdue else overdue
+    def _overdue(self, namespace: str, ledger: Ledger) -> tuple[set[str], set[str]]:
+        """Return the pending uids that are proven never to have been stored, and the terminating that have ended."""
+        # How long a charge has been there is measured from when this leader first saw it, on its own clock: that of
+        # who wrote it may be wrong.
+        now, recent = self._clock(), self._clock() - self._timing.full_resync
+        seconds = dict.fromkeys(ledger.pending, self._timing.pending_ttl)
+        seconds |= {uid: min(each.seconds, self._timing.max_terminating) for uid, each in ledger.terminating.items()}
+        known = self._first_seen.pop(namespace, {})
+        first = {uid: at for uid, at in known.items() if at > recent}
+        first |= {uid: known.get(uid, now) for uid in seconds}
+        if first:
+            self._first_seen[namespace] = first
+        left = {uid: first[uid] + each - now for uid, each in seconds.items()}
+        if waiting := [each for each in left.values() if each > 0]:
+            self.queue.add(namespace, min(waiting))
+        overdue = {uid for uid, each in left.items() if each <= 0}
+        absent, ended = overdue & ledger.pending.keys(), overdue & ledger.terminating.keys()
+        if absent:
+            # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
+            absent -= {*self._store.count_pods(namespace).seen}
         for uid in absent:
             self._log.info("charge of a pod that was never stored", namespace=namespace, uid=uid)
-        return absent
+        for uid in ended:
+            self._log.info("charge of a pod that was gone before it ended", namespace=namespace, uid=uid)
+        return absent, ended

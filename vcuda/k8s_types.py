@@ -67,6 +67,7 @@ class ObjectMeta(K8sStruct, frozen=True, gc=False):
     resource_version: str = ""
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None
     owner_references: tuple[OwnerReference, ...] | None = None
@@ -152,6 +153,7 @@ class PodSpec(K8sStruct, frozen=True, gc=False):
     node_selector: Mapping[str, str] | None = None
     affinity: Affinity | None = None
     scheduler_name: str = ""
+    termination_grace_period_seconds: int | None = None
 
 
 class PodStatus(K8sStruct, frozen=True, gc=False):

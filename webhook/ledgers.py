@@ -206,7 +206,7 @@ class RecentChoices:
         with_chosen = dict(usages)
         for model, charge in sums.items():
             usage = usages.get(model, Usage())
-            with_chosen[model] = Usage(usage.used + charge, usage.pending)
+            with_chosen[model] = msgspec.structs.replace(usage, used=usage.used + charge)
         return with_chosen
 
     def _current(self, namespace: str) -> _NamespaceChoices:

@@ -274,6 +274,7 @@ def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = 
         *("--kubeconfig", kubeconfig or installation.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
         *("--quota-configmap", quota, "--system-namespace", SYSTEM_NAMESPACE),
         *("--lease-seconds", "15", "--storable-seconds", str(STORABLE)),
+        *("--max-terminating-seconds", "0"),  # no kubelet runs here: a bound pod that is deleted has ended
         *more,
     ]
 

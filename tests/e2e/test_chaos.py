@@ -167,7 +167,7 @@ def mend(managers: Controllers) -> None:
 def released(own: Installation, namespace: str) -> bool:
     own.cluster.rest.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}).ok()
     ledger = own.ledger(namespace)
-    return not ledger.pending and not ledger.committed
+    return not ledger.usages()
 
 
 def fill(cluster: Cluster, namespace: str, quota: dict[str, int]) -> Counter[str]:

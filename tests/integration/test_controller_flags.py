@@ -45,7 +45,7 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
         # Between two full passes a charge must not be forgotten to be pending.
         (("--storable-seconds", "301"), "--full-pass-seconds: 600 is less than twice --storable-seconds, 301."),
-        (("--full-pass-seconds", "239"), "--full-pass-seconds: 239 is less than twice --storable-seconds, 120."),
+        (("--full-pass-seconds", "149"), "--full-pass-seconds: 149 is less than twice --storable-seconds, 75."),
         (("--full-pass-seconds", "240", *EXTENDER), "--extender-address wants --extender-cert-dir too"),
         *((("--quota-configmap", text), f"--quota-configmap: {text!r} is not NAMESPACE/NAME.") for text in ("/", "x")),
     ],

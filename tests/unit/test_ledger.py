@@ -9,11 +9,13 @@ from hypothesis import given, strategies as st
 
 from vcuda.ledger.ledger import (
     MOST_PENDING,
+    MOST_TERMINATING,
     Admitted,
     Ledger,
     ObservedPods,
     Pending,
     Refused,
+    Terminating,
     TooManyPending,
     admit,
     charges_by_model,
@@ -118,10 +120,11 @@ def test_a_namespace_has_at_most_512_pending_charges(enforced: bool) -> None:
 
 
 def test_usage_of_every_charged_model() -> None:
-    ledger = Ledger({"P100": Charge(50, 10), "M40": Charge(100)}, pending={"a": CARD, "b": SHARE, "c": SHARE})
+    pending, terminating = {"a": CARD, "b": SHARE, "c": SHARE}, {"d": Terminating("M40", Charge(100, 0, 100), 30)}
+    ledger = Ledger({"P100": Charge(50, 10), "M40": Charge(100)}, "", pending, terminating)
     assert ledger.usages() == {
         "A100": Usage(used=Charge(40, 600), pending=Charge(40, 600)),
-        "M40": Usage(used=Charge(200, 0, 100), pending=Charge(100, 0, 100)),
+        "M40": Usage(Charge(300, 0, 200), pending=Charge(100, 0, 100), terminating=Charge(100, 0, 100)),
         "P100": Usage(used=Charge(50, 10), pending=Charge()),
     }
     assert list(ledger.usages()) == ["A100", "M40", "P100"]
@@ -185,6 +188,49 @@ def test_settled(ledger: Ledger, view: ObservedPods, absent: str, settled: Ledge
     assert settle(ledger, view, absent) == settled
 
 
+RAN = Terminating("M40", CARD.charge, 600)
+UNSEEN = Terminating("M40", CARD.charge, 30)
+TORN = Ledger({}, "7", {}, {"a": RAN})
+
+
+@pytest.mark.parametrize(
+    ("ledger", "view", "ended", "settled"),
+    [
+        pytest.param(Ledger(ONE, "5"), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN, id="from committed"),
+        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN, id="from pending"),
+        pytest.param(TORN, ObservedPods("9", ONE, "a", {"a": RAN}), "", Ledger(ONE, "9", {}, {"a": RAN}), id="once"),
+        pytest.param(TORN, ObservedPods("9", {}, "a", {"a": RAN}), "a", Ledger({}, "9"), id="its time is over"),
+        pytest.param(TORN, ObservedPods("6", ONE, ()), "a", Ledger({}, "7"), id="its time is over, by an old view"),
+        pytest.param(
+            *(Ledger(TWO, "5"), ObservedPods("7", ONE, (), since="6"), "", Ledger(ONE, "7", {}, {"M40@5": UNSEEN})),
+            id="nobody saw it go",
+        ),
+        pytest.param(
+            *(Ledger(ONE, "5", A), ObservedPods("7", ONE, "a", since="6"), ""),
+            Ledger(ONE, "7", {}, {"M40@5": UNSEEN}),
+            id="nobody saw it go, and another has come",
+        ),
+        pytest.param(
+            *(Ledger(ONE, "5"), ObservedPods("7", {}, "a", {"a": RAN}, since="6"), "", TORN), id="held by its own time"
+        ),
+        pytest.param(Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7"), id="seen to end"),
+    ],
+)
+def test_what_is_gone_and_may_still_run_stays_charged(
+    ledger: Ledger, view: ObservedPods, ended: str, settled: Ledger
+) -> None:
+    assert settle(ledger, view, (), "", ended) == settled
+    assert settle(settled, view, (), "", ended).terminating == settled.terminating
+
+
+def test_of_many_that_vanish_at_once_512_are_kept_by_uid_and_the_others_stay_in_the_count() -> None:
+    """In namespaces whose quota only warns nothing else bounds how many there are."""
+    vanished = {f"uid-{number}": RAN for number in range(MOST_TERMINATING + 3)}
+    settled = settle(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
+    assert len(settled.terminating) == MOST_TERMINATING
+    assert settled.committed == {"M40": Charge(400, 0, 400)}
+
+
 @pytest.mark.parametrize(
     ("ledger", "view"),
     [
@@ -220,9 +266,13 @@ CHARGES = st.builds(Charge, st.integers(1, 300), st.integers(0, 500), st.integer
 COMMITTED = st.dictionaries(st.sampled_from(MODELS), CHARGES)
 VERSIONS = st.integers(0, 12).map(lambda version: str(version or ""))
 PENDING = st.dictionaries(st.sampled_from(UIDS), st.builds(Pending, st.sampled_from(MODELS), CHARGES))
-LEDGERS = st.builds(Ledger, COMMITTED, VERSIONS, PENDING)
+SECONDS = st.integers(0, 86400)
+TERMINATING = st.dictionaries(
+    st.sampled_from("uvwxyz"), st.builds(Terminating, st.sampled_from(MODELS), CHARGES, SECONDS)
+)
+LEDGERS = st.builds(Ledger, COMMITTED, VERSIONS, PENDING, TERMINATING)
 SOME = st.frozensets(st.sampled_from(UIDS))
-VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME)
+VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS)
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
@@ -235,6 +285,7 @@ def test_what_was_not_seen_and_not_proven_absent_stays_charged(
     released = absent if stale else absent | set(view.seen)
     assert settled.pending == {uid: each for uid, each in ledger.pending.items() if uid not in released}
     assert settled.committed == (ledger.committed if stale else view.committed)
+    assert settled.terminating.keys() >= ledger.terminating.keys() | (set() if stale else view.vanished.keys())
 
 
 @given(ledger=LEDGERS, views=st.lists(VIEWS, max_size=5))
@@ -255,12 +306,14 @@ def test_settled_twice_is_settled_once(ledger: Ledger, view: ObservedPods, absen
 
 
 ANY_CHARGES = st.builds(Charge, st.integers(0, 800), st.integers(0, 10_000), st.integers(0, 800))
+ANY_MODELS = st.sampled_from(("M40", "P100", "a b"))
 ANY_UIDS = st.uuids().map(str) | st.text(max_size=40)
 ANY_LEDGERS = st.builds(
     Ledger,
     st.dictionaries(st.text(max_size=8), ANY_CHARGES, max_size=3),
     st.integers(0).map(str) | st.just(""),
-    st.dictionaries(ANY_UIDS, st.builds(Pending, st.sampled_from(("M40", "P100", "a b")), ANY_CHARGES), max_size=8),
+    st.dictionaries(ANY_UIDS, st.builds(Pending, ANY_MODELS, ANY_CHARGES), max_size=8),
+    st.dictionaries(ANY_UIDS, st.builds(Terminating, ANY_MODELS, ANY_CHARGES, SECONDS), max_size=8),
 )
 
 

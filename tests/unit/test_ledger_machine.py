@@ -1,11 +1,11 @@
-"""The ledger under every interleaving: webhooks admit, pods come and go, leaders settle from views of any age."""
+"""The ledger in every order: webhooks admit, pods come, go and are torn away, leaders settle from views of any age."""
 
 from dataclasses import dataclass, field
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, admit, is_older, settle
+from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, Terminating, admit, is_older, settle
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
 MODELS = ("M40", "P100")
@@ -16,24 +16,38 @@ amounts = st.sampled_from([20, 50, 100, 200])
 
 @dataclass
 class World:
-    """What is true, whatever anybody believes: the pods that are stored, and those that may still be."""
+    """What is true, whatever anybody believes: the pods that are stored, that may still be, and that still run.
+
+    ``gone`` and ``vanished`` are what a watch has seen go since it listed, at version ``since``.
+    """
 
     version: int = 1
     stored: dict[str, Pending] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
     in_flight: dict[str, Pending] = field(default_factory=dict)
+    running: dict[str, Pending] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    vanished: dict[str, Terminating] = field(default_factory=dict)
+    since: int = 1
 
     def held(self, model: str) -> int:
-        """Cores that stored pods take, or pods that are admitted and may be stored at any moment."""
-        pods = [*self.stored.values(), *self.in_flight.values()]
+        """Cores that pods take which are stored, are admitted and may be stored at any moment, or run though gone."""
+        pods = [*self.stored.values(), *self.in_flight.values(), *self.running.values()]
         return sum(pod.charge.cores for pod in pods if pod.model == model)
+
+    def committed(self) -> dict[str, Charge]:
+        sums: dict[str, Charge] = {}
+        for pod in self.stored.values():
+            sums[pod.model] = sums.get(pod.model, Charge()) + pod.charge
+        return sums
 
     def view(self) -> ObservedPods:
         """What a consistent LIST followed by a watch knows now."""
-        committed: dict[str, Charge] = {}
-        for pod in self.stored.values():
-            committed[pod.model] = committed.get(pod.model, Charge()) + pod.charge
-        return ObservedPods(str(self.version), committed, frozenset(self.stored) | self.gone)
+        seen, vanished = frozenset(self.stored) | self.gone, dict(self.vanished)
+        return ObservedPods(str(self.version), self.committed(), seen, vanished, str(self.since))
+
+    def listed(self) -> ObservedPods:
+        """What a consistent LIST alone knows."""
+        return ObservedPods(str(self.version), self.committed(), frozenset(self.stored), since=str(self.version))
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -41,6 +55,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     admitted = Bundle("admitted")
     pods = Bundle("pods")
+    terminating = Bundle("terminating")
     views = Bundle("views")
 
     @initialize(limits=LIMITS)
@@ -49,6 +64,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.set_limits(limits)
         self.uids = 0
+        self.uncharged_at = ""
 
     @rule(limits=LIMITS)
     def set_limits(self, limits: dict[str, int]) -> None:
@@ -58,12 +74,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.edited = str(self.world.version)
 
     @rule(target=pods, limits=LIMITS, model=models)
-    def store_while_not_limited(self, limits: dict[str, int], model: str) -> str:
+    def store_while_not_limited(self, limits: dict[str, int], model: str) -> object:
         """The quota is taken away, a pod is stored that nobody charges, and the quota is given back."""
+        if not self.world.running.keys() <= self.ledger.terminating.keys():
+            return multiple()
         self.uids += 1
         uid = f"uid-{self.uids}"
         self.world.version += 1
         self.world.stored[uid] = Pending(model, Charge(100, card_memory=100))
+        self.uncharged_at = str(self.world.version)
         self.set_limits(limits)
         return uid
 
@@ -78,7 +97,7 @@ class LedgerMachine(RuleBasedStateMachine):
         uid = f"uid-{self.uids}"
         asked = Pending(model, Charge(cores, card_memory=cores))
         if not self.complete():
-            self.ledger = settle(self.ledger, self.world.view(), counted_since=self.edited)
+            self.ledger = settle(self.ledger, self.world.listed(), counted_since=self.edited)
         decision = admit(self.ledger, uid, asked, self.quota, enforced=True)
         if not isinstance(decision, Admitted):
             return multiple()
@@ -114,10 +133,38 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(uid=consumes(pods))
     def end(self, uid: str) -> None:
-        """A pod ends or is deleted."""
+        """A pod ends, or is deleted before it was bound."""
         self.world.version += 1
         del self.world.stored[uid]
         self.world.gone.add(uid)
+
+    @rule(target=terminating, uid=consumes(pods))
+    def force_delete(self, uid: str) -> object:
+        """A bound pod is deleted at once; kubelet lets its containers run on.
+
+        Before pods are counted that nobody charged, they may hide it: no tenant has the quota taken away.
+        """
+        if is_older(self.ledger.pod_resource_version, self.uncharged_at):
+            self.end(uid)
+            return multiple()
+        self.world.version += 1
+        pod = self.world.running[uid] = self.world.stored.pop(uid)
+        self.world.gone.add(uid)
+        self.world.vanished[uid] = Terminating(pod.model, pod.charge, 600)
+        return uid
+
+    @rule(uid=consumes(terminating))
+    def stop_running(self, uid: str) -> None:
+        """The grace period is over."""
+        del self.world.running[uid]
+        self.world.vanished.pop(uid, None)
+
+    @rule()
+    def miss(self) -> None:
+        """The watch has a gap, or another leader begins: how anything has gone before its list, it does not know."""
+        self.world.gone.clear()
+        self.world.vanished.clear()
+        self.world.since = self.world.version
 
     @rule(target=views)
     def look(self) -> ObservedPods:
@@ -126,10 +173,20 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(view=views, proves=st.booleans())
     def settle(self, view: ObservedPods, proves: bool) -> None:
-        """A leader settles from a view of any age; it may have proven which pending pods can never be stored."""
-        known = self.world.in_flight.keys() | self.world.stored.keys()
+        """A leader settles from a view of any age; it may have proven which pending pods can never be stored.
+
+        That takes longer than what nobody saw go is held for, and so than anything runs in this model.
+        """
+        known = self.world.in_flight.keys() | self.world.stored.keys() | self.world.running.keys()
         absent = {uid for uid in self.ledger.pending if uid not in known} if proves else set()
-        self.ledger = settle(self.ledger, view, absent, self.edited)
+        self.ledger = settle(self.ledger, view, absent, max(self.edited, view.since, key=int))
+
+    @rule()
+    def release(self) -> None:
+        """What is terminating goes in time: a pod with its grace period, and what nobody saw go when nothing runs."""
+        running = self.world.running
+        over = {key for key in self.ledger.terminating if key not in running and ("@" not in key or not running)}
+        self.ledger = settle(self.ledger, ObservedPods("", {}, ()), ended=over)
 
     @invariant()
     def counts_enough(self) -> None:
@@ -145,8 +202,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.world.in_flight.clear()
         absent = self.ledger.pending.keys() - self.world.stored.keys()
         ledger = settle(self.ledger, self.world.view(), absent)
-        assert ledger.pending == {}
-        assert ledger.committed == self.world.view().committed
+        ledger = settle(ledger, ObservedPods("", {}, ()), ended=ledger.terminating.keys())
+        assert (ledger.pending, ledger.terminating) == ({}, {})
+        assert ledger.committed == self.world.committed()
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -5,7 +5,7 @@ import pytest
 
 from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.ledger.ledger import MOST_PODS, Ledger, ModelUse, NamespaceUse, Pending, PodUse, report
+from vcuda.ledger.ledger import MOST_PODS, Ledger, ModelUse, NamespaceUse, Pending, PodUse, Terminating, report
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 
@@ -39,6 +39,11 @@ def test_used_holds_what_is_pending() -> None:
     m40, p100 = used(ledger).models
     assert (m40.used, m40.pending, m40.available) == (3.5, 1, 4.5)
     assert (p100.used, p100.pending, p100.available, p100.memory_used) == (0.5, 0.5, 2, 300)
+
+
+def test_used_holds_what_pods_took_that_are_gone_and_may_still_run() -> None:
+    [m40, _] = used(Ledger({"M40": ONE_CARD}, terminating={"a": Terminating("M40", ONE_CARD, 30)})).models
+    assert (m40.used, m40.terminating, m40.available) == (2, 1, 6)
 
 
 def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:

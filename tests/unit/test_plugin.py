@@ -15,8 +15,8 @@ from tests.gpuquota import Cluster, explain, run
 from vcuda.errors import Unavailable
 from vcuda.kube import Kube
 
-M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5}
-P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0}
+M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5, "terminating": 0.0}
+P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0, "terminating": 0.0}
 MEMORY = {"memory_limit": 1000, "memory_used": 250}
 
 

@@ -1,20 +1,26 @@
 """What is told of the pods that the watch has seen."""
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
+
+import pytest
 
 from controller.pods import PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, stored_pod, view
+from tests.replicas import POD, Clock
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.kube import Key, Reflector
+from vcuda.ledger.ledger import Terminating
 from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Charge
 
 
 class Busy:
     """A reflector that sees one more pod of a card stored each time that it is asked anything."""
 
     _version = 0
+    listed_version = "0"
 
     @property
     def resource_version(self) -> str:
@@ -35,3 +41,57 @@ def test_a_view_counts_all_that_its_version_has_though_pods_come_while_it_is_mad
     [home] = watch.namespaces()
     seen = watch.observed(home, Nodes(LABELS))
     assert seen.committed["M40"].cores >= 100 * int(seen.resource_version)
+
+
+CARD = {"tencent.com/vcuda-core": 100}
+BOUND = {"nodeName": "gpu-1"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "phase", "metadata", "seconds"),
+    [
+        pytest.param(BOUND, "Running", {}, 30, id="Kubernetes' own default"),
+        pytest.param({**BOUND, "terminationGracePeriodSeconds": 45}, "Running", {}, 45, id="its own"),
+        pytest.param({**BOUND, "terminationGracePeriodSeconds": 31_536_000}, "Running", {}, 100, id="at most so long"),
+        pytest.param(BOUND, "Running", {"deletionGracePeriodSeconds": 90}, 90, id="its deletion gave more"),
+        pytest.param(BOUND, "Pending", {}, 30, id="it was about to start"),
+        pytest.param({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, None, id="it asked for none"),
+        pytest.param(BOUND, "Succeeded", {}, None, id="it had ended"),
+        pytest.param({}, "Pending", {}, None, id="it was never bound"),
+    ],
+)
+def test_a_bound_pod_that_goes_without_having_ended_is_told_for_as_long_as_it_may_run(
+    api: ApiDouble, spec: dict[str, Any], phase: str, metadata: dict[str, Any], seconds: int | None
+) -> None:
+    clock = Clock()
+    manifest = {**stored_pod(CARD, "uid-1", **spec), "status": {"phase": phase}}
+    api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a", **metadata}})
+    watch = PodInformer(api.kube, LABELS, lambda _: None, clock.monotonic, max_terminating=100)
+    watch.reflector.relist()
+    assert not watch.observed("team-a", Nodes(LABELS)).vanished
+    api.remove(POD)
+    watch.reflector.relist()
+    expected = {"uid-1": Terminating("M40", Charge(100, 0, 100), seconds)} if seconds else {}
+    clock.now += (seconds or 0) - 1
+    assert watch.observed("team-a", Nodes(LABELS)).vanished == expected
+    clock.now += 1
+    assert not watch.observed("team-a", Nodes(LABELS)).vanished
+
+
+def test_a_pod_that_is_out_of_the_store_has_vanished_before_its_event_is_told(api: ApiDouble) -> None:
+    """Else its charge would be nowhere for that moment."""
+    manifest = stored_pod(CARD, "uid-1", **BOUND)
+    api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
+    watch = PodInformer(api.kube, LABELS, lambda _: None)
+    watch.reflector.relist()
+    watch.reflector = cast("Reflector[StoredPod]", Empty())
+    assert watch.observed("team-a", Nodes(LABELS)).vanished.keys() == {"uid-1"}
+
+
+class Empty:
+    """A reflector whose store has lost everything."""
+
+    resource_version = listed_version = "1000"
+
+    def snapshot(self) -> Mapping[Key, StoredPod]:
+        return {}

@@ -12,19 +12,19 @@ from controller.metrics import SettleMetrics
 from controller.settler import MAX_ATTEMPTS, Settler
 from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS, Manifest, stored_pod
-from tests.replicas import Replica
+from tests.replicas import LEDGER, Replica
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
-from vcuda.ledger.ledger import Ledger, Pending
+from vcuda.ledger.ledger import Ledger, NamespaceUse, Pending, Terminating
 from vcuda.placement.placement import Nodes
-from vcuda.quota.model import Charge
+from vcuda.quota.model import Charge, Usage
 
 FOUR_M40 = json.dumps({"team-a": {"quota": {"M40": 4}}})
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}
 HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
-COUNTED, FAR = "102", "1000000"
-"""Versions: after the quota's, before the list of the pods; and one that the list is older than."""
+COUNTED, LISTED, FAR = "102", "103", "1000000"
+"""Versions: after the quota's, before the list of the pods; that of the list; and one that it is older than."""
 
 
 class Settling:
@@ -34,11 +34,18 @@ class Settling:
     """
 
     def __init__(
-        self, api: ApiDouble, replica: Replica, ledger: Ledger, *pods: Manifest, document: str = FOUR_M40
+        self,
+        api: ApiDouble,
+        replica: Replica,
+        ledger: Ledger | None = None,
+        *pods: Manifest,
+        document: str = FOUR_M40,
+        gone: bool = False,
     ) -> None:
         metadata = {"name": "gpuquota", "namespace": "kube-system"}
         api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
-        replica.store.write("team-a", ledger, None)
+        if ledger:
+            replica.store.write("team-a", ledger, None)
         for pod in pods:
             home = {**pod["metadata"], "namespace": "team-a"}
             api.store(f"/api/v1/namespaces/team-a/pods/{home['name']}", {**pod, "metadata": home})
@@ -51,11 +58,13 @@ class Settling:
             quota,
             nodes,
             metrics=SettleMetrics(self._registry),
-            on_report=lambda *_: self.settler.reconciler.stop(),
+            on_report=self._on_report,
+            exists=lambda _: not gone,
             clock=lambda: time.monotonic() + self._ahead,
         )
-        for reflector in (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector):
-            reflector.relist()
+        self.reports: list[NamespaceUse | None] = []
+        self._reflectors = (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector)
+        self.relist()
         self.settler.queue.add("end")  # a name that is due last of all tells where what is due ends
         for _ in iter(self.settler.queue.next, "end"):
             pass
@@ -64,6 +73,15 @@ class Settling:
 
     def counted(self, metric: str) -> float | None:
         return self._registry.get_sample_value(f"vcuda_settle_{metric}")
+
+    def relist(self) -> None:
+        """Let every watch come to what is stored now."""
+        for reflector in self._reflectors:
+            reflector.relist()
+
+    def _on_report(self, _namespace: str, use: NamespaceUse | None) -> None:
+        self.reports.append(use)
+        self.settler.reconciler.stop()
 
     def later(self, seconds: float) -> None:
         """Let so much time have passed."""
@@ -101,7 +119,7 @@ def test_a_ledger_at_rest_that_differs_from_the_pods_is_told_counted_and_mended(
 @pytest.mark.parametrize(
     ("ledger", "calls"),
     [
-        pytest.param(Ledger({"M40": ONE}, COUNTED), [], id="it agrees with the pods"),
+        pytest.param(Ledger({"M40": ONE}, LISTED), [], id="it agrees with the pods"),
         pytest.param(Ledger({"M40": TWO}, FAR), ["LIST"], id="counted later than all that is known, in etcd too"),
     ],
 )
@@ -219,7 +237,7 @@ def test_beside_a_document_that_was_malformed_before_the_leader_began_charges_ar
 
 
 def test_beside_a_malformed_document_no_ledger_is_made_and_none_dropped(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD), document=MALFORMED)
+    settling = Settling(api, replica, Ledger({"M40": ONE}, "104"), stored_pod(CARD), document=MALFORMED)
     settling.settle()
     assert (replica.store.read("team-a").ledger.committed, api.calls) == ({"M40": ONE}, ["GET"])
 
@@ -230,3 +248,57 @@ def test_a_count_is_no_newer_than_the_list_that_it_was_made_from(api: ApiDouble)
     [page] = api.list_pages("/api/v1/namespaces/team-a/pods")
     view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).count_pods("team-a")
     assert (view.resource_version, view.committed) == (page.resource_version, {"M40": ONE})
+
+
+RAN = Terminating("M40", ONE, 600)
+BOUND = stored_pod(CARD, "uid-1", nodeName="gpu-1", terminationGracePeriodSeconds=600)
+
+
+def test_a_pod_that_was_torn_away_stays_charged_through_a_change_of_leader_until_its_time_is_over(
+    api: ApiDouble, replica: Replica
+) -> None:
+    """The next leader has never heard of it, and measures on its own clock."""
+    first = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
+    first.settle()
+    api.remove(POD)
+    first.relist()
+    first.settle()
+    assert replica.store.read("team-a").ledger.terminating == {"uid-1": RAN}
+    assert replica.usage()["M40"] == Usage(ONE, Charge(), ONE)
+    next_leader = Settling(api, replica)
+    next_leader.settle()
+    next_leader.later(599)
+    next_leader.settle()
+    assert replica.usage()["M40"].terminating == ONE
+    next_leader.later(1)
+    next_leader.relist()
+    next_leader.settle()
+    assert replica.usage() == {}
+
+
+def test_what_went_while_nobody_watched_is_held_for_30_s(api: ApiDouble, replica: Replica) -> None:
+    settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
+    settling.settle()
+    assert replica.usage()["M40"] == Usage(TWO, Charge(), ONE)
+    settling.relist()
+    settling.settle()
+    settling.later(30)
+    settling.relist()
+    settling.settle()
+    assert replica.usage() == {"M40": Usage(ONE)}
+
+
+def test_the_ledger_of_a_namespace_that_is_gone_is_dropped_once_nothing_is_pending_or_may_run(
+    api: ApiDouble, replica: Replica
+) -> None:
+    """Before a LIST shows its pod there is no namespace either, as far as a late watch knows."""
+    settling = Settling(api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True)
+    settling.settle()
+    settling.later(500)
+    settling.settle()
+    settling.relist()
+    assert list(replica.store.read("team-a").ledger.terminating) == ["uid-2"]
+    settling.later(100)
+    settling.settle()
+    assert LEDGER not in api.objects
+    assert settling.reports == [None] * 3

@@ -95,6 +95,7 @@ def _charge(
 def _refused() -> list[Told]:
     used = Usage(Charge(700, 0, 700), Charge(100, 0, 100))
     short = Shortage("M40", Charge(200, 0, 200), used, Limit(800))
+    running = Shortage("M40", Charge(100, 0, 100), Usage(Charge(800), terminating=Charge(200)), Limit(800))
     memory = Shortage("M40", Charge(30, 4096), Usage(Charge(30, 6144)), Limit(800, 8192))
     model = {"nvidia.com/gpu": 1}
     return [
@@ -104,9 +105,14 @@ def _refused() -> list[Told]:
             " Where a pod may use several models there is one such sentence for each.",
         ),
         Told(
+            exceeded("team-a", running),
+            "Wait. `terminating` is what pods took that were deleted by force while they ran: kubelet may let their"
+            " containers run for their grace period, and for so long they stay charged.",
+        ),
+        Told(
             exceeded("team-a", memory),
             "The same, for memory: `kubectl gpuquota` shows what is used. `pending` is what was admitted a moment ago,"
-            " or never came to be stored; the latter is given back after two minutes.",
+            " or never came to be stored; the latter is given back after 75 seconds.",
         ),
         Told(_answer({"tencent.com/vcuda-core": 900}, TEAM).message, "It is over the limit by itself: ask for less."),
         Told(

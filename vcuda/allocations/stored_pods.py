@@ -12,6 +12,9 @@ from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import asks_for_vcuda, read_request
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
+DEFAULT_GRACE_SECONDS = 30
+"""What the API server writes where a pod says nothing."""
+
 
 class Keys(msgspec.Struct, frozen=True, gc=False):
     """The annotations and labels of one scheme's allocation."""
@@ -77,7 +80,8 @@ class StoredPod(msgspec.Struct, frozen=True):
     or will hold, its cards; a terminating pod does too, until its containers have ended. ``allocation`` is what its
     scheduler and device plugin have written on it; None where that is nothing. ``cards`` are those that this
     gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted. ``mirror``:
-    it shows a static pod, which runs whatever becomes of it here.
+    it shows a static pod, which runs whatever becomes of it here. ``grace_seconds``: for so long its containers may run
+    after it was deleted.
     """
 
     uid: str
@@ -93,6 +97,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     version: str = ""
     terminating: bool = False
     mirror: bool = False
+    grace_seconds: int = DEFAULT_GRACE_SECONDS
 
     def model_on(self, nodes: placement.Nodes) -> str | None:
         """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
@@ -120,7 +125,14 @@ def read_stored(pod: Pod, labels: affinity.NodeLabels) -> StoredPod | None:
         version=metadata.resource_version,
         terminating=metadata.deletion_timestamp is not None,
         mirror=MIRROR_ANNOTATION in pod.annotations,
+        # A deletion may give more time than the spec, and kubelet goes by it; one that gives less it may not have seen.
+        grace_seconds=max(_grace_of(pod), metadata.deletion_grace_period_seconds or 0),
     )
+
+
+def _grace_of(pod: Pod) -> int:
+    given = pod.spec.termination_grace_period_seconds
+    return DEFAULT_GRACE_SECONDS if given is None else given
 
 
 def charges_of(pods: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tuple[str, Charge]]:

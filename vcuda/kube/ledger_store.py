@@ -76,7 +76,8 @@ class LedgerStore:
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
         """Return what a namespace's pods take, from a consistent LIST of them; the timeout is for each page."""
         version, stored = self.pods(namespace, timeout)
-        return ObservedPods(version, charges_by_model(charges_of(stored, self._nodes())), {pod.uid for pod in stored})
+        committed = charges_by_model(charges_of(stored, self._nodes()))
+        return ObservedPods(version, committed, {pod.uid for pod in stored}, since=version)
 
     def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
         """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page."""

@@ -66,7 +66,10 @@ class Reflector(Generic[T]):
 
     ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If it raises, that is
     logged and counted, and the next event follows. A fault in the reflector itself ends the thread, loudly; ``alive``
-    tells a health check.
+    tells a health check. ``on_listed`` is called after each list, when its changes have been told.
+
+    ``listed_version`` is that of the last list, set before the store changes over to it: what has happened since was
+    watched, but how objects have gone that went before it, nobody saw.
 
     ``params`` hold selectors; ``page_size`` is in objects; a stream that says nothing for ``silence`` seconds is given
     up, and begun anew. ``clock`` is in seconds; ``wait`` sleeps for seconds and returns True when it is time to stop.
@@ -87,6 +90,7 @@ class Reflector(Generic[T]):
         *,
         params: client.Params | None = None,
         on_event: OnEvent[T] | None = None,
+        on_listed: Callable[[], None] = lambda: None,
         page_size: int = 500,
         silence: float = SILENCE,
         backoff: Backoff | None = None,
@@ -100,6 +104,8 @@ class Reflector(Generic[T]):
         self._path = path
         self._params = dict(params or {})
         self._on_event = on_event
+        self._on_listed = on_listed
+        self.listed_version = ""
         self._page_size = page_size
         self._backoff = backoff or Backoff()
         self._clock = clock
@@ -213,7 +219,7 @@ class Reflector(Generic[T]):
             self._replace(listing, streamed=False)
 
     def _replace(self, listing: store.Listing[T], *, streamed: bool) -> None:
-        fresh = listing.entries
+        fresh, self.listed_version = listing.entries, listing.version
         before = self._store.swap(fresh, listing.version)
         self._list_due = False
         self._last_event = self._clock()
@@ -225,6 +231,7 @@ class Reflector(Generic[T]):
                 self._notify(entry, None)
         for key, entry in fresh.items():
             self._notify(before.get(key), entry)
+        self._on_listed()
         self.synced.set()
 
     def _duration(self) -> float:

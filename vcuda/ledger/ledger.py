@@ -1,12 +1,14 @@
 """The ledger of one namespace: what is charged to its quota, the decision on one more charge, its text, its report.
 
-A pod that can be stored is always in ``committed`` or in ``pending`` of the version that was decided against. The
-writer holds that version by compare-and-swap, so whatever runs beside it can only make the ledger count too much.
+A pod that can be stored is always in ``committed`` or in ``pending`` of the version that was decided against, and one
+that is gone in ``terminating`` for as long as its containers may run. The writer holds that version by
+compare-and-swap, so whatever runs beside it can only make the ledger count too much.
 """
 
 import base64
 import binascii
 import functools
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -18,6 +20,12 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, Sho
 
 MOST_PENDING = 512
 """Pending charges a namespace may have at once, so that a runaway owner cannot grow its ledger without end."""
+
+MOST_TERMINATING = 512
+"""Pods that are gone and stay charged by their uid; with more, the others stay in the count itself."""
+
+UNSEEN_SECONDS = 30
+"""For how long a decrease is held that nobody saw happen: Kubernetes' own default grace period."""
 
 WARN_FROM = 0.9
 """The part of a limit in use from which on admitted pods carry a warning."""
@@ -33,25 +41,39 @@ class Pending(msgspec.Struct, frozen=True):
     charge: Charge
 
 
+class Terminating(msgspec.Struct, frozen=True):
+    """The charge of a pod that is gone, whose containers may run for so many ``seconds`` after that."""
+
+    model: str
+    charge: Charge
+    seconds: int
+
+
 class Ledger(msgspec.Struct, frozen=True):
     """The charges of one namespace.
 
     ``committed`` holds per model what stored pods take, counted at ``pod_resource_version``; ``pending`` holds by pod
-    uid what was admitted since.
+    uid what was admitted since, and ``terminating`` what may still run though it is gone. There a key may be no uid: a
+    decrease that nobody saw happen has no pod.
     """
 
     committed: Mapping[str, Charge] = {}
     pod_resource_version: str = ""
     pending: Mapping[str, Pending] = {}
+    terminating: Mapping[str, Terminating] = {}
 
     def usage(self, model: str) -> Usage:
         """Return what is charged to one model."""
-        pending = total(entry.charge for entry in self.pending.values() if entry.model == model)
-        return Usage(used=self.committed.get(model, Charge()) + pending, pending=pending)
+        pending, terminating = (
+            total(entry.charge for entry in entries.values() if entry.model == model)
+            for entries in (self.pending, self.terminating)
+        )
+        return Usage(self.committed.get(model, Charge()) + pending + terminating, pending, terminating)
 
     def usages(self) -> Mapping[str, Usage]:
         """Return what is charged to every model that has a charge."""
-        models = self.committed.keys() | {entry.model for entry in self.pending.values()}
+        entries: Iterable[Pending | Terminating] = (*self.pending.values(), *self.terminating.values())
+        models = {*self.committed, *(entry.model for entry in entries)}
         return {model: self.usage(model) for model in sorted(models)}
 
 
@@ -102,7 +124,7 @@ def admit(
     if len(ledger.pending) >= MOST_PENDING:
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
-    usage = Usage(usage.used + asked.charge, usage.pending + asked.charge)
+    usage = Usage(usage.used + asked.charge, usage.pending + asked.charge, usage.terminating)
     return Admitted(charged, usage, limit, shortage)
 
 
@@ -118,36 +140,71 @@ class ObservedPods(msgspec.Struct, frozen=True):
     """What a controller has seen of one namespace's pods, up to ``resource_version``.
 
     ``committed`` is what those stored then take, by model. ``seen`` are the uids of all that were stored at some time:
-    those there now, and those that have gone since.
+    those there now, and those that have gone since. ``vanished`` are the bound ones among the latter that were not seen
+    to end, by uid. What has happened before version ``since`` nobody saw; for a LIST that is its own version.
     """
 
     resource_version: str
     committed: Mapping[str, Charge]
     seen: Collection[str]
+    vanished: Mapping[str, Terminating] = {}
+    since: str = ""
 
 
-def settle(ledger: Ledger, observed: ObservedPods, absent: Collection[str] = (), counted_since: str = "") -> Ledger:
+def settle(
+    ledger: Ledger,
+    observed: ObservedPods,
+    absent: Collection[str] = (),
+    counted_since: str = "",
+    ended: Collection[str] = (),
+) -> Ledger:
     """Return the ledger recounted from what was observed, without the pending charges whose pods were seen stored.
 
-    It is the same ledger where nothing differs, unless it was counted before ``counted_since``. ``absent`` are the
-    uids that are proven never to have been stored: past every timeout of the API server, and then looked for by a
-    quorum read. They go in any case.
+    What vanished becomes terminating, and so does a decrease that nobody saw happen. It is the same ledger where
+    nothing differs, unless it was counted before ``counted_since``. ``absent`` are the pending uids that are proven
+    never to have been stored: past every timeout of the API server, and then looked for by a quorum read. ``ended`` are
+    the terminating keys whose time is over. Both go in any case.
     """
     # A leader that has been asleep, or that lists from a cache, would lower `committed` with an older count.
     if is_older(observed.resource_version, ledger.pod_resource_version):
-        return _without(ledger, ledger.pending.keys() & {*absent})
-    recounted = _without(ledger, ledger.pending.keys() & {*observed.seen, *absent})
-    same = recounted is ledger and observed.committed == ledger.committed
+        return _without(ledger, absent, ended)
+    kept = _without(ledger, {*observed.seen, *absent}, ended)
+    known = {*ledger.terminating, *ended}
+    vanished = {uid: each for uid, each in observed.vanished.items() if uid not in known}
+    held = dict(itertools.islice(vanished.items(), max(MOST_TERMINATING - len(kept.terminating), 0)))
+    beyond = [(each.model, each.charge) for uid, each in vanished.items() if uid not in held]
+    committed = charges_by_model([*observed.committed.items(), *beyond]) if beyond else observed.committed
+    held |= _unseen(ledger, observed, vanished)
+    same = kept is ledger and not held and committed == ledger.committed
     if same and not is_older(ledger.pod_resource_version, counted_since):
         return ledger
-    return Ledger(observed.committed, observed.resource_version, recounted.pending)
+    return Ledger(committed, observed.resource_version, kept.pending, {**kept.terminating, **held})
 
 
-def _without(ledger: Ledger, uids: Collection[str]) -> Ledger:
-    if not uids:
+def _unseen(
+    ledger: Ledger, observed: ObservedPods, vanished: Mapping[str, Terminating]
+) -> Iterator[tuple[str, Terminating]]:
+    """Yield what the count has lost, and what was pending with it, though no departure of so much was seen."""
+    if not is_older(ledger.pod_resource_version, observed.since):
+        return
+    # What has come may hide what has gone: so beside what was committed stands what comes from pending.
+    stored = (each for uid, each in ledger.pending.items() if uid in observed.seen)
+    before = charges_by_model([*ledger.committed.items(), *((each.model, each.charge) for each in stored)])
+    after = charges_by_model([*observed.committed.items(), *((each.model, each.charge) for each in vanished.values())])
+    for model, charge in before.items():
+        left = after.get(model, Charge())
+        if (lost := charge.peak(left) - left) != Charge():
+            yield f"{model}@{ledger.pod_resource_version}", Terminating(model, lost, UNSEEN_SECONDS)
+
+
+def _without(ledger: Ledger, pending: Collection[str], terminating: Collection[str]) -> Ledger:
+    if ledger.pending.keys().isdisjoint(pending) and ledger.terminating.keys().isdisjoint(terminating):
         return ledger
-    kept = {uid: entry for uid, entry in ledger.pending.items() if uid not in uids}
-    return msgspec.structs.replace(ledger, pending=kept)
+    return msgspec.structs.replace(
+        ledger,
+        pending={uid: entry for uid, entry in ledger.pending.items() if uid not in pending},
+        terminating={uid: entry for uid, entry in ledger.terminating.items() if uid not in terminating},
+    )
 
 
 def is_older(version: str, than: str) -> bool:
@@ -169,24 +226,26 @@ _PADDING = "=="
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Pending charges that are alike. ``others`` are uids that are no UUIDs; the API server makes none."""
+    """Charges that are alike. ``others`` are keys that are no UUIDs; the API server makes none as a uid."""
 
     cores: int
     memory: int
     card_memory: int
     uids: str
     others: tuple[str, ...] = ()
+    seconds: int = 0
 
 
 class _Format(msgspec.Struct, frozen=True):
     format: int
 
 
-class _Grouped(msgspec.Struct, frozen=True, rename="camel"):
+class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    format: int
     committed: Mapping[str, Charge]
     pod_resource_version: str
     pending: Mapping[str, tuple[_Group, ...]]
-    format: int = FORMAT
+    terminating: Mapping[str, tuple[_Group, ...]] = {}
 
 
 _HEAD = msgspec.json.Decoder(_Format)
@@ -196,7 +255,9 @@ _ENCODER = msgspec.json.Encoder()
 
 def write_ledger(ledger: Ledger) -> str:
     """Return the ledger as text."""
-    document = _Grouped(ledger.committed, ledger.pod_resource_version, _grouped(ledger.pending))
+    pending = _grouped((uid, each.model, each.charge, 0) for uid, each in ledger.pending.items())
+    terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
+    document = _Grouped(FORMAT, ledger.committed, ledger.pod_resource_version, pending, terminating)
     return _ENCODER.encode(document).decode()
 
 
@@ -209,30 +270,39 @@ def read_ledger(text: str) -> Ledger:
     if (found := _HEAD.decode(text).format) != FORMAT:
         raise ValueError(f"format {found} is of another release")
     grouped = _GROUPED.decode(text)
-    return Ledger(grouped.committed, grouped.pod_resource_version, dict(_entries(grouped.pending)))
+    pending = {uid: Pending(model, charge) for uid, model, charge, _ in _entries(grouped.pending)}
+    terminating = {
+        key: Terminating(model, charge, seconds) for key, model, charge, seconds in _entries(grouped.terminating)
+    }
+    return Ledger(grouped.committed, grouped.pod_resource_version, pending, terminating)
 
 
-def _grouped(pending: Mapping[str, Pending]) -> dict[str, tuple[_Group, ...]]:
-    uids_of: dict[str, dict[Charge, list[str]]] = {}
-    for uid, entry in pending.items():
-        uids_of.setdefault(entry.model, {}).setdefault(entry.charge, []).append(uid)
+Entry = tuple[str, str, Charge, int]
+"""A key, with model, charge and seconds."""
+
+
+def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:
+    uids_of: dict[str, dict[tuple[Charge, int], list[str]]] = {}
+    for uid, model, charge, seconds in entries:
+        uids_of.setdefault(model, {}).setdefault((charge, seconds), []).append(uid)
     return {
-        model: tuple(_group(charge, uids) for charge, uids in by_charge.items()) for model, by_charge in uids_of.items()
+        model: tuple(_group(charge, uids, seconds) for (charge, seconds), uids in alike.items())
+        for model, alike in uids_of.items()
     }
 
 
-def _group(charge: Charge, uids: list[str]) -> _Group:
+def _group(charge: Charge, uids: list[str], seconds: int) -> _Group:
     packed = [_pack(uid) for uid in uids]
     others = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
-    return _Group(charge.cores, charge.memory, charge.card_memory, "".join(packed), others)
+    return _Group(charge.cores, charge.memory, charge.card_memory, "".join(packed), others, seconds)
 
 
-def _entries(pending: Mapping[str, tuple[_Group, ...]]) -> Iterator[tuple[str, Pending]]:
-    for model, groups in pending.items():
+def _entries(grouped: Mapping[str, tuple[_Group, ...]]) -> Iterator[Entry]:
+    for model, groups in grouped.items():
         for group in groups:
-            entry = Pending(model, Charge(group.cores, group.memory, group.card_memory))
+            charge = Charge(group.cores, group.memory, group.card_memory)
             for uid in (*_unpack(group.uids), *group.others):
-                yield uid, entry
+                yield uid, model, charge, group.seconds
 
 
 @functools.lru_cache(maxsize=UIDS_REMEMBERED)
@@ -273,7 +343,8 @@ class PodUse(msgspec.Struct, frozen=True):
 class ModelUse(msgspec.Struct, frozen=True):
     """One model in one namespace. Cards are numbers such as 2.5; memory is in MiB, and None where it is not limited.
 
-    ``used`` holds ``pending``: what was admitted and not yet seen stored. ``available`` is never below 0.
+    ``used`` holds ``pending``: what was admitted and not yet seen stored; and ``terminating``: what pods took that are
+    gone while their containers may still run. ``available`` is never below 0.
     """
 
     model: str
@@ -285,6 +356,7 @@ class ModelUse(msgspec.Struct, frozen=True):
     memory_used: int | None = None
     pods: tuple[PodUse, ...] = ()
     more_pods: int = 0
+    terminating: float = 0
 
 
 class NamespaceUse(msgspec.Struct, frozen=True):
@@ -337,4 +409,5 @@ def _model(model: str, quota: NamespaceQuota, usages: Mapping[str, Usage], holde
         memory_used=None if limit.memory is None else usage.used.memory_under(limit),
         pods=tuple(PodUse(pod.name, pod.charge.cores, pod.charge.memory_under(limit)) for pod in largest[:MOST_PODS]),
         more_pods=max(len(largest) - MOST_PODS, 0),
+        terminating=usage.terminating.cores / CORES_PER_CARD,
     )

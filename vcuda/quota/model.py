@@ -129,10 +129,15 @@ def total(charges: Iterable[Charge]) -> Charge:
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """How much of one model a namespace uses: ``used`` is everything, ``pending`` the part not yet seen stored."""
+    """How much of one model a namespace uses.
+
+    ``used`` is everything, ``pending`` the part not yet seen stored, ``terminating`` that of pods which are gone while
+    their containers may still run.
+    """
 
     used: Charge = Charge()
     pending: Charge = Charge()
+    terminating: Charge = Charge()
 
 
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
@@ -165,22 +170,25 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         where = f"{self.model} in namespace {namespace}"
         usage, limit = self.usage, self.limit
         if self.in_cores:
-            amounts = (self.asked.cores, usage.used.cores, usage.pending.cores, limit.cores)
+            amounts = (self.asked.cores, usage.used.cores, usage.pending.cores, usage.terminating.cores, limit.cores)
             return self._sentence(where, cards, amounts)
-        used, pending = usage.used.memory_under(limit), usage.pending.memory_under(limit)
+        used, pending, terminating = (
+            part.memory_under(limit) for part in (usage.used, usage.pending, usage.terminating)
+        )
         # The difference of the sums, not the request's own memory: that is rounded up once more.
         asked = (usage.used + self.asked).memory_under(limit) - used
-        return self._sentence(f"memory of {where}", mebibytes, (asked, used, pending, limit.memory or 0))
+        return self._sentence(f"memory of {where}", mebibytes, (asked, used, pending, terminating, limit.memory or 0))
 
-    def _sentence(self, what: str, render: Callable[[int], str], amounts: tuple[int, int, int, int]) -> str:
-        asked, used, pending, limit = amounts
+    def _sentence(self, what: str, render: Callable[[int], str], amounts: tuple[int, int, int, int, int]) -> str:
+        asked, used, pending, terminating, limit = amounts
 
         def bare(amount: int) -> str:
             return render(amount).partition(" ")[0]
 
         can_never_fit = not fits(self.limit, Charge(), self.asked)
         missing = "can never fit" if can_never_fit else f"{bare(used + asked - limit)} more needed"
-        taken = f"used: {bare(used)} ({bare(pending)} pending)"
+        still_running = f", {bare(terminating)} terminating" if terminating else ""
+        taken = f"used: {bare(used)} ({bare(pending)} pending{still_running})"
         return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(limit)}, {missing}"
 
 

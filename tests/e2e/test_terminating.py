@@ -1,0 +1,103 @@
+"""What is gone and may still run stays charged, whoever leads; of a namespace that is gone nothing stays."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import (
+    Installation,
+    await_committed,
+    await_enforced,
+    await_ledger,
+    await_ledger_gone,
+    await_published,
+    controlling,
+    tenant_of,
+)
+from tests.integration.reviews import card_pod
+from tests.processes import eventually
+from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating
+from vcuda.quota.model import Charge
+
+YEAR = 365 * 24 * 3600
+FOUR = Charge(400, 0, 400)
+NODE = "gpu-m40-terminating"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu_node(cluster: Cluster) -> Iterator[None]:
+    cluster.create_node(NODE, {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
+    yield
+    cluster.delete_node(NODE)
+
+
+@pytest.fixture
+def team(installation: Installation) -> Iterator[str]:
+    with installation.team({"quota": {"M40": 4}}) as namespace:
+        yield namespace
+
+
+def test_a_tenant_that_tears_away_a_running_pod_gets_nothing_back_before_its_time_whoever_leads(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Its containers may run for a year; the flag bounds what the quota bears of that, each leader's its own."""
+    long = card_pod("long", team, cards=4)
+    long["spec"]["terminationGracePeriodSeconds"] = YEAR
+    with tenant_of(cluster, team) as tenant:
+        with controlling(installation, "--max-terminating-seconds", "600") as leader:
+            cluster.bind(long, NODE)
+            await_committed(installation, team, M40=400)
+            tenant.delete_pod(team, "long")
+            ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
+            assert [*ledger.terminating.values()] == [Terminating("M40", FOUR, 600)]
+            answer = tenant.try_create(card_pod("next", team))
+            assert answer.status == HTTPStatus.FORBIDDEN
+            assert "used: 4 (0 pending, 4 terminating), limited: 4, 1 more needed" in answer.message
+            report = await_published(cluster, team, lambda report: report["models"][0]["terminating"])
+            assert (report["models"][0]["used"], report["models"][0]["terminating"]) == (4, 4)
+            assert leader.metric("vcuda_quota_terminating_cores", namespace=team) == 400
+            leader.kill()
+        with controlling(installation, "--max-terminating-seconds", "3") as successor:
+            assert tenant.try_create(card_pod("next", team)).status == HTTPStatus.FORBIDDEN
+            await_ledger(installation, team, lambda ledger: not ledger.terminating)
+            assert successor.logs("charge of a pod that was gone before it ended")
+            tenant.create(card_pod("next", team, cards=4))
+
+
+def test_what_goes_while_nobody_leads_is_held_for_a_while(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    with tenant_of(cluster, team) as tenant:
+        with controlling(installation) as leader:
+            for name in ("goes", "stays"):
+                cluster.bind(card_pod(name, team, cards=2), NODE)
+            await_committed(installation, team, M40=400)
+            leader.kill()
+        tenant.delete_pod(team, "goes")
+        with controlling(installation, "--max-terminating-seconds", "3"):
+            ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
+            assert [*ledger.terminating.values()] == [Terminating("M40", Charge(200, 0, 200), UNSEEN_SECONDS)]
+            assert tenant.try_create(card_pod("next", team)).status == HTTPStatus.FORBIDDEN
+            await_ledger(installation, team, lambda ledger: not ledger.terminating)
+            tenant.create(card_pod("next", team, cards=2))
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_of_a_namespace_that_is_deleted_neither_ledger_nor_report_nor_series_is_left(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """Though "*" limits whatever has its name."""
+    with controlling(installation) as controller, installation.quota.limited(**{"*": {"quota": {"M40": 4}}}):
+        with installation.free_team() as namespace:
+            await_enforced(cluster, namespace)
+            cluster.create(card_pod("train", namespace))
+            await_committed(installation, namespace, M40=100)
+            await_published(cluster, namespace)
+            assert controller.samples("vcuda_quota_limit_cores", namespace=namespace) == [400]
+        cluster.delete_namespace(namespace)
+        cluster.await_gone("/api/v1/namespaces", namespace)
+        await_ledger_gone(cluster, namespace)
+        eventually(lambda: not controller.samples("vcuda_quota_limit_cores", namespace=namespace), controller.output)
