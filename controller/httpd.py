@@ -10,6 +10,7 @@ What cheroot does not do by itself is done here, so that no client can hold on t
 """
 
 import contextlib
+import errno
 import logging
 import queue
 import socket
@@ -225,7 +226,12 @@ class _TimedSocket:
         if left <= 0:
             raise TimeoutError("timed out")  # cheroot answers 408 to these words of the standard library
         self.unwrapped.settimeout(left)
-        return self.unwrapped.recv_into(buffer)
+        try:
+            return self.unwrapped.recv_into(buffer)
+        except ssl.SSLError as error:
+            # A handshake that came to nothing, as a probe's or that of who has no certificate. To cheroot it would be a
+            # fault, to be logged with all its frames and answered over the connection that has failed.
+            raise ConnectionResetError(errno.ECONNRESET, str(error)) from error
 
     def send(self, data: bytes) -> int:
         self.unwrapped.settimeout(self._seconds)

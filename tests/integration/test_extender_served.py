@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.extender.publish import ExtenderMetrics
@@ -23,7 +24,7 @@ from tests.e2e.installation import CLIENT, CLIENT_NAME, make_certificates
 from tests.extended import Leader, as_stored, shares, store_pod
 from tests.waiting import PATIENT
 from vcuda import __version__
-from vcuda.tls import ServingCertificate
+from vcuda.tls import ServingCertificate, served_leaf
 
 FILTER, PRIORITIZE = "/scheduler/predicates", "/scheduler/prioritize"
 Scheduler = http.client.HTTPSConnection
@@ -97,6 +98,15 @@ def test_only_the_scheduler_is_answered(
         except (http.client.HTTPException, OSError):
             return  # the handshake has failed
         assert (who, status) == ("another client", HTTPStatus.FORBIDDEN)
+
+
+def test_who_only_shakes_hands_costs_nobody_else_and_is_no_fault(extender: Server, scheduler: Scheduler) -> None:
+    """As the rotation, which looks at the certificate; each was logged with all its frames, a second of work."""
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(40):
+            assert served_leaf(f"127.0.0.1:{extender.port}", "localhost")
+        assert prioritized(scheduler)
+    assert {line["log_level"] for line in logs} <= {"debug"}
 
 
 class Body:
