@@ -226,6 +226,7 @@ def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     namespace = use.namespace if use.mode == model.Mode.ENFORCE else f"{use.namespace} ({use.mode})"
     for each in use.models:
         used, limit, pending = (f"{cards:g}" for cards in (each.used, each.limit, each.pending))
+        pending += f" ({each.terminating:g} terminating)" if each.terminating else ""
         memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
         yield (namespace, each.model, used, limit, bar(each.used, each.limit), pending, memory)
     if not use.models:

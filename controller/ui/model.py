@@ -64,10 +64,11 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
     """Return a namespace's row."""
     # Without its pods a row stays the same while they come and go at the same use, and is not rendered again.
     rows = {
-        use.model: ModelRow(
-            use.model, use.limit, use.used, use.pending, use.available, use.memory_limit, use.memory_used
+        each.model: ModelRow(
+            *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
+            terminating=each.terminating,
         )
-        for use in use.models
+        for each in use.models
     }
     limit = rounded(row.limit for row in rows.values())
     used = rounded(row.used for row in rows.values())

@@ -29,11 +29,11 @@ def test_the_bar() -> None:
 
 
 def test_a_namespace_as_a_table(cluster: Cluster) -> None:
-    cluster.publish("team-a", M40, {**P100, **MEMORY})
+    cluster.publish("team-a", {**M40, "terminating": 2.5}, {**P100, **MEMORY})
     assert run("-n", "team-a").stdout.splitlines() == [
-        "NAMESPACE  MODEL  USED  LIMIT                          PENDING  MEMORY MiB",
-        "team-a     M40    6.5   8      [################----]  1",
-        "team-a     P100   0     0      [--------------------]  0        250 of 1000",
+        "NAMESPACE  MODEL  USED  LIMIT                          PENDING              MEMORY MiB",
+        "team-a     M40    6.5   8      [################----]  1 (2.5 terminating)",
+        "team-a     P100   0     0      [--------------------]  0                    250 of 1000",
     ]
 
 

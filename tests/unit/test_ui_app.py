@@ -6,6 +6,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from http import HTTPStatus
 
+import msgspec
 import pytest
 from flask.testing import FlaskClient
 
@@ -179,6 +180,8 @@ def test_a_cell_says_what_is_used_pending_and_limited() -> None:
     html = html_of(client_of(company()), "/")
     assert 'class="h9" data-m="A100-80G"><b>15</b> of 16<small>1 pending</small>' in html
     assert "<b>18</b> of 16 <em>over</em>" in html
+    gone = msgspec.structs.replace(model_use("M40", 8, 3), terminating=2.0)
+    assert "2 terminating</small>" in html_of(client_of(Sample({"a": namespace_use("a", gone)})), "/")
     assert "<small>1200 GiB of 1920 GiB</small>" in html
     assert 'data-m="A100-80G">blocked' in html
     assert "<b>14.5</b> of 64" in html
