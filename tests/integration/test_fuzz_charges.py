@@ -102,11 +102,9 @@ def held_otherwise(pod: Manifest, chance: random.Random) -> None:
 
 
 def selected_otherwise(pod: Manifest, chance: random.Random) -> None:
-    pod["spec"]["nodeSelector"] = chance.choice([None, {}, {MODEL: chance.choice(MODELS)}, {POOL: "public"}])
-
-
-def preset(pod: Manifest, chance: random.Random) -> None:
-    pod["spec"]["nodeName"] = chance.choice(["node-a", "", None])
+    selectors = [None, {}, {MODEL: chance.choice(MODELS)}, {POOL: "public"}]
+    others = [{"nodeSelector": each} for each in selectors] + [{"nodeName": name} for name in ("node-a", "", None)]
+    pod["spec"].update(chance.choice(others))
 
 
 def forged(pod: Manifest, chance: random.Random) -> None:
@@ -125,7 +123,7 @@ def emptied(pod: Manifest, chance: random.Random) -> None:
 
 
 CHANGES: list[Change] = [asks_more, asks_more, asks_elsewhere, one_more_container, another_start]
-CHANGES += [opened, held_otherwise, selected_otherwise, preset, forged, emptied]
+CHANGES += [opened, held_otherwise, selected_otherwise, forged, emptied]
 
 
 @pytest.mark.timeout(900)

@@ -307,6 +307,11 @@ def at_length(n: int, *lines: Manifest) -> Manifest:
     return vcuda_pod(affinity=required(term(*above, *lines)))
 
 
+def by_model(n: int) -> Manifest:
+    above = (requirement(MODEL, "Gt", str(number)) for number in range(n))
+    return vcuda_pod(affinity=required(term(requirement(MODEL, "In", *map(str, range(n))), *above)))
+
+
 def by_many(n: int, terms: int) -> Manifest:
     """Return a pod with n keys in its nodeSelector, beside so many terms that contradict it."""
     alternatives = (term(requirement(f"key-{number}", "NotIn", "v")) for number in range(terms))
@@ -322,6 +327,7 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
     bounds_that_contradict=lambda n: at_length(n, requirement("example.com/rank", "Lt", "0")),
     bounds_and_lists=lambda n: at_length(n, requirement("example.com/rank", "NotIn", *map(str, range(n)))),
     node_selector_beside_terms=lambda n: by_many(n, n // 8),
+    lists_and_bounds_on_the_model=by_model,
     terms=lambda n: by_terms(n, "zone", "In", "none"),
     terms_for_the_model=lambda n: by_terms(n, MODEL, "Gt", "1"),
     terms_for_the_pool=lambda n: by_terms(n, POOL, "NotIn", "public"),
@@ -330,7 +336,10 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
 def test_it_takes_steps_in_proportion_to_the_pods_size_and_no_more_for_more_nodes(
     pod_of: Callable[[int], Manifest],
 ) -> None:
-    """Who may create pods writes them: N bounds on a key once cost N³ steps for each model, and stopped admission."""
+    """Who may create pods writes them: N bounds on a key once cost N³ steps for each model, and stopped admission.
+
+    What a stored pod is held to too: whoever may change a gated pod adds to it, and the leader reads them all.
+    """
     small, large = msgspec.json.encode(pod_of(200)), msgspec.json.encode(pod_of(800))
     growth = len(large) / len(small)
     assert steps(large, nodes_of(50)) < 1.3 * growth * steps(small, nodes_of(50))
@@ -343,13 +352,14 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Return how many calls it takes to find the candidates: by time, a test would fail for other reasons too."""
+    """Return how many calls it takes to find candidates and pin: by time, a test would fail for other reasons too."""
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
     find_candidates(read, (), quota, cluster)  # what is kept of the nodes is made once
     counted = itertools.count()
     sys.setprofile(lambda *_: next(counted) and None)
     try:
         find_candidates(read, (), quota, cluster)
+        read_pin(read, LABELS)
     finally:
         sys.setprofile(None)
     return next(counted)
