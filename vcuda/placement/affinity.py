@@ -184,9 +184,8 @@ class _LabelIndex:
     def find(self, values: Values) -> int:
         """Return the nodes that have one of these values."""
         if values.listed is not None:
-            return sum(
-                self.by_value[value] for value in values.listed if value in self.by_value and values.allow(value)
-            )
+            known = filter(self.by_value.__contains__, values.listed)
+            return sum(self.by_value[value] for value in known if values.allow(value))
         found = self._between(values.above, values.below) if values.numeric else self.having
         if values.excluded:
             found &= ~sum(self.by_value[value] for value in self.by_value.keys() & values.excluded)
@@ -206,6 +205,8 @@ class NodeIndex:
 
     def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
         self._nodes = nodes
+        # Most keys are those of every node; which others there are takes longer to find out, after each node's change.
+        self._usual: Labels = next(iter(nodes.values()), {})
         self._all = (1 << len(nodes)) - 1
         self._by_key: dict[str, _LabelIndex] = {}
 
@@ -250,7 +251,7 @@ class NodeIndex:
     def _index(self, key: str) -> _LabelIndex | None:
         # Made when it is asked for: a node has dozens of labels, and pods select by a few.
         index = self._by_key.get(key)
-        if index is None and key in self._keys:
+        if index is None and (key in self._usual or key in self._keys):
             by_value: dict[str, int] = {}
             for at, labels in enumerate(self._nodes.values()):
                 if key in labels:
