@@ -162,9 +162,3 @@ def test_who_stands_by_says_who_leads(browser: Browser, own: Installation, leade
         assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
         expect(standing.get_by_text(f"{holder} leads")).to_be_visible(timeout=SOON)
         standing.close()
-
-
-def test_without_the_flag_there_is_no_page(own: Installation) -> None:
-    """It would have been logged before the status server was."""
-    with candidate(own) as plain:
-        assert plain.logs("serving the usage page") == []
