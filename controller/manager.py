@@ -89,6 +89,7 @@ class Leader:
                 pods,
                 nodes,
                 unbound_seconds=gc.timeout,
+                max_terminating=self._timing.max_terminating,
                 registry=registry,
                 on_fault=on_fault,
             )

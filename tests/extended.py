@@ -53,8 +53,8 @@ class Leader:
 
     def __init__(self, api: ApiDouble, cards: Mapping[str, int] | None = None) -> None:
         self.api = api
-        self.cache = CardCache()
         self.seconds = 0.0
+        self.cache = CardCache(now=lambda: self.seconds)
         self.allocator = Allocator(
             api.kube,
             self.cache,

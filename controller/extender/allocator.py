@@ -223,7 +223,11 @@ class Allocator:
     def _forget_gone(self) -> None:
         # A pod that came and went while nobody watched is never reported. Those that the watch did not show at the last
         # call either are read.
-        unshown = {entry.uid: entry for _, entry in self._cache.entries() if self._cache.pod(entry.uid) is None}
+        unshown = {
+            entry.uid: entry
+            for _, entry in self._cache.entries()
+            if entry.ends is None and self._cache.pod(entry.uid) is None
+        }
         for uid in self._unshown & unshown.keys():
             entry = unshown[uid]
             try:
@@ -233,6 +237,8 @@ class Allocator:
         self._unshown = frozenset(unshown)
 
     def _has_expired(self, entry: JournalEntry) -> bool:
+        if entry.ends is not None:
+            return self._seconds() >= entry.ends
         pod = self._cache.pod(entry.uid)
         if pod is None or pod.node or self._seconds() < entry.placed + self._unbound_seconds:
             return False

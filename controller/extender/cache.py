@@ -1,7 +1,10 @@
 """What is taken of every node's cards by the journals, and what the watch tells of the pods that have it."""
 
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
 
 from controller.extender.journal import JournalEntry, NodeJournal
 from controller.extender.strategy import NodeCards
@@ -16,11 +19,15 @@ UNREAD = Unplaceable("what is placed on the node is not known yet", final=False)
 class CardCache:
     """The cards of all nodes as they were last read from, or written to, the journals; it may be used by threads.
 
+    ``now`` is in Unix seconds. ``max_terminating``: seconds for which a pod that vanished keeps its cards at most.
+
     An entry counts until the watch shows that its pod has ended, is gone, or is bound to another node: each of these is
     for good, so a watch that is behind can only have too much counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, max_terminating: float = 600.0) -> None:
+        self._now = now
+        self._max_terminating = max_terminating
         self._lock = threading.Lock()
         self._unused: dict[str, Cards | Unplaceable] = {}
         self._cards: dict[str, Cards | Unplaceable] = {}
@@ -54,7 +61,7 @@ class CardCache:
             if old and old.node:
                 self._bound.get(old.node, {}).pop(old.uid, None)
             if new is None:
-                self._forget(pod.uid)
+                self._gone(pod)
                 return
             self._pods[pod.uid] = new
             if new.node:
@@ -154,6 +161,20 @@ class CardCache:
         if isinstance(cards, Unplaceable):
             return cards
         return cards.returned(share for uid in set(uids) if uid in entries for share in entries[uid].all_shares())
+
+    def _gone(self, pod: StoredPod) -> None:
+        # Deleted by force: kubelet may let its containers run on, on the cards that they have, for their grace period.
+        ends = int(self._now() + min(pod.grace_seconds, self._max_terminating))
+        entry = self._entries.get(pod.node, {}).get(pod.uid)
+        self._forget(pod.uid)
+        if entry and pod.live and pod.grace_seconds:
+            self._add(pod.node, msgspec.structs.replace(entry, ends=ends))
+
+    def _add(self, node: str, entry: JournalEntry) -> None:
+        self._entries[node][entry.uid] = entry
+        self._nodes_of.setdefault(entry.uid, set()).add(node)
+        self._outdated.add(node)
+        self._recount(node)
 
     def _forget(self, uid: str) -> None:
         self._pods.pop(uid, None)

@@ -37,7 +37,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
     """What a pod has been given on one node: shares by the number of its container, at a Unix time in seconds.
 
     ``binding`` is the resourceVersion of the pod at which a binding was sent, which lands at that version or never;
-    empty where none was.
+    empty where none was. ``ends`` is the Unix time at which kubelet has ended a pod that vanished while it ran.
     """
 
     uid: str
@@ -46,6 +46,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
     shares: Mapping[int, tuple[Share, ...]]
     placed: int
     binding: str = ""
+    ends: int | None = None
 
     def all_shares(self) -> tuple[Share, ...]:
         """Return the shares of all containers."""

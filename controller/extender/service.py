@@ -118,8 +118,8 @@ def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
 class Extender:
     """What the leader serves to kube-scheduler.
 
-    A pod that is not bound keeps its cards for ``unbound_seconds``. ``on_fault`` is called where it cannot begin, and
-    when a loop of it has ended.
+    A pod that is not bound keeps its cards for ``unbound_seconds``, one that vanished for ``max_terminating`` at most.
+    ``on_fault`` is called where it cannot begin, and when a loop of it has ended.
     """
 
     def __init__(
@@ -131,13 +131,14 @@ class Extender:
         nodes: NodeInformer,
         *,
         unbound_seconds: float,
+        max_terminating: float,
         registry: CollectorRegistry,
         on_fault: Callable[[], None],
     ) -> None:
         self._kube, self._namespace = kube, system_namespace
         self._listening = listening
         self._nodes = nodes
-        self._cache = cache.CardCache()
+        self._cache = cache.CardCache(max_terminating=max_terminating)
         self._metrics = publish.ExtenderMetrics(registry)
         self._allocator = Allocator(
             kube,

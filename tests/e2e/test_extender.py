@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from controller.extender.journal import KEY, name_of
 from tests.builders import MODEL, POOL, container, pod
 from tests.e2e.card_check import CORES, INDEX, MEMORY, fits_somewhere, over, taken, wanted
 from tests.e2e.cluster import Cluster, Json, is_bound
@@ -288,6 +289,10 @@ def test_whatever_a_tenant_writes_on_pods_cards_in_use_stay_theirs_and_free_ones
             create_all(cluster, namespace, [share(30, 60, "waits")])
             cluster.await_object(pods, "waits", lambda found: "no card with 30 cores" in why_not(found))
             tenant.rest.send("DELETE", f"{pods}/mine", {"gracePeriodSeconds": 0}).ok()
+            journals = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
+            # Not at once: kubelet might let it run for its grace period.
+            cluster.await_object(journals, name_of(node), lambda one: '"mine"' not in one["data"][KEY], PATIENCE)
+            wake(cluster, node)
             assert cards_of(cluster.await_bound(namespace, "waits", timeout=PATIENCE)) == [card]
 
 

@@ -105,7 +105,15 @@ def beginning(api: ApiDouble, tmp_path: Path, faults: Faults) -> Iterator[Extend
     pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
     listening, registry = Listening(("127.0.0.1", 0), ServingCertificate(tmp_path)), CollectorRegistry()
     extender = Extender(
-        api.kube, SYSTEM, listening, pods, nodes, unbound_seconds=300, registry=registry, on_fault=faults.release
+        api.kube,
+        SYSTEM,
+        listening,
+        pods,
+        nodes,
+        unbound_seconds=300,
+        max_terminating=600,
+        registry=registry,
+        on_fault=faults.release,
     )
     yield extender
     extender.stop()

@@ -28,6 +28,7 @@ from tests.extended import (
     store_pod,
 )
 from vcuda.allocations.cards import Share
+from vcuda.allocations.stored_pods import DEFAULT_GRACE_SECONDS as GRACE_SECONDS
 from vcuda.errors import Unavailable
 from vcuda.k8s_types import Pod
 
@@ -224,6 +225,28 @@ def test_a_pod_keeps_its_cards_until_it_ends_goes_or_is_bound_elsewhere(
     leader.sees("train", placed)
     assert leader.filter(as_stored(api, "next"))["NodeNames"] == ["n1"]
     assert journaled(api)["n1"].keys() == {"next"}
+
+
+def test_a_bound_pod_that_vanishes_keeps_its_cards_for_its_grace_period_whoever_leads(
+    api: ApiDouble, leader: Leader
+) -> None:
+    """Deleted by force it may run on for so long."""
+    leader.place("train", cores=200)
+    leader.bind("train", "n1")
+    leader.sees("train")
+    bound = as_stored(api, "train")
+    api.remove(pod_path("train"))
+    leader.sees("train", bound)
+    pod = store_pod(api, "next", 100)
+    assert leader.filter(pod)["FailedNodes"] == {"n1": NO_CARD}
+    leader.allocator.tidy()
+    later = Leader(api).leads()
+    for later.seconds in (0, GRACE_SECONDS - 1):
+        later.allocator.tidy()
+        assert later.filter(pod)["FailedNodes"] == {"n1": NO_CARD}
+    later.seconds = GRACE_SECONDS
+    later.allocator.tidy()
+    assert later.filter(pod)["NodeNames"] == ["n1"]
 
 
 def test_a_pod_that_is_never_bound_keeps_its_cards_for_a_time_and_a_bound_one_for_ever(
