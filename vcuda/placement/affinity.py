@@ -394,7 +394,8 @@ def _require(spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted]) -> Ite
         for index, term in enumerate(terms):
             if not _matches_nothing(term):
                 yield from _append(f"{base}/{index}/matchExpressions", term.match_expressions, labels)
-                yield from _append(f"{base}/{index}/matchFields", term.match_fields, fields)
+                if fields:
+                    yield from _append(f"{base}/{index}/matchFields", term.match_fields, fields)
         return
     parts = {"matchExpressions": labels, "matchFields": fields}
     term_value = {part: [requirement.plain for requirement in lines] for part, lines in parts.items() if lines}
