@@ -22,6 +22,7 @@ from tests.e2e.installation import (
     USAGE,
     Installation,
     await_committed,
+    await_ledger,
     await_published,
     await_unpublished,
     candidate,
@@ -124,6 +125,8 @@ def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)
+        # Where the watch was not yet back, nobody saw the pod end: its charge is held for a moment.
+        await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
         cluster.create(card_pod("new", namespace, cards=3))
         assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
         await_committed(installation, namespace, M40=400)
