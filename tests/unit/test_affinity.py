@@ -7,7 +7,7 @@ from hypothesis import assume, example, given, settings, strategies as st
 from tests import strategies
 from tests.builders import LABELS, MODEL, POOL, Manifest, required, requirement, term, vcuda_pod, view
 from tests.node_selection import line_holds, may_run_on, term_allows
-from tests.strategies import MODELS, NODE_NAMES, NUMBERS, POOLS, UNKNOWN_NODE, VALUES_OF
+from tests.strategies import MODELS, NODE_NAMES, NUMBERS, UNKNOWN_NODE, VALUES_OF
 from tests.tables import cases
 from vcuda.k8s_types import PodSpec
 from vcuda.placement.affinity import NAME_FIELD, NodeIndex, NodeLabels, NodeSelection, limited_values
@@ -237,21 +237,3 @@ def test_the_values_that_a_label_is_limited_to(affinity: Manifest | None, limite
 def test_the_node_selector_holds_beside_every_term(affinity: Manifest | None, limited: object) -> None:
     pod = vcuda_pod(affinity=affinity, nodeSelector={"m": "a"})
     assert limited_values(spec_of(pod), "m") == limited
-
-
-@cases(
-    "fields, names",
-    open=([], None),
-    one=([("In", "node-a")], {"node-a"}),
-    impossible=([("In", "node-a"), ("NotIn", "node-a")], frozenset()),
-    all_but_one=([("NotIn", "node-a")], None),
-)
-def test_the_names_that_a_term_is_limited_to(fields: list[tuple[str, str]], names: object) -> None:
-    lines = [requirement(NAME_FIELD, operator, value) for operator, value in fields]
-    pod = vcuda_pod(affinity=required(term(requirement(NAME_FIELD, "In", "a-label"), fields=lines)))
-    assert [term.name and term.name.limit() for term in NodeSelection.of(spec_of(pod)).terms] == [names]
-
-
-def test_a_preset_node_name_is_the_one_name() -> None:
-    pod = vcuda_pod(nodeName="node-a", affinity=required(term(requirement(POOLS[0], "Exists")), {}))
-    assert [term.name and term.name.limit() for term in NodeSelection.of(spec_of(pod)).terms] == [frozenset({"node-a"})]
