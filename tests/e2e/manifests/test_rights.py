@@ -31,7 +31,8 @@ from tests.processes import free_ports
 from tests.rendered import BASE, MANIFESTS, composed, ours, rendered
 from vcuda.kube import Kube
 
-pytestmark = pytest.mark.slow
+# The first test waits for two whole lives of the system, one after the other.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 COMPONENTS = ("scheduler", "enforce-audit")
 ADDED = [
