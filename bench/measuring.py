@@ -24,7 +24,7 @@ from http import HTTPStatus
 from bench import cpu, load
 from bench.arrangements import Arranged
 from bench.figures import Figures, figures_of
-from bench.plane import GPU_POD, SYSTEM_NAMESPACE, Plane, gpu_pod
+from bench.plane import GPU_POD, LEDGER_NAMESPACE, Plane, gpu_pod
 from tests.e2e.cluster import Json
 from vcuda.ledger.ledger import Ledger, read_ledger
 
@@ -98,7 +98,7 @@ def shares(processes: Mapping[str, Sequence[int]]) -> float:
 
 def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[list[Ledger]], bool]) -> None:
     """Return once the ledgers of these namespaces are as wanted. They are watched: to ask again would cost CPU."""
-    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
+    path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     owners = f"quota.vcuda.io/ledger-of in ({','.join(namespaces)})"
     plane.cluster.await_collection(
         path, lambda found: wanted([ledger_in(one) for one in found]), PATIENCE, labelSelector=owners
