@@ -4,10 +4,13 @@ A controller that was refused a pod waits before it asks again, up to 16 minutes
 change of its object makes it ask at once; the change here is one annotation that nothing else reads.
 """
 
+import contextlib
 import datetime
 import math
+import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -20,11 +23,20 @@ from vcuda.placement import placement
 from vcuda.quota.model import CORES_PER_CARD, NOT_MUTATED, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 
+T = TypeVar("T")
+
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
 NEXT_LOOK_SECONDS = 5.0  # after which a namespace with free quota and refused workloads is looked at again
 # How long a workload that may try again has to create its pods, before it is told so once more.
 CREATION_TIMEOUT_SECONDS = 8.0
+# What a look at a namespace may take to read the workloads that Events tell of, and again to judge; the rest is for the
+# next look. One that takes longer all the same, by the size of what is listed, is followed by a rest, nine times as
+# long. So nobody holds up the workloads of other namespaces, with however many or large ones of their own.
+BUDGET_SECONDS = 1.0
+REST_PER_SECOND = 9.0
+MAX_PODS = 1000  # of one workload that are looked for a place; more are told in vain at worst
+
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """Conditions after which a Job creates no more pods."""
 
@@ -156,15 +168,19 @@ def _least_memory(charge: Charge, limit: Limit) -> int:
     return charge.memory + charge.card_memory * limit.memory // limit.cores
 
 
+def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
+    """Return the owners by the age of their refusal; behind the others those whose paths were ``judged`` already."""
+    return sorted(refused, key=lambda each: (each.path in judged, each.since, each.path))
+
+
 def select_retries(
-    refused: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, FreeQuota], nodes: placement.Nodes
+    in_order: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, FreeQuota], nodes: placement.Nodes
 ) -> list[RefusedOwner]:
-    """Return the owners that may try again, oldest refusal first, and no more than fit into what is ``free`` by model.
+    """Return the owners that may try again, the first ones first, and no more than fit into what is ``free`` by model.
 
     An owner takes from the model with the most free cores that it may use.
     """
     left = dict(free)
-    in_order = sorted(refused, key=lambda each: (each.since, each.path))
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes)]
 
 
@@ -173,7 +189,7 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes
     request = read_request(owner.spec.template)
     models = placement.find_candidates(owner.spec.template, request.schemes, quota, nodes).models
     took = False
-    for _ in range(owner.missing):
+    for _ in range(min(owner.missing, MAX_PODS)):
         fitting = [
             model for model in models if model in left and left[model].takes(request.charge, quota.limits[model])
         ]
@@ -204,41 +220,50 @@ _EVENT = msgspec.json.Decoder(FailedCreate)
 _OWNER = msgspec.json.Decoder(Owner)
 
 
-def find_refused(kube: Kube, namespace: str) -> list[RefusedOwner]:
-    """Return the owners that still miss pods and were refused for quota, by their conditions and by Events."""
-    found = [*_refused_by_condition(kube, namespace), *_refused_by_event(kube, namespace)]
+def find_refused(kube: Kube, namespace: str, in_time: Callable[[], bool] = lambda: True) -> list[RefusedOwner]:
+    """Return the owners that still miss pods and were refused for quota, by their conditions and by Events.
+
+    What Events tell of is read while ``in_time`` says so. An owner that cannot be decoded costs only itself.
+    """
+    found = [*_refused_by_condition(kube, namespace), *_refused_by_event(kube, namespace, in_time)]
     return [refused for refused in found if refused.owner.missing]
+
+
+def _readable(decoder: msgspec.json.Decoder[T], items: Iterable[bytes | msgspec.Raw]) -> Iterator[T]:
+    for raw in items:
+        try:
+            yield decoder.decode(raw)
+        except k8s_types.UNDECODABLE as error:
+            structlog.get_logger().debug("object passed over", error=str(error))
 
 
 def _refused_by_condition(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
     for kind in _WITH_CONDITION:
         collection = _COLLECTIONS[kind].format(segment(namespace))
-        for page in kube.list_pages(collection):
-            for raw in page.items:
-                owner = _OWNER.decode(raw)
-                since = owner.refused_since()
-                if since is not None:
-                    yield RefusedOwner(f"{collection}/{segment(owner.metadata.name)}", since, owner)
+        for owner in _readable(_OWNER, (raw for page in kube.list_pages(collection) for raw in page.items)):
+            since = owner.refused_since()
+            if since is not None:
+                yield RefusedOwner(f"{collection}/{segment(owner.metadata.name)}", since, owner)
 
 
-def _refused_by_event(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
+def _refused_by_event(kube: Kube, namespace: str, in_time: Callable[[], bool]) -> Iterator[RefusedOwner]:
     """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered."""
     first: dict[str, str] = {}
-    events = f"/api/v1/namespaces/{segment(namespace)}/events"
-    for page in kube.list_pages(events, {"fieldSelector": "reason=FailedCreate"}):
-        for raw in page.items:
-            event = _EVENT.decode(raw)
-            kind, name = event.involved_object.kind, event.involved_object.name
-            # Whoever may write Events in the namespace may have one name anything, another namespace's path too.
-            if kind in _WITH_EVENT and k8s_types.can_be_name(name) and may_pass_later(event.message or ""):
-                path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
-                since = event.first_timestamp or ""
-                first[path] = min(since, first.get(path, since))
-    for path, since in first.items():
-        try:
-            yield RefusedOwner(path, since, _OWNER.decode(kube.get(path)))
-        except errors.NotFound:
-            continue  # Events outlive their object
+    pages = kube.list_pages(f"/api/v1/namespaces/{segment(namespace)}/events", {"fieldSelector": "reason=FailedCreate"})
+    for event in _readable(_EVENT, (raw for page in pages for raw in page.items)):
+        kind, name = event.involved_object.kind, event.involved_object.name
+        # Whoever may write Events in the namespace may have one name anything, another namespace's path too.
+        if kind in _WITH_EVENT and k8s_types.can_be_name(name) and may_pass_later(event.message or ""):
+            path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
+            since = event.first_timestamp or ""
+            first[path] = min(since, first.get(path, since))
+    # In another order each time: where there are more than can be read in time, each has its turn.
+    for path, since in random.sample(sorted(first.items()), len(first)):
+        if not in_time():
+            return
+        # Events outlive their object.
+        with contextlib.suppress(errors.NotFound):
+            yield from (RefusedOwner(path, since, owner) for owner in _readable(_OWNER, [kube.get(path)]))
 
 
 class Retrier:
@@ -255,6 +280,7 @@ class Retrier:
         self._clock = clock
         self._free: dict[str, dict[str, FreeQuota]] = {}
         self._told: dict[str, float] = {}
+        self._judged: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
@@ -272,12 +298,38 @@ class Retrier:
         free = self._free.get(namespace, {})
         if limits is None or not any(each.cores for each in free.values()):
             return None
-        chosen = select_retries(find_refused(self._kube, namespace), limits, free, self._nodes.current())
+        started = self._clock()
+        found = find_refused(self._kube, namespace, self._budget())
+        judged = self._judged.pop(namespace, set())
+        in_order = oldest_first(found, judged)
+        chosen = select_retries(self._in_time(in_order, judged), limits, free, self._nodes.current())
+        if unjudged := {each.path for each in in_order} - judged:
+            self._judged[namespace] = judged
+            self._log.info("refused workloads left for the next look", namespace=namespace, count=len(unjudged))
         for refused in chosen:
             if self._told.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
                 self._tell(refused)
         # Their controllers take their time, and their pods change the ledger: what is left is for others then.
-        return NEXT_LOOK_SECONDS if chosen else None
+        again = NEXT_LOOK_SECONDS if chosen or unjudged else None
+        spent = self._clock() - started
+        if again and spent > BUDGET_SECONDS:
+            self.reconciler.queue.retry(namespace, max(again, spent * REST_PER_SECOND))
+            return None
+        return again
+
+    def _budget(self) -> Callable[[], bool]:
+        """Return what says whether there is time left, from now on."""
+        deadline = self._clock() + BUDGET_SECONDS
+        return lambda: self._clock() < deadline
+
+    def _in_time(self, in_order: Iterable[RefusedOwner], judged: set[str]) -> Iterator[RefusedOwner]:
+        """Yield the owners until the time is over, one at least, and note which."""
+        in_time = self._budget()
+        for refused in in_order:
+            judged.add(refused.path)
+            yield refused
+            if not in_time():
+                return
 
     def _tell(self, refused: RefusedOwner) -> None:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,14 +1,18 @@
 """Who was refused for quota, and which of them may try again: the oldest first, and no more than fit."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
-from controller.retrier import FreeQuota, Owner, RefusedOwner, find_refused, select_retries
-from tests.api_double import ApiDouble
+from controller import retrier as retries
+from controller.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota, Owner, RefusedOwner, find_refused
+from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.ledger.ledger import ModelUse, NamespaceUse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA, Limit, NamespaceQuota
 
@@ -36,7 +40,8 @@ def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
     """Return which of the owners, refused in this order, may try again."""
     refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
-    return [int(each.path) for each in select_retries(reversed(refused), quota, rooms(free), NODES)]
+    in_order = retries.oldest_first(reversed(refused))
+    return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
 
 
 # How many pods are missing
@@ -138,12 +143,12 @@ def test_oldest_first_and_no_more_than_fit(free: Mapping[str, int], owners: list
 def test_refusals_of_one_moment_are_told_apart_by_place() -> None:
     """Else which of them tries would change from look to look."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
-    assert [each.path for each in select_retries(same, QUOTA, rooms({"M40": 200}), NODES)] == ["a", "b"]
+    assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
 
 def test_what_is_free_is_left_as_it_was() -> None:
     free = {"M40": FreeQuota(300)}
-    assert select_retries([RefusedOwner("a", "", owner())], QUOTA, free, NODES)
+    assert retries.select_retries([RefusedOwner("a", "", owner())], QUOTA, free, NODES)
     assert free == {"M40": FreeQuota(300)}
 
 
@@ -182,6 +187,14 @@ def test_more_room(room: FreeQuota, other: FreeQuota, more: bool) -> None:
 
 # Who is taken for an owner that was refused
 
+
+def store_event(api: ApiDouble, name: str) -> None:
+    """Store one that tells of the refusal of a Job's pod."""
+    event = {"involvedObject": {"kind": "Job", "name": name}, "message": f"{OVER_QUOTA}: M40"}
+    path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
+    api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
+
+
 JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
 
 
@@ -199,8 +212,83 @@ def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, 
     """Tenants write Events too, and the leader asks with rights of its own."""
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
-    event = {"involvedObject": {"kind": "Job", "name": name}, "message": f"{OVER_QUOTA}: M40"}
-    api.store("/api/v1/namespaces/team-a/events/e", {**event, "metadata": {"name": "e"}})
+    store_event(api, name)
     assert [each.path for each in find_refused(api.kube, "team-a")] == found
     asked = ["GET"] if name in ("train", "gone") else []
     assert api.calls == ["LIST", "LIST", "LIST", *asked]
+
+
+REPLICA_SETS = "/apis/apps/v1/namespaces/{}/replicasets"
+REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
+
+
+@pytest.mark.parametrize("bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": 3}])
+def test_a_workload_that_cannot_be_decoded_costs_only_itself(bad: Mapping[str, Any], api: ApiDouble) -> None:
+    """Beside it are one that tells of its refusal by a condition, and one that does by an Event."""
+    collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
+    for collection, good in collections:
+        api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})
+        api.objects[f"{collection}/bad"] = {**good, "metadata": {"name": "bad"}, **bad}
+    for name in ("good", "bad"):
+        store_event(api, name)
+    api.objects["/api/v1/namespaces/team-a/events/odd"] = {"metadata": {"name": "odd"}, "involvedObject": 7}
+    found = [each.path for each in find_refused(api.kube, "team-a")]
+    assert found == [f"{collection}/good" for collection, _ in collections]
+
+
+class Retried:
+    """A retrier of team-a, which may use many cards, and has workloads that wait; time passes as the test says."""
+
+    def __init__(self, api: ApiDouble, owners: int, tick: float = 0.0) -> None:
+        self.api, self.now, self.tick = api, 0.0, tick
+        spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
+        for name in (f"train-{number}" for number in range(owners)):
+            path = f"{REPLICA_SETS.format('team-a')}/{name}"
+            api.store(path, {**REFUSED, "metadata": {"name": name}, "spec": spec})
+        document = json.dumps({"team-a": {"quota": {"M40": 200}}})
+        place, metadata = QuotaPlace(), {"name": "gpuquota", "namespace": "kube-system"}
+        path = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+        api.store(path, {"metadata": metadata, "data": {place.key: document}})
+        quota = QuotaInformer(api.kube, place, frozenset())
+        quota.reflector.relist()
+        self.retrier = retries.Retrier(api.kube, quota, NodeInformer(api.kube, LABELS), self.clock)
+        self.retrier.report("team-a", NamespaceUse("team-a", "enforce", (ModelUse("M40", 200, 0, 0, 200),)))
+        self.queue = self.retrier.reconciler.queue
+        assert self.queue.next() == "team-a"
+
+    def clock(self) -> float:
+        self.now += self.tick
+        return self.now
+
+    def told(self) -> int:
+        found = (each["metadata"].get("annotations", {}) for each in self.api.objects.values())
+        return sum(RETRY_ANNOTATION in annotations for annotations in found)
+
+
+def test_who_cannot_be_judged_in_time_is_judged_at_a_next_look(api: ApiDouble) -> None:
+    """Each look at the clock costs a fifth of what there is."""
+    retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
+    for _ in range(20):
+        before = retried.told()
+        retried.retrier.reconciler.turn("team-a")
+        assert retried.told() - before <= 6
+    assert retried.told() == 40
+
+
+def test_a_look_that_takes_too_long_all_the_same_is_followed_by_a_rest(api: ApiDouble) -> None:
+    """By the size of what is listed: meanwhile other namespaces have their turns."""
+    retried = Retried(api, owners=1)
+
+    def slow(method: str, _timeout: float, effect: Effect) -> bytes:
+        retried.now += 10 * BUDGET_SECONDS * (method == "LIST")
+        return effect()
+
+    api.deliver = slow
+    retried.retrier.reconciler.turn("team-a")
+    retried.now += 200 * BUDGET_SECONDS
+    for name in ("team-a", "team-b"):
+        retried.queue.add(name)
+    assert retried.queue.next() == "team-b"
+    retried.now += 100 * BUDGET_SECONDS
+    assert retried.queue.next() == "team-a"
+    assert retried.told() == 1
