@@ -94,6 +94,12 @@ main.add_command(node)
     type=click.IntRange(1, 86400),
     help="Seconds for which a pod has to be beyond its quota before it is evicted, and after which it is tried again.",
 )
+@cli.option(
+    "--delete-after-evictions",
+    default=None,
+    type=click.IntRange(1, 1000),
+    help="Delete a pod that PodDisruptionBudgets have kept from being evicted so many times. Without it: never.",
+)
 @cli.status_address_option
 @cli.address_option(
     "--ui-address",
@@ -152,6 +158,7 @@ def run(
     dry_run: bool,
     enforce_audit: bool,
     audit_period: int,
+    delete_after_evictions: int | None,
     status_address: Address,
     ui_address: Address | None,
     ui_hosts: tuple[str, ...],
@@ -175,7 +182,7 @@ def run(
 
     Pods that the quota would not let in (created before it was enforced, or while the webhook was down, or left when it
     was lowered) are told by Events and metrics. With --enforce-audit the newest of them are evicted where the quota is
-    enforced, one at a time, as far as PodDisruptionBudgets allow it.
+    enforced, one at a time, as far as PodDisruptionBudgets allow it; with --delete-after-evictions in the end without.
 
     With --extender-address the leader is an extender of kube-scheduler too, and takes gpu-admission's place: it chooses
     the node and the cards of every pod that asks for tencent.com/ or nvidia.com/vcuda-core, and writes them on the pod.
@@ -222,7 +229,7 @@ def run(
         ledger_namespace=ledger_namespace,
         timing=timing,
         gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
-        violations=violations.ViolationOptions(period=audit_period, evict=enforce_audit),
+        violations=violations.ViolationOptions(audit_period, enforce_audit, delete_after_evictions),
         listening=listening,
         webhook_service=webhook_service,
     )

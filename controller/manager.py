@@ -106,7 +106,8 @@ class Leader:
         self, options: ViolationOptions, store: LedgerStore, registry: CollectorRegistry
     ) -> ViolationWatcher:
         counted = metrics.EvictionMetrics(registry)
-        evictor = Evictor(self._kube, store, self.quota, self.nodes, counted) if options.evict else None
+        known = self._kube, store, self.quota, self.nodes
+        evictor = Evictor(*known, counted, delete_after=options.delete_after) if options.evict else None
         pods = self.settler.pods.pods
         return ViolationWatcher(self._kube, self.quota, self.nodes, pods, period=options.period, evictor=evictor)
 

@@ -29,6 +29,7 @@ BEYOND_QUOTA = "BeyondQuota"
 NOT_COUNTED = "NotCounted"
 EVICTED = "EvictedOverQuota"
 PUT_OFF = "EvictionPutOff"
+DELETED = "DeletedOverQuota"
 
 NOT_COUNTED_MESSAGE = (
     "the GPU quota of namespace {} does not count this pod: it is held to no GPU model and runs on no node that has "
@@ -130,10 +131,14 @@ def _over(namespace: str, model: str, limit: Limit, used: Charge, pod: StoredPod
 
 
 class EvictionOutcome(enum.StrEnum):
-    """What became of an eviction: done, against a PodDisruptionBudget, of a pod that has gone meanwhile, or failed."""
+    """What became of an eviction: done, against a PodDisruptionBudget, of a pod that has gone meanwhile, or failed.
+
+    One that a budget held up too often ends as a deletion.
+    """
 
     EVICTED = "evicted"
     BUDGET = "budget"
+    DELETED = "deleted"
     GONE = "gone"
     FAILED = "failed"
 
@@ -141,28 +146,39 @@ class EvictionOutcome(enum.StrEnum):
 class Evictor:
     """Evicts what etcd says is beyond the quota that etcd has; what the watches say only tells where to look.
 
-    One pod at a time, by the Eviction API, so that PodDisruptionBudgets hold.
+    One pod at a time, by the Eviction API, so that PodDisruptionBudgets hold: always, or for ``delete_after`` tries of
+    a pod, which is deleted then.
     """
 
     def __init__(
-        self, kube: Kube, store: LedgerStore, quota: QuotaInformer, nodes: NodeInformer, metrics: EvictionMetrics
+        self,
+        kube: Kube,
+        store: LedgerStore,
+        quota: QuotaInformer,
+        nodes: NodeInformer,
+        metrics: EvictionMetrics,
+        *,
+        delete_after: int | None = None,
     ) -> None:
         self._kube = kube
         self._store = store
         self._quota = quota
         self._nodes = nodes
         self._metrics = metrics
+        self._delete_after = delete_after
         self._log = structlog.get_logger()
 
-    def evict_newest(self, namespace: str, uids: Collection[str]) -> str | None:
+    def evict_newest(self, namespace: str, tries: Mapping[str, int]) -> str | None:
         """Try to evict the newest of these pods that is beyond the quota; return its uid, None where none is.
+
+        ``tries``: how often each was tried before, by uid.
 
         Raises VcudaError, or what decoding raises, where it cannot be judged.
         """
-        violation = self._newest(namespace, uids)
+        violation = self._newest(namespace, tries)
         if violation is None:
             return None
-        outcome = self.evict(violation)
+        outcome = self.evict(violation, tries[violation.pod.uid])
         self._metrics.evictions.labels(outcome.value).inc()
         return violation.pod.uid
 
@@ -181,14 +197,16 @@ class Evictor:
         found = find_violations(namespace, limits, pods, self._nodes.current())
         return next((each for each in found if each.evictable and each.pod.uid in uids), None)
 
-    def evict(self, violation: Violation) -> EvictionOutcome:
-        """Evict this very pod, and tell; whatever comes of it, nothing is raised."""
+    def evict(self, violation: Violation, tries: int = 0) -> EvictionOutcome:
+        """Evict this very pod, tried so often before, and tell; whatever comes of it, nothing is raised."""
         # Told after the fact, so that no Event is ever untrue; who crashes in between leaves none.
         pod, subject, uid = violation.pod, _involved(violation.pod), violation.pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=violation.message)
         try:
             self._send(pod)
         except HeldByBudget as error:
+            if self._delete_after and tries + 1 >= self._delete_after:
+                return self._delete(violation, tries + 1)
             log.info("eviction put off by a PodDisruptionBudget", budget=error.why)
             why = f"not evicted for now, as a PodDisruptionBudget does not allow it ({error.why}): {violation.message}"
             put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, why, COMPONENT, type="Warning")
@@ -204,6 +222,24 @@ class Evictor:
         evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, why, COMPONENT, type="Warning")
         objects.post_event_or_log(self._kube, evicted)
         return EvictionOutcome.EVICTED
+
+    def _delete(self, violation: Violation, tries: int) -> EvictionOutcome:
+        """Delete the pod, with its own grace period: a budget of the tenant's own would keep it for ever."""
+        pod, subject = violation.pod, _involved(violation.pod)
+        log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
+        path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
+        try:
+            self._kube.delete(path, msgspec.json.encode({"preconditions": {"uid": pod.uid}}))
+        except (NotFound, Conflict):
+            return EvictionOutcome.GONE
+        except VcudaError as error:
+            log.warning("deletion failed", error=str(error))
+            return EvictionOutcome.FAILED
+        log.info("deleted", why=violation.message)
+        why = f"deleted, as PodDisruptionBudgets have not allowed its eviction {tries} times: {violation.message}"
+        deleted = objects.Event(subject, f"deleted-{pod.uid[:8]}", DELETED, why, COMPONENT, type="Warning")
+        objects.post_event_or_log(self._kube, deleted)
+        return EvictionOutcome.DELETED
 
     def _send(self, pod: StoredPod) -> None:
         body = {
@@ -222,10 +258,14 @@ def _involved(pod: StoredPod) -> objects.InvolvedObject:
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
-    """``period``: seconds until what was found is looked at again. ``evict``: what is then still there is evicted."""
+    """``period``: seconds until what was found is looked at again. ``evict``: what is then still there is evicted.
+
+    ``delete_after``: how often that is tried before a pod is deleted that a PodDisruptionBudget holds; None: always.
+    """
 
     period: float = 60.0
     evict: bool = False
+    delete_after: int | None = None
 
 
 class OngoingViolation(msgspec.Struct, frozen=True):
@@ -264,7 +304,7 @@ class ViolationWatcher:
         self._lock = threading.Lock()
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._told: dict[str, set[tuple[str, ViolationKind]]] = {}
-        self._tried: dict[str, float] = {}
+        self._tried: dict[str, tuple[float, int]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, _use: NamespaceUse | None) -> None:
@@ -341,15 +381,13 @@ class ViolationWatcher:
     def _evict(self, namespace: str, ongoing: Mapping[str, OngoingViolation]) -> bool:
         """Try to evict one pod, of those found for a period and not tried within it; return whether one was tried."""
         due_since = self._clock() - self._period
-        due = {
-            uid
-            for uid, each in ongoing.items()
-            if each.violation.evictable and max(each.since, self._tried.get(uid, each.since)) <= due_since
-        }
+        evictable = {uid: each.since for uid, each in ongoing.items() if each.violation.evictable}
+        tries = {uid: (since, *self._tried.get(uid, (since, 0))) for uid, since in evictable.items()}
+        due = {uid: count for uid, (since, at, count) in tries.items() if max(since, at) <= due_since}
         tried = self._evictor.evict_newest(namespace, due) if due and self._evictor else None
         if tried is None:
             return False
-        self._tried[tried] = self._clock()
+        self._tried[tried] = (self._clock(), due[tried] + 1)
         return True
 
 

@@ -95,6 +95,21 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
         yield account
 
 
+@pytest.fixture
+def tenant(cluster: Cluster) -> Iterator[Callable[[str], Cluster]]:
+    """Call it with a namespace: the API as one who has ClusterRole edit there, and no other right."""
+    with ExitStack() as teardown:
+
+        def join(namespace: str) -> Cluster:
+            cluster.kubectl("create", "serviceaccount", "tenant", "-n", namespace)
+            subject = f"--serviceaccount={namespace}:tenant"
+            cluster.kubectl("create", "rolebinding", "tenant", "-n", namespace, "--clusterrole=edit", subject)
+            token = cluster.service_account_token(namespace, "tenant")
+            return teardown.enter_context(closing(Cluster(cluster.control_plane, token)))
+
+        yield join
+
+
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """The webhook on the quota ConfigMap that the manifest names, whose edits are not checked."""

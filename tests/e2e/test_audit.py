@@ -1,6 +1,6 @@
 """Pods that the quota would not let in: told of, and evicted where that was asked for, on a real API server."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from vcuda.allocations.stored_pods import read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 
-COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "enforce-audit"
+COMPONENTS = Path(__file__).parents[2] / "manifests" / "components"
 PERIOD = 2
 NODE = "audit-m40"
 
@@ -27,9 +27,9 @@ NODE = "audit-m40"
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
     """The controller's, with the right that the component adds."""
-    cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
+    cluster.kubectl("apply", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
     yield account
-    cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
+    cluster.kubectl("delete", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,32 @@ class TestEnforced:
             cluster.rest.send("DELETE", f"{path}/stay").ok()
             await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
             assert going(cluster, namespace) == {"b-middle", "c-newest"}
+
+
+@pytest.mark.usefixtures("node", "controller_manager")
+def test_a_tenants_own_budget_keeps_no_pod_beyond_the_quota_for_ever(
+    cluster: Cluster, own: Installation, account: Cluster, tenant: Callable[[str], Cluster]
+) -> None:
+    """With the flag, and the right to delete: at the second try. What no budget holds is evicted as ever."""
+    flags = ("--enforce-audit", "--audit-period", str(PERIOD), "--delete-after-evictions", "2")
+    cluster.kubectl("apply", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
+    with (
+        limited_team(own, {"quota": {"M40": 3}}) as namespace,
+        controlling(own, *flags, kubeconfig=account.kubeconfig) as controller,
+    ):
+        team_of_three(cluster, own, namespace)
+        budget = budget_of(namespace, "c-newest")
+        tenant(namespace).create(budget)
+        path = cluster.path_of(budget)
+        cluster.await_object(path, "stay", lambda found: found.get("status", {}).get("currentHealthy") == 1)
+        own.quota.limit(**{namespace: {"quota": {"M40": 1}}})
+        await_events(cluster, namespace, "EvictionPutOff", "c-newest")
+        [deleted] = await_events(cluster, namespace, "DeletedOverQuota", "c-newest")
+        assert "beyond GPU quota: M40" in deleted["message"]
+        await_events(cluster, namespace, "EvictedOverQuota", "b-middle")
+        assert going(cluster, namespace) == {"b-middle", "c-newest"}
+        assert controller.metric("vcuda_audit_evictions_total", outcome="deleted") == 1
+    cluster.kubectl("delete", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
 
 
 def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namespace: str) -> None:

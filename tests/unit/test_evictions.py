@@ -78,7 +78,14 @@ class Cluster(ApiDouble):
 class Watched:
     """A watcher with a clock that stands still, and watches that see what is stored when they are told to."""
 
-    def __init__(self, api: Cluster, *, enforce: bool = True, system: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        api: Cluster,
+        *,
+        enforce: bool = True,
+        system: frozenset[str] = frozenset(),
+        delete_after: int | None = None,
+    ) -> None:
         self.api = api
         self.clock = Clock()
         self.pods: list[StoredPod] = []
@@ -86,7 +93,7 @@ class Watched:
         self.quota = QuotaInformer(api.kube, QuotaPlace(), system)
         nodes, clock = NodeInformer(api.kube, LABELS), self.clock.monotonic
         store, metrics = LedgerStore(api.kube, "vcuda-quota", nodes.current), EvictionMetrics(self.registry)
-        evictor = Evictor(api.kube, store, self.quota, nodes, metrics) if enforce else None
+        evictor = Evictor(api.kube, store, self.quota, nodes, metrics, delete_after=delete_after) if enforce else None
         self.watcher = ViolationWatcher(
             api.kube, self.quota, nodes, lambda _: self.pods, period=PERIOD, evictor=evictor, clock=clock
         )
@@ -294,6 +301,28 @@ def test_a_budget_is_told_holds_up_no_other_pod_and_is_asked_again(api: Cluster,
     api.refusal = None
     watched.look(PERIOD)
     assert api.evicted() == ["newest", "new", "newest"]
+
+
+def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_try_and_told(api: Cluster) -> None:
+    """With its own grace period, and the very pod: no tenant's budget keeps it beyond the quota for ever."""
+    api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
+    watched = Watched(api, delete_after=3)
+    deleted: list[Any] = []
+
+    def delete(path: str, body: bytes | None = None) -> bytes:
+        deleted.append((path, json.loads(body or b"")))
+        return b"{}"
+
+    api.delete = delete  # type: ignore[assignment,method-assign]  # here a deleted pod terminates
+    watched.look()
+    for _ in range(2):
+        watched.look(PERIOD)
+        watched.look()
+    assert deleted == []
+    watched.look(PERIOD)
+    assert deleted == [(f"{PODS}/newest", {"preconditions": {"uid": "uid-newest"}})]
+    assert ("newest", "DeletedOverQuota") in api.told()
+    assert watched.counted("evictions_total", outcome="deleted") == 1
 
 
 BUSY = {"message": "busy", "details": {"retryAfterSeconds": 1}}

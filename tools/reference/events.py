@@ -38,6 +38,12 @@ TOLD = {
         " rotation, which should have renewed it, has had its chance. One Event a day and certificate.",
         "`vcuda-certs status`, and the command that the message names.",
     ),
+    Posted("DeletedOverQuota", "Warning"): Told(
+        "a pod",
+        "With `--delete-after-evictions N`: PodDisruptionBudgets have not allowed its eviction for N tries, and it has"
+        " been deleted.",
+        "Nothing. What its owner creates in its place is held to the quota.",
+    ),
     Posted("EvictedOverQuota", "Warning"): Told(
         "a pod",
         "With `--enforce-audit`: it was beyond its quota for `--audit-period` seconds, as the message says, and has"

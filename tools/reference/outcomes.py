@@ -41,6 +41,7 @@ FINDINGS = {
 EVICTIONS = {
     EvictionOutcome.EVICTED: "the pod terminates",
     EvictionOutcome.BUDGET: "a PodDisruptionBudget does not allow it now; it is tried again",
+    EvictionOutcome.DELETED: "a PodDisruptionBudget did not allow it for `--delete-after-evictions` tries: deleted",
     EvictionOutcome.GONE: "the pod has gone meanwhile",
     EvictionOutcome.FAILED: "refused, or no answer; the log says why, and it is tried again",
 }
