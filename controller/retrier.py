@@ -10,20 +10,17 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TypeVar
 
 import msgspec
 import structlog
 
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
-from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, segment
+from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, objects, segment
 from vcuda.ledger.ledger import ModelUse, NamespaceUse
 from vcuda.placement import placement
 from vcuda.quota.model import CORES_PER_CARD, NOT_MUTATED, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
-
-T = TypeVar("T")
 
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
@@ -229,18 +226,10 @@ def find_refused(kube: Kube, namespace: str, in_time: Callable[[], bool] = lambd
     return [refused for refused in found if refused.owner.missing]
 
 
-def _readable(decoder: msgspec.json.Decoder[T], items: Iterable[bytes | msgspec.Raw]) -> Iterator[T]:
-    for raw in items:
-        try:
-            yield decoder.decode(raw)
-        except k8s_types.UNDECODABLE as error:
-            structlog.get_logger().debug("object passed over", error=str(error))
-
-
 def _refused_by_condition(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
     for kind in _WITH_CONDITION:
         collection = _COLLECTIONS[kind].format(segment(namespace))
-        for owner in _readable(_OWNER, (raw for page in kube.list_pages(collection) for raw in page.items)):
+        for owner in objects.decode_each(_OWNER, (raw for page in kube.list_pages(collection) for raw in page.items)):
             since = owner.refused_since()
             if since is not None:
                 yield RefusedOwner(f"{collection}/{segment(owner.metadata.name)}", since, owner)
@@ -250,7 +239,7 @@ def _refused_by_event(kube: Kube, namespace: str, in_time: Callable[[], bool]) -
     """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered."""
     first: dict[str, str] = {}
     pages = kube.list_pages(f"/api/v1/namespaces/{segment(namespace)}/events", {"fieldSelector": "reason=FailedCreate"})
-    for event in _readable(_EVENT, (raw for page in pages for raw in page.items)):
+    for event in objects.decode_each(_EVENT, (raw for page in pages for raw in page.items)):
         kind, name = event.involved_object.kind, event.involved_object.name
         # Whoever may write Events in the namespace may have one name anything, another namespace's path too.
         if kind in _WITH_EVENT and k8s_types.can_be_name(name) and may_pass_later(event.message or ""):
@@ -263,7 +252,7 @@ def _refused_by_event(kube: Kube, namespace: str, in_time: Callable[[], bool]) -
             return
         # Events outlive their object.
         with contextlib.suppress(errors.NotFound):
-            yield from (RefusedOwner(path, since, owner) for owner in _readable(_OWNER, [kube.get(path)]))
+            yield from (RefusedOwner(path, since, owner) for owner in objects.decode_each(_OWNER, [kube.get(path)]))
 
 
 class Retrier:

@@ -1,8 +1,10 @@
 """What the leader says of its own health, and how it ends."""
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,10 +12,12 @@ from prometheus_client import CollectorRegistry
 from controller.manager import Leader
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble, Effect
-from tests.builders import LABELS
+from tests.builders import LABELS, container
 from tests.cleaner import POD, START, marks_on
+from tests.processes import eventually
 from tests.waiting import PATIENT
 from vcuda.kube import QuotaPlace
+from vcuda.quota.model import OVER_QUOTA
 from vcuda.requests.schemes import GPU_MANAGER
 
 
@@ -41,6 +45,45 @@ def test_a_leader_is_in_trouble_when_its_garbage_loop_is_stuck_or_a_watch_has_en
     leader.nodes.reflector.stop()
     leader.nodes.reflector.join(PATIENT)
     assert leader.trouble() == "a watch has ended"
+
+
+CONFIG_MAPS = "/api/v1/namespaces/{}/configmaps"
+CANNOT_BE_DECODED: dict[str, dict[str, Any]] = {
+    "/api/v1/nodes/bad": {"metadata": {"name": "bad", "labels": 3}},
+    "/api/v1/namespaces/bad": {"metadata": {"name": "bad", "labels": 3}},
+    f"{POD}-bad": {"metadata": {"name": "train-0-bad", "namespace": "team-a"}, "spec": "?"},
+    f"{CONFIG_MAPS.format('vcuda-quota')}/gpu-ledger-bad": {
+        "metadata": {"name": "gpu-ledger-bad", "labels": {"quota.vcuda.io/ledger-of": "bad"}},
+        "data": {"ledger": "{"},
+    },
+    f"{CONFIG_MAPS.format('bad')}/gpu-quota-usage": {"metadata": {"name": "gpu-quota-usage"}, "data": 3},
+    "/apis/apps/v1/namespaces/team-a/replicasets/bad": {"metadata": {"name": "bad"}, "spec": 3},
+    "/api/v1/namespaces/team-a/events/bad": {"metadata": {"name": "bad"}, "involvedObject": 3},
+}
+"""One in each collection that a loop of the leader goes by."""
+
+
+def test_an_object_that_cannot_be_decoded_costs_only_itself_in_every_loop(api: ApiDouble, leader: Leader) -> None:
+    """Beside them a namespace is settled and published, a workload told to try again, the namespace labelled."""
+    document = json.dumps({"team-a": {"quota": {"M40": 4}}})
+    metadata = {"name": "gpuquota", "namespace": "kube-system"}
+    api.store(f"{CONFIG_MAPS.format('kube-system')}/gpuquota", {"metadata": metadata, "data": {"gpu_quota": document}})
+    api.store("/api/v1/namespaces/team-a", {"metadata": {"name": "team-a"}})
+    condition = {"type": "ReplicaFailure", "status": "True", "message": f"{OVER_QUOTA}: M40"}
+    template = {"spec": {"containers": [container({"tencent.com/vcuda-core": 100})]}}
+    refused = {"spec": {"replicas": 1, "template": template}, "status": {"conditions": [condition]}}
+    waiting = "/apis/apps/v1/namespaces/team-a/replicasets/good"
+    api.store(waiting, {"metadata": {"name": "good"}, **refused})
+    api.objects.update(CANNOT_BE_DECODED)
+    done: dict[str, Callable[[], object]] = {
+        "freed": lambda: not marks_on(api),
+        "told": lambda: "annotations" in api.objects[waiting]["metadata"],
+        "published": lambda: f"{CONFIG_MAPS.format('team-a')}/gpu-quota-usage" in api.objects,
+        "labelled": lambda: "labels" in api.objects["/api/v1/namespaces/team-a"]["metadata"],
+    }
+    leader.start()
+    eventually(lambda: all(each() for each in done.values()), lambda: {name: each() for name, each in done.items()})
+    assert leader.trouble() is None
 
 
 def test_a_leader_without_an_extender_deletes_the_figures_of_one_that_was(api: ApiDouble, leader: Leader) -> None:

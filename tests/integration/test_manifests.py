@@ -26,7 +26,10 @@ NO_SCHEMA = ("cert-manager.io/", "monitoring.coreos.com/")
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
 """The label by which docs/operations.md looks for what an uninstall left."""
 
-OPTIONS = {"client-certificates", "delete-beyond-budget", "enforce-audit", "node-host-pid", "require-client-certificate"}
+OPTIONS = {
+    *("client-certificates", "delete-beyond-budget", "enforce-audit", "node-host-pid"),
+    "require-client-certificate",
+}
 """The components that have no overlay."""
 
 BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS))

@@ -222,13 +222,16 @@ REPLICA_SETS = "/apis/apps/v1/namespaces/{}/replicasets"
 REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
 
 
-@pytest.mark.parametrize("bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": 3}])
+@pytest.mark.parametrize(
+    "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
+)
 def test_a_workload_that_cannot_be_decoded_costs_only_itself(bad: Mapping[str, Any], api: ApiDouble) -> None:
     """Beside it are one that tells of its refusal by a condition, and one that does by an Event."""
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
         api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})
-        api.objects[f"{collection}/bad"] = {**good, "metadata": {"name": "bad"}, **bad}
+        bad_metadata = {"name": "bad", **bad.get("metadata", {})}
+        api.objects[f"{collection}/bad"] = {**good, **bad, "metadata": bad_metadata}
     for name in ("good", "bad"):
         store_event(api, name)
     api.objects["/api/v1/namespaces/team-a/events/odd"] = {"metadata": {"name": "odd"}, "involvedObject": 7}

@@ -10,7 +10,7 @@ import msgspec
 
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
-from vcuda.kube import client, watch
+from vcuda.kube import client, objects, watch
 from vcuda.kube.reflector import Reflector
 from vcuda.ledger.ledger import Ledger, ObservedPods, charges_by_model, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
@@ -85,7 +85,8 @@ class LedgerStore:
         stored: list[StoredPod] = []
         for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
-            pods = (read_stored(_POD.decode(item), self._nodes().keys) for item in page.items)
+            # One that cannot be decoded was charged by nobody: the webhook refuses it.
+            pods = (read_stored(pod, self._nodes().keys) for pod in objects.decode_each(_POD, page.items))
             stored.extend(pod for pod in pods if pod)
         return version, stored
 

@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import structlog
@@ -72,6 +72,18 @@ def post_event_or_log(kube: Kube, event: Event) -> None:
         post_event(kube, event)
     except errors.VcudaError as error:
         structlog.get_logger().warning("event not written", object=event.subject.name, error=str(error))
+
+
+T = TypeVar("T")
+
+
+def decode_each(decoder: msgspec.json.Decoder[T], items: Iterable[bytes | msgspec.Raw]) -> Iterator[T]:
+    """Yield the objects of a list; one that cannot be decoded costs only itself, and is logged."""
+    for raw in items:
+        try:
+            yield decoder.decode(raw)
+        except k8s_types.UNDECODABLE as error:
+            structlog.get_logger().warning("object passed over: it cannot be decoded", error=str(error))
 
 
 SERVICE_NAME = "kubernetes.io/service-name"
