@@ -171,8 +171,8 @@ def test_a_tenants_own_budget_keeps_no_pod_beyond_the_quota_for_ever(
     flags = ("--enforce-audit", "--audit-period", str(PERIOD), "--delete-after-evictions", "2")
     cluster.kubectl("apply", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
     with (
-        limited_team(own, {"quota": {"M40": 3}}) as namespace,
         controlling(own, *flags, kubeconfig=account.kubeconfig) as controller,
+        limited_team(own, {"quota": {"M40": 3}}) as namespace,
     ):
         team_of_three(cluster, own, namespace)
         budget = budget_of(namespace, "c-newest")
