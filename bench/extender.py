@@ -1,7 +1,7 @@
 """What a placement costs the scheduler: 1,000 nodes of eight cards, 20,000 pods stored, and only names sent.
 
 ``python -m bench.extender``. Nothing is asserted; the figures, beside their target, are for a person to read. The
-pods that are placed are stored in a real API server, and placed as in a cluster: two writes each. The others are told
+pods that are placed are stored in a real API server, and placed as in a cluster: one write each. The others are told
 to the extender as its watch would tell them. Beside busy neighbours only the CPU's figures mean much.
 """
 
@@ -160,7 +160,7 @@ def main() -> None:
             half, most, nearly_all = (percentile(walls, share) for share in (0.5, 0.9, 0.99))
             worked = (percentile(cpus, 0.5), percentile(cpus, 0.99))
             rows.append((f"{kind}, {limits[CORES]} cores", half, most, nearly_all, TARGET, *worked))
-    print(f"served at {urlsplit(plane.cluster.server).netloc} by one process, both writes included")
+    print(f"served at {urlsplit(plane.cluster.server).netloc} by one process, the write included")
     print("\n".join(aligned(rows)))
 
 
