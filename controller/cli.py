@@ -32,7 +32,7 @@ Address = tuple[str, int]
 @click.group(context_settings=cli.HELP)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Settles the quota ledgers, labels limited namespaces, and publishes their usage."""
+    """Settles the quota ledgers, labels namespaces without a limit, and publishes the usage of the others."""
 
 
 main.add_command(node)
@@ -173,8 +173,8 @@ def run(
     """Run the controller: any number of them, of which the one that holds the Lease acts.
 
     It recounts each limited namespace's ledger from the pods that are stored, releases charges of pods that are gone,
-    sets the label quota.vcuda.io/enforced on limited namespaces, publishes ConfigMap gpu-quota-usage in each, and
-    lets workloads that were refused for quota try again when some is free.
+    sets the label quota.vcuda.io/enforced to "false" on namespaces without a limit, publishes ConfigMap gpu-quota-usage
+    in the others, and lets workloads that were refused for quota try again when some is free.
 
     It also removes what vendors' schedulers have left behind: allocation annotations on pods that were never bound, are
     bound elsewhere or have ended, and HAMi's locks on nodes. Each removal is an Event on the object. A pod that is

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
@@ -197,7 +198,7 @@ class Leader:
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
     def _namespace_changed(self, namespace: str) -> None:
-        # One that was made, or made again, has no report, though nothing changed but that; one that is gone keeps none.
+        # One that was made, or made again, has no report; one that is gone keeps none; a label is in it.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 
@@ -208,6 +209,8 @@ class Leader:
             publish.delete_published(self._kube, self._system_namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
+        if use and self.namespaces.is_taking_effect(namespace):
+            use = msgspec.structs.replace(use, taking_effect=True)
         self.publisher.report(namespace, use)
         self.retrier.report(namespace, use)
         self.violations.report(namespace, use)

@@ -84,10 +84,16 @@ class UsageCollector(Collector):
         unpinned = GaugeMetricFamily(
             "vcuda_quota_unpinned_pods", "Pods that are held to no model.", labels=["namespace"]
         )
+        taking_effect = GaugeMetricFamily(
+            "vcuda_quota_taking_effect",
+            "1 while the API server may not yet ask about the pods of a limited namespace.",
+            labels=["namespace"],
+        )
         for namespace, use in self._reports().items():
             unpinned.add_metric([namespace], len(use.unpinned))
+            taking_effect.add_metric([namespace], float(use.taking_effect))
             for model in use.models:
                 figures = (model.limit, model.used, model.pending, model.terminating)
                 for family, cards in zip((limit, used, pending, terminating), figures, strict=True):
                     family.add_metric([namespace, model.model], round(cards * CORES_PER_CARD))
-        return [limit, used, pending, terminating, unpinned]
+        return [limit, used, pending, terminating, unpinned, taking_effect]

@@ -222,8 +222,10 @@ def _warn(text: str) -> None:
 
 
 def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model; one where there is none. A mode stands beside the namespace unless it enforces."""
-    namespace = use.namespace if use.mode == model.Mode.ENFORCE else f"{use.namespace} ({use.mode})"
+    """Yield a row for each model; one where there is none. Beside the namespace stands what keeps it from refusing."""
+    why = [use.mode] if use.mode != model.Mode.ENFORCE else []
+    notes = ", ".join([*why, "taking effect"] if use.taking_effect else why)
+    namespace = f"{use.namespace} ({notes})" if notes else use.namespace
     for each in use.models:
         used, limit, pending = (f"{cards:g}" for cards in (each.used, each.limit, each.pending))
         pending += f" ({each.terminating:g} terminating)" if each.terminating else ""

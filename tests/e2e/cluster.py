@@ -191,9 +191,9 @@ class Cluster:
         return str(created["metadata"]["name"])
 
     @contextmanager
-    def fresh_namespace(self, labels: Labels | None = None) -> Iterator[str]:
+    def fresh_namespace(self, labels: Labels | None = None, name: str | None = None) -> Iterator[str]:
         """A namespace with these labels, deleted with its pods afterwards."""
-        name = self.create_namespace(labels=labels)
+        name = self.create_namespace(name, labels)
         try:
             yield name
         finally:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import yaml
+
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import TIMEOUT, Cluster, Json, webhook
 from tests.e2e.quota_config import CONFIG, QuotaConfigMap
@@ -25,6 +27,7 @@ from vcuda.x509 import DEVELOPMENT, make_authority, make_client, make_leaf
 
 SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 ENFORCED = "quota.vcuda.io/enforced"
+NOT_EXEMPT = {"key": ENFORCED, "operator": "NotIn", "values": ["false"]}
 SERVED_BY = "e2e.vcuda.io/served-by"
 """On a namespace and on a quota ConfigMap: the installation that is asked about it, so that tests do not meet."""
 
@@ -59,17 +62,14 @@ class Installation:
 
     @contextmanager
     def team(self, entry: Json) -> Iterator[str]:
-        """A fresh namespace that is enforced and has this entry in the quota; deleted afterwards."""
-        with self.unlisted_team() as namespace:
-            self.quota.limit(**{namespace: entry})
-            yield namespace
-
-    def unlisted_team(self) -> AbstractContextManager[str]:
-        """A fresh namespace that is enforced, as its label says, and has no entry of its own in the quota."""
-        return self.cluster.fresh_namespace({SERVED_BY: self.label, ENFORCED: "true"})
+        """A fresh namespace that was in the quota, with this entry, before it was made; deleted afterwards."""
+        name = f"e2e-{secrets.token_hex(4)}"
+        self.quota.limit(**{name: entry})
+        with self.cluster.fresh_namespace({SERVED_BY: self.label}, name):
+            yield name
 
     def free_team(self) -> AbstractContextManager[str]:
-        """A fresh namespace that is neither enforced nor in the quota."""
+        """A fresh namespace that has no entry of its own in the quota."""
         return self.cluster.fresh_namespace({SERVED_BY: self.label})
 
     def ledger(self, namespace: str) -> Ledger:
@@ -88,7 +88,7 @@ class Installation:
 
     def validating(self) -> list[Json]:
         """The webhooks that charge, one for each replica."""
-        return self._ask_about_pods("validate", "Fail", {SERVED_BY: self.label, ENFORCED: "true"})
+        return self._ask_about_pods("validate", "Fail", {SERVED_BY: self.label})
 
     def checking_quota(self) -> Json:
         """The webhook that checks edits of the quota: of ConfigMaps with the label that asks for it."""
@@ -111,7 +111,7 @@ class Installation:
                 f"{replica.url}/{path}",
                 failurePolicy=failure_policy,
                 matchConditions=base_conditions(name),
-                namespaceSelector={"matchLabels": labels},
+                namespaceSelector={"matchLabels": labels, "matchExpressions": [NOT_EXEMPT]},
                 objectSelector={"matchExpressions": [{"key": REPLICA, **asked[number]}]},
             )
             for number, replica in enumerate(self.replicas)
@@ -199,6 +199,17 @@ def create_system_namespace(cluster: Cluster) -> None:
         answer = cluster.try_create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         if answer.status != HTTPStatus.CONFLICT:
             answer.ok()
+    cluster.apply(*policies(*POLICIES))
+
+
+POLICIES = ("exempt.quota.vcuda.io", "in-effect.quota.vcuda.io")
+"""Those of the base that every installation goes by."""
+
+
+def policies(*names: str) -> list[Json]:
+    """The policies of the base of these names, and their bindings."""
+    found = yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text())
+    return [each for each in found if each["metadata"]["name"] in names]
 
 
 def await_ready(installation: Installation) -> None:
@@ -313,19 +324,21 @@ def lease_spec(cluster: Cluster) -> Json:
 
 @contextmanager
 def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
-    """A fresh namespace with this entry in the quota, which the controller has labelled; deleted afterwards."""
-    with installation.free_team() as namespace, installation.quota.limited(**{namespace: entry}):
-        await_enforced(installation.cluster, namespace)
-        yield namespace
+    """A fresh namespace with this entry in the quota, which is taken away before it is deleted."""
+    with installation.team(entry) as namespace:
+        try:
+            yield namespace
+        finally:
+            installation.quota.lift(namespace)
 
 
 def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -> None:
-    """Return once the namespace has the label that has its pods charged, or has it no longer."""
+    """Return once the controller has let the namespace's pods be asked about, or has labelled it out."""
 
-    def has_label(found: Json) -> bool:
-        return (found["metadata"].get("labels", {}).get(ENFORCED) == "true") is enforced
+    def is_labelled(found: Json) -> bool:
+        return bool(found["metadata"].get("labels", {}).get(ENFORCED) == (None if enforced else "false"))
 
-    cluster.await_object("/api/v1/namespaces", namespace, has_label)
+    cluster.await_object("/api/v1/namespaces", namespace, is_labelled)
 
 
 def await_ledger(

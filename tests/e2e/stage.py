@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.cluster import GROUP, RESOURCES, TIMEOUT, Cluster, Json, await_effect, sentinel, webhook
 from tests.e2e.conftest import require
-from tests.e2e.installation import ENFORCED, SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace
+from tests.e2e.installation import SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.rest import Rest
 from tests.e2e.steady import Creates, connecting, creating, plain
@@ -128,7 +128,7 @@ class Stage:
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:
         """A served namespace that may use cards without end, whose pods are answered for; deleted afterwards."""
-        name = self.cluster.create_namespace(labels={SERVED_BY: self.label, ENFORCED: "true"})
+        name = self.cluster.create_namespace(labels={SERVED_BY: self.label})
         try:
             with quota.limited(**{name: {"quota": {"M40": 10_000}}}):
                 self.await_answered(name)

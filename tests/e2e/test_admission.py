@@ -120,7 +120,7 @@ def test_the_star_entry_holds_every_namespace_without_its_own(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
     listed = team({"quota": {"M40": 1}})
-    with installation.unlisted_team() as unlisted, installation.quota.limited(**{"*": {"quota": {"P100": 1}}}):
+    with installation.free_team() as unlisted, installation.quota.limited(**{"*": {"quota": {"P100": 1}}}):
         for namespace, model in ((listed, "M40"), (unlisted, "P100")):
             pod = cluster.create(card_pod("train", namespace))
             assert pod["spec"]["affinity"] == held_to(model)

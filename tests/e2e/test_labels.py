@@ -1,76 +1,178 @@
-"""The label quota.vcuda.io/enforced is on the namespaces whose pods are charged, on no others, and stays so."""
+"""Whose pods the API server asks about: all namespaces' but those without a limit, which the controller labels out."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+from http import HTTPStatus
 
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import ENFORCED, SYSTEM_NAMESPACE, Installation, await_enforced, limited_team
-
-pytestmark = pytest.mark.usefixtures("controller")
+from tests.e2e.installation import (
+    ENFORCED,
+    LEDGER_NAMESPACE,
+    SERVED_BY,
+    SYSTEM_NAMESPACE,
+    USAGE,
+    Installation,
+    await_enforced,
+    await_published,
+    controlling,
+    ledger_path,
+    limited_team,
+    policies,
+)
+from tests.integration.reviews import card_pod
+from tests.processes import eventually
+from vcuda.kube import MERGE_PATCH
 
 CARD: Json = {"quota": {"M40": 1}}
-SYSTEM = {"kube-system", "kube-public", "kube-node-lease", SYSTEM_NAMESPACE}
+SYSTEM = {"kube-system", "kube-public", "kube-node-lease", SYSTEM_NAMESPACE, LEDGER_NAMESPACE}
+MANY, CALLERS = 1000, 16
+NAMESPACES = "/api/v1/namespaces"
 
 
-def is_enforced(namespace: Json) -> bool:
-    labels: Json = namespace["metadata"].get("labels", {})
-    return labels.get(ENFORCED) == "true"
+def label_of(namespace: Json) -> str | None:
+    value: str | None = namespace["metadata"].get("labels", {}).get(ENFORCED)
+    return value
 
 
-def await_exactly_enforced(cluster: Cluster, wanted: set[str]) -> None:
-    """Return once, of the namespaces that are not about to go, just these are enforced."""
+def labelling(value: str | None) -> Json:
+    return {"metadata": {"labels": {ENFORCED: value}}}
+
+
+def await_exempt(cluster: Cluster, limited: set[str]) -> None:
+    """Return once, of the namespaces that are not about to go, just these are not labelled out."""
 
     def just_these(namespaces: list[Json]) -> bool:
         staying = [each for each in namespaces if each["status"]["phase"] == "Active"]
-        return {each["metadata"]["name"] for each in staying if is_enforced(each)} == wanted
+        return {each["metadata"]["name"] for each in staying if label_of(each) != "false"} == limited
 
-    cluster.await_collection("/api/v1/namespaces", just_these)
+    cluster.await_collection(NAMESPACES, just_these)
 
 
-def test_just_the_listed_namespaces_are_labelled_whatever_their_mode(
-    cluster: Cluster, installation: Installation
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("led", [True, False], ids=["with the controller", "without"])
+def test_of_a_new_namespace_no_pod_is_stored_uncharged(cluster: Cluster, installation: Installation, led: bool) -> None:
+    """A thousand are made and used at once: in each one card may be used, and the pod after that is refused."""
+    own = f"star-{secrets.token_hex(4)}"
+
+    def use(number: int) -> tuple[list[int], dict[str, int]]:
+        name = cluster.create_namespace(f"{own}-{number}", {SERVED_BY: installation.label})
+        answers = [cluster.try_create(card_pod(pod, name)).status for pod in ("first", "second")]
+        return answers, installation.charged(name)
+
+    def clear(number: int) -> None:
+        """Leave nothing behind that a controller of another test would go through: no one else finalizes here."""
+        name = f"{own}-{number}"
+        cluster.delete_namespace(name)
+        for path in (ledger_path(name), f"{NAMESPACES}/{name}/configmaps/{USAGE}"):
+            cluster.delete(path)
+        final = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
+        cluster.rest.send("PUT", f"{NAMESPACES}/{name}/finalize", final)
+
+    leading = controlling(installation) if led else nullcontext()
+    with ThreadPoolExecutor(CALLERS) as callers:
+        with leading, installation.quota.limited(**{"*": CARD}):
+            used = list(callers.map(use, range(MANY)))
+        list(callers.map(clear, range(MANY)))
+    assert [each for each in used if each != ([HTTPStatus.CREATED, HTTPStatus.FORBIDDEN], {"M40": 100})] == []
+
+
+@pytest.mark.usefixtures("controller")
+class TestLabelled:
+    """By a controller that leads."""
+
+    def test_just_the_namespaces_without_a_limit_are_labelled_out(
+        self, cluster: Cluster, installation: Installation
+    ) -> None:
+        audited: Json = {**CARD, "mode": "audit"}
+        with installation.free_team() as first, installation.free_team() as second:
+            installation.quota.limit(**{first: CARD, second: audited})
+            await_exempt(cluster, {first, second})
+            installation.quota.lift(first)
+            await_exempt(cluster, {second})
+            installation.quota.limit(**{first: {"quota": {}}, "kube-public": CARD})
+            await_exempt(cluster, {first, second, "kube-public"})
+            installation.quota.lift(first, second, "kube-public")
+
+    def test_a_star_limits_all_namespaces_but_the_systems_own(
+        self, cluster: Cluster, installation: Installation
+    ) -> None:
+        await_exempt(cluster, set())
+        with installation.quota.limited(**{"*": CARD}), installation.free_team():
+            namespaces = cluster.rest.get(NAMESPACES)["items"]
+            active = {each["metadata"]["name"] for each in namespaces if each["status"]["phase"] == "Active"}
+            await_exempt(cluster, active - SYSTEM)
+            assert active >= SYSTEM
+        await_exempt(cluster, set())
+
+    def test_an_edit_by_hand_is_put_right(self, cluster: Cluster, installation: Installation) -> None:
+        with limited_team(installation, CARD) as limited, installation.free_team() as free:
+            await_enforced(cluster, free, enforced=False)
+            assert label_of(cluster.rest.merge_patch(f"{NAMESPACES}/{limited}", labelling("false"))) == "false"
+            cluster.rest.merge_patch(f"{NAMESPACES}/{free}", labelling("true"))
+            await_enforced(cluster, limited)
+            await_enforced(cluster, free, enforced=False)
+
+    def test_a_quota_takes_effect_once_the_api_server_obeys_and_usage_says_so(
+        self, cluster: Cluster, installation: Installation
+    ) -> None:
+        """It is kept from telling so for a while."""
+        [policy, binding] = policies("in-effect.quota.vcuda.io")
+        with installation.free_team() as namespace, limited_team(installation, CARD) as asked, ExitStack() as stack:
+            await_enforced(cluster, namespace, enforced=False)
+            stack.callback(cluster.apply, policy, binding)
+            cluster.delete(f"{cluster.path_of(binding)}/{binding['metadata']['name']}")
+            metadata = {"name": "gpu-quota-probe", "namespace": asked}
+            probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+            eventually(lambda: cluster.try_create(probe, dryRun="All").status == HTTPStatus.CREATED)
+            with installation.quota.limited(**{namespace: CARD}):
+                await_published(cluster, namespace, lambda use: use["taking_effect"])
+                cluster.await_object(NAMESPACES, namespace, lambda found: label_of(found) == "taking-effect")
+                cluster.apply(policy, binding)
+                await_published(cluster, namespace, lambda use: not use["taking_effect"])
+                await_enforced(cluster, namespace)
+                cluster.create(card_pod("first", namespace))
+                assert cluster.try_create(card_pod("second", namespace)).status == HTTPStatus.FORBIDDEN
+
+
+@pytest.fixture
+def namespace(installation: Installation) -> Iterator[str]:
+    """One with a limit, which no controller labels out."""
+    with limited_team(installation, CARD) as limited:
+        yield limited
+
+
+@pytest.fixture
+def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) -> Iterator[Cluster]:
+    """A tenant who may edit its namespace besides, and make others."""
+    named = f"owner-of-{namespace}"
+    verbs, subject = "--verb=get,create,update,patch", f"--serviceaccount={namespace}:tenant"
+    cluster.kubectl("create", "clusterrole", named, verbs, "--resource=namespaces,namespaces/status")
+    cluster.kubectl("create", "clusterrolebinding", named, f"--clusterrole={named}", subject)
+    yield tenant(namespace)
+    cluster.kubectl("delete", "clusterrole,clusterrolebinding", named)
+
+
+def test_only_the_controller_and_who_may_edit_webhooks_can_label_a_namespace_out(
+    cluster: Cluster, namespace: str, owner: Cluster, account: Cluster
 ) -> None:
-    audited: Json = {**CARD, "mode": "audit"}
-    with installation.free_team() as first, installation.free_team() as second, installation.free_team() as unlisted:
-        installation.quota.limit(**{first: CARD, second: audited})
-        await_exactly_enforced(cluster, {first, second})
-        installation.quota.lift(first)
-        await_exactly_enforced(cluster, {second})
-        installation.quota.limit(**{unlisted: {"quota": {}}})
-        await_exactly_enforced(cluster, {second, unlisted})
-        installation.quota.lift(second, unlisted)
+    """To take the label away, or to change another, is allowed to whoever may edit the namespace."""
+    path = f"{NAMESPACES}/{namespace}"
 
+    def status_of_labelling(subresource: str = "") -> int:
+        query = {"content_type": MERGE_PATCH, "dryRun": "All"}
+        return owner.rest.send("PATCH", path + subresource, labelling("false"), **query).status
 
-def test_a_star_labels_all_namespaces_but_the_systems_own_and_new_ones_as_they_come(
-    cluster: Cluster, installation: Installation
-) -> None:
-    with installation.quota.limited(**{"*": CARD}), installation.free_team() as late:
-        await_enforced(cluster, late)
-        namespaces = cluster.rest.get("/api/v1/namespaces")["items"]
-        active = {each["metadata"]["name"] for each in namespaces if each["status"]["phase"] == "Active"}
-        await_exactly_enforced(cluster, active - SYSTEM)
-        assert active >= SYSTEM
-    await_exactly_enforced(cluster, set())
-
-
-def test_a_system_namespace_with_an_entry_of_its_own_is_labelled(cluster: Cluster, installation: Installation) -> None:
-    with installation.quota.limited(**{"kube-public": CARD}):
-        await_exactly_enforced(cluster, {"kube-public"})
-    await_exactly_enforced(cluster, set())
-
-
-@pytest.mark.parametrize("value", [None, "false"], ids=["removed", "set to something else"])
-def test_a_label_that_somebody_changes_comes_back(
-    cluster: Cluster, installation: Installation, value: str | None
-) -> None:
-    with limited_team(installation, CARD) as namespace:
-        patch = {"metadata": {"labels": {ENFORCED: value}}}
-        assert not is_enforced(cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", patch))
-        await_enforced(cluster, namespace)
-
-
-def test_a_label_that_somebody_sets_where_there_is_no_quota_is_taken_away(
-    cluster: Cluster, installation: Installation
-) -> None:
-    """Its pods would wait for /validate, which has nothing to say about them."""
-    with installation.unlisted_team() as namespace:
-        await_enforced(cluster, namespace, enforced=False)
+    eventually(lambda: status_of_labelling() == HTTPStatus.FORBIDDEN, lambda: "the policy is not in effect")
+    assert status_of_labelling("/status") == HTTPStatus.FORBIDDEN
+    metadata = {"generateName": "e2e-", "labels": {ENFORCED: "false"}}
+    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+    assert owner.try_create(made, dryRun="All").status == HTTPStatus.FORBIDDEN
+    for allowed in (account, cluster):
+        allowed.rest.merge_patch(path, labelling("false"))
+        owner.rest.merge_patch(path, {"metadata": {"labels": {"team": "a"}}})
+        assert label_of(owner.rest.merge_patch(path, labelling(None))) is None

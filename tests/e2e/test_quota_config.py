@@ -119,7 +119,7 @@ def test_a_webhook_started_on_a_malformed_quota_waits_for_a_good_one_and_lets_po
     with ExitStack() as stack:
         own = stack.enter_context(running(cluster, tmp_path, quota=unchecked, patience=1))
         stack.enter_context(registered(own))
-        namespace = stack.enter_context(own.unlisted_team())
+        namespace = stack.enter_context(own.free_team())
         own.replica.await_log("quota document malformed")
         assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
         cluster.create(gpu_pod("web", namespace, {"example.com/nic": "1"}))  # asked about, as the name has a slash

@@ -119,6 +119,7 @@ def test_the_first_quota_of_a_namespace_counts_the_pods_that_run_there_already(
     """Nobody pinned them, so the node that they run on tells their model; one that has ended counts for nothing."""
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
+        await_enforced(cluster, namespace, enforced=False)
         for name in ("one", "two", "ended"):
             cluster.bind(card_pod(name, namespace), gpu_node)
         cluster.finish_pod(namespace, "ended")
@@ -176,7 +177,6 @@ def test_a_namespace_that_is_deleted_and_made_again_starts_with_all_its_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     labels = cluster.rest.get(f"/api/v1/namespaces/{team}")["metadata"]["labels"]
-    del labels["quota.vcuda.io/enforced"]
     cluster.create(card_pod("train", team, cards=4))
     await_committed(installation, team, M40=400)
     await_published(cluster, team)
@@ -185,7 +185,6 @@ def test_a_namespace_that_is_deleted_and_made_again_starts_with_all_its_quota(
     cluster.await_gone("/api/v1/namespaces", team)
 
     cluster.create_namespace(team, labels)
-    await_enforced(cluster, team)
     await_published(cluster, team)
     cluster.create(card_pod("train", team, cards=4))
     assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN

@@ -64,11 +64,12 @@ CANNOT_BE_DECODED: dict[str, dict[str, Any]] = {
 
 
 def test_an_object_that_cannot_be_decoded_costs_only_itself_in_every_loop(api: ApiDouble, leader: Leader) -> None:
-    """Beside them a namespace is settled and published, a workload told to try again, the namespace labelled."""
+    """Beside them a namespace is settled and published, a workload told to try again, a namespace labelled out."""
     document = json.dumps({"team-a": {"quota": {"M40": 4}}})
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
     api.store(f"{CONFIG_MAPS.format('kube-system')}/gpuquota", {"metadata": metadata, "data": {"gpu_quota": document}})
-    api.store("/api/v1/namespaces/team-a", {"metadata": {"name": "team-a"}})
+    for name in ("team-a", "team-b"):
+        api.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name}})
     condition = {"type": "ReplicaFailure", "status": "True", "message": f"{OVER_QUOTA}: M40"}
     template = {"spec": {"containers": [container({"tencent.com/vcuda-core": 100})]}}
     refused = {"spec": {"replicas": 1, "template": template}, "status": {"conditions": [condition]}}
@@ -79,7 +80,7 @@ def test_an_object_that_cannot_be_decoded_costs_only_itself_in_every_loop(api: A
         "freed": lambda: not marks_on(api),
         "told": lambda: "annotations" in api.objects[waiting]["metadata"],
         "published": lambda: f"{CONFIG_MAPS.format('team-a')}/gpu-quota-usage" in api.objects,
-        "labelled": lambda: "labels" in api.objects["/api/v1/namespaces/team-a"]["metadata"],
+        "labelled": lambda: "labels" in api.objects["/api/v1/namespaces/team-b"]["metadata"],
     }
     leader.start()
     eventually(lambda: all(each() for each in done.values()), lambda: {name: each() for name, each in done.items()})

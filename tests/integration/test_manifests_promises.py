@@ -11,6 +11,7 @@ from certs.cli import main as certs_cli
 from certs.client import client as certs_client
 from certs.parsing import CLIENT_CA_KEY, MANAGED_BY, OURS
 from controller.cli import main as controller_cli
+from controller.labels import PROBE, PROBE_POLICY
 from controller.node.names import VM_DIRECTORIES
 from tests import rendered as manifests
 from tests.pod_security import offences
@@ -183,13 +184,16 @@ def test_every_selector_finds_the_pods_it_is_for(base: list[Json]) -> None:
 # What the API server asks
 
 
-def test_only_labelled_namespaces_are_asked_about_and_never_the_system_or_our_own(base: list[Json]) -> None:
-    excluded = {"key": "kubernetes.io/metadata.name", "operator": "NotIn"}
+def test_all_namespaces_are_asked_about_but_the_system_our_own_and_those_labelled_out(base: list[Json]) -> None:
+    """By the policy that tells the controller when a quota is in effect, too."""
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
+    left_out = {"kubernetes.io/metadata.name": ["kube-system", *own], "quota.vcuda.io/enforced": ["false"]}
+    selector = {"matchExpressions": [{"key": k, "operator": "NotIn", "values": v} for k, v in left_out.items()]}
     for name in ("mutate.quota.vcuda.io", "validate.quota.vcuda.io"):
-        selector = manifests.webhooks(base)[name]["namespaceSelector"]
-        assert selector["matchLabels"] == {"quota.vcuda.io/enforced": "true"}
-        assert selector["matchExpressions"] == [{**excluded, "values": ["kube-system", *own]}]
+        assert manifests.webhooks(base)[name]["namespaceSelector"] == selector
+    policy = one(base, "ValidatingAdmissionPolicy", PROBE_POLICY)["spec"]["matchConstraints"]
+    assert policy["namespaceSelector"] == selector
+    assert [rule["resourceNames"] for rule in policy["resourceRules"]] == [[PROBE]]
 
 
 @every_overlay

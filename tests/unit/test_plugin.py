@@ -60,8 +60,9 @@ def test_as_data(cluster: Cluster, output: str, read: Any) -> None:
     """A list, of one namespace too; every field is there, whether it has its default or not."""
     cluster.publish("team-a", M40)
     absent: dict[str, Any] = {"memory_limit": None, "memory_used": None, "pods": [], "more_pods": 0}
+    none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False}
     assert read(run("-n", "team-a", "-o", output).stdout) == [
-        {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], "unpinned": [], "more_unpinned": 0}
+        {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], **none}
     ]
 
 

@@ -27,8 +27,10 @@ OURS = {
     "quota.vcuda.io/enforced": Told(
         "label of a namespace",
         "set and removed by the controller",
-        "`true`: pods of this namespace are sent to the webhook. It follows the quota document; an edit by hand is put"
-        " right.",
+        "`false`: the namespace has no limit, and nobody is asked about its pods. `taking-effect`: it has one since"
+        " lately, and the API server may not ask yet. Without the label its pods are sent to the webhook. It follows"
+        " the quota document; an edit by hand is put right. The value `false` is only for the controller and for"
+        " who may edit webhook configurations.",
     ),
     "quota.vcuda.io/config": Told(
         "label of the quota ConfigMap",

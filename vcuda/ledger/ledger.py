@@ -362,7 +362,8 @@ class ModelUse(msgspec.Struct, frozen=True):
 class NamespaceUse(msgspec.Struct, frozen=True):
     """A namespace's report. ``unpinned`` names pods that hold no model by their spec and run on no known one.
 
-    ``more_unpinned`` counts those that a `shortened` report leaves out.
+    ``more_unpinned`` counts those that a `shortened` report leaves out. ``taking_effect``: the API server may not ask
+    about the namespace's pods yet.
     """
 
     namespace: str
@@ -370,6 +371,7 @@ class NamespaceUse(msgspec.Struct, frozen=True):
     models: tuple[ModelUse, ...]
     unpinned: tuple[str, ...] = ()
     more_unpinned: int = 0
+    taking_effect: bool = False
 
     def shortened(self) -> "NamespaceUse":
         """Return the report as it is published: with few names."""

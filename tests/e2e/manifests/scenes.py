@@ -45,8 +45,9 @@ def quota_of(cluster: Cluster, webhook: WebhookProcess) -> QuotaConfigMap:
 
 @contextmanager
 def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[str]:
-    """A fresh namespace with this entry, which the controller has labelled."""
+    """A fresh namespace that the controller has labelled out, and that has this entry since."""
     namespace = cluster.create_namespace()
+    await_enforced(cluster, namespace, enforced=False)
     with quota.limited(**{namespace: entry}):
         await_enforced(cluster, namespace)
         yield namespace

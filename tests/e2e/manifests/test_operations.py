@@ -59,6 +59,7 @@ def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tup
         controller.await_synced()
         admin.create_namespace(TEAM)
         try:
+            await_enforced(admin, TEAM, enforced=False)
             admin.kubectl("apply", "-f", str(MANIFESTS / "examples" / "gpuquota.yaml"))
             await_enforced(admin, TEAM)
             yield system, controller

@@ -65,6 +65,7 @@ def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
     assert controller.port
     path = str(MANIFESTS / "examples" / "gpuquota.yaml")
     admin.create_namespace(TEAM)
+    await_enforced(admin, TEAM, enforced=False)
     admin.kubectl("apply", "-f", path)
     await_enforced(admin, TEAM)
     yield

@@ -1,0 +1,81 @@
+"""Which label a namespace gets: by the document that etcd has, and by what the API server is known to go by."""
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.labels import ENFORCED_LABEL, PROBE, PROBE_POLICY, NamespaceLabels
+from tests.api_double import ApiDouble
+from vcuda.errors import ApiError
+from vcuda.kube import QuotaInformer, QuotaPlace
+
+TEAM = "/api/v1/namespaces/team-a"
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 1}}}
+
+
+class Labelled(ApiDouble):
+    """An API server with team-a in it; ``asks``: it goes by the namespace's label already, as a dry run shows."""
+
+    def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
+        super().__init__()
+        self.asks = asks
+        self.limit(document)
+        self.store(TEAM, {"metadata": {"name": "team-a", "labels": {ENFORCED_LABEL: label} if label else {}}})
+        self.quota = QuotaInformer(self.kube, QuotaPlace(), frozenset())
+        self.quota.reflector.relist()
+        self.labels = NamespaceLabels(self.kube, self.quota, lambda _: None)
+
+    def limit(self, document: Any) -> None:
+        metadata = {"name": "gpuquota", "namespace": "kube-system"}
+        self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps(document)}})
+
+    def post(self, path: str, body: bytes, params: Any = None, timeout: float = 10) -> bytes:
+        assert (path, params) == (f"{TEAM}/configmaps", {"dryRun": "All"}), "nothing is stored"
+        assert json.loads(body)["metadata"]["name"] == PROBE
+        if self.asks:
+            raise ApiError(403, f"ValidatingAdmissionPolicy '{PROBE_POLICY}' denied request")
+        return self.get(TEAM, timeout=timeout)
+
+    def labelled(self) -> str | None:
+        """Return the label after the loop has looked once."""
+        self.labels.reflector.relist()
+        self.labels.reconciler.turn("team-a")
+        value: str | None = self.objects[TEAM]["metadata"]["labels"].get(ENFORCED_LABEL)
+        return value
+
+
+@pytest.mark.parametrize(
+    ("document", "label", "asks", "becomes"),
+    [
+        pytest.param(LIMITED, None, False, None, id="limited from the first: nothing to be done"),
+        pytest.param(LIMITED, "false", False, "taking-effect", id="limited since lately"),
+        pytest.param(LIMITED, "taking-effect", False, "taking-effect", id="not obeyed yet"),
+        pytest.param(LIMITED, "taking-effect", True, None, id="obeyed"),
+        pytest.param(LIMITED, "true", True, None, id="by hand"),
+        pytest.param({"*": {"quota": {}}}, "false", True, "taking-effect", id="by a star"),
+        pytest.param(FREE, None, True, "false", id="without a limit"),
+        pytest.param(FREE, "taking-effect", True, "false", id="without a limit any more"),
+        pytest.param(FREE, "true", True, "false", id="without a limit, by hand"),
+    ],
+)
+def test_the_label_follows_the_quota(document: Any, label: str | None, asks: bool, becomes: str | None) -> None:
+    api = Labelled(document, label, asks)
+    assert api.labelled() == becomes
+    assert api.labels.is_taking_effect("team-a") is (label is not None)
+
+
+@pytest.mark.parametrize("newer", [LIMITED, {"*": {"quota": {}}}, {"team-a": "malformed"}])
+def test_by_a_document_that_is_not_the_one_stored_no_namespace_is_labelled_out(newer: Any) -> None:
+    """Else a namespace that is made just after it was limited would have its first pods stored uncharged."""
+    api = Labelled(FREE, None)
+    api.limit(newer)
+    assert api.labelled() is None
+
+
+def test_a_namespace_that_is_being_deleted_is_left_alone() -> None:
+    api = Labelled(FREE, None)
+    metadata = {"name": "team-a", "labels": {}, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    api.store(TEAM, {"metadata": metadata})
+    assert api.labelled() is None
