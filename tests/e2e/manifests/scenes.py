@@ -23,18 +23,21 @@ from tests.e2e.json_server import tls
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.second_scheduler import NAME as SCHEDULER
-from tests.e2e.stage import SERVICE, SLICES, own_address
+from tests.e2e.stage import CORE, SERVICE, SLICES, own_address
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.e2e.workloads import check_retried
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
-from tests.processes import WebhookProcess
+from tests.processes import ControllerProcess, WebhookProcess
 from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME
 from vcuda.ledger.ledger import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER
 
 EXTENDER_JOB = "vcuda-extender-certs-first"
 SCHEDULER_JOB = "vcuda-scheduler-certs-first"
+CARDS = {"tencent.com/vcuda-core": "1600", "tencent.com/vcuda-memory": "1024"}
+LEAVING = "gpu-leaving"
+JOURNAL = f"gpu-placements.{LEAVING}"
 LOCK = "hami.io/mutex.lock"
 LONG_AGO = "2020-01-01T00:00:00Z"
 
@@ -120,8 +123,23 @@ def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> No
 
 
 def nodes_have_models(cluster: Cluster) -> None:
-    capacity = {"tencent.com/vcuda-core": "1600", "tencent.com/vcuda-memory": "1024"}
-    cluster.create_node(NODE, {MODEL: "M40"}, capacity)
+    cluster.create_node(NODE, {MODEL: "M40"}, CARDS)
+
+
+def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
+    cluster: Cluster, controller: ControllerProcess
+) -> None:
+    """It was damaged before this controller led, by `damage_a_journal`."""
+    controller.await_log("what is placed on a node is not known")
+    cluster.rest.send("DELETE", f"{CORE}/configmaps/{JOURNAL}").ok()
+    cluster.await_object(f"{CORE}/configmaps", JOURNAL, lambda made: made["data"]["placements"] != "{")
+    cluster.delete_node(LEAVING)
+    cluster.await_gone(f"{CORE}/configmaps", JOURNAL)
+
+
+def damage_a_journal(cluster: Cluster) -> None:
+    """That of a node that is to leave; the controllers before have made it."""
+    cluster.rest.merge_patch(f"{CORE}/configmaps/{JOURNAL}", {"data": {"placements": "{"}})
 
 
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:

@@ -70,17 +70,20 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     require(plane, "kube-scheduler")
     cluster = system.cluster
     scenes.nodes_have_models(cluster)
+    cluster.create_node(scenes.LEAVING, capacity=scenes.CARDS)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
         for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):  # of another family, so that the slice is made anew
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service leads here")
+        scenes.damage_a_journal(cluster)
         served = {"extender_address": address, "extender_advertise": address}
         with system.controller(audit_period="1", **served) as controller, system.scheduler(address):
             controller.await_log("the Service leads here")
             quota = scenes.quota_of(cluster, webhook)
             scenes.the_extenders_certificate_is_renewed(system)
             scenes.the_schedulers_certificate_is_renewed(system)
+            scenes.a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(cluster, controller)
             scenes.a_pod_is_placed_on_a_card(cluster, quota)
             scenes.a_pod_beyond_a_lowered_quota_is_evicted(cluster, quota)
     cluster.delete_node(NODE)
