@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import (
+    ENFORCED,
     Installation,
     await_ready,
     installed,
@@ -40,7 +41,9 @@ def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
 def test_while_the_webhook_is_dead_nothing_is_created_past_the_quota_and_nobody_else_is_held_up(
     cluster: Cluster, own: Installation
 ) -> None:
+    """Those namespaces are held up that are limited, or that the controller has not labelled out yet."""
     with own.team({"quota": {"M40": 8}}) as enforced, own.free_team() as free:
+        cluster.rest.merge_patch(f"/api/v1/namespaces/{free}", {"metadata": {"labels": {ENFORCED: "false"}}})
         own.replica.kill()
         for pod in (card_pod("train", enforced), pinned(card_pod("train", enforced))):
             refused = cluster.try_create(pod)
