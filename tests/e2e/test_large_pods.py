@@ -1,0 +1,42 @@
+"""Node selections as long as the API server takes, which a tenant may write: decided, and nobody waits for them."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+
+from tests.builders import required, requirement, term
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import Installation, tenant_of
+from tests.integration.reviews import card_pod
+
+BOUNDS = required(
+    term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")),
+)
+"""No node can be so, which once took minutes to find out."""
+SELECTOR = {f"key-{n}": "v" for n in range(40_000)}
+TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(50)))
+MANY_TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(5000)))
+
+
+def of_tenant(name: str, namespace: str, **spec: object) -> Json:
+    pod = card_pod(name, namespace)
+    return {**pod, "spec": {**pod["spec"], **spec}}
+
+
+def test_what_takes_long_to_write_is_decided_at_once_while_others_create_their_pods(
+    cluster: Cluster, installation: Installation, team: Callable[[Json], str]
+) -> None:
+    namespace, other = team({"quota": {"M40": 50, "P100": 1}}), team({"quota": {"M40": 50}})
+    with tenant_of(cluster, namespace) as tenant, ThreadPoolExecutor(8) as many:
+        impossible = [of_tenant(f"bounds-{n}", namespace, affinity=BOUNDS) for n in range(41)]
+        refused = [many.submit(tenant.try_create, pod) for pod in impossible]
+        large = [of_tenant(f"selector-{n}", namespace, nodeSelector=SELECTOR, affinity=TERMS) for n in range(3)]
+        large += [of_tenant(f"terms-{n}", namespace, affinity=MANY_TERMS) for n in range(3)]
+        created = [many.submit(tenant.create, pod) for pod in large]
+        beside = [many.submit(cluster.create, card_pod(f"pod-{n}", other)) for n in range(20)]
+        for answer in (each.result() for each in refused):
+            assert answer.status == HTTPStatus.FORBIDDEN
+            assert f"no GPU model that this pod may use in namespace {namespace}" in answer.message
+        stored = [each.result() for each in (*created, *beside)]
+    assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
+    assert (installation.charged(namespace), installation.charged(other)) == ({"M40": 600}, {"M40": 2000})
