@@ -54,12 +54,7 @@ main.add_command(node)
     "--identity", default=None, help="Name of this candidate; its own by default.  [host name and a random part]"
 )
 @cli.option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="How long others wait for a lost leader.")
-@cli.option(
-    "--storable-seconds",
-    default=int(settler.SettleTiming().pending_ttl),
-    type=click.IntRange(1, 3600),
-    help="How long after its admission a pod may still be stored; more than the API server's --request-timeout.",
-)
+@cli.storable_option
 @cli.option(
     "--full-pass-seconds",
     default=int(settler.SettleTiming().full_resync),

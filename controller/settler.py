@@ -12,7 +12,7 @@ from controller.pods import PodInformer
 from controller.workqueue import Reconciler
 from vcuda import errors
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
-from vcuda.ledger.ledger import Ledger, NamespaceUse, ObservedPods, is_older, report, settle
+from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, NamespaceUse, ObservedPods, is_older, report, settle
 
 MAX_ATTEMPTS = 5
 """How often one settlement is tried when the replicas write first."""
@@ -28,13 +28,12 @@ while it waits charges pile up whose pods are stored by now."""
 class SettleTiming(msgspec.Struct, frozen=True):
     """Seconds.
 
-    After ``pending_ttl`` a pod that was admitted can no longer be stored: past the minute that the API server gives a
-    request, and what etcd may take of it besides.
+    After ``pending_ttl`` a pod that was admitted can no longer be stored.
     Every ``full_resync`` all namespaces are looked at, to mend what events should have. A bound pod that is gone
     without having ended stays charged for its grace period, at most for ``max_terminating``.
     """
 
-    pending_ttl: float = 75.0
+    pending_ttl: float = STORABLE_SECONDS
     full_resync: float = 600.0
     max_terminating: float = 600.0
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from vcuda.errors import BadInput
+from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE
 
@@ -83,6 +84,12 @@ ledger_namespace_option = option(
 )
 model_label_option = option("--model-label", default=_LABELS.model, help="Node label that holds a node's GPU model.")
 pool_label_option = option("--pool-label", default=_LABELS.pool, help="Node label that holds a node's pool.")
+storable_option = option(
+    "--storable-seconds",
+    default=STORABLE_SECONDS,
+    type=click.IntRange(1, 3600),
+    help="How long after its admission a pod may still be stored; more than the API server's --request-timeout.",
+)
 log_level_option = option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 status_address_option = address_option(
     "--status-address", default="0.0.0.0:8080", help="/healthz, /readyz and /metrics."

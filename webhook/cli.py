@@ -61,6 +61,7 @@ def main() -> None:
 @cli.quota_key_option
 @cli.option("--system-namespace", default="vcuda-quota", help="Namespace of this system: free cards.")
 @cli.ledger_namespace_option
+@cli.storable_option
 @_hint_options
 @cli.option("--drain-seconds", default=5.0, type=cli.FiniteRange(0, 600), help="Work on after readiness has failed.")
 @cli.log_level_option
@@ -79,6 +80,7 @@ def serve(
     quota_key: str,
     system_namespace: str,
     ledger_namespace: str,
+    storable_seconds: int,
     scheduler_name: str | None,
     pool_label: str,
     model_label: str,
@@ -122,7 +124,9 @@ def serve(
     failure = Failure()
     place = kube.QuotaPlace(*quota_configmap, quota_key)
     known = client_ca is not None
-    cluster = Cluster(kubeconfig, place, system_namespace, hints, ledger_namespace, known, failure.end)
+    cluster = Cluster(
+        kubeconfig, place, system_namespace, hints, ledger_namespace, known, failure.end, storable_seconds
+    )
     _or_exit(cluster.check)
     try:
         _run(Settings(bind, cert_dir, drain_seconds, callers), cluster.make_service)

@@ -19,11 +19,15 @@ from webhook import ledgers
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
-    """One consistent view, taken at the start of a decision."""
+    """One consistent view, taken at the start of a decision.
+
+    What is pending, and was never stored, is given back ``storable_seconds`` after it was charged; None: never.
+    """
 
     quota: model.Quota
     nodes: placement.Nodes
     hints: affinity.Hints = affinity.Hints()
+    storable_seconds: float | None = None
 
 
 PolicySource = Callable[[], PolicySnapshot | None]
@@ -40,6 +44,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     nodes: kube.NodeInformer
     cards: kube.FreeCardsInformer
     hints: affinity.Hints
+    storable_seconds: float
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
@@ -48,7 +53,8 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
         if quota is None or not self.nodes.reflector.synced.is_set():
             return None
         nodes, free = self.nodes.current(), self.cards.current()
-        return PolicySnapshot(quota, msgspec.structs.replace(nodes, free=free) if free else nodes, self.hints)
+        nodes = msgspec.structs.replace(nodes, free=free) if free else nodes
+        return PolicySnapshot(quota, nodes, self.hints, self.storable_seconds)
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
         """Return the watches by the name under which their age is exported."""

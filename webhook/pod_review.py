@@ -128,6 +128,18 @@ def refused(review: PodReview, outcome: str, message: str, model: str = "") -> A
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
+def _over_quota(review: PodReview, *shortages: Shortage) -> AdmissionResponse:
+    message, model = exceeded(review.namespace, *shortages), shortages[0].model
+    seconds = review.policy.storable_seconds
+    if seconds is None or not any(shortage.rests_on_pending for shortage in shortages):
+        return refused(review, "over-quota", message, model)
+    # Without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given back the
+    # workload is tried again.
+    message += f"; what is pending and is never stored is given back within {seconds:g} s"
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    return AdmissionResponse("over-quota", False, status, message, model=model, scheme=review.scheme)
+
+
 def _malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
     # 422 as the API server's own validation: kubectl prints each fault with its path, from the causes of the Status.
     status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -152,7 +164,7 @@ async def mutate(
         return _without_model(review, candidates.sentence(namespace, review.quota))
     choice = await _choose(review, candidates, ledgers, choices)
     if not isinstance(choice, placement.Choice):
-        return refused(review, "over-quota", exceeded(namespace, *choice), choice[0].model)
+        return _over_quota(review, *choice)
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge)
     # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
@@ -241,7 +253,7 @@ def _answer(review: PodReview, model: str, decision: Decision, stray: Sequence[s
                 scheme=review.scheme,
             )
         case Refused(shortage):
-            return refused(review, "over-quota", exceeded(review.namespace, shortage), model)
+            return _over_quota(review, shortage)
         case RetryLater(reason, soon):
             # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
             wait, status = RETRY_AFTER_SECONDS if soon else None, HTTPStatus.TOO_MANY_REQUESTS

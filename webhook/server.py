@@ -15,6 +15,7 @@ import structlog
 from gunicorn.app.base import BaseApplication
 
 from vcuda import kube as k8s
+from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate, watch
@@ -50,6 +51,7 @@ class Cluster(msgspec.Struct, frozen=True):
     ledger_namespace: str = LEDGER_NAMESPACE
     callers_known: bool = False
     end: Callable[[str], None] = k8s.end_process
+    storable_seconds: float = STORABLE_SECONDS
 
     def check(self) -> None:
         """Read the credentials once before anything is started; nothing is sent.
@@ -67,7 +69,8 @@ class Cluster(msgspec.Struct, frozen=True):
         kube = k8s.Kube.connect(self.kubeconfig, pool_size=ledger_client.KUBE_THREADS + 2, version_check=check)
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
         nodes = k8s.NodeInformer(kube, self.hints.labels)
-        policy = context.ClusterPolicy(quota, nodes, k8s.FreeCardsInformer(kube, self.system_namespace), self.hints)
+        cards = k8s.FreeCardsInformer(kube, self.system_namespace)
+        policy = context.ClusterPolicy(quota, nodes, cards, self.hints, self.storable_seconds)
         metrics = _metrics(certificate)
         store = k8s.LedgerStore(kube, self.ledger_namespace, nodes.current)
         ledgers = ledger_client.ClusterLedgers(store, LedgerMetrics(metrics.registry))

@@ -42,7 +42,7 @@ POLICY = "refused by another policy, after it was charged"
 API_AWAY = "API server or etcd not reached"
 
 _REASONS = (
-    (OVER_QUOTA, {403}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
+    (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
     (NOT_PINNED, {403}, r"held to one GPU model that namespace \S+ may use"),
     (POLICY, {403}, rf"{REFUSAL}$"),
     (BUSY, {429}, r"try again in 1 s$"),

@@ -14,6 +14,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
 from vcuda.kube import MERGE_PATCH
+from vcuda.quota.model import OVER_QUOTA
 
 Json = dict[str, Any]
 
@@ -44,6 +45,11 @@ class Answer:
     @property
     def message(self) -> str:
         return str(self.body.get("message", "")) if self.body.get("kind") == "Status" else ""
+
+    @property
+    def is_over_quota(self) -> bool:
+        """Whether it is a refusal for want of quota; by 429 where what is taken is only pending."""
+        return self.status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS) and OVER_QUOTA in self.message
 
     def ok(self) -> Json:
         """The body of a success; else ApiException with the status, the `Status` message and its JSON as ``body``."""

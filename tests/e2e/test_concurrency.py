@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from http import HTTPStatus
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster, Json
@@ -22,7 +21,7 @@ TRIES = 20
 def create_as_client_go_does(cluster: Cluster, pod: Json) -> list[Answer]:
     """Every answer to the pod's creation, the last one final: a 429 that says when to come again is obeyed."""
     answers = [cluster.try_create(pod)]
-    while answers[-1].status == HTTPStatus.TOO_MANY_REQUESTS and len(answers) < TRIES:
+    while "Retry-After" in answers[-1].headers and len(answers) < TRIES:
         time.sleep(float(answers[-1].headers["Retry-After"]))
         answers.append(cluster.try_create(pod))
     return answers
@@ -39,9 +38,9 @@ def test_no_more_pods_are_stored_than_there_are_cards(cluster: Cluster, tmp_path
         stored = cluster.pods(namespace)
 
         assert len(stored) == CARDS
-        assert Counter(answers[-1].status for answers in tries) == {201: CARDS, 403: PODS - CARDS}
+        assert Counter(answers[-1].status for answers in tries) == {201: CARDS, 429: PODS - CARDS}
         over = f"exceeded GPU quota: M40 in namespace {namespace}, requested: 1 card, used: {CARDS} ("
-        messages = {answers[-1].message for answers in tries if answers[-1].status == HTTPStatus.FORBIDDEN}
+        messages = {answers[-1].message for answers in tries if answers[-1].message}
         assert [message for message in messages if over not in message] == []
         assert own.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in stored}
         assert all(replica.metric("vcuda_admissions_total", outcome="charged") for replica in own.replicas)

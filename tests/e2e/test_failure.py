@@ -68,10 +68,10 @@ def test_a_pod_that_mutate_never_saw_is_stored_only_if_it_is_held_to_an_allowed_
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
             refused = cluster.try_create(card_pod("free-floating", namespace))
-            assert refused.status == HTTPStatus.FORBIDDEN
+            assert refused.is_over_quota
             assert f"held to one GPU model that namespace {namespace} may use (M40: 1 card)" in refused.message
             cluster.create(pinned(card_pod("pinned", namespace)))
-            assert cluster.try_create(pinned(card_pod("over", namespace))).status == HTTPStatus.FORBIDDEN
+            assert cluster.try_create(pinned(card_pod("over", namespace))).is_over_quota
         assert own.charged(namespace) == {"M40": 100}
 
 
@@ -134,7 +134,7 @@ def test_a_webhook_that_is_started_again_charges_nothing_twice(cluster: Cluster,
         with started_again(own) as again:
             assert again.charged(namespace) == {"M40": 100}
             cluster.create(card_pod("second", namespace))
-            assert cluster.try_create(card_pod("third", namespace)).status == HTTPStatus.FORBIDDEN
+            assert cluster.try_create(card_pod("third", namespace)).is_over_quota
             assert again.replica.review("/validate", stored)["allowed"]
             assert again.charged(namespace) == {"M40": 200}
 
@@ -151,7 +151,7 @@ def test_a_webhook_whose_api_server_was_gone_recovers_by_itself_and_charges_on(
         unread = installation.replica.send("POST", "/validate", json.dumps(review))
         assert (unread.status, unread.headers["Retry-After"]) == (HTTPStatus.SERVICE_UNAVAILABLE, "1")
     cluster.create(card_pod("after", namespace))
-    assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
+    assert cluster.try_create(card_pod("over", namespace)).is_over_quota
     assert installation.charged(namespace) == {"M40": 200}
     installation.quota.limit(**{namespace: {"quota": {"M40": 3}}})  # returns once the watch has brought it
     cluster.create(card_pod("over", namespace))
@@ -171,7 +171,7 @@ def test_a_damaged_ledger_is_not_guessed_and_its_owner_is_told_what_to_do(
 
     cluster.rest.send("DELETE", ledger_path(namespace)).ok()
     cluster.create(card_pod("second", namespace))
-    assert cluster.try_create(card_pod("third", namespace)).status == HTTPStatus.FORBIDDEN
+    assert cluster.try_create(card_pod("third", namespace)).is_over_quota
     assert installation.charged(namespace) == {"M40": 200}
 
 

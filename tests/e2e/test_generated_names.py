@@ -31,8 +31,9 @@ def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_
     assert installation.ledger(namespace).pending.keys() == set(squatter.uids)
 
     refused = cluster.try_create(card_pod("next", namespace, cards=4))
-    assert refused.status == HTTPStatus.FORBIDDEN
+    assert (refused.status, "Retry-After" in refused.headers) == (HTTPStatus.TOO_MANY_REQUESTS, False)
     assert f"requested: 4 cards, used: {tries} ({tries} pending), limited: 4" in refused.message
+    assert refused.message.endswith("what is pending and is never stored is given back within 75 s")
 
     with controlling(installation) as controller:
         await_committed(installation, namespace, **({"M40": 100} if retries else {}))

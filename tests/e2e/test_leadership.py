@@ -128,7 +128,7 @@ def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor
         # Where the watch was not yet back, nobody saw the pod end: its charge is held for a moment.
         await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
         cluster.create(card_pod("new", namespace, cards=3))
-        assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
+        assert cluster.try_create(card_pod("over", namespace)).is_over_quota
         await_committed(installation, namespace, M40=400)
         cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["renewTime"] > before["renewTime"])
         after = lease_spec(cluster)
@@ -212,4 +212,4 @@ def test_a_leader_with_a_stale_view_lowers_nothing_and_asks_etcd(cluster: Cluste
             assert (leader.settler.pods.reflector.resource_version, seen) == (old, ["first"])
         assert int(settled.pod_resource_version) > int(counted.pod_resource_version)
         cluster.create(card_pod("fifth", namespace))
-        assert cluster.try_create(card_pod("sixth", namespace)).status == HTTPStatus.FORBIDDEN
+        assert cluster.try_create(card_pod("sixth", namespace)).is_over_quota

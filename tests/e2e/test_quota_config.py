@@ -71,7 +71,7 @@ def test_a_deleted_quota_limits_nobody_and_one_made_anew_counts_what_runs(cluste
     """Those too that came in between, though no controller runs here that would drop the ledger."""
     with own.team({"quota": {"M40": 1}}) as namespace:
         cluster.create(card_pod("within", namespace))
-        assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
+        assert cluster.try_create(card_pod("over", namespace)).is_over_quota
         deleted = cluster.rest.send("DELETE", own.quota.path)
         assert deleted.ok()
         assert deleted.warnings == ("without this ConfigMap no namespace has a GPU quota",)
@@ -79,7 +79,7 @@ def test_a_deleted_quota_limits_nobody_and_one_made_anew_counts_what_runs(cluste
         cluster.create(pinned(card_pod("over", namespace)))
         own.quota.limit(**{namespace: {"quota": {"M40": 3}}})
         cluster.create(card_pod("again", namespace))
-        assert cluster.try_create(card_pod("too-many", namespace)).status == HTTPStatus.FORBIDDEN
+        assert cluster.try_create(card_pod("too-many", namespace)).is_over_quota
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_the_last_good_quota_stays_in_force_when_a_malformed_one_gets_in(
         assert own.replica.metric("vcuda_quota_config_valid") == 0
         assert own.replica.get("/readyz").status == HTTPStatus.OK
         cluster.create(card_pod("within", namespace))
-        assert cluster.try_create(card_pod("over", namespace)).status == HTTPStatus.FORBIDDEN
+        assert cluster.try_create(card_pod("over", namespace)).is_over_quota
 
         about_it = f"involvedObject.uid={stored['metadata']['uid']}"
         [event] = cluster.await_events("kube-system", about_it)

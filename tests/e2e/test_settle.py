@@ -75,7 +75,7 @@ def test_a_terminating_pod_counts_until_it_is_gone(
     assert terminating["metadata"]["deletionTimestamp"]
     cluster.create(card_pod("beside", team))
     await_committed(installation, team, M40=400)
-    assert cluster.try_create(card_pod("next", team)).status == HTTPStatus.FORBIDDEN
+    assert cluster.try_create(card_pod("next", team)).is_over_quota
 
     cluster.delete_pod(team, "slow")
     await_committed(installation, team, PROMPTLY, M40=100)
@@ -127,7 +127,7 @@ def test_the_first_quota_of_a_namespace_counts_the_pods_that_run_there_already(
             await_enforced(cluster, namespace)
             await_committed(installation, namespace, M40=200)
             cluster.create(card_pod("three", namespace))
-            assert cluster.try_create(card_pod("four", namespace)).status == HTTPStatus.FORBIDDEN
+            assert cluster.try_create(card_pod("four", namespace)).is_over_quota
 
 
 def test_a_quota_that_is_removed_takes_everything_with_it_and_may_come_back(
@@ -146,7 +146,7 @@ def test_a_quota_that_is_removed_takes_everything_with_it_and_may_come_back(
     await_enforced(cluster, team)
     await_committed(installation, team, M40=100)
     cluster.create(card_pod("limited", team))
-    assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN
+    assert cluster.try_create(card_pod("over", team)).is_over_quota
 
 
 def test_a_quota_that_is_removed_while_a_charge_is_pending_leaves_no_ledger_behind(
@@ -167,7 +167,7 @@ def test_a_model_that_is_renamed_in_the_quota_keeps_its_charges_under_its_old_na
     installation.quota.limit(**{team: {"quota": {"Tesla-M40": 1}}})
     cluster.create(card_pod("new", team))
     await_committed(installation, team, **{"M40": 200, "Tesla-M40": 100})
-    assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN
+    assert cluster.try_create(card_pod("over", team)).is_over_quota
     cluster.delete_pod(team, "old")
     await_committed(installation, team, PROMPTLY, **{"Tesla-M40": 100})
 
@@ -187,5 +187,5 @@ def test_a_namespace_that_is_deleted_and_made_again_starts_with_all_its_quota(
     cluster.create_namespace(team, labels)
     await_published(cluster, team)
     cluster.create(card_pod("train", team, cards=4))
-    assert cluster.try_create(card_pod("over", team)).status == HTTPStatus.FORBIDDEN
+    assert cluster.try_create(card_pod("over", team)).is_over_quota
     await_committed(installation, team, M40=400)

@@ -97,6 +97,15 @@ def test_no_room_in_any_model_names_them_all() -> None:
     assert answer.model == "M40"
 
 
+def test_a_pod_that_would_fit_but_for_what_is_pending_is_told_when_that_goes() -> None:
+    asked, ledgers = review(vcuda_pod({"tencent.com/vcuda-core": 300})), MemoryLedgers()
+    asyncio.run(ledgers.charge(ChargeRequest("team-a", "before", "M40", Charge(700), QUOTA, 0)))
+    policy = replace(policy_for(QUOTA), storable_seconds=75)
+    answer = asyncio.run(mutate(asked, policy, ledgers, RecentChoices()))
+    assert (answer.outcome, answer.status, answer.retry_after) == ("over-quota", HTTPStatus.TOO_MANY_REQUESTS, None)
+    assert answer.message.endswith("what is pending and is never stored is given back within 75 s")
+
+
 def test_a_quota_without_a_model() -> None:
     message = "namespace team-a may use no GPU model: its quota lists none"
     assert refusal(mutated(vcuda_pod(), quota=NamespaceQuota({}))) == ("not-allowed", HTTPStatus.FORBIDDEN, message)

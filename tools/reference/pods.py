@@ -93,8 +93,8 @@ def _charge(
 
 
 def _refused() -> list[Told]:
-    used = Usage(Charge(700, 0, 700), Charge(100, 0, 100))
-    short = Shortage("M40", Charge(200, 0, 200), used, Limit(800))
+    short = Shortage("M40", Charge(200, 0, 200), Usage(Charge(700, 0, 700)), Limit(800))
+    for_now = Shortage("M40", Charge(200, 0, 200), Usage(Charge(700), Charge(100)), Limit(800))
     running = Shortage("M40", Charge(100, 0, 100), Usage(Charge(800), terminating=Charge(200)), Limit(800))
     memory = Shortage("M40", Charge(30, 4096), Usage(Charge(30, 6144)), Limit(800, 8192))
     model = {"nvidia.com/gpu": 1}
@@ -103,6 +103,11 @@ def _refused() -> list[Told]:
             exceeded("team-a", short),
             "Wait until a pod ends: controllers are made to try again at once. Or ask for less, or for more quota."
             " Where a pod may use several models there is one such sentence for each.",
+        ),
+        Told(
+            f"{exceeded('team-a', for_now)}; what is pending and is never stored is given back within 75 s",
+            "By 429: it would fit but for what is pending. That is taken for good once it is seen stored, at once; what"
+            " is refused by somebody else after it was charged is given back then (`--storable-seconds`).",
         ),
         Told(
             exceeded("team-a", running),

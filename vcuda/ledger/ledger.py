@@ -21,6 +21,10 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, Sho
 MOST_PENDING = 512
 """Pending charges a namespace may have at once, so that a runaway owner cannot grow its ledger without end."""
 
+STORABLE_SECONDS = 75
+"""After which a pod that was admitted is never stored any more: past the minute that the API server gives a request,
+and what etcd may take of it besides."""
+
 MOST_TERMINATING = 512
 """Pods that are gone and stay charged by their uid; with more, the others stay in the count itself."""
 

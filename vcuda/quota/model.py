@@ -157,6 +157,11 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
     limit: Limit
 
     @property
+    def rests_on_pending(self) -> bool:
+        """Whether the request would fit but for what is pending."""
+        return fits(self.limit, self.usage.used - self.usage.pending, self.asked)
+
+    @property
     def in_cores(self) -> bool:
         """Whether the refusal is about cores: they are short, and it is not the memory alone that can never fit."""
         short = (self.usage.used + self.asked).cores > self.limit.cores
