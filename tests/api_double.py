@@ -131,7 +131,7 @@ class ApiDouble:
         def effect() -> bytes:
             found = [stored for own, stored in self.objects.items() if path in _collections_of(own)]
             return json.dumps(
-                [each for each in found if _selects(selector, each) and name in ("", each["metadata"]["name"])]
+                [each for each in found if _selects(selector, each) and name in ("", each["metadata"].get("name"))]
             ).encode()
 
         items = msgspec.json.decode(self._call("LIST", timeout, effect), type=list[msgspec.Raw])

@@ -22,7 +22,7 @@ from tests.waiting import PATIENT
 SHORT = 0.3
 """Seconds that these servers have for a request."""
 
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Serve = Callable[..., Server]
 Respond = Callable[[str, list[tuple[str, str]]], object]
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -214,7 +214,7 @@ def test_the_process_s_environment_is_not_the_application_s(running: Serve) -> N
         seen.update(environ)
         return hello(environ, start_response)
 
-    ask(running(look), b"GET /a%20b?c=d HTTP/1.1\r\nHost: x\r\nX-Y: z\r\nSneaky_Header: 1\r\n\r\n")
+    ask(running(look), b"GET /a%20b?c=d HTTP/1.1\r\nHost: localhost\r\nX-Y: z\r\nSneaky_Header: 1\r\n\r\n")
     wanted = {"REQUEST_METHOD": "GET", "PATH_INFO": "/a b", "QUERY_STRING": "c=d", "HTTP_X_Y": "z"}
     assert wanted.items() <= seen.items()
     assert "PATH" not in seen
@@ -273,7 +273,7 @@ def showing(running: Serve) -> Iterator[Show]:
 def listen(server: Server, since: str) -> socket.socket:
     """Return the connection of one who wants to listen."""
     listener = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENT)
-    listener.sendall(f"GET /updates?since={since} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    listener.sendall(f"GET /updates?since={since} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return listener
 
 
@@ -309,7 +309,7 @@ def test_a_listener_hears_of_a_change_and_leaves_its_place_when_it_hangs_up(show
         sample.report(namespace_use("team-a", model_use("M40", 8, 3)))
         await_line(stream, b"event: change\n")
         assert b"<b>3</b> of 8" in stream.readline()
-        assert ask(server, b"GET /updates HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+        assert ask(server, b"GET /updates HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503 ")
     status = b"HTTP/1.1 503 "
     while status.startswith(b"HTTP/1.1 503 "):  # until a heartbeat finds nobody there
         with listen(server, version) as again, again.makefile("rb") as stream:
