@@ -1,7 +1,5 @@
 """The kubectl that renders the manifests, and what to install where there is none that can."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

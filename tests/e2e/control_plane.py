@@ -3,8 +3,6 @@
 Everything listens on 127.0.0.1, on free ports, and keeps its files in one fresh directory. There is no kubelet.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -71,13 +69,13 @@ class ControlPlane:
     kubeconfig: Path
     tokens: dict[str, str]
     minor: int
-    etcd: Component
-    apiserver: Component
-    scheduler: Component | None
-    controller_manager: Component | None
+    etcd: "Component"
+    apiserver: "Component"
+    scheduler: "Component | None"
+    controller_manager: "Component | None"
 
     @property
-    def components(self) -> tuple[Component, ...]:
+    def components(self) -> "tuple[Component, ...]":
         every = (self.etcd, self.apiserver, self.scheduler, self.controller_manager)
         return tuple(component for component in every if component is not None)
 
@@ -106,7 +104,7 @@ def running_control_plane(
         yield control_plane
 
 
-def lay_out(assets: Path | None, directory: Path) -> Layout:
+def lay_out(assets: Path | None, directory: Path) -> "Layout":
     """Choose the ports and check for the two binaries without which nothing works."""
     if assets is not None:
         layout = Layout(assets, directory, *free_ports(5))
@@ -115,7 +113,7 @@ def lay_out(assets: Path | None, directory: Path) -> Layout:
     raise NoControlPlane(NO_ASSETS)
 
 
-def prepare(layout: Layout, settings: Settings) -> ControlPlane:
+def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
     """Write the files that the servers read, and describe the servers; nothing is started yet."""
     tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users)}
     layout.certs.mkdir(parents=True)
@@ -137,7 +135,7 @@ def prepare(layout: Layout, settings: Settings) -> ControlPlane:
     )
 
 
-def etcd(layout: Layout, settings: Settings) -> Component:
+def etcd(layout: "Layout", settings: Settings) -> "Component":
     """One member, without fsync: its data need not outlive the machine."""
     url = f"http://127.0.0.1:{layout.etcd_port}"
     flags = [
@@ -150,7 +148,7 @@ def etcd(layout: Layout, settings: Settings) -> Component:
     return component("etcd", layout, settings, flags, Probe(layout.etcd_port, "/health"))
 
 
-def apiserver(layout: Layout, settings: Settings, token: str) -> Component:
+def apiserver(layout: "Layout", settings: Settings, token: str) -> "Component":
     """RBAC on, static tokens, TokenRequest possible; ready once its start-up hooks are done."""
     issuer = "https://kubernetes.default.svc"
     flags = [
@@ -176,7 +174,7 @@ def apiserver(layout: Layout, settings: Settings, token: str) -> Component:
     return component("kube-apiserver", layout, settings, flags, ready)
 
 
-def controller_manager(layout: Layout, settings: Settings) -> Component | None:
+def controller_manager(layout: "Layout", settings: Settings) -> "Component | None":
     """All controllers but those that would judge our nodes by the kubelet they do not have."""
     flags = (
         "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
@@ -186,7 +184,7 @@ def controller_manager(layout: Layout, settings: Settings) -> Component | None:
     return client_of("kube-controller-manager", layout, settings, layout.manager_port, *flags)
 
 
-def client_of(name: str, layout: Layout, settings: Settings, port: int, *flags: str) -> Component | None:
+def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags: str) -> "Component | None":
     """A server of the binaries that is a client of the API server; None where they lack it."""
     if not layout.has(name):
         return None
@@ -200,7 +198,7 @@ def client_of(name: str, layout: Layout, settings: Settings, port: int, *flags: 
     return component(name, layout, settings, [*common, *flags], Probe(port, "/healthz", layout.certificate(name)))
 
 
-def component(name: str, layout: Layout, settings: Settings, arguments: list[str], ready: Probe) -> Component:
+def component(name: str, layout: "Layout", settings: Settings, arguments: list[str], ready: "Probe") -> "Component":
     command = (str(layout.assets / name), *arguments)
     return Component(name, command, layout.directory / f"{name}.log", ready, settings.startup_timeout)
 

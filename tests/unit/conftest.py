@@ -1,7 +1,5 @@
 """Fixtures for tests beside one API server double, which replicas share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
