@@ -9,9 +9,7 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, tenant_of
 from tests.integration.reviews import card_pod
 
-BOUNDS = required(
-    term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")),
-)
+BOUNDS = required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")))
 """No node can be so, which once took minutes to find out."""
 SELECTOR = {f"key-{n}": "v" for n in range(40_000)}
 TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(50)))

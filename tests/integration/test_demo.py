@@ -88,8 +88,7 @@ def hung_up(directory: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "sentence"),
-    [(died, "the server ended before it listened"), (hung_up, "/mutate: no answer: ")],
+    ("script", "sentence"), [(died, "the server ended before it listened"), (hung_up, "/mutate: no answer: ")]
 )
 def test_a_server_that_misbehaves_is_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[[Path], str], sentence: str

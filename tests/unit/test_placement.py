@@ -10,19 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests import strategies
-from tests.builders import (
-    LABELS,
-    MODEL,
-    POOL,
-    Manifest,
-    held_to,
-    nodes,
-    required,
-    requirement,
-    term,
-    vcuda_pod,
-    view,
-)
+from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, nodes, required, requirement, term, vcuda_pod, view
 from tests.node_selection import may_run_on
 from tests.tables import cases
 from vcuda.k8s_types import Pod

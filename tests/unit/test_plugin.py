@@ -144,8 +144,7 @@ def test_a_kubeconfig_that_is_not_there(home: Path, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"], ["--context", "nobody"]],
+    "arguments", [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"], ["--context", "nobody"]]
 )
 def test_bad_arguments(home: Path, arguments: list[str]) -> None:
     (home / ".kube").mkdir()

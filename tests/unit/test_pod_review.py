@@ -54,8 +54,7 @@ def test_the_namespace_is_the_requests_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest",
-    [{}, {"resources": {"limits": {"cpu": 1}}}, NO_CARD, {"securityContext": {"privileged": True}}],
+    "manifest", [{}, {"resources": {"limits": {"cpu": 1}}}, NO_CARD, {"securityContext": {"privileged": True}}]
 )
 def test_a_pod_that_asks_for_no_vcuda_is_ignored(manifest: dict[str, Any]) -> None:
     assert outcome(review(pod(container(**manifest)))) == "ignored"

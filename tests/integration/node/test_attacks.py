@@ -86,8 +86,7 @@ def a_path_of_many_thousand_bytes(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fill",
-    [links, a_fifo_and_a_socket_without_a_listener, names_of_every_kind_of_byte, a_path_of_many_thousand_bytes],
+    "fill", [links, a_fifo_and_a_socket_without_a_listener, names_of_every_kind_of_byte, a_path_of_many_thousand_bytes]
 )
 def test_whatever_is_in_a_directory_is_deleted_and_no_link_followed(
     disk: Disk, agent: Agent, fill: Callable[[Path], None]
