@@ -11,6 +11,7 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import (
     ENFORCED,
+    SERVED_BY,
     Installation,
     await_ready,
     installed,
@@ -42,8 +43,8 @@ def test_while_the_webhook_is_dead_nothing_is_created_past_the_quota_and_nobody_
     cluster: Cluster, own: Installation
 ) -> None:
     """Those namespaces are held up that are limited, or that the controller has not labelled out yet."""
-    with own.team({"quota": {"M40": 8}}) as enforced, own.free_team() as free:
-        cluster.rest.merge_patch(f"/api/v1/namespaces/{free}", {"metadata": {"labels": {ENFORCED: "false"}}})
+    exempt = {SERVED_BY: own.label, ENFORCED: "false"}
+    with own.team({"quota": {"M40": 8}}) as enforced, cluster.fresh_namespace(exempt) as free:
         own.replica.kill()
         for pod in (card_pod("train", enforced), pinned(card_pod("train", enforced))):
             refused = cluster.try_create(pod)
@@ -68,7 +69,7 @@ def test_a_pod_that_mutate_never_saw_is_stored_only_if_it_is_held_to_an_allowed_
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
             refused = cluster.try_create(card_pod("free-floating", namespace))
-            assert refused.is_over_quota
+            assert refused.status == HTTPStatus.FORBIDDEN
             assert f"held to one GPU model that namespace {namespace} may use (M40: 1 card)" in refused.message
             cluster.create(pinned(card_pod("pinned", namespace)))
             assert cluster.try_create(pinned(card_pod("over", namespace))).is_over_quota
