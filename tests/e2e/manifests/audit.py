@@ -53,6 +53,16 @@ class Permission:
             and (not names or asked.name in names)
         )
 
+    def covers(self, other: "Permission") -> bool:
+        """Whether the rule allows all that another of the same account does."""
+        names, others = self.rule.get("resourceNames"), other.rule.get("resourceNames", [""])
+        return (
+            self.account == other.account
+            and self.namespace in ("", other.namespace)
+            and all(set(other.rule[key]) <= set(self.rule[key]) for key in ("verbs", "apiGroups", "resources"))
+            and (not names or set(others) <= set(names))
+        )
+
     def __str__(self) -> str:
         where = f"{self.kind} {self.namespace}/{self.role}" if self.namespace else f"{self.kind} {self.role}"
         return f"{where} rule {self.index}: {json.dumps(self.rule, sort_keys=True)}"
