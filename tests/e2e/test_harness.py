@@ -1,15 +1,11 @@
 """The harness itself: what the other end-to-end tests stand on."""
 
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kubernetes.client.exceptions import ApiException
 
-from tests.e2e.cluster import Cluster, Json, webhook
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import (
-    ControlPlane,
     NoControlPlane,
     Settings,
     StartupError,
@@ -29,44 +25,6 @@ def test_a_state_that_does_not_come_is_a_timeout_that_shows_the_object(cluster: 
     cluster.create(pod(namespace, "idle"))
     with pytest.raises(TimeoutError, match='"phase": "Pending"'):
         cluster.wait_pod(namespace, "idle", lambda one: one["status"]["phase"] == "Running", timeout=0.2)
-
-
-def test_a_service_accounts_token_is_its_identity_and_nothing_more(
-    cluster: Cluster, control_plane: ControlPlane, namespace: str
-) -> None:
-    """Nor may it do anything that no role of its own allows."""
-    cluster.kubectl("create", "serviceaccount", "reader", "-n", namespace)
-    token = cluster.service_account_token(namespace, "reader")
-    denied = pytest.raises(ApiException, match=f'"system:serviceaccount:{namespace}:reader" cannot list')
-    with closing(Cluster(control_plane, token)) as reader, denied as refused:
-        reader.pods(namespace)
-    assert refused.value.status == 403
-
-
-@pytest.mark.parametrize("kind", ["mutating", "validating"])
-def test_registered_webhooks_are_in_effect_inside_the_with_and_not_after(
-    cluster: Cluster, namespace: str, kind: str
-) -> None:
-    cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"team": namespace}}})
-    selector = {"matchLabels": {"team": namespace}}
-    refusing = webhook(f"{kind}.e2e.example", namespaceSelector=selector, sideEffects="None", timeoutSeconds=1)
-    given: dict[str, Any] = {kind: [refusing]}
-    with cluster.register_webhooks(**given):
-        refused = cluster.try_create(pod(namespace, "probe"))
-    assert refused.status == 500
-    assert f"{kind}.e2e.example" in refused.message
-    assert cluster.try_create(pod(namespace, "probe")).status == 201
-
-
-def test_objects_outlive_a_crash_of_both(cluster: Cluster, control_plane: ControlPlane, namespace: str) -> None:
-    """Of etcd and of the API server."""
-    cluster.create(pod(namespace, "kept"))
-    control_plane.apiserver.kill()
-    control_plane.etcd.kill()
-    assert not control_plane.apiserver.running
-    control_plane.etcd.start()
-    control_plane.apiserver.start()
-    assert [one["metadata"]["name"] for one in cluster.pods(namespace)] == ["kept"]
 
 
 def test_a_server_that_can_not_start_shows_its_log(assets: Path | None, tmp_path: Path) -> None:

@@ -106,21 +106,6 @@ def test_what_was_built_is_printed_and_kept(machine: Machine) -> None:
     assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
 
 
-def test_each_library_is_taken_as_the_module_of_its_release(machine: Machine) -> None:
-    """Kubernetes' own go.mod replaces them by folders that no module has."""
-    machine.install_go(build='[ -e "$SOURCE/kubernetes.mod" ] || cp go.mod "$SOURCE/kubernetes.mod"')
-    assert machine.run("v1.30.14").returncode == 0
-    written = (machine.directory / "source" / "kubernetes.mod").read_text().splitlines()
-    assert "require k8s.io/kubernetes v1.30.14" in written
-    assert "\tk8s.io/api => k8s.io/api v0.30.14" in written
-
-
-def test_versions_are_cached_side_by_side(machine: Machine) -> None:
-    machine.install_go()
-    for version in ("1.30.14", NEWEST):
-        assert machine.run(version).stdout == f"{machine.cache / version / 'bin'}\n"
-
-
 @pytest.mark.parametrize(
     ("version", "said"),
     [

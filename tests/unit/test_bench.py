@@ -8,15 +8,13 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
-from click.testing import CliRunner
 
 from bench import arrangements, creates, hooks
-from bench.__main__ import main
 from bench.cpu import TICKS_A_SECOND, seconds_of
 from bench.figures import PROCESSES, Case, Figures, as_json, as_table, figures_of, medians
 from bench.load import Result
 from bench.plane import gpu_pod
-from bench.rounds import in_order, orders
+from bench.rounds import orders
 from bench.servers import PIN
 from tests.builders import policy_for, review
 from vcuda.quota.model import Limit, NamespaceQuota
@@ -39,13 +37,6 @@ def test_every_round_has_all_cases_in_another_order() -> None:
     assert [sorted(order) for order in every] == [sorted(CASES)] * 9
     assert len({tuple(order) for order in every}) == 9
     assert orders(CASES, 3, seed=7) == orders(CASES, 3, seed=7) != orders(CASES, 3, seed=8), "had again by the seed"
-
-
-def test_a_round_says_how_long_the_rest_will_take() -> None:
-    times, said = iter([1000.0, 1000.0, 1120.0, 1180.0]), list[str]()
-    taken = list(in_order(["none"], 3, 7, said.append, lambda: next(times)))
-    assert taken == ["none"] * 3
-    assert said == ["round 1 of 3", "round 2 of 3, about 4 minutes to go", "round 3 of 3, about 2 minutes to go"]
 
 
 @pytest.mark.parametrize(
@@ -100,21 +91,6 @@ def test_what_is_asked_for_is_measured_in_its_own_order_and_what_needs_go_is_ski
     assert capsys.readouterr().err.startswith("go-idle, go-pin skipped: there is no go on PATH")
     with pytest.raises(click.ClickException, match="nothing is left to measure"):
         creates.chosen(("go-pin",))
-
-
-def test_without_a_command_all_but_scale_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[object] = []
-
-    def run(names: list[str], rounds: int, _seconds: float, _seed: int) -> dict[Case, list[Figures]]:
-        measured.append((rounds, *names))
-        return {}
-
-    for name in ("stale", "sweep", "mutate", "extender", "scale"):
-        monkeypatch.setattr(f"bench.{name}.main", lambda name=name: measured.append(name))
-    monkeypatch.setattr("bench.creates.run", run)
-    monkeypatch.setattr("bench.go.installed", lambda: True)
-    assert CliRunner().invoke(main, []).exit_code == 0
-    assert measured == ["stale", "sweep", "mutate", "extender", (9, *arrangements.EVERY)]
 
 
 def test_the_constant_pin_is_the_patch_that_ours_answers_the_same_pod_with() -> None:

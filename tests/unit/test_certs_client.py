@@ -9,19 +9,8 @@ import pytest
 from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from certs import parsing, steps
+from certs import parsing, state, steps
 from certs.rotation import Rotation
-from certs.state import (
-    Authorities,
-    Configuration,
-    DialledEndpoint,
-    Hook,
-    SeenSince,
-    Serving,
-    State,
-    fingerprint,
-    signed_by,
-)
 from tests.rotation_world import LONG, SEEN_LONG, START, Pod, World
 from vcuda.x509 import Names, common_name, is_ours, make_authority, make_client
 
@@ -34,16 +23,16 @@ NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
 class ClientWorld(World):
     """The pods are API servers: they present what they were given last, and the rotation cannot ask them."""
 
-    def read(self, now: Callable[[], Any]) -> State:
+    def read(self, now: Callable[[], Any]) -> state.State:
         leaf = self.state.serving.leaf
-        pair = DialledEndpoint("secret/vcuda-client-tls", True, leaf.certificate if leaf else None)
+        pair = state.DialledEndpoint("secret/vcuda-client-tls", True, leaf.certificate if leaf else None)
         return replace(super().read(now), endpoints=(pair,))
 
 
 def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWorld:
     """A world with its first pair, given to an API server a lag; each later one is given to it so much later."""
-    config_map = Configuration("ConfigMap", "vcuda-client-ca", "", (Hook(0, "ca.crt", ()),))
-    world = ClientWorld(State(configurations=(config_map,)))
+    config_map = state.Configuration("ConfigMap", "vcuda-client-ca", "", (state.Hook(0, "ca.crt", ()),))
+    world = ClientWorld(state.State(configurations=(config_map,)))
     world.go_on(steps.Done, policy)
     world.pods = [Pod(f"api-server-{number}", lag, world.leaf.certificate) for number, lag in enumerate(lags)]
     world.look()
@@ -111,7 +100,9 @@ def test_a_ca_that_the_config_map_alone_knows_stays_though_an_earlier_replacemen
     newer = make_authority(START, client=True)
     world.put_hooks(bundle=(world.current.certificate, newer.certificate))
     world.put(
-        authorities=replace(world.state.authorities, served=SeenSince(fingerprint(world.current.certificate), START))
+        authorities=replace(
+            world.state.authorities, served=state.SeenSince(state.fingerprint(world.current.certificate), START)
+        )
     )
     assert isinstance(world.decide(POLICY, SEEN_LONG), steps.Wait)
 
@@ -119,7 +110,7 @@ def test_a_ca_that_the_config_map_alone_knows_stays_though_an_earlier_replacemen
 def test_the_webhooks_are_given_the_time_that_a_mounted_config_map_takes() -> None:
     """A pair that was lost is issued again only then, if its CA is new: the Secret and the CA were deleted."""
     world = issued(LONG)
-    world.put(authorities=Authorities(), serving=Serving())
+    world.put(authorities=state.Authorities(), serving=state.Serving())
     for step in (steps.MakeAuthority, steps.SetBundles):
         assert isinstance(world.take(POLICY), step)
     seen = steps.SeenFor(timedelta(seconds=110), timedelta(seconds=110))
@@ -160,5 +151,5 @@ def test_what_a_config_map_publishes(config_map: dict[str, Any] | None, found: t
 def test_a_client_certificate_is_signed_by_its_authority_for_no_longer_than_that_lives() -> None:
     authority = make_authority(START, DAY, client=True)
     leaf = make_client(authority, NAME, START)
-    assert signed_by(leaf.certificate, authority.certificate)
+    assert state.signed_by(leaf.certificate, authority.certificate)
     assert leaf.expires == authority.expires

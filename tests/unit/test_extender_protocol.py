@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.extender.protocol import (
-    BindingArgs,
-    ExtenderArgs,
-    Victims,
-    read_binding_args,
-    read_extender_args,
-    read_preemption_args,
-    write_binding,
-    write_preemption,
-    write_priorities,
-)
+from controller.extender import protocol
 from tests.builders import vcuda_pod
 from vcuda.allocations.cards import Unplaceable
 from vcuda.errors import BadInput
@@ -24,8 +14,8 @@ from vcuda.errors import BadInput
 NODES = [{"metadata": {"name": name, "labels": {"a": "b"}}, "status": {"x": 1}} for name in ("n1", "n2")]
 
 
-def read(**fields: Any) -> ExtenderArgs:
-    return read_extender_args(json.dumps(fields).encode())
+def read(**fields: Any) -> protocol.ExtenderArgs:
+    return protocol.read_extender_args(json.dumps(fields).encode())
 
 
 def test_names_of_nodes_are_answered_with_names() -> None:
@@ -62,10 +52,14 @@ BODIES = (b"", b"{", b"[]", b"{}", b'{"Pod": 3}', b"\xff")
 @pytest.mark.parametrize(
     ("read_args", "wanted", "body"),
     [
-        *((read_extender_args, "ExtenderArgs", body) for body in (*BODIES, b'{"Pod": {}, "NodeNames": "n1"}')),
-        *((read_preemption_args, "ExtenderPreemptionArgs", body) for body in BODIES),
-        *((read_binding_args, "ExtenderBindingArgs", body) for body in BODIES),
-        (read_binding_args, "ExtenderBindingArgs", b'{"PodName": "a", "PodNamespace": "b", "PodUID": 3, "Node": ""}'),
+        *((protocol.read_extender_args, "ExtenderArgs", body) for body in (*BODIES, b'{"Pod": {}, "NodeNames": "n1"}')),
+        *((protocol.read_preemption_args, "ExtenderPreemptionArgs", body) for body in BODIES),
+        *((protocol.read_binding_args, "ExtenderBindingArgs", body) for body in BODIES),
+        (
+            protocol.read_binding_args,
+            "ExtenderBindingArgs",
+            b'{"PodName": "a", "PodNamespace": "b", "PodUID": 3, "Node": ""}',
+        ),
     ],
 )
 def test_what_are_no_arguments_is_bad_input(read_args: Callable[[bytes], object], wanted: str, body: bytes) -> None:
@@ -80,28 +74,30 @@ PODS = {"Pods": [{"metadata": {"uid": "a"}}, {"metadata": {"uid": "b"}}], "NumPD
 @pytest.mark.parametrize(
     ("field", "victims"),
     [
-        (META_VICTIMS, Victims(("a", "b"), 2)),
-        ({"NodeNameToVictims": {"n1": PODS}, "NodeNameToMetaVictims": None}, Victims(("a", "b"), 2)),
-        ({"NodeNameToMetaVictims": {"n1": {}}}, Victims((), 0)),
+        (META_VICTIMS, protocol.Victims(("a", "b"), 2)),
+        ({"NodeNameToVictims": {"n1": PODS}, "NodeNameToMetaVictims": None}, protocol.Victims(("a", "b"), 2)),
+        ({"NodeNameToMetaVictims": {"n1": {}}}, protocol.Victims((), 0)),
     ],
 )
-def test_victims_come_as_uids_or_as_pods(field: dict[str, Any], victims: Victims) -> None:
-    preemption = read_preemption_args(json.dumps({"Pod": vcuda_pod(), **field}).encode())
+def test_victims_come_as_uids_or_as_pods(field: dict[str, Any], victims: protocol.Victims) -> None:
+    preemption = protocol.read_preemption_args(json.dumps({"Pod": vcuda_pod(), **field}).encode())
     assert preemption.victims == {"n1": victims}
 
 
 def test_a_binding_names_the_pod_and_the_node() -> None:
     asked = {"PodName": "train", "PodNamespace": "team-a", "PodUID": "u1", "Node": "n1"}
-    assert read_binding_args(json.dumps(asked).encode()) == BindingArgs("team-a", "train", "u1", "n1")
+    assert protocol.read_binding_args(json.dumps(asked).encode()) == protocol.BindingArgs("team-a", "train", "u1", "n1")
 
 
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
-        pytest.param(write_binding(""), {"Error": ""}, id="bound"),
-        pytest.param(write_binding("at 100%"), {"Error": "at 100 percent"}, id="not bound"),
-        pytest.param(write_preemption({"n1": Victims(("a", "b"), 2)}), META_VICTIMS, id="victims, as uids"),
-        pytest.param(write_priorities({"n1": 0}), [{"Host": "n1", "Score": 0}], id="scores"),
+        pytest.param(protocol.write_binding(""), {"Error": ""}, id="bound"),
+        pytest.param(protocol.write_binding("at 100%"), {"Error": "at 100 percent"}, id="not bound"),
+        pytest.param(
+            protocol.write_preemption({"n1": protocol.Victims(("a", "b"), 2)}), META_VICTIMS, id="victims, as uids"
+        ),
+        pytest.param(protocol.write_priorities({"n1": 0}), [{"Host": "n1", "Score": 0}], id="scores"),
     ],
 )
 def test_an_answer_is_as_the_scheduler_reads_it(written: bytes, wanted: object) -> None:

@@ -4,20 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests import builders
 from tests.allocated import NODE, allocated_pod, marks
-from tests.builders import (
-    LABELS,
-    MODEL,
-    ONE_CARD,
-    Manifest,
-    held_to,
-    nodes,
-    required,
-    requirement,
-    term,
-    vcuda_pod,
-    view,
-)
 from tests.tables import cases
 from vcuda.allocations.cards import PodCards, Share
 from vcuda.allocations.stored_pods import Allocation, Keys, StoredPod, charges_of, read_stored
@@ -26,17 +14,17 @@ from vcuda.quota.model import Charge
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
 
 CARD = Charge(100, 0, 100)
-NODES = nodes(**{"gpu-1": {MODEL: "P100"}, "cpu-1": {}})
+NODES = builders.nodes(**{"gpu-1": {builders.MODEL: "P100"}, "cpu-1": {}})
 
 
-def stored(limits: dict[str, Any] = ONE_CARD, phase: str | None = "Running", **spec: Any) -> Manifest:
+def stored(limits: dict[str, Any] = builders.ONE_CARD, phase: str | None = "Running", **spec: Any) -> builders.Manifest:
     metadata = {"uid": "uid-1", "namespace": "team-a", "creationTimestamp": "2026-01-01T00:00:00Z"}
     status = {} if phase is None else {"status": {"phase": phase}}
-    return {**vcuda_pod(limits, metadata=metadata, **spec), **status}
+    return {**builders.vcuda_pod(limits, metadata=metadata, **spec), **status}
 
 
-def kept(manifest: Manifest) -> StoredPod:
-    found = read_stored(view(manifest), LABELS)
+def kept(manifest: builders.Manifest) -> StoredPod:
+    found = read_stored(builders.view(manifest), builders.LABELS)
     assert found is not None
     return found
 
@@ -49,7 +37,7 @@ def test_what_is_kept_of_a_pod() -> None:
         "created": "2026-01-01T00:00:00Z",
     }
     expected = StoredPod(model="M40", node="gpu-1", live=True, charge=CARD, **about)
-    assert kept(stored(affinity=held_to("M40"), nodeName="gpu-1")) == expected
+    assert kept(stored(affinity=builders.held_to("M40"), nodeName="gpu-1")) == expected
 
 
 def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> None:
@@ -61,8 +49,8 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
 
 def test_what_is_added_to_a_pod_behind_a_scheduling_gate_does_not_take_its_charge_away() -> None:
     """Kubernetes lets requirements be added to it, as many as its owner likes (KEP-3838)."""
-    added = requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
-    affinity = required(term(requirement(MODEL, "In", "M40"), added))
+    added = builders.requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
+    affinity = builders.required(builders.term(builders.requirement(builders.MODEL, "In", "M40"), added))
     assert kept(stored(affinity=affinity, schedulingGates=[{"name": "a/b"}])).model == "M40"
 
 
@@ -75,7 +63,7 @@ def test_a_pod_that_shows_a_static_one_is_known() -> None:
 
 @pytest.mark.parametrize("limits", [{}, {"cpu": "1"}, {"nvidia.com/gpu": 0}])
 def test_a_pod_without_vcuda_is_not_kept(limits: dict[str, Any]) -> None:
-    assert read_stored(view(stored(limits)), LABELS) is None
+    assert read_stored(builders.view(stored(limits)), builders.LABELS) is None
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", "", None, "Succeeded", "Failed"])
@@ -91,9 +79,9 @@ def test_a_terminating_pod_still_holds_its_cards() -> None:
 
 @cases(
     "spec, model",
-    by_affinity=({"affinity": held_to("M40")}, "M40"),
-    by_nodeSelector=({"nodeSelector": {MODEL: "M40"}}, "M40"),
-    its_spec_not_its_nodes_label=({"affinity": held_to("M40"), "nodeName": "gpu-1"}, "M40"),
+    by_affinity=({"affinity": builders.held_to("M40")}, "M40"),
+    by_nodeSelector=({"nodeSelector": {builders.MODEL: "M40"}}, "M40"),
+    its_spec_not_its_nodes_label=({"affinity": builders.held_to("M40"), "nodeName": "gpu-1"}, "M40"),
     held_to_none_its_nodes=({"nodeName": "gpu-1"}, "P100"),
     a_node_without_the_label=({"nodeName": "cpu-1"}, None),
     a_node_that_is_not_known=({"nodeName": "gone"}, None),
@@ -111,14 +99,14 @@ def test_an_annotation_says_nothing_about_the_model() -> None:
 
 
 def test_only_live_pods_are_charged() -> None:
-    pods = [kept(stored(phase=phase, affinity=held_to("M40"))) for phase in ("Running", "Failed", "Pending")]
-    assert list(charges_of(pods, Nodes(LABELS))) == [("M40", CARD)] * 2
+    pods = [kept(stored(phase=phase, affinity=builders.held_to("M40"))) for phase in ("Running", "Failed", "Pending")]
+    assert list(charges_of(pods, Nodes(builders.LABELS))) == [("M40", CARD)] * 2
 
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
 
-def allocation_on(manifest: Manifest) -> Allocation | None:
+def allocation_on(manifest: builders.Manifest) -> Allocation | None:
     return kept(manifest).allocation
 
 

@@ -9,16 +9,9 @@ from pathlib import Path
 
 from controller.certificates import REASON
 from tests.builders import MODEL
+from tests.e2e import installation
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.installation import (
-    SYSTEM_NAMESPACE,
-    await_enforced,
-    await_published,
-    await_unpublished,
-    ledger_path,
-    make_certificates,
-)
 from tests.e2e.json_server import tls
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.quota_config import QuotaConfigMap
@@ -50,27 +43,27 @@ def quota_of(cluster: Cluster, webhook: WebhookProcess) -> QuotaConfigMap:
 def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[str]:
     """A fresh namespace that the controller has labelled out, and that has this entry since."""
     namespace = cluster.create_namespace()
-    await_enforced(cluster, namespace, enforced=False)
+    installation.await_enforced(cluster, namespace, enforced=False)
     with quota.limited(**{namespace: entry}):
-        await_enforced(cluster, namespace)
+        installation.await_enforced(cluster, namespace)
         yield namespace
-    await_enforced(cluster, namespace, enforced=False)
-    collection, _, name = ledger_path(namespace).rpartition("/")
+    installation.await_enforced(cluster, namespace, enforced=False)
+    collection, _, name = installation.ledger_path(namespace).rpartition("/")
     cluster.await_gone(collection, name)
-    await_unpublished(cluster, namespace)
+    installation.await_unpublished(cluster, namespace)
     cluster.delete_namespace(namespace)
 
 
 def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap) -> None:
     """Labelled, charged, settled, a pod that was never stored proven absent, published, and cleared away."""
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
-        collection, _, name = ledger_path(namespace).rpartition("/")
+        collection, _, name = installation.ledger_path(namespace).rpartition("/")
         cluster.create(card_pod("train", namespace))
         cluster.await_object(collection, name, lambda found: not pending(found))
         assert cluster.try_create(card_pod("train", namespace)).status == HTTPStatus.CONFLICT
         cluster.await_object(collection, name, pending)
         cluster.await_object(collection, name, lambda found: not pending(found))
-        await_published(cluster, namespace)
+        installation.await_published(cluster, namespace)
         cluster.create(card_pod("second", namespace))
 
 
@@ -87,7 +80,7 @@ def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster,
     cluster.create(card_pod("waits", namespace))
     with quota.limited(**{namespace: {"quota": {"M40": 1}}}):
         cluster.await_events(namespace, "involvedObject.name=waits")
-        collection, _, name = ledger_path(namespace).rpartition("/")
+        collection, _, name = installation.ledger_path(namespace).rpartition("/")
         cluster.await_object(collection, name, lambda _: True)
     cluster.delete_namespace(namespace)
 
@@ -147,7 +140,7 @@ def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
         with system.controller():  # which looks as soon as it leads
-            system.cluster.await_events(SYSTEM_NAMESPACE, f"reason={REASON}")
+            system.cluster.await_events(installation.SYSTEM_NAMESPACE, f"reason={REASON}")
     system.cluster.rest.send("DELETE", f"{SLICES}/{SERVICE}").ok()
 
 
@@ -157,7 +150,7 @@ def endpoint_slice(address: str) -> Json:
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": {"name": SERVICE, "namespace": SYSTEM_NAMESPACE, "labels": labels},
+        "metadata": {"name": SERVICE, "namespace": installation.SYSTEM_NAMESPACE, "labels": labels},
         "addressType": "IPv4",
         "endpoints": [{"addresses": [host]}],
         "ports": [{"name": "https", "port": int(port)}],
@@ -209,6 +202,6 @@ def the_schedulers_certificate_is_renewed(system: System) -> None:
 def showing_an_old_leaf(directory: Path) -> Iterator[str]:
     """The address of a server whose certificate ended ten days ago."""
     directory.mkdir()
-    make_certificates(directory, datetime.now(UTC) - timedelta(days=100))
+    installation.make_certificates(directory, datetime.now(UTC) - timedelta(days=100))
     with echoing(lambda: tls(directory), own_address()) as server:
         yield server.address

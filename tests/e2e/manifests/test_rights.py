@@ -14,17 +14,7 @@ import yaml
 from tests.e2e.cluster import Cluster, Json, streams_lists
 from tests.e2e.conftest import require
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.manifests import scenes
-from tests.e2e.manifests.audit import (
-    Asked,
-    AuditLog,
-    Permission,
-    bindings,
-    check_refused_without,
-    lists_in_pages,
-    permissions,
-    spare,
-)
+from tests.e2e.manifests import audit, scenes
 from tests.e2e.manifests.system import NODE, System, applied, user_of
 from tests.e2e.stage import own_address
 from tests.processes import free_ports
@@ -94,20 +84,20 @@ class Judged:
     """What is judged at a time: accounts' full names by their names, their rules, and all that they have."""
 
     users: dict[str, str]
-    rules: list[Permission]
-    all_rules: list[Permission]
+    rules: list[audit.Permission]
+    all_rules: list[audit.Permission]
     live: Callable[[System, ControlPlane], None]
     components: tuple[str, ...] = ()
 
 
-def rules_of(objects: Sequence[Json], accounts: Sequence[str]) -> list[Permission]:
-    return [permission for account in accounts for permission in permissions(objects, account)]
+def rules_of(objects: Sequence[Json], accounts: Sequence[str]) -> list[audit.Permission]:
+    return [permission for account in accounts for permission in audit.permissions(objects, account)]
 
 
 OURS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(BASE))}
 GIVEN = {
     subject["name"]: f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
-    for each in bindings(ADDED)
+    for each in audit.bindings(ADDED)
     for subject in each["subjects"]
 }
 OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(BASE), [*OURS]), rules_of(ADDED, [*GIVEN])
@@ -126,8 +116,8 @@ REFUSED_WITHOUT = [
 
 @pytest.fixture(scope="module")
 def asked(
-    plane: ControlPlane, admin: Cluster, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, set[Asked]]]:
+    plane: ControlPlane, admin: Cluster, audit_log: audit.AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, set[audit.Asked]]]:
     """What every account has asked for in a whole life: by what is judged, and by the account's name."""
     if plane.controller_manager is None:
         pytest.skip(f"no kube-controller-manager in {plane.assets}")
@@ -137,13 +127,13 @@ def asked(
         with applied(admin, tmp_path_factory.mktemp(name), *judged.components) as system:
             judged.live(system, plane)
         requests = {account: audit_log.requests(user) for account, user in judged.users.items()}
-        found[name] = {each: some | lists_in_pages(some) if streams else some for each, some in requests.items()}
+        found[name] = {each: some | audit.lists_in_pages(some) if streams else some for each, some in requests.items()}
     return found
 
 
 @pytest.mark.parametrize(("name", "account"), ACCOUNTS)
 def test_nothing_is_asked_for_that_the_rights_do_not_cover(
-    asked: dict[str, dict[str, set[Asked]]], audit_log: AuditLog, name: str, account: str
+    asked: dict[str, dict[str, set[audit.Asked]]], audit_log: audit.AuditLog, name: str, account: str
 ) -> None:
     assert asked[name][account]
     assert audit_log.refused(JUDGED[name].users[account]) == set()
@@ -151,18 +141,18 @@ def test_nothing_is_asked_for_that_the_rights_do_not_cover(
 
 @pytest.mark.parametrize(("name", "permission"), RULES, ids=str)
 def test_every_verb_of_every_rule_is_used_for_what_no_other_rule_covers(
-    asked: dict[str, dict[str, set[Asked]]], name: str, permission: Permission
+    asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
-    assert spare(permission, asked[name][permission.account], JUDGED[name].all_rules) == set()
+    assert audit.spare(permission, asked[name][permission.account], JUDGED[name].all_rules) == set()
 
 
 @pytest.mark.parametrize(("name", "permission"), REFUSED_WITHOUT, ids=str)
 def test_without_the_rule_the_api_server_refuses_what_the_part_asked_for(
-    admin: Cluster, asked: dict[str, dict[str, set[Asked]]], name: str, permission: Permission
+    admin: Cluster, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
     """All that is judged is applied by then."""
     user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
-    check_refused_without(admin, user, permission, requests, EVERY)
+    audit.check_refused_without(admin, user, permission, requests, EVERY)
 
 
 def test_every_rule_of_the_manifests_is_judged_but_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
@@ -171,4 +161,4 @@ def test_every_rule_of_the_manifests_is_judged_but_those_of_kubernetes_own_roles
     accounts = [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]
     assert sorted(map(str, rules_of(objects, accounts))) == sorted(map(str, EVERY))
     made = {each["metadata"]["name"] for each in objects if each["kind"] in ("Role", "ClusterRole")}
-    assert {each["roleRef"]["name"] for each in bindings(objects)} - made == KUBERNETES_OWN
+    assert {each["roleRef"]["name"] for each in audit.bindings(objects)} - made == KUBERNETES_OWN
