@@ -108,10 +108,10 @@ def test_what_is_in_use_counts_and_the_rest_of_the_quota_is_still_to_be_had(clus
     namespace = team({"quota": {"M40": 2.5}})
     cluster.create(card_pod("first", namespace, 2))
     refused = cluster.try_create(card_pod("second", namespace))
-    assert refused.status == 403
+    assert refused.is_over_quota
     assert refused.message.endswith(
         f"exceeded GPU quota: M40 in namespace {namespace}, requested: 1 card, used: 2 (2 pending), limited: 2.5, "
-        "0.5 more needed"
+        "0.5 more needed; what is pending and is never stored is given back within 75 s"
     )
     cluster.create(gpu_pod("third", namespace, SHARES["gpu-manager"]))
 
@@ -124,7 +124,7 @@ def test_the_star_entry_holds_every_namespace_without_its_own(
         for namespace, model in ((listed, "M40"), (unlisted, "P100")):
             pod = cluster.create(card_pod("train", namespace))
             assert pod["spec"]["affinity"] == held_to(model)
-            assert cluster.try_create(card_pod("another", namespace)).status == 403
+            assert cluster.try_create(card_pod("another", namespace)).is_over_quota
 
 
 @pytest.mark.usefixtures("scheduler")

@@ -91,7 +91,7 @@ def test_an_upgrade_to_another_image_goes_through_while_the_first_jobs_still_wai
 ) -> None:
     """As no kubelet runs here, they never end, and `rollout status`, the last command, would wait for ever."""
     [upgrade] = commands("Upgrade")
-    deletion, application, status = upgrade.splitlines()
+    deletion, application, status = upgrade.replace("\\\n", "").splitlines()
     assert status.startswith("kubectl -n vcuda-quota rollout status ")
     with applied(admin, tmp_path / "system", "scheduler") as system:
         file = tmp_path / "system" / "manifests" / "base" / "kustomization.yaml"
