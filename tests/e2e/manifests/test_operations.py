@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, ledger_path
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published, ledger_path
 from tests.e2e.manifests.system import System, applied, kubectl_k
 from tests.integration.reviews import card_pod
 from tests.kubectl import kubectl
@@ -115,6 +115,7 @@ def test_the_uninstall_stops_nobody_on_its_way_and_leaves_nothing(admin: Cluster
     first, second, third = re.split(r"^(?=# [23]\.)", uninstall, flags=re.MULTILINE)
     with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):
         admin.create(card_pod("charged", TEAM))
+        await_published(admin, TEAM)
         run(system, first)
         for port in system.balancer.endpoints():
             system.balancer.remove(port)
