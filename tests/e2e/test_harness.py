@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, Json
+from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import (
     NoControlPlane,
     Settings,
@@ -17,12 +17,8 @@ from tests.e2e.rest import warning_text
 from tests.integration.reviews import gpu_pod
 
 
-def pod(namespace: str, name: str) -> Json:
-    return gpu_pod(name, namespace, {})
-
-
 def test_a_state_that_does_not_come_is_a_timeout_that_shows_the_object(cluster: Cluster, namespace: str) -> None:
-    cluster.create(pod(namespace, "idle"))
+    cluster.create(gpu_pod("idle", namespace, {}))
     with pytest.raises(TimeoutError, match='"phase": "Pending"'):
         cluster.wait_pod(namespace, "idle", lambda one: one["status"]["phase"] == "Running", timeout=0.2)
 
