@@ -128,12 +128,12 @@ class PodInformer:
         if changed is None:
             return
         with self._lock:
-            self._keep(changed, gone=new is None)
+            self._remember(changed, gone=new is None)
         self._on_change(changed.namespace)
         for follower in self._followers:
             follower(old, new)
 
-    def _keep(self, pod: StoredPod, *, gone: bool) -> None:
+    def _remember(self, pod: StoredPod, *, gone: bool) -> None:
         bound, now = self._bound.setdefault(pod.namespace, {}), self._clock()
         bound.pop(pod.uid, None)
         if pod.live and pod.node and not gone:

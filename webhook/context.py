@@ -87,7 +87,7 @@ class ExistingNamespaces:
         self._client = client
         self._clock = clock
         self._threads = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="namespaces")
-        self._known = ledgers.ByNamespace(lambda _namespace: _Known(), clock)
+        self._known = ledgers.ByNamespace(lambda _namespace: _LookUp(), clock)
 
     async def charge(self, request: ledgers.ChargeRequest) -> ledgers.Decision:
         """Decide a charge and keep it, once per uid; BadReview where there is no such namespace."""
@@ -123,7 +123,7 @@ class ExistingNamespaces:
         return True
 
 
-class _Known(msgspec.Struct):
+class _LookUp(msgspec.Struct):
     exists: bool = False
     until: float = -math.inf
 
