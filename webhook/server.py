@@ -19,7 +19,7 @@ from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate, watch
-from webhook import admission, app, context, ledger_client
+from webhook import admission, app, context, ledger_client, namespaces
 from webhook.ledgers import MemoryLedgers
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.worker import KEEP_ALIVE_SECONDS, WebhookWorker
@@ -77,7 +77,7 @@ class Cluster(msgspec.Struct, frozen=True):
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors()))
         policy.start()
-        charged = ledgers if self.callers_known else context.ExistingNamespaces(ledgers, kube)
+        charged = ledgers if self.callers_known else namespaces.ExistingNamespaces(ledgers, kube)
         return admission.Service(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), self.place)
 
 

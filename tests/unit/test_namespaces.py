@@ -7,8 +7,7 @@ import pytest
 
 from vcuda.errors import BadReview, NotFound, Unavailable
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook import context
-from webhook.context import FOUND_SECONDS, MISSING_SECONDS, ExistingNamespaces
+from webhook import namespaces
 from webhook.ledgers import (
     IDLE_SECONDS,
     MOST_NAMESPACES,
@@ -18,6 +17,7 @@ from webhook.ledgers import (
     MemoryLedgers,
     RecentChoices,
 )
+from webhook.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNamespaces
 
 
 class Clock:
@@ -104,7 +104,7 @@ def test_where_the_api_server_cannot_be_asked_nothing_is_allowed(
     cluster.get.side_effect = Unavailable("no answer")
     with pytest.raises(Unavailable):
         ask(ExistingNamespaces(charged, cluster), "team-a")
-    monkeypatch.setattr(context, "LOOK_UP_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(namespaces, "LOOK_UP_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(Unavailable, match="too many namespaces are being looked up"):
         ask(ExistingNamespaces(charged, mock.Mock()), "team-a")
 
@@ -140,3 +140,12 @@ def test_ledgers_in_memory_are_not_forgotten_so_there_are_so_many_and_no_more() 
         assert await ledgers.usage("team-0")
 
     asyncio.run(charge())
+
+
+def test_a_burst_in_one_namespace_looks_it_up_once(cluster: mock.Mock, charged: mock.Mock) -> None:
+    async def burst() -> None:
+        ledgers = ExistingNamespaces(charged, cluster)
+        await asyncio.gather(*(ledgers.charge(of_cards("team-a")) for _ in range(20)))
+
+    asyncio.run(burst())
+    assert cluster.get.call_count == 1
