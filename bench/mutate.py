@@ -11,7 +11,7 @@ import msgspec
 
 from bench import load, servers
 from vcuda.cli import aligned
-from vcuda.placement.affinity import Hints
+from vcuda.placement.patches import Hints
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.server import Standalone

@@ -22,7 +22,7 @@ from tests.e2e.control_plane import Settings, running_control_plane
 from tests.processes import ControllerProcess
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import Ledger, read_ledger
-from vcuda.placement.affinity import Hints
+from vcuda.placement.patches import Hints
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.server import Cluster as OnCluster, MakeService

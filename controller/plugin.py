@@ -16,7 +16,7 @@ from controller.publisher import KEY, LABELS, NAME
 from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import NamespaceUse
-from vcuda.placement import affinity, placement
+from vcuda.placement import patches, placement
 from vcuda.quota import document, model
 from vcuda.workloads import NO_PODS, Workload, workloads_in
 
@@ -169,7 +169,7 @@ def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Expl
         if error.status == HTTPStatus.UNAUTHORIZED:
             raise
         return ExplainedPod(name, namespace, "refused", "", str(error))
-    chosen = msgspec.json.decode(answer.body, type=k8s_types.Pod).annotations.get(affinity.MODEL_ANNOTATION, "")
+    chosen = msgspec.json.decode(answer.body, type=k8s_types.Pod).annotations.get(patches.MODEL_ANNOTATION, "")
     pinned = placement.would_be_pinned(chosen)
     told = [warning for warning in answer.warnings if chosen and warning.startswith(pinned)]
     reason = next(iter(told), pinned if chosen else "not held by a GPU quota")

@@ -13,7 +13,8 @@ import msgspec
 import structlog
 
 from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
-from vcuda.placement.affinity import Hints, NodeLabels
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.patches import Hints
 from webhook import app, check as offline
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 

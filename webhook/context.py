@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from vcuda import errors, k8s_types, kube, workloads
-from vcuda.placement import affinity, placement
+from vcuda.placement import affinity, patches, placement
 from vcuda.quota import document, model
 
 
@@ -21,7 +21,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
     quota: model.Quota
     nodes: placement.Nodes
-    hints: affinity.Hints = affinity.Hints()
+    hints: patches.Hints = patches.Hints()
     storable_seconds: float | None = None
 
 
@@ -38,7 +38,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     quota: kube.QuotaInformer
     nodes: kube.NodeInformer
     cards: kube.FreeCardsInformer
-    hints: affinity.Hints
+    hints: patches.Hints
     storable_seconds: float
 
     def current(self) -> PolicySnapshot | None:

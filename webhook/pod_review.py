@@ -13,7 +13,7 @@ from jsonpointer import JsonPointer
 from vcuda.errors import MOST_FAULTS, Fault, limited
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
 from vcuda.ledger.ledger import Admitted, Refused
-from vcuda.placement import affinity, placement
+from vcuda.placement import patches, placement
 from vcuda.quota.model import NOT_MUTATED, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
 from webhook.context import PolicySnapshot
@@ -171,7 +171,7 @@ async def mutate(
     forecast = [choice.forecast] if request.dry_run and choice.forecast else []
     return AdmissionResponse(
         "pinned",
-        patch=affinity.patch_for(review.pod, choice.model, review.quota.pools, asked.schemes, policy.hints),
+        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, asked.schemes, policy.hints),
         warnings=review.warnings(*forecast),
         reason=choice.reason,
         model=choice.model,
@@ -197,7 +197,7 @@ def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
         return refused(review, "not-allowed", sentence)
     # It takes a card like any other: past the scheduler, that card would be given to another pod too.
     return AdmissionResponse(
-        "unpinned", patch=affinity.unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme
+        "unpinned", patch=patches.unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme
     )
 
 
@@ -219,7 +219,7 @@ async def validate(
     # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
     # it was not asked, as its failurePolicy is Ignore.
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
-    undone += left_to_mutate(affinity.unpinned_patch(review.pod, policy.hints))
+    undone += left_to_mutate(patches.unpinned_patch(review.pod, policy.hints))
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
     if stray and review.enforced:
         return refused(review, "not-pinned", *stray)

@@ -16,7 +16,7 @@ from gunicorn.app.base import BaseApplication
 
 from vcuda import kube as k8s
 from vcuda.ledger.ledger import STORABLE_SECONDS
-from vcuda.placement import affinity, placement
+from vcuda.placement import patches, placement
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission, app, context, ledger_client, namespaces
@@ -47,7 +47,7 @@ class Cluster(msgspec.Struct, frozen=True):
     kubeconfig: Path | None
     place: k8s.QuotaPlace
     system_namespace: str
-    hints: affinity.Hints
+    hints: patches.Hints
     ledger_namespace: str = LEDGER_NAMESPACE
     callers_known: bool = False
     end: Callable[[str], None] = k8s.end_process
@@ -86,7 +86,7 @@ class Standalone(msgspec.Struct, frozen=True):
 
     quota: Path
     nodes: Path | None
-    hints: affinity.Hints
+    hints: patches.Hints
 
     def policy(self) -> context.PolicySnapshot:
         """Read the files; BadInput where one of them cannot be read, or has faults."""

@@ -19,7 +19,7 @@ from tests import strategies
 from tests.builders import Manifest, nodes, review
 from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Answer
-from vcuda.placement.affinity import Hints
+from vcuda.placement.patches import Hints
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers, RecentChoices

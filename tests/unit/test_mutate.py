@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.builders import MODEL, Manifest, held_to, policy_for, required, requirement, review, vcuda_pod
 from vcuda.k8s_types import AdmissionResponse
-from vcuda.placement.affinity import Hints
+from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
 from webhook.pod_review import mutate

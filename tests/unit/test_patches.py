@@ -18,7 +18,8 @@ from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, req
 from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS
 from vcuda.k8s_types import AdmissionResponse
-from vcuda.placement.affinity import MODEL_ANNOTATION, Hints, NodeLabels, patch_for, unpinned_patch
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.patches import MODEL_ANNOTATION, Hints, patch_for, unpinned_patch
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.requests.pod_request import read_request

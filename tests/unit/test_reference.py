@@ -21,7 +21,13 @@ DOCUMENTS = (
 )
 
 OF_USERS = (
-    *("vcuda.requests.pod_request", "vcuda.placement.placement", "vcuda.placement.affinity", "vcuda.k8s_types"),
+    *(
+        "vcuda.requests.pod_request",
+        "vcuda.placement.placement",
+        "vcuda.placement.affinity",
+        "vcuda.placement.patches",
+        "vcuda.k8s_types",
+    ),
     *("vcuda.quota.model", "vcuda.quota.document"),
     *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests import builders
 from tests.builders import MODEL, POOL, Manifest, container, held_to, pod, pod_of_cores, required, requirement, term
 from vcuda.k8s_types import AdmissionResponse, UserInfo
-from vcuda.placement.affinity import Hints
+from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota
 from webhook.ledger_client import TOO_MANY
 from webhook.ledgers import CROWDED, ChargeRequest, MemoryLedgers, RecentChoices, RetryLater

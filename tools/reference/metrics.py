@@ -20,7 +20,8 @@ from controller.node.agent import SweepMetrics
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import strings
 from vcuda.kube import Kube, QuotaPlace
-from vcuda.placement.affinity import Hints, NodeLabels
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.patches import Hints
 from vcuda.tls import ServingCertificate, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.context import ClusterPolicy

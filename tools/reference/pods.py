@@ -19,7 +19,7 @@ from vcuda.errors import BadReview, UnreadableLedger
 from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
 from vcuda.kube import NamedLedger
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
-from vcuda.placement.affinity import Hints
+from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.requests.pod_request import read_request

@@ -1,4 +1,4 @@
-"""Which nodes a pod's nodeSelector, nodeName and required node affinity allow, and the JSON Patch that narrows that.
+"""Which nodes a pod's nodeSelector, nodeName and required node affinity allow.
 
 The rules are Kubernetes' (k8s.io/component-helpers ``scheduling/corev1/nodeaffinity``, apimachinery
 ``labels.Requirement``): terms are ORed, requirements ANDed, a term without any requirement matches no node,
@@ -8,16 +8,12 @@ nodeSelector holds beside every term, NotIn and DoesNotExist also match a node w
 import bisect
 import functools
 import itertools
-import re
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Set
 
 import msgspec
-from jsonpointer import escape
 
-from vcuda.k8s_types import NodeSelector, NodeSelectorTerm, Operation, Pod, PodSpec, Requirement
-from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, Scheme
+from vcuda.k8s_types import NodeSelector, NodeSelectorTerm, PodSpec
 
 NAME_FIELD = "metadata.name"
 _INT64_DIGITS = 19
@@ -138,7 +134,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
         """
         selector = spec.node_selector or {}
         required = required_terms(spec)
-        held = (NodeSelectorTerm(),) if required is None else (each for each in required if not _matches_nothing(each))
+        held = (NodeSelectorTerm(),) if required is None else (each for each in required if not matches_nothing(each))
         return cls(selector, tuple(_read_term(each, selector, spec.node_name) for each in held))
 
     def values_of(self, term: Term, key: str) -> Values | None:
@@ -267,8 +263,8 @@ def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
     return None if selector is None else selector.node_selector_terms or ()
 
 
-def _matches_nothing(term: NodeSelectorTerm) -> bool:
-    # Kubernetes lets an empty term match no node, so nothing may be added to it: it would then match some.
+def matches_nothing(term: NodeSelectorTerm) -> bool:
+    """Return whether a term is empty. Kubernetes lets it match no node; with something added it would match some."""
     return not term.match_expressions and not term.match_fields
 
 
@@ -283,7 +279,7 @@ def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
         return None if selected is None else frozenset({selected})
     allowed: set[str] = set()
     for term in required:
-        if _matches_nothing(term):
+        if matches_nothing(term):
             continue
         values = _selected(selected)
         for line in term.match_expressions or ():
@@ -305,116 +301,3 @@ def _integer(text: str) -> int | None:
     significant = digits.lstrip("0") or "0"
     number = int(text[: len(text) - len(digits)] + significant) if len(significant) <= _INT64_DIGITS else 2**63
     return number if -(2**63) <= number < 2**63 else None
-
-
-MODEL_ANNOTATION = "quota.vcuda.io/model"
-"""The model a pod was given, for people. Nothing is decided from it: its owner can edit it."""
-
-DEFAULT_SCHEDULER = "default-scheduler"
-
-
-class Hints(msgspec.Struct, frozen=True):
-    """What is set for the whole system: the node labels, and the scheduler that places vcuda pods (none: as asked)."""
-
-    labels: NodeLabels = NodeLabels()
-    scheduler: str | None = None
-
-
-class _Wanted:
-    """A requirement that every term is to have; made once, as there may be thousands of them."""
-
-    def __init__(self, key: str, values: Iterable[str]) -> None:
-        self.key = key
-        self.values = frozenset(values)
-        self.plain = {"key": key, "operator": "In", "values": list(values)}
-
-    def implied_by(self, present: tuple[Requirement, ...]) -> bool:
-        # A second call on the patched pod has to patch nothing: the API server may call again (reinvocationPolicy).
-        for r in present:
-            if r.key == self.key and r.operator == "In" and r.values and self.values.issuperset(r.values):
-                return True
-        return False
-
-
-# Minimal: nothing is replaced that already says the same, and what a person wrote stays as it is.
-def patch_for(pod: Pod, model: str, pools: tuple[str, ...], schemes: Iterable[Scheme], hints: Hints) -> list[Operation]:
-    """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it."""
-    required = [_Wanted(hints.labels.model, (model,))]
-    if pools:
-        required.append(_Wanted(hints.labels.pool, pools))
-    annotations = {scheme.wanted_models: model for scheme in schemes if scheme.wanted_models}
-    return [*_schedule(pod, required, hints), *_annotate(pod, {**annotations, MODEL_ANNOTATION: model})]
-
-
-def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
-    """Return the operations that let a pod's scheduler place it where it gets no model, and passes all the same."""
-    # Without them it would take a card that its scheduler knows nothing of, and gives to others.
-    return [*_schedule(pod, [], hints)]
-
-
-def _schedule(pod: Pod, required: list[_Wanted], hints: Hints) -> Iterator[Operation]:
-    spec = pod.spec
-    # A preset nodeName passes the scheduler by. It becomes a requirement, so that it runs and still picks that node.
-    fields = [_Wanted(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
-    yield from _require(spec, required, fields)
-    if spec.node_name:
-        yield {"op": "remove", "path": "/spec/nodeName"}
-    # Who names a scheduler wants that one; Kubernetes writes its own where none is named.
-    if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
-        yield _add("/spec/schedulerName", hints.scheduler)
-    # A manifest copied from a live pod carries these, or a forged one, and gpu-admission then refuses it for ever.
-    yield from _remove("/metadata/annotations", pod.annotations, ALLOCATION_ANNOTATIONS)
-    yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
-
-
-def _add(path: str, value: Any) -> Operation:
-    return {"op": "add", "path": path, "value": value}
-
-
-def _remove(parent: str, present: Iterable[str], keys: re.Pattern[str]) -> Iterator[Operation]:
-    for key in present:
-        if keys.fullmatch(key):
-            yield {"op": "remove", "path": f"{parent}/{escape(key)}"}
-
-
-def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
-    missing = {key: value for key, value in wanted.items() if pod.annotations.get(key) != value}
-    if missing and pod.metadata.annotations is None:
-        yield _add("/metadata/annotations", missing)
-        return
-    for key, value in missing.items():
-        yield _add(f"/metadata/annotations/{escape(key)}", value)
-
-
-def _require(spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted]) -> Iterator[Operation]:
-    # To every term, since they are ORed; where there is none yet it is made, with whatever holds it.
-    terms = required_terms(spec)
-    if terms is not None:
-        base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"
-        for index, term in enumerate(terms):
-            if not _matches_nothing(term):
-                yield from _append(f"{base}/{index}/matchExpressions", term.match_expressions, labels)
-                if fields:
-                    yield from _append(f"{base}/{index}/matchFields", term.match_fields, fields)
-        return
-    parts = {"matchExpressions": labels, "matchFields": fields}
-    term_value = {part: [requirement.plain for requirement in lines] for part, lines in parts.items() if lines}
-    if not term_value:
-        return
-    required = {"nodeSelectorTerms": [term_value]}
-    if spec.affinity is None:
-        yield _add("/spec/affinity", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}})
-    elif spec.affinity.node_affinity is None:
-        yield _add("/spec/affinity/nodeAffinity", {"requiredDuringSchedulingIgnoredDuringExecution": required})
-    else:
-        yield _add("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution", required)
-
-
-def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_Wanted]) -> Iterator[Operation]:
-    if not present:
-        if wanted:
-            yield _add(path, [requirement.plain for requirement in wanted])
-        return
-    for requirement in wanted:
-        if not requirement.implied_by(present):
-            yield _add(f"{path}/-", requirement.plain)

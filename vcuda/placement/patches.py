@@ -1,0 +1,124 @@
+"""The JSON Patch that pins a pod to a model, gives it to its scheduler, and takes from it what may be forged."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from jsonpointer import escape
+
+from vcuda.k8s_types import Operation, Pod, PodSpec, Requirement
+from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
+from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, Scheme
+
+MODEL_ANNOTATION = "quota.vcuda.io/model"
+"""The model a pod was given, for people. Nothing is decided from it: its owner can edit it."""
+
+DEFAULT_SCHEDULER = "default-scheduler"
+
+
+class Hints(msgspec.Struct, frozen=True):
+    """What is set for the whole system: the node labels, and the scheduler that places vcuda pods (none: as asked)."""
+
+    labels: NodeLabels = NodeLabels()
+    scheduler: str | None = None
+
+
+class _Wanted:
+    """A requirement that every term is to have; made once, as there may be thousands of them."""
+
+    def __init__(self, key: str, values: Iterable[str]) -> None:
+        self.key = key
+        self.values = frozenset(values)
+        self.plain = {"key": key, "operator": "In", "values": list(values)}
+
+    def implied_by(self, present: tuple[Requirement, ...]) -> bool:
+        # A second call on the patched pod has to patch nothing: the API server may call again (reinvocationPolicy).
+        for r in present:
+            if r.key == self.key and r.operator == "In" and r.values and self.values.issuperset(r.values):
+                return True
+        return False
+
+
+# Minimal: nothing is replaced that already says the same, and what a person wrote stays as it is.
+def patch_for(pod: Pod, model: str, pools: tuple[str, ...], schemes: Iterable[Scheme], hints: Hints) -> list[Operation]:
+    """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it."""
+    required = [_Wanted(hints.labels.model, (model,))]
+    if pools:
+        required.append(_Wanted(hints.labels.pool, pools))
+    annotations = {scheme.wanted_models: model for scheme in schemes if scheme.wanted_models}
+    return [*_schedule(pod, required, hints), *_annotate(pod, {**annotations, MODEL_ANNOTATION: model})]
+
+
+def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
+    """Return the operations that let a pod's scheduler place it where it gets no model, and passes all the same."""
+    # Without them it would take a card that its scheduler knows nothing of, and gives to others.
+    return [*_schedule(pod, [], hints)]
+
+
+def _schedule(pod: Pod, required: list[_Wanted], hints: Hints) -> Iterator[Operation]:
+    spec = pod.spec
+    # A preset nodeName passes the scheduler by. It becomes a requirement, so that it runs and still picks that node.
+    fields = [_Wanted(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
+    yield from _require(spec, required, fields)
+    if spec.node_name:
+        yield {"op": "remove", "path": "/spec/nodeName"}
+    # Who names a scheduler wants that one; Kubernetes writes its own where none is named.
+    if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
+        yield _add("/spec/schedulerName", hints.scheduler)
+    # A manifest copied from a live pod carries these, or a forged one, and gpu-admission then refuses it for ever.
+    yield from _remove("/metadata/annotations", pod.annotations, ALLOCATION_ANNOTATIONS)
+    yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
+
+
+def _add(path: str, value: Any) -> Operation:
+    return {"op": "add", "path": path, "value": value}
+
+
+def _remove(parent: str, present: Iterable[str], keys: re.Pattern[str]) -> Iterator[Operation]:
+    for key in present:
+        if keys.fullmatch(key):
+            yield {"op": "remove", "path": f"{parent}/{escape(key)}"}
+
+
+def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
+    missing = {key: value for key, value in wanted.items() if pod.annotations.get(key) != value}
+    if missing and pod.metadata.annotations is None:
+        yield _add("/metadata/annotations", missing)
+        return
+    for key, value in missing.items():
+        yield _add(f"/metadata/annotations/{escape(key)}", value)
+
+
+def _require(spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted]) -> Iterator[Operation]:
+    # To every term, since they are ORed; where there is none yet it is made, with whatever holds it.
+    terms = required_terms(spec)
+    if terms is not None:
+        base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"
+        for index, term in enumerate(terms):
+            if not matches_nothing(term):
+                yield from _append(f"{base}/{index}/matchExpressions", term.match_expressions, labels)
+                if fields:
+                    yield from _append(f"{base}/{index}/matchFields", term.match_fields, fields)
+        return
+    parts = {"matchExpressions": labels, "matchFields": fields}
+    term_value = {part: [requirement.plain for requirement in lines] for part, lines in parts.items() if lines}
+    if not term_value:
+        return
+    required = {"nodeSelectorTerms": [term_value]}
+    if spec.affinity is None:
+        yield _add("/spec/affinity", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}})
+    elif spec.affinity.node_affinity is None:
+        yield _add("/spec/affinity/nodeAffinity", {"requiredDuringSchedulingIgnoredDuringExecution": required})
+    else:
+        yield _add("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution", required)
+
+
+def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_Wanted]) -> Iterator[Operation]:
+    if not present:
+        if wanted:
+            yield _add(path, [requirement.plain for requirement in wanted])
+        return
+    for requirement in wanted:
+        if not requirement.implied_by(present):
+            yield _add(f"{path}/-", requirement.plain)
