@@ -137,7 +137,7 @@ def _over_quota(review: PodReview, *shortages: Shortage) -> AdmissionResponse:
     # workload is tried again.
     message += f"; what is pending and is never stored is given back within {seconds:g} s"
     status = HTTPStatus.TOO_MANY_REQUESTS
-    return AdmissionResponse("over-quota", False, status, message, model=model, scheme=review.scheme)
+    return AdmissionResponse("over-quota-pending", False, status, message, model=model, scheme=review.scheme)
 
 
 def _malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:

@@ -219,8 +219,13 @@ def max_connections() -> int:
 
 
 def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
-    """Export how the worker's bounds on clients fare."""
+    """Export what the worker knows of its clients, and how its bounds on them fare."""
     metrics.watch("vcuda_connections", "Connections open.", lambda: worker.connections)
+    metrics.watch(
+        "vcuda_client_certificate_expiry_seconds",
+        "When the client certificate that was presented last expires, in Unix seconds; NaN: none was.",
+        lambda: worker.client_expiry,
+    )
     metrics.count(
         "vcuda_connections_shed", "Connections closed, since the start, to have room for new ones.", lambda: worker.shed
     )

@@ -6,6 +6,7 @@ be, how long each step of a client may take, how much of unfinished requests is 
 
 import asyncio
 import errno
+import math
 import os
 import socket
 import ssl
@@ -102,6 +103,7 @@ class WebhookProtocol(ASGIProtocol):
         if presented:
             names = [value for part in presented["subject"] for key, value in part if key == "commonName"]
             self.client_name = names[-1] if names else ""
+            self.worker.client_expiry = ssl.cert_time_to_seconds(presented["notAfter"])
         self.worker.enter(self, Phase.FIRST)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -240,6 +242,7 @@ class WebhookWorker(ASGIWorker):
         super().__init__(*args, **kwargs)
         self.stopping = False
         self.shed = self.overdue = self._unfinished = 0
+        self.client_expiry = math.nan  # of the certificate that was presented last
         self._waiting: dict[Phase, OrderedDict[WebhookProtocol, None]] = {phase: OrderedDict() for phase in Phase}
 
     @property

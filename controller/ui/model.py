@@ -58,6 +58,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
     total: ModelRow
     amounts: dict[str, ModelRow]
     unpinned: int = 0
+    taking_effect: bool = False
 
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
@@ -73,7 +74,7 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
     limit = rounded(row.limit for row in rows.values())
     used = rounded(row.used for row in rows.values())
     total = ModelRow("", limit, used, rounded(row.pending for row in rows.values()), max(limit - used, 0.0))
-    return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned))
+    return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned), use.taking_effect)
 
 
 class PodRow(msgspec.Struct, frozen=True):

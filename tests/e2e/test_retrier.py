@@ -79,7 +79,7 @@ def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
     refused = set()
 
     def is_last(line: Json) -> bool:
-        if line.get("namespace") == namespace and line["outcome"] == "over-quota":
+        if line.get("namespace") == namespace and line["outcome"].startswith("over-quota"):
             refused.add(line["uid"])
         return len(refused) == count
 

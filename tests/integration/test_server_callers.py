@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from cryptography.x509 import load_pem_x509_certificate
 
 from tests.integration.reviews import card_pod, review_of
 from tests.processes import Reply, WebhookProcess, eventually, serving
@@ -23,6 +24,7 @@ GUARDED = ["POST /mutate", "POST /validate", "POST /quota", "GET /mutate", "GET 
 REFUSED = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
 """What comes of a certificate of another CA: with TLS 1.3 a client hears of it only when it reads."""
 
+EXPIRY = "vcuda_client_certificate_expiry_seconds"
 NO_PAIR, KNOWN, OTHER_NAME, STRANGER, NEXT = None, "known", "other-name", "stranger", "next"
 
 
@@ -92,14 +94,15 @@ def test_probes_and_scrapes_need_no_certificate(server: WebhookProcess, pairs: P
     assert ask(server, pairs, f"GET {path}", NO_PAIR).status == HTTPStatus.OK
 
 
-def test_metrics_need_one_where_the_flag_says_so_and_any_name_does_where_none_is_set(
+def test_metrics_need_one_where_the_flag_says_so_any_name_does_where_none_is_set_and_they_tell_when_it_ends(
     tmp_path: Path, pairs: Path
 ) -> None:
     with guarded(tmp_path, pairs, "--protect-metrics") as server:
         assert ask(server, pairs, "GET /metrics", NO_PAIR).status == HTTPStatus.UNAUTHORIZED
         assert ask(server, pairs, "GET /healthz", NO_PAIR).status == HTTPStatus.OK
         for pair in (KNOWN, OTHER_NAME):
-            assert ask(server, pairs, "GET /metrics", pair).status == HTTPStatus.OK
+            ends = load_pem_x509_certificate((pairs / pair / "tls.crt").read_bytes()).not_valid_after_utc
+            assert ask(server, pairs, "GET /metrics", pair).samples(EXPIRY, {}) == [ends.timestamp()]
             assert ask(server, pairs, "POST /mutate", pair).decoded()["response"]["allowed"]
 
 

@@ -102,7 +102,7 @@ def test_a_pod_that_would_fit_but_for_what_is_pending_is_told_when_that_goes() -
     asyncio.run(ledgers.charge(ChargeRequest("team-a", "before", "M40", Charge(700), QUOTA, 0)))
     policy = replace(policy_for(QUOTA), storable_seconds=75)
     answer = asyncio.run(mutate(asked, policy, ledgers, RecentChoices()))
-    assert (answer.outcome, answer.status, answer.retry_after) == ("over-quota", HTTPStatus.TOO_MANY_REQUESTS, None)
+    assert (answer.outcome, answer.status, answer.retry_after) == ("over-quota-pending", 429, None)
     assert answer.message.endswith("what is pending and is never stored is given back within 75 s")
 
 

@@ -176,12 +176,16 @@ def test_the_table_is_a_table_with_headers_for_rows_and_columns() -> None:
     assert "main" in [each.get("id") for each in markup.all("main")]
 
 
-def test_a_cell_says_what_is_used_pending_and_limited() -> None:
+def test_a_row_says_what_is_used_pending_and_limited_and_whether_it_is_in_effect() -> None:
     html = html_of(client_of(company()), "/")
     assert 'class="h9" data-m="A100-80G"><b>15</b> of 16<small>1 pending</small>' in html
     assert "<b>18</b> of 16 <em>over</em>" in html
     gone = msgspec.structs.replace(model_use("M40", 8, 3), terminating=2.0)
-    assert "2 terminating</small>" in html_of(client_of(Sample({"a": namespace_use("a", gone)})), "/")
+    use = msgspec.structs.replace(namespace_use("a", gone), taking_effect=True)
+    assert "2 terminating</small>" in html_of(client_of(Sample({"a": use})), "/")
+    for path in ("/", "/namespaces/a"):
+        assert ">taking effect</span>" in html_of(client_of(Sample({"a": use})), path)
+    assert "taking effect" not in html
     assert "<small>1200 GiB of 1920 GiB</small>" in html
     assert 'data-m="A100-80G">blocked' in html
     assert "<b>14.5</b> of 64" in html

@@ -50,21 +50,21 @@ def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
 
 
 @pytest.mark.parametrize(
-    ("before", "cores", "status"),
+    ("cores", "outcome", "status"),
     [
-        pytest.param(700, 200, HTTPStatus.TOO_MANY_REQUESTS, id="it would fit but for what is pending"),
-        pytest.param(700, 900, HTTPStatus.FORBIDDEN, id="it can never fit"),
+        pytest.param(200, "over-quota-pending", 429, id="it would fit but for what is pending"),
+        pytest.param(900, "over-quota", 403, id="it can never fit"),
     ],
 )
 def test_a_refusal_that_rests_on_what_is_pending_says_so_and_when_that_goes(
-    before: int, cores: int, status: HTTPStatus
+    cores: int, outcome: str, status: int
 ) -> None:
     """Without retryAfterSeconds, on which a controller's worker would sleep."""
     ledgers, policy = MemoryLedgers(), replace(builders.policy_for(QUOTA), storable_seconds=75)
-    assert validated(pod_of_cores(before, uid="before"), ledgers).allowed
+    assert validated(pod_of_cores(700, uid="before"), ledgers).allowed
     asked = builders.review(pod_of_cores(cores))
     answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), DEADLINE))
-    assert (answer.outcome, answer.status, answer.retry_after) == ("over-quota", status, None)
+    assert (answer.outcome, answer.status, answer.retry_after) == (outcome, status, None)
     assert answer.message.endswith("given back within 75 s") is (status == HTTPStatus.TOO_MANY_REQUESTS)
 
 

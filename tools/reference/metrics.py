@@ -81,7 +81,7 @@ def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegi
     cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints())
     with mock.patch.object(ClusterPolicy, "start"):  # there is no cluster to watch
         metrics = cluster.make_service(certificate).metrics
-    export_connections(metrics, mock.Mock(connections=0, shed=0, overdue=0))
+    export_connections(metrics, mock.Mock(connections=0, shed=0, overdue=0, client_expiry=0))
     return metrics.registry
 
 

@@ -23,6 +23,7 @@ OUTCOMES = {
     "over-quota-allowed": "`/validate`: charged over a quota that does not enforce",
     "unpinned": "held to no one model that is allowed, and let pass by a quota that does not enforce",
     "over-quota": "refused: too little is free",
+    "over-quota-pending": "refused by 429: it would fit but for what is pending",
     "not-allowed": "refused: none of the models that the pod may use is the namespace's",
     "not-pinned": "refused: not held to one model that is allowed, or otherwise not as `/mutate` leaves it",
     "malformed": "refused: the request means nothing",
