@@ -23,7 +23,7 @@ from vcuda.requests.pod_request import asks_for_vcuda
 from vcuda.requests.schemes import SCHEME_OF_RESOURCE, SCHEMES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
-TYPE_ANNOTATIONS = {name for scheme in SCHEMES for name in (scheme.wanted_models, scheme.unwanted_models) if name}
+TYPE_ANNOTATIONS = {name for scheme in SCHEMES for name in scheme.model_choices}
 
 
 def conditions(name: str) -> list[Json]:

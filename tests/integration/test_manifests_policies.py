@@ -90,7 +90,9 @@ def pod(annotations: Json | None = None, labels: Json | None = None) -> Json:
     return {"metadata": {"name": "train", "annotations": annotations or {}, "labels": labels or {}}}
 
 
-ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_annotations})
+ANNOTATIONS = sorted(
+    {name for s in SCHEMES for name in (*s.allocation_annotations, *s.creation_annotations, *s.model_choices)}
+)
 LABELS = sorted({name for scheme in SCHEMES for name in scheme.allocation_labels})
 CHANGES = [
     *(pytest.param(pod({name + "0" * name.endswith("-"): "1"}), id=name) for name in ANNOTATIONS),
@@ -121,7 +123,7 @@ def test_an_allocation_of_any_scheme_is_added_changed_and_removed_by_who_may_bin
     "old", [None, {"metadata": {}}, pod({"note": "1"}, {"app": "a"})], ids=["none", "bare", "other"]
 )
 def test_what_is_no_allocation_is_anybodys_to_change(old: Json | None) -> None:
-    assert change_allocation(pod({"note": "2", "nvidia.com/use-gputype": "M40"}, {"app": "b"}), old)
+    assert change_allocation(pod({"note": "2", "nvidia.com/gpu.product": "M40"}, {"app": "b"}), old)
     assert change_allocation({"metadata": {}}, old)
 
 

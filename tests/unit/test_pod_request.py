@@ -293,11 +293,11 @@ class TestCoresOfEachVgpu:
         assert refusals(vcuda_pod(limits)) == [sentence]
 
     @pytest.mark.parametrize("cores", [1, 50, 99])
-    def test_a_share_without_memory(self, scheme: Scheme, count: int, cores: int) -> None:
-        sentence = f"{LIMITS}[{scheme.cores}]: a share of a card needs memory; add {scheme.memory} in MiB"
+    def test_a_share_without_memory_has_all_of_its_card_s(self, scheme: Scheme, count: int, cores: int) -> None:
         limits = {str(scheme.count): count, scheme.cores: cores}
-        assert refusals(vcuda_pod(limits)) == [sentence]
-        assert refusals(vcuda_pod({**limits, scheme.memory: 0})) == [sentence]
+        for asked in (limits, {**limits, scheme.memory: 0}):
+            assert read_request(view(vcuda_pod(asked))).faults == ()
+            assert read_request(view(vcuda_pod(asked))).charge == Charge((count or 1) * cores, 0, (count or 1) * 100)
 
 
 def test_more_than_all_of_a_cards_memory() -> None:

@@ -178,6 +178,7 @@ def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
         (scheme.wanted_models, pod, "read: only models with one of these substrings; set to the model that was chosen"),
         (scheme.unwanted_models, pod, "read: no model with one of these substrings"),
         *((key, pod, stale) for key in scheme.allocation_annotations),
+        *((key, pod, "removed at creation") for key in scheme.creation_annotations),
         *((key, "label of a pod", stale) for key in scheme.allocation_labels),
         (scheme.node_lock, "annotation of a node", "removed where it is stale"),
     )

@@ -157,7 +157,7 @@ def _malformed() -> list[Told]:
     faulty: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"tencent.com/vcuda-core": 150}, {}),
         ({"tencent.com/vcuda-core": 30}, {}),
-        ({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30}, {}),
+        ({"nvidia.com/vcuda-core": 30}, {}),
         ({"tencent.com/vcuda-memory": 8}, {}),
         ({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150}, {}),
         ({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 120}, {}),

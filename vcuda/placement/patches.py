@@ -9,7 +9,7 @@ from jsonpointer import escape
 
 from vcuda.k8s_types import Operation, Pod, PodSpec, Requirement
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
-from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, Scheme
+from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
 """The model a pod was given, for people. Nothing is decided from it: its owner can edit it."""
@@ -67,7 +67,7 @@ def _schedule(pod: Pod, required: list[_Wanted], hints: Hints) -> Iterator[Opera
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
     # A manifest copied from a live pod carries these, or a forged one, and gpu-admission then refuses it for ever.
-    yield from _remove("/metadata/annotations", pod.annotations, ALLOCATION_ANNOTATIONS)
+    yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 
 

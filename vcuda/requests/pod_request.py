@@ -173,8 +173,6 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
         faults.append(_fault(base, scheme.cores, most))
     if percentage > CORES_PER_CARD:
         faults.append(_fault(base, str(scheme.memory_percentage), f"{percentage} is over 100 percent"))
-    if 0 < cores < CORES_PER_CARD and not memory and not percentage:
-        faults.append(_share_without_memory(base, scheme))
     if cores >= CORES_PER_CARD:
         memory, percentage = 0, CORES_PER_CARD
     card_memory = 0 if memory else percentage or CORES_PER_CARD

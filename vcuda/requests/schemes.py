@@ -31,8 +31,10 @@ class Scheme(msgspec.Struct, frozen=True):
     ``memory_unit`` is in MiB. Where ``count`` is set, cores and memory are per vGPU, and cores that are left out are a
     whole card; ``counts_plain_cards``: the count alone is also how NVIDIA's own device plugin is asked for whole cards.
     ``allocation_annotations`` and ``allocation_labels`` are what its scheduler and device plugin write on a pod; a name
-    that ends in ``-`` stands for every key that begins with it. Of the annotations, ``predicate_node`` holds the node
-    that was chosen, and ``predicate_times`` when that was, in Unix time of ``time_unit``; the newest counts.
+    that ends in ``-`` stands for every key that begins with it. ``creation_annotations`` are what its own webhook
+    writes on a pod that it makes into another: one that still asks by the scheme has a copy. Of the annotations,
+    ``predicate_node`` holds the node that was chosen, and ``predicate_times`` when that was, in Unix time of
+    ``time_unit``; the newest counts.
     ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there.
     """
 
@@ -48,6 +50,7 @@ class Scheme(msgspec.Struct, frozen=True):
     unwanted_models: str | None = None
     allocation_annotations: tuple[str, ...] = ()
     allocation_labels: tuple[str, ...] = ()
+    creation_annotations: tuple[str, ...] = ()
     predicate_node: str | None = None
     predicate_times: tuple[str, ...] = ()
     time_unit: int = SECONDS
@@ -59,6 +62,11 @@ class Scheme(msgspec.Struct, frozen=True):
         """Every resource name of the scheme."""
         names = (self.count, self.cores, self.memory, self.memory_percentage)
         return tuple(name for name in names if name)
+
+    @property
+    def model_choices(self) -> tuple[str, ...]:
+        """The annotations by which a pod wants some types of card, or does not want others."""
+        return tuple(name for name in (self.wanted_models, self.unwanted_models) if name)
 
 
 def _gpu_admission_annotations(domain: str) -> tuple[str, ...]:
@@ -107,9 +115,11 @@ HAMI = Scheme(
         "hami.io/vgpu-time",
         "hami.io/vgpu-devices-to-allocate",
         "hami.io/vgpu-devices-allocated",
+        "hami.io/vgpu-mig-allocations",
         "hami.io/bind-phase",
         "hami.io/bind-time",
     ),
+    allocation_labels=("hami.io/vgpu-node",),
     predicate_node="hami.io/vgpu-node",
     predicate_times=("hami.io/vgpu-time", "hami.io/bind-time"),
     phase=AllocationPhase("hami.io/bind-phase", done="success", allocating="allocating"),
@@ -129,6 +139,7 @@ VGPU_MANAGER = Scheme(
         "nvidia.com/pre-allocated",
         "nvidia.com/real-allocated",
     ),
+    creation_annotations=("vgpu-manager.io/original-resources",),
     allocation_labels=("nvidia.com/assigned-phase",),
     predicate_node="nvidia.com/predicate-node",
     predicate_times=("nvidia.com/predicate-time",),
@@ -146,6 +157,11 @@ SCHEME_OF_RESOURCE = {resource: scheme for scheme in SCHEMES for resource in sch
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(name) + (".*" if name.endswith("-") else "") for name in names), re.DOTALL)
 
+
+CREATION_ANNOTATIONS = _any_of(
+    name for scheme in SCHEMES for name in (*scheme.allocation_annotations, *scheme.creation_annotations)
+)
+"""Match a whole key that no new pod may carry."""
 
 ALLOCATION_ANNOTATIONS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 ALLOCATION_LABELS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_labels)

@@ -35,7 +35,7 @@ LEFT_BEHIND = (
     f"{CORE}/configmaps/{SCHEDULER}-ca",
     f"{SLICES}/{EXTENDER}",
     f"{LEASES}/{SCHEDULER}",
-    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vcuda-quota",
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/00-vcuda-quota",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
 )
 """What has certificates of an earlier system in it, or says where one was served and who led."""

@@ -67,8 +67,8 @@ def test_an_upgrade_leaves_the_ca_bundles_and_changes_nothing_that_is_the_same(
     admin: Cluster, flags: tuple[str, ...]
 ) -> None:
     apply(admin, BASE, *flags)
-    for resource in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
-        write_bundles(admin, f"{ADMISSION}/{resource}/vcuda-quota")
+    for path in ("mutatingwebhookconfigurations/00-vcuda-quota", "validatingwebhookconfigurations/vcuda-quota"):
+        write_bundles(admin, f"{ADMISSION}/{path}")
     before = stored(admin, rendered(BASE))
     apply(admin, BASE, *flags)
     after = stored(admin, rendered(BASE))

@@ -22,7 +22,8 @@ from vcuda.kube import MERGE_PATCH
 RBAC = "rbac.authorization.k8s.io"
 CARD: Json = {"annotations": {"tencent.com/predicate-gpu-idx-0": "7"}}
 PHASE = {"labels": {"nvidia.com/assigned-phase": "succeed"}}
-ALLOCATIONS: list[Json] = [CARD, {"annotations": {"hami.io/vgpu-devices-allocated": "x"}}, PHASE]
+TYPE: Json = {"annotations": {"nvidia.com/use-gputype": "A100"}}
+ALLOCATIONS: list[Json] = [CARD, {"annotations": {"hami.io/vgpu-devices-allocated": "x"}}, PHASE, TYPE]
 MANY = 20_000
 
 Accounts = Callable[..., Cluster]

@@ -77,8 +77,8 @@ def test_the_first_certificates_are_made_before_any_webhook_runs(admin: Cluster,
     """By the first Job, with its account's rights; it ends well though nobody serves yet."""
     done = system.rotate()
     assert done.returncode == 0, done.stdout + done.stderr
-    for resource in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
-        hooks = admin.rest.get(f"{ADMISSION}/{resource}/vcuda-quota")["webhooks"]
+    for path in ("mutatingwebhookconfigurations/00-vcuda-quota", "validatingwebhookconfigurations/vcuda-quota"):
+        hooks = admin.rest.get(f"{ADMISSION}/{path}")["webhooks"]
         assert all(hook["clientConfig"].get("caBundle") for hook in hooks)
     assert admin.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-tls")["type"] == (
         "kubernetes.io/tls"
