@@ -127,6 +127,43 @@ def test_what_is_no_allocation_is_anybodys_to_change(old: Json | None) -> None:
     assert change_allocation({"metadata": {}}, old)
 
 
+# Claims
+
+PROTECTED = {"finalizers": ["resource.kubernetes.io/delete-protection", "example.com/other"]}
+POD = {"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1", "controller": True}
+OWNED = {"ownerReferences": [POD]}
+MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "anybody"),
+    [
+        (PROTECTED, PROTECTED, True),
+        (PROTECTED, {"finalizers": PROTECTED["finalizers"][:1]}, True),
+        (PROTECTED, {"finalizers": PROTECTED["finalizers"][1:]}, False),
+        (PROTECTED, {}, False),
+        ({}, PROTECTED, True),
+        (OWNED, OWNED, True),
+        (OWNED, {"ownerReferences": [{**POD, "blockOwnerDeletion": True}, {**POD, "uid": "u2"}]}, True),
+        (OWNED, {}, False),
+        (OWNED, {"ownerReferences": [{**POD, "uid": "u2"}]}, False),
+        (OWNED, {"ownerReferences": [{**POD, "controller": False}]}, False),
+        (OWNED, {"ownerReferences": [{**POD, "kind": "ConfigMap"}]}, False),
+        ({"ownerReferences": [{**POD, "controller": False}]}, {}, True),
+        ({"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1"}]}, {}, True),
+        ({"ownerReferences": [{**POD, "apiVersion": "hami.io/v1", "kind": "Other"}]}, {}, True),
+        ({}, OWNED, True),
+    ],
+)
+def test_a_claim_loses_finalizer_and_pod_by_who_may_write_its_status(old: Json, new: Json, *, anybody: bool) -> None:
+    def change(*rights: str) -> bool:
+        states = ({"metadata": {"name": "gpu", **metadata}} for metadata in (new, old))
+        return admits("claims.quota.vcuda.io", *states, rights, namespace="team-a")
+
+    assert (change(), change("update resource.k8s.ioresourceclaims in team-a")) == (anybody, anybody)
+    assert change(MAY_ALLOCATE)
+
+
 # Our own accounts, and the priority class
 
 
