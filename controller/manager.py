@@ -55,7 +55,7 @@ class Leader:
             "models", lambda _: self.settler.add_all(), failure="models not followed", key_name="of"
         )
         self.nodes = NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
-        store = LedgerStore(kube, ledger_namespace, self.nodes.current)
+        store = LedgerStore(kube, ledger_namespace, self.nodes.current, self.quota.resources)
         self.publisher = publisher.Publisher(kube)
         self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
         self.namespaces = NamespaceLabels(kube, self.quota, self._namespace_changed)
@@ -188,6 +188,7 @@ class Leader:
         return (self._models, *(part.reconciler for part in parts))
 
     def _quota_changed(self) -> None:
+        self.settler.pods.count_anew()
         self.settler.add_all()
         self.namespaces.add_all()
 

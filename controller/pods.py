@@ -13,6 +13,7 @@ from vcuda.k8s_types import Pod
 from vcuda.kube import Key, Kube, Reflector
 from vcuda.ledger.ledger import ObservedPods, Terminating, charges_by_model
 from vcuda.placement import affinity, placement
+from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
 """For which the uid of a pod that is gone is kept, so that its pending charge is known to have been stored."""
@@ -27,7 +28,8 @@ class PodInformer:
     """All vcuda pods. Others are decoded and forgotten. ``on_change`` is called with the namespace of each change.
 
     A bound pod that goes without having ended has vanished: kubelet may let its containers run for its grace period,
-    here at most ``max_terminating`` seconds.
+    here at most ``max_terminating`` seconds. ``resources`` tells what pods can ask for; who changes that says so by
+    `count_anew`.
     """
 
     def __init__(
@@ -37,8 +39,13 @@ class PodInformer:
         on_change: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         max_terminating: float = math.inf,
+        *,
+        resources: Callable[[], GpuResources] = lambda: BUILT_IN,
     ) -> None:
         self.labels = labels
+        self._resources = resources
+        # By which pods are decoded now; and by which all of the store were. Only the reflector's thread sets them.
+        self._decoding = self._counted_by = resources()
         self._max_terminating = max_terminating
         self._followers: list[PodChange] = []
         self._on_change = on_change
@@ -49,17 +56,36 @@ class PodInformer:
         self._vanished: dict[str, dict[str, tuple[StoredPod, float]]] = {}
         self._grouped: tuple[Mapping[Key, StoredPod] | None, dict[str, list[StoredPod]]] = (None, {})
         self.reflector = Reflector(
-            kube, "/api/v1/pods", self._decode, on_event=self._on_event, on_listed=self._on_listed, page_size=1000
+            kube,
+            "/api/v1/pods",
+            self.decode,
+            on_event=self._on_event,
+            on_listed=self._on_listed,
+            on_listing=self._on_listing,
+            page_size=1000,
         )
 
     def follow(self, on_change: PodChange) -> None:
         """Call back with every change of a vcuda pod; to be said before the watch starts."""
         self._followers.append(on_change)
 
+    def count_anew(self) -> None:
+        """Have all pods listed again, if they would be charged otherwise than they were."""
+        # What a pod asks for is not kept, nor are those that asked for nothing which counted then.
+        if not self._resources().counts_like(self._counted_by):
+            self.reflector.list_again()
+
+    @property
+    def config_version(self) -> str:
+        """The version of the ConfigMap, or an older one, by which all pods are counted."""
+        known, counted_by = self._resources(), self._counted_by
+        return (known if known.counts_like(counted_by) else counted_by).version
+
     def observed(self, namespace: str, nodes: placement.Nodes) -> ObservedPods:
         """Return what has been seen of a namespace's pods. Its version is never newer than what it counts."""
         # The version first: a pod that comes in between is then counted by a version that does not promise it, while
         # the other way round its charge would be left out for good.
+        config_version = self.config_version
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
         version = self.reflector.resource_version
@@ -72,7 +98,8 @@ class PodInformer:
         vanished += [pod for uid, pod in bound.items() if uid not in stored and uid not in gone]
         committed = charges_by_model(charges_of(pods, nodes))
         # The list last: one that is made meanwhile has changed what was read.
-        return ObservedPods(version, committed, stored | gone, dict(self._terminating(vanished, nodes)), self.since)
+        terminating = dict(self._terminating(vanished, nodes))
+        return ObservedPods(version, committed, stored | gone, terminating, self.since, config_version)
 
     @property
     def since(self) -> str:
@@ -115,10 +142,16 @@ class PodInformer:
                 self._grouped = (snapshot, grouped)
             return grouped
 
-    def _decode(self, raw: bytes) -> StoredPod | None:
-        return read_stored(_POD.decode(raw), self.labels)
+    def decode(self, raw: bytes) -> StoredPod | None:
+        """Return what is kept of a pod; None where it asks for nothing that is charged."""
+        return read_stored(_POD.decode(raw), self.labels, self._decoding)
+
+    def _on_listing(self) -> bool:
+        self._decoding = self._resources()
+        return not self._decoding.counts_like(self._counted_by)
 
     def _on_listed(self) -> None:
+        self._counted_by = self._decoding
         # A count from before the list is compared with it once; from then on each decrease is one that was seen.
         for namespace in self.namespaces():
             self._on_change(namespace)

@@ -21,6 +21,7 @@ from vcuda.ledger.ledger import ModelUse, NamespaceUse
 from vcuda.placement import placement
 from vcuda.quota.model import CORES_PER_CARD, NOT_MUTATED, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
+from vcuda.requests.resources import BUILT_IN, GpuResources
 
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
@@ -171,19 +172,25 @@ def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) 
 
 
 def select_retries(
-    in_order: Iterable[RefusedOwner], quota: NamespaceQuota, free: Mapping[str, FreeQuota], nodes: placement.Nodes
+    in_order: Iterable[RefusedOwner],
+    quota: NamespaceQuota,
+    free: Mapping[str, FreeQuota],
+    nodes: placement.Nodes,
+    known: GpuResources = BUILT_IN,
 ) -> list[RefusedOwner]:
     """Return the owners that may try again, the first ones first, and no more than fit into what is ``free`` by model.
 
     An owner takes from the model with the most free cores that it may use.
     """
     left = dict(free)
-    return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes)]
+    return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
 
 
-def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: placement.Nodes) -> bool:
+def _take(
+    owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: placement.Nodes, known: GpuResources
+) -> bool:
     """Take what its missing pods would, as far as it goes, from what is left; return whether one fits at all."""
-    request = read_request(owner.spec.template)
+    request = read_request(owner.spec.template, known)
     models = placement.find_candidates(owner.spec.template, request.schemes, quota, nodes).models
     took = False
     for _ in range(min(owner.missing, MAX_PODS)):
@@ -291,7 +298,8 @@ class Retrier:
         found = find_refused(self._kube, namespace, self._budget())
         judged = self._judged.pop(namespace, set())
         in_order = oldest_first(found, judged)
-        chosen = select_retries(self._in_time(in_order, judged), limits, free, self._nodes.current())
+        nodes, known = self._nodes.current(), self._quota.resources()
+        chosen = select_retries(self._in_time(in_order, judged), limits, free, nodes, known)
         if unjudged := {each.path for each in in_order} - judged:
             self._judged[namespace] = judged
             self._log.info("refused workloads left for the next look", namespace=namespace, count=len(unjudged))

@@ -65,7 +65,9 @@ class Settler:
         )
         self.queue = self.reconciler.queue
         self._timing = timing or SettleTiming()
-        self.pods = PodInformer(kube, nodes.keys, self.queue.add, clock, self._timing.max_terminating)
+        self.pods = PodInformer(
+            kube, nodes.keys, self.queue.add, clock, self._timing.max_terminating, resources=store.resources
+        )
         self.ledgers = store.reflector(self.queue.add)
         self._store = store
         self._quota = quota
@@ -174,9 +176,11 @@ class Settler:
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has."""
         observed = self.pods.observed(namespace, self._nodes.current())
-        if not is_older(observed.resource_version, ledger.pod_resource_version):
+        counted_by_older = is_older(observed.config_version, self._store.config_version)
+        if not (is_older(observed.resource_version, ledger.pod_resource_version) or counted_by_older):
             return observed
-        # A webhook that counts pods may do so at a later version than a quiet watch has come to, and the API server
+        # What units are worth has changed, and the list of all pods by that is not there yet. Or a webhook that counts
+        # pods has done so at a later version than a quiet watch has come to, and the API server
         # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
         newest = self._store.count_pods(namespace)
         return msgspec.structs.replace(newest, seen={*newest.seen, *observed.seen}, vanished=observed.vanished)

@@ -192,10 +192,9 @@ class StaleAllocationGc:
         namespace, _, name = key.partition("/")
         path = _pod_path(namespace, name)
         try:
-            stored = _POD.decode(self._kube.get(path))
+            pod = self._pods.decode(self._kube.get(path))
         except errors.NotFound:
             return None
-        pod = stored_pods.read_stored(stored, self._pods.labels)
         if pod is None:
             return None
         refused: list[errors.ApiError] = []
@@ -216,7 +215,7 @@ class StaleAllocationGc:
             if refused:
                 raise refused[0]
             return None if since is None else since - now
-        subject = InvolvedObject("v1", "Pod", pod.name, pod.namespace, pod.uid, stored.metadata.resource_version)
+        subject = InvolvedObject("v1", "Pod", pod.name, pod.namespace, pod.uid, pod.version)
         self._remove(StaleObject(subject, path, removals))
         return None
 

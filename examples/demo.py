@@ -61,7 +61,7 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
     Exit status: 0 the server did its work, 1 it did not, 2 bad input.
     """
     try:
-        entries, workloads = read_quota(quota).namespaces, read_workloads([pods], "default")
+        entries, workloads = read_quota(quota).quota.namespaces, read_workloads([pods], "default")
     except BadInput as error:
         raise click.UsageError(str(error)) from error
     click.echo(f"Starting vcuda-webhook serve --standalone --quota {_short(quota)} --nodes {_short(nodes)}")

@@ -16,6 +16,7 @@ from jsonpointer import JsonPointer
 from vcuda import cli, k8s_types
 from vcuda.quota.model import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
+from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.workloads import Manifest, Workload, workloads_in
 from webhook import context, pod_review
 from webhook.ledgers import MemoryLedgers, RecentChoices
@@ -66,29 +67,29 @@ def check(workloads: Iterable[Workload], policy: context.PolicySnapshot) -> list
             return await pod_review.mutate(request, policy, ledgers, choices)
         return await pod_review.validate(request, policy, ledgers, choices, deadline=float("inf"))
 
-    return asyncio.run(decide(workloads, ask))
+    return asyncio.run(decide(workloads, ask, policy.resources))
 
 
-async def decide(workloads: Iterable[Workload], ask: Ask) -> list[Row]:
+async def decide(workloads: Iterable[Workload], ask: Ask, known: GpuResources = BUILT_IN) -> list[Row]:
     """Return what is answered about every pod, asked in order.
 
     Pods of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
     """
     rows = []
     for workload in workloads:
-        decided = [await _decide(workload, ask) for _ in range(workload.count)]
+        decided = [await _decide(workload, ask, known) for _ in range(workload.count)]
         for _, alike in groupby(decided, key=lambda decision: decision[0]):
             (_, first), *others = alike
             rows.append(msgspec.structs.replace(first, count=1 + len(others)))
     return rows
 
 
-async def _decide(workload: Workload, ask: Ask) -> tuple[Hashable, Row]:
+async def _decide(workload: Workload, ask: Ask, known: GpuResources) -> tuple[Hashable, Row]:
     """Return what becomes of one more pod, and by what it is told whether the next one fares alike."""
     pod, answers = await _create(workload.pod, workload.namespace, ask)
     first, last = answers[0], answers[-1]
     untouched = _WORDS.get(first.outcome)
-    charge = read_request(msgspec.convert(pod, k8s_types.Pod)).charge
+    charge = read_request(msgspec.convert(pod, k8s_types.Pod), known).charge
     stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings]
     row = Row(
         object=f"{workload.kind}/{workload.name}",

@@ -10,19 +10,23 @@ import yaml
 
 from vcuda import errors, k8s_types, kube, workloads
 from vcuda.placement import affinity, patches, placement
-from vcuda.quota import document, model
+from vcuda.quota import model
+from vcuda.requests.config import QUOTA, QuotaConfig, parse_config
+from vcuda.requests.resources import BUILT_IN, GpuResources
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
     """One consistent view, taken at the start of a decision.
 
     What is pending, and was never stored, is given back ``storable_seconds`` after it was charged; None: never.
+    ``resources`` is what pods can ask for.
     """
 
     quota: model.Quota
     nodes: placement.Nodes
     hints: patches.Hints = patches.Hints()
     storable_seconds: float | None = None
+    resources: GpuResources = BUILT_IN
 
 
 PolicySource = Callable[[], PolicySnapshot | None]
@@ -43,13 +47,13 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
-        quota = self.quota.current()
+        read = self.quota.in_force()
         # Without its nodes every pod would be refused: no node has the model that it needs.
-        if quota is None or not self.nodes.reflector.synced.is_set():
+        if read is None or not self.nodes.reflector.synced.is_set():
             return None
         nodes, free = self.nodes.current(), self.cards.current()
         nodes = msgspec.structs.replace(nodes, free=free) if free else nodes
-        return PolicySnapshot(quota, nodes, self.hints, self.storable_seconds)
+        return PolicySnapshot(read.quota, nodes, self.hints, self.storable_seconds, read.resources)
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
         """Return the watches by the name under which their age is exported."""
@@ -61,8 +65,8 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             reflector.start()
 
 
-def read_quota(path: Path) -> model.Quota:
-    """Return the quota in a file: the document itself, or the ConfigMap that holds it under ``gpu_quota``.
+def read_quota(path: Path) -> QuotaConfig:
+    """Return what a file says: the quota document itself, or the ConfigMap that holds it and further keys.
 
     Raises:
         BadInput: the file cannot be read, or has faults (QuotaFault, with all of them).
@@ -75,10 +79,10 @@ def read_quota(path: Path) -> model.Quota:
         documents = []  # the parser below says what is wrong, and where
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = documents[0].get("data") or {}
-        if "gpu_quota" not in data:
-            raise errors.BadInput(f"{path}: the ConfigMap has no key gpu_quota")
-        text = str(data["gpu_quota"])
-    return document.parse_quota(text)
+        if QUOTA not in data:
+            raise errors.BadInput(f"{path}: the ConfigMap has no key {QUOTA}")
+        return parse_config({str(key): str(value) for key, value in data.items()})
+    return parse_config({QUOTA: text})
 
 
 def read_nodes(path: Path, labels: affinity.NodeLabels) -> placement.Nodes:

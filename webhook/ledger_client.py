@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from vcuda.errors import Conflict, Unavailable
 from vcuda.kube import LedgerStore, Stored
-from vcuda.ledger.ledger import Admitted, Ledger, is_older, settle
+from vcuda.ledger.ledger import Admitted, Ledger, is_counted_before, settle
 from vcuda.quota.model import Usage
 from webhook.ledgers import ByNamespace, ChargeRequest, Decision, RetryLater
 from webhook.metrics import LedgerMetrics
@@ -255,8 +255,9 @@ class NamespaceLedger:
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
         # One that was last counted before the quota was edited may miss pods: those that were stored while the
-        # namespace was not limited, and no leader was there to drop the ledger.
-        if any(is_older(ledger.pod_resource_version, call.item.counted_since) for call in calls):
+        # namespace was not limited, and no leader was there to drop the ledger. Nor has it what units are worth now.
+        config_version = self._shared.store.config_version
+        if any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger

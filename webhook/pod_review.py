@@ -16,6 +16,7 @@ from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.placement import patches, placement
 from vcuda.quota.model import NOT_MUTATED, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
+from vcuda.requests.resources import BUILT_IN, GpuResources
 from webhook.context import PolicySnapshot
 from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices, RetryLater
 
@@ -70,7 +71,7 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
 
     That is: it asks for no cards, its namespace has no limit, or it is malformed and its quota is enforced.
     """
-    pod, quota = vcuda_pod_of(request), policy.quota.for_namespace(request.namespace)
+    pod, quota = vcuda_pod_of(request, policy.resources), policy.quota.for_namespace(request.namespace)
     if isinstance(pod, AdmissionResponse):
         return _admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
     if is_mirror(request, pod):
@@ -81,7 +82,7 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     if quota is None:
         return AdmissionResponse("unlimited")
-    review = PodReview(request.namespace, pod, read_request(pod), quota, policy)
+    review = PodReview(request.namespace, pod, read_request(pod, policy.resources), quota, policy)
     faults = review.request.faults
     return _malformed(faults, review.scheme) if faults and review.enforced else review
 
@@ -94,7 +95,7 @@ def _admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> Adm
     return AdmissionResponse(malformed.outcome, warnings=told)
 
 
-def vcuda_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
+def vcuda_pod_of(request: AdmissionRequest, known: GpuResources = BUILT_IN) -> Pod | AdmissionResponse:
     """Return the vcuda pod that a review creates, or the answer to any other, which is the same under every quota."""
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
@@ -108,7 +109,7 @@ def vcuda_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
         pod = _PODS.decode(request.object)
     except UNDECODABLE as error:
         return AdmissionResponse("malformed", False, HTTPStatus.BAD_REQUEST, f"the pod cannot be read: {error}")
-    return pod if asks_for_vcuda(pod) else AdmissionResponse("ignored")
+    return pod if asks_for_vcuda(pod, known) else AdmissionResponse("ignored")
 
 
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:

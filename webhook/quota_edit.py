@@ -8,8 +8,8 @@ import msgspec
 
 from vcuda import errors, k8s_types, kube
 from vcuda.ledger.ledger import NO_LIMIT
-from vcuda.quota.document import parse_quota
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
+from vcuda.requests.config import parse_config
 from webhook import context, ledgers
 
 # The API server cuts off all warnings of an answer together at 4 KiB.
@@ -40,13 +40,11 @@ async def check_edit(
             "quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"]
         )
     try:
-        document = (_CONFIG_MAP.decode(request.object).data or {}).get(place.key)
+        data = _CONFIG_MAP.decode(request.object).data or {}
     except k8s_types.UNDECODABLE as error:
         return _refused(place, (errors.Fault("", f"the ConfigMap cannot be read: {error}"),))
-    if document is None:
-        return _refused(place, (errors.Fault(f"data.{place.key}", "is missing; the quota document belongs there"),))
     try:
-        quota = parse_quota(document)
+        quota = parse_config(data, place.key).quota
     except errors.QuotaFault as fault:
         return _refused(place, fault.faults)
     warnings = [*await _compared(quota, policy, charged, time.monotonic() + comparing), *_doubts(quota, policy)]

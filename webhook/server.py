@@ -72,7 +72,7 @@ class Cluster(msgspec.Struct, frozen=True):
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
         policy = context.ClusterPolicy(quota, nodes, cards, self.hints, self.storable_seconds)
         metrics = _metrics(certificate)
-        store = k8s.LedgerStore(kube, self.ledger_namespace, nodes.current)
+        store = k8s.LedgerStore(kube, self.ledger_namespace, nodes.current, quota.resources)
         ledgers = ledger_client.ClusterLedgers(store, LedgerMetrics(metrics.registry))
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors()))
@@ -92,7 +92,8 @@ class Standalone(msgspec.Struct, frozen=True):
         """Read the files; BadInput where one of them cannot be read, or has faults."""
         labels = self.hints.labels
         nodes = context.read_nodes(self.nodes, labels) if self.nodes else placement.Nodes(labels)
-        return context.PolicySnapshot(context.read_quota(self.quota), nodes, self.hints)
+        read = context.read_quota(self.quota)
+        return context.PolicySnapshot(read.quota, nodes, self.hints, resources=read.resources)
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Return a service that answers from the files alone."""

@@ -151,7 +151,7 @@ def test_a_streamed_list_has_everything_whose_creation_was_answered_before_it(ku
     """A hundred times, though the API server streams from its cache: the view is no older than a quorum read."""
     if not streams_lists(kube):
         pytest.skip("the API server does not stream lists")
-    watches = Watches(kube, path, OURS, TIMEOUT, threading.Event())
+    watches = Watches(kube, path, OURS, TIMEOUT, threading.Event(), interrupted=threading.Event())
     for number in range(100):
         name = f"cm-{number:04}"
         kube.post(path, manifest(name, "first"))

@@ -20,7 +20,8 @@ from tests.rendered import BASE, Json, rendered, webhooks
 from tests.strategies import storable_pods
 from vcuda.k8s_types import Pod
 from vcuda.requests.pod_request import asks_for_vcuda
-from vcuda.requests.schemes import SCHEME_OF_RESOURCE, SCHEMES
+from vcuda.requests.resources import BUILT_IN
+from vcuda.requests.schemes import SCHEMES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
 TYPE_ANNOTATIONS = {name for scheme in SCHEMES for name in scheme.model_choices}
@@ -65,7 +66,7 @@ def test_only_a_pod_that_may_ask_for_a_gpu_is_asked_about(condition: Condition, 
 
 
 @pytest.mark.parametrize("part", ["limits", "requests"])
-@pytest.mark.parametrize("resource", [*SCHEME_OF_RESOURCE, "example.com/anything", "kubernetes.io/anything"])
+@pytest.mark.parametrize("resource", [*BUILT_IN.scheme_of, "example.com/anything", "kubernetes.io/anything"])
 def test_every_resource_with_a_slash_is_asked_about_wherever_it_stands(
     condition: Condition, resource: str, part: str
 ) -> None:
@@ -79,7 +80,7 @@ def test_every_resource_with_a_slash_is_asked_about_wherever_it_stands(
 
 
 def test_no_scheme_has_a_resource_that_the_condition_would_miss() -> None:
-    assert all("/" in resource for resource in SCHEME_OF_RESOURCE)
+    assert all("/" in resource for resource in BUILT_IN.scheme_of)
 
 
 @settings(deadline=None)

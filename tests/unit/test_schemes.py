@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from vcuda.requests.schemes import HAMI, SCHEME_OF_RESOURCE, SCHEMES, Scheme, is_named
+from vcuda.requests.resources import BUILT_IN
+from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, is_named
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
@@ -13,7 +14,7 @@ def test_no_resource_belongs_to_two_schemes() -> None:
     """A container's resources tell by which scheme it asks."""
     counted = Counter(resource for scheme in SCHEMES for resource in scheme.resources)
     assert [resource for resource, times in counted.items() if times > 1] == []
-    assert SCHEME_OF_RESOURCE.keys() == counted.keys()
+    assert BUILT_IN.scheme_of.keys() == counted.keys()
 
 
 def test_the_resources_by_which_vcuda_is_asked_for() -> None:
@@ -30,7 +31,7 @@ def test_the_resources_by_which_vcuda_is_asked_for() -> None:
 
 @EACH
 def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
-    assert {SCHEME_OF_RESOURCE[resource] for resource in scheme.resources} == {scheme}
+    assert {BUILT_IN.scheme_of[resource] for resource in scheme.resources} == {scheme}
 
 
 @EACH

@@ -268,7 +268,7 @@ def test_a_file_that_cannot_be_read(content: bytes | None, path: Path) -> None:
 )
 def test_a_quota_file(text: str, path: Path) -> None:
     path.write_text(text)
-    assert read_quota(path).namespaces["team-a"].limits == {"M40": Limit(800)}
+    assert read_quota(path).quota.namespaces["team-a"].limits == {"M40": Limit(800)}
 
 
 @pytest.mark.parametrize("text", ["kind: ConfigMap", "kind: ConfigMap\ndata: {other: x}"])

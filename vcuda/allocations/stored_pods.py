@@ -10,6 +10,7 @@ from vcuda.k8s_types import MIRROR_ANNOTATION, Pod
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import asks_for_vcuda, read_request
+from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
 DEFAULT_GRACE_SECONDS = 30
@@ -104,13 +105,13 @@ class StoredPod(msgspec.Struct, frozen=True):
         return self.model or (nodes.model_of(self.node) if self.node else None)
 
 
-def read_stored(pod: Pod, labels: affinity.NodeLabels) -> StoredPod | None:
-    """Return what is kept of a pod, or None where it asks for no vcuda."""
-    if not asks_for_vcuda(pod):
+def read_stored(pod: Pod, labels: affinity.NodeLabels, known: GpuResources = BUILT_IN) -> StoredPod | None:
+    """Return what is kept of a pod, or None where it asks for nothing that is charged."""
+    if not asks_for_vcuda(pod, known):
         return None
     # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more.
     metadata = pod.metadata
-    request = read_request(pod)
+    request = read_request(pod, known)
     return StoredPod(
         uid=metadata.uid,
         namespace=metadata.namespace,

@@ -7,11 +7,12 @@ import msgspec
 import structlog
 
 from vcuda.allocations.cards import INDEXED
-from vcuda.errors import Fault, QuotaFault
+from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity, placement
-from vcuda.quota import document, model
+from vcuda.quota import model
+from vcuda.requests import config, resources
 from vcuda.requests.schemes import SCHEMES
 
 # So many faults of one document are logged; an alias can repeat one without end.
@@ -24,11 +25,11 @@ _LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
 
 class QuotaPlace(msgspec.Struct, frozen=True):
-    """Where the quota document is: a key of a ConfigMap."""
+    """Where the quota document is: a key of a ConfigMap, beside the further ones of `vcuda.requests.config`."""
 
     namespace: str = "kube-system"
     name: str = "gpuquota"
-    key: str = "gpu_quota"
+    key: str = config.QUOTA
 
 
 class QuotaInformer:
@@ -45,7 +46,7 @@ class QuotaInformer:
         self._place = place
         self._nobody = model.Quota(system=system)
         self._log = structlog.get_logger().bind(configmap=f"{place.namespace}/{place.name}")
-        self._quota: model.Quota | None = None
+        self._config: config.QuotaConfig | None = None
         self._faulty = False
         self._on_change = on_change
         self._path = f"/api/v1/namespaces/{client.segment(place.namespace)}/configmaps"
@@ -54,11 +55,26 @@ class QuotaInformer:
 
     def current(self) -> model.Quota | None:
         """Return the quota in force, or None until it has been read once. An absent ConfigMap limits nobody."""
+        read = self.in_force()
+        return read.quota if read else None
+
+    def resources(self) -> resources.GpuResources:
+        """Return what can be asked for as far as it is known; of no version, the oldest, until it has been read."""
+        read = self.in_force()
+        return read.resources if read else resources.BUILT_IN
+
+    def in_force(self) -> config.QuotaConfig | None:
+        """Return the quota in force with what can be asked for, from one version; None until they have been read."""
         # Nothing is set here: an answer to a request that was about to find none must not overwrite a document that has
         # just come. Only the watch's own thread sets what is in force.
-        if self._quota is None and self.reflector.synced.is_set() and not self._faulty:
-            return self._nobody
-        return self._quota
+        if self._config is None and self.reflector.synced.is_set() and not self._faulty:
+            return self._without_document()
+        return self._config
+
+    def _without_document(self) -> config.QuotaConfig:
+        # As new as the watch: what was counted while there was a ConfigMap is older.
+        built_in = resources.GpuResources(version=self.reflector.resource_version)
+        return config.QuotaConfig(self._nobody, built_in)
 
     def stored_version(self) -> str:
         """Return the resourceVersion of the document as etcd has it, by a consistent LIST; empty where there is none.
@@ -76,33 +92,27 @@ class QuotaInformer:
         return not self._faulty
 
     def _on_event(self, _old: ConfigMap | None, new: ConfigMap | None) -> None:
-        self._quota = self.current()
+        self._config = self.in_force()
         if new is None:
-            self._accept(self._nobody)
+            self._accept(self._without_document())
             self._log.warning("quota ConfigMap deleted: no namespace is limited")
             return
         try:
-            quota = self._parse(new)
+            version = new.metadata.resource_version
+            read = config.parse_config(new.data or {}, self._place.key, self._nobody.system, version)
         except QuotaFault as fault:
             self._reject(new, fault)
         else:
-            self._accept(quota)
-            self._log.info("quota read", namespaces=len(quota.namespaces), version=new.metadata.resource_version)
+            self._accept(read)
+            self._log.info("quota read", namespaces=len(read.quota.namespaces), version=version)
 
-    def _parse(self, config_map: ConfigMap) -> model.Quota:
-        key = self._place.key
-        if key not in (config_map.data or {}):
-            raise QuotaFault((Fault(f"data.{key}", "is missing; the quota document belongs there"),))
-        quota = document.parse_quota((config_map.data or {})[key], self._nobody.system)
-        return msgspec.structs.replace(quota, version=config_map.metadata.resource_version)
-
-    def _accept(self, quota: model.Quota) -> None:
-        self._quota, self._faulty = quota, False
+    def _accept(self, read: config.QuotaConfig) -> None:
+        self._config, self._faulty = read, False
         self._on_change()
 
     def _reject(self, config_map: ConfigMap, fault: QuotaFault) -> None:
         self._faulty = True
-        kept = "the last good one stays in force" if self._quota else "no quota has been read yet"
+        kept = "the last good one stays in force" if self._config else "no quota has been read yet"
         self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
         version, place = config_map.metadata.resource_version, self._place
         subject = objects.InvolvedObject(

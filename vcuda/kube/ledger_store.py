@@ -14,6 +14,7 @@ from vcuda.kube import client, objects, watch
 from vcuda.kube.reflector import Reflector
 from vcuda.ledger.ledger import Ledger, ObservedPods, charges_by_model, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
+from vcuda.requests.resources import BUILT_IN, GpuResources
 
 KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
@@ -52,14 +53,27 @@ NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 class LedgerStore:
     """Reads and writes ledgers; whoever writes an old version loses, by Conflict.
 
-    ``nodes`` tells the model of a pod that is held to none by its spec but runs on a node that has one.
+    ``nodes`` tells the model of a pod that is held to none by its spec but runs on a node that has one; ``resources``
+    what pods can ask for now.
     """
 
-    def __init__(self, kube: client.Kube, namespace: str, nodes: Callable[[], Nodes]) -> None:
+    def __init__(
+        self,
+        kube: client.Kube,
+        namespace: str,
+        nodes: Callable[[], Nodes],
+        resources: Callable[[], GpuResources] = lambda: BUILT_IN,
+    ) -> None:
         self._kube = kube
         self._namespace = namespace
         self._nodes = nodes
+        self.resources = resources
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
+
+    @property
+    def config_version(self) -> str:
+        """The version of the ConfigMap by which pods are counted now."""
+        return self.resources().version
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return the newest ledger; where there is none, one that counts the pods stored now, from a consistent LIST.
@@ -70,23 +84,27 @@ class LedgerStore:
             raw = self._kube.get(self._path(namespace), timeout=timeout)
         except errors.NotFound:
             pods = self.count_pods(namespace, timeout)
-            return Stored(Ledger(pods.committed, pods.resource_version), None)
+            ledger = Ledger(pods.committed, pods.resource_version, config_version=pods.config_version)
+            return Stored(ledger, None)
         return _read(_CONFIG_MAP.decode(raw), len(raw))
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
         """Return what a namespace's pods take, from a consistent LIST of them; the timeout is for each page."""
+        config_version = self.config_version  # before the pods: they are counted by this one, or by a newer
         version, stored = self.pods(namespace, timeout)
         committed = charges_by_model(charges_of(stored, self._nodes()))
-        return ObservedPods(version, committed, {pod.uid for pod in stored}, since=version)
+        seen = {pod.uid for pod in stored}
+        return ObservedPods(version, committed, seen, since=version, config_version=config_version)
 
     def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
         """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page."""
         path, version = f"/api/v1/namespaces/{client.segment(namespace)}/pods", ""
         stored: list[StoredPod] = []
+        known = self.resources()
         for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
             # One that cannot be decoded was charged by nobody: the webhook refuses it.
-            pods = (read_stored(pod, self._nodes().keys) for pod in objects.decode_each(_POD, page.items))
+            pods = (read_stored(pod, self._nodes().keys, known) for pod in objects.decode_each(_POD, page.items))
             stored.extend(pod for pod in pods if pod)
         return version, stored
 

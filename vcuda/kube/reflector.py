@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Generic, TypeVar
 
@@ -66,7 +66,9 @@ class Reflector(Generic[T]):
 
     ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If it raises, that is
     logged and counted, and the next event follows. A fault in the reflector itself ends the thread, loudly; ``alive``
-    tells a health check. ``on_listed`` is called after each list, when its changes have been told.
+    tells a health check. ``on_listed`` is called after each list, when its changes have been told. ``on_listing`` is
+    called before each, and returns whether ``decode`` reads by other rules than at the last: then objects are decoded
+    again that have not changed. `list_again` is for who has such rules.
 
     ``listed_version`` is that of the last list, set before the store changes over to it: what has happened since was
     watched, but how objects have gone that went before it, nobody saw.
@@ -91,6 +93,7 @@ class Reflector(Generic[T]):
         params: client.Params | None = None,
         on_event: OnEvent[T] | None = None,
         on_listed: Callable[[], None] = lambda: None,
+        on_listing: Callable[[], bool] = lambda: False,
         page_size: int = 500,
         silence: float = SILENCE,
         backoff: Backoff | None = None,
@@ -105,13 +108,15 @@ class Reflector(Generic[T]):
         self._params = dict(params or {})
         self._on_event = on_event
         self._on_listed = on_listed
+        self._on_listing = on_listing
         self.listed_version = ""
         self._page_size = page_size
         self._backoff = backoff or Backoff()
         self._clock = clock
         self._stopping = threading.Event()
+        self._asked_again = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._watches = watch.Watches(kube, path, self._params, silence, self._stopping)
+        self._watches = watch.Watches(kube, path, self._params, silence, self._stopping, interrupted=self._asked_again)
         self._log = (log or structlog.get_logger()).bind(resource=path)
         self._store: store.Store[T] = store.Store()
         self._reader = store.ObjectReader(decode, self._store, self.counts, self._log)
@@ -159,6 +164,11 @@ class Reflector(Generic[T]):
         self._stopping.set()
         self._watches.abort()
 
+    def list_again(self) -> None:
+        """Have everything listed again, from any thread: what begins now ends the watch, or follows the list."""
+        self._asked_again.set()
+        self._watches.abort()
+
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread to end, at most ``timeout`` seconds."""
         self._thread.join(timeout)
@@ -176,6 +186,9 @@ class Reflector(Generic[T]):
 
     def _attempt(self) -> None:
         # List if due, and watch. A watch broken in transit goes on from its version; after all else, list again.
+        if self._asked_again.is_set():
+            self._asked_again.clear()  # before the list, so that who asks meanwhile gets another
+            self._list_due = True
         try:
             if self._list_due and self._list_and_watch():
                 return
@@ -185,8 +198,8 @@ class Reflector(Generic[T]):
                 with self._watches.open({"resourceVersion": self._store.version}, self._duration()) as events:
                     self._follow(events)
         except VcudaError as error:
-            if self._stopping.is_set():
-                return  # the error is our own doing: stop() ended the stream
+            if self._stopping.is_set() or self._asked_again.is_set():
+                return  # the error is our own doing: stop() or list_again() ended the stream
             self.counts.failures += 1
             self._list_due = self._list_due or isinstance(error, ApiError | WatchLost)
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)
@@ -204,7 +217,7 @@ class Reflector(Generic[T]):
                 self._log.info("lists are not streamed", reason=error.message)
                 return False
             self._stream_broken = True
-            self._replace(store.from_initial_events(events, self._reader, self._watches.what), streamed=True)
+            self._replace(store.from_initial_events(events, self._list_reader(), self._watches.what), streamed=True)
             self._stream_broken = False
             self._follow(events)
         return True
@@ -213,10 +226,13 @@ class Reflector(Generic[T]):
         """Change over to a list in pages, once: what the thread does where lists are not streamed."""
         # Without resourceVersion the API server answers as new as etcd is, from its cache where it can.
         pages = self._kube.list_pages(self._path, self._params, self._page_size)
-        listing = store.from_pages(watch.until(self._stopping, pages), self._reader)
+        listing = store.from_pages(watch.until(self._stopping, pages), self._list_reader())
         if not self._stopping.is_set():
             self._stream_broken = False
             self._replace(listing, streamed=False)
+
+    def _list_reader(self) -> store.ObjectReader[T]:
+        return replace(self._reader, anew=self._on_listing())
 
     def _replace(self, listing: store.Listing[T], *, streamed: bool) -> None:
         fresh, self.listed_version = listing.entries, listing.version

@@ -96,13 +96,14 @@ class Listing(NamedTuple, Generic[T]):
 class ObjectReader(Generic[T]):
     """Decodes objects, unless this very version of one is known, from ``store`` for example.
 
-    What cannot be decoded is logged and counted.
+    What cannot be decoded is logged and counted. ``anew``: known versions are decoded again.
     """
 
     decode: Callable[[bytes], T | None]
     store: Store[T]
     counts: Counts
     _log: structlog.typing.FilteringBoundLogger
+    anew: bool = False
 
     def entry(self, meta: watch.Meta, raw: bytes, known: StoreEntry[T] | None = None) -> StoreEntry[T] | None:
         """Decode an object; None when it is not kept, its last good value when it cannot be decoded.
@@ -111,7 +112,7 @@ class ObjectReader(Generic[T]):
         """
         old = known or self.store.entry(meta.key)
         last_good = old if old is not None and old.uid == meta.uid else None
-        if last_good is not None and last_good.version == meta.resource_version:
+        if last_good is not None and last_good.version == meta.resource_version and not self.anew:
             return last_good
         try:
             value = self.decode(raw)

@@ -111,16 +111,27 @@ class Watches:
     """The watches of one resource path, one at a time. ``params`` hold selectors.
 
     ``silence`` is how many seconds the API server may say nothing, after which a watch ends. Once ``stopping`` is set
-    no more is read; ``abort`` then ends the watch that is open, so that nobody waits for its next event.
+    no more is read, nor while ``interrupted`` is; ``abort`` then ends the watch that is open, so that nobody waits for
+    its next event.
     """
 
-    def __init__(self, kube: Kube, path: str, params: Params, silence: float, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        path: str,
+        params: Params,
+        silence: float,
+        stopping: threading.Event,
+        *,
+        interrupted: threading.Event,
+    ) -> None:
         self.what = f"WATCH {path}"
         self._kube = kube
         self._path = path
         self._params = {**params, "watch": "true", "allowWatchBookmarks": "true"}
         self._silence = silence
         self._stopping = stopping
+        self._interrupted = interrupted
         self._stream: Stream | None = None
         self._lock = threading.Lock()
 
@@ -147,5 +158,5 @@ class Watches:
     def _hold(self, stream: Stream | None) -> None:
         with self._lock:
             self._stream = stream
-            if stream is not None and self._stopping.is_set():
+            if stream is not None and (self._stopping.is_set() or self._interrupted.is_set()):
                 stream.abort()

@@ -58,13 +58,15 @@ class Ledger(msgspec.Struct, frozen=True):
 
     ``committed`` holds per model what stored pods take, counted at ``pod_resource_version``; ``pending`` holds by pod
     uid what was admitted since, and ``terminating`` what may still run though it is gone. There a key may be no uid: a
-    decrease that nobody saw happen has no pod.
+    decrease that nobody saw happen has no pod. ``config_version`` is that of the ConfigMap that said what a unit was
+    worth when they were counted.
     """
 
     committed: Mapping[str, Charge] = {}
     pod_resource_version: str = ""
     pending: Mapping[str, Pending] = {}
     terminating: Mapping[str, Terminating] = {}
+    config_version: str = ""
 
     def usage(self, model: str) -> Usage:
         """Return what is charged to one model."""
@@ -145,7 +147,8 @@ class ObservedPods(msgspec.Struct, frozen=True):
 
     ``committed`` is what those stored then take, by model. ``seen`` are the uids of all that were stored at some time:
     those there now, and those that have gone since. ``vanished`` are the bound ones among the latter that were not seen
-    to end, by uid. What has happened before version ``since`` nobody saw; for a LIST that is its own version.
+    to end, by uid. What has happened before version ``since`` nobody saw; for a LIST that is its own version. What a
+    unit is worth was said by the ConfigMap at ``config_version``.
     """
 
     resource_version: str
@@ -153,6 +156,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     seen: Collection[str]
     vanished: Mapping[str, Terminating] = {}
     since: str = ""
+    config_version: str = ""
 
 
 def settle(
@@ -170,7 +174,10 @@ def settle(
     the terminating keys whose time is over. Both go in any case.
     """
     # A leader that has been asleep, or that lists from a cache, would lower `committed` with an older count.
-    if is_older(observed.resource_version, ledger.pod_resource_version):
+    # So would one by units that were worth less.
+    if is_older(observed.resource_version, ledger.pod_resource_version) or is_older(
+        observed.config_version, ledger.config_version
+    ):
         return _without(ledger, absent, ended)
     kept = _without(ledger, {*observed.seen, *absent}, ended)
     known = {*ledger.terminating, *ended}
@@ -180,9 +187,10 @@ def settle(
     committed = charges_by_model([*observed.committed.items(), *beyond]) if beyond else observed.committed
     held |= _unseen(ledger, observed, vanished)
     same = kept is ledger and not held and committed == ledger.committed
-    if same and not is_older(ledger.pod_resource_version, counted_since):
+    if same and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
-    return Ledger(committed, observed.resource_version, kept.pending, {**kept.terminating, **held})
+    terminating = {**kept.terminating, **held}
+    return Ledger(committed, observed.resource_version, kept.pending, terminating, observed.config_version)
 
 
 def _unseen(
@@ -209,6 +217,11 @@ def _without(ledger: Ledger, pending: Collection[str], terminating: Collection[s
         pending={uid: entry for uid, entry in ledger.pending.items() if uid not in pending},
         terminating={uid: entry for uid, entry in ledger.terminating.items() if uid not in terminating},
     )
+
+
+def is_counted_before(ledger: Ledger, version: str, config_version: str) -> bool:
+    """Return whether its pods were counted before this version, or by what an older ConfigMap said of units."""
+    return is_older(ledger.pod_resource_version, version) or is_older(ledger.config_version, config_version)
 
 
 def is_older(version: str, than: str) -> bool:
@@ -250,6 +263,7 @@ class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     pod_resource_version: str
     pending: Mapping[str, tuple[_Group, ...]]
     terminating: Mapping[str, tuple[_Group, ...]] = {}
+    config_version: str = ""
 
 
 _HEAD = msgspec.json.Decoder(_Format)
@@ -261,7 +275,9 @@ def write_ledger(ledger: Ledger) -> str:
     """Return the ledger as text."""
     pending = _grouped((uid, each.model, each.charge, 0) for uid, each in ledger.pending.items())
     terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
-    document = _Grouped(FORMAT, ledger.committed, ledger.pod_resource_version, pending, terminating)
+    document = _Grouped(
+        FORMAT, ledger.committed, ledger.pod_resource_version, pending, terminating, ledger.config_version
+    )
     return _ENCODER.encode(document).decode()
 
 
@@ -278,7 +294,7 @@ def read_ledger(text: str) -> Ledger:
     terminating = {
         key: Terminating(model, charge, seconds) for key, model, charge, seconds in _entries(grouped.terminating)
     }
-    return Ledger(grouped.committed, grouped.pod_resource_version, pending, terminating)
+    return Ledger(grouped.committed, grouped.pod_resource_version, pending, terminating, grouped.config_version)
 
 
 Entry = tuple[str, str, Charge, int]

@@ -16,9 +16,9 @@ example are such names: an entry for them would never apply to anything.
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import ROUND_DOWN, Context, Decimal, Inexact
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 from pydantic_core import ErrorDetails
@@ -26,6 +26,8 @@ from pydantic_core import ErrorDetails
 from vcuda import errors, k8s_types
 from vcuda.quota.model import SYSTEM_NAMESPACES, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_text
+
+T = TypeVar("T")
 
 MAX_NAMESPACES = 10_000
 """Namespaces in one document: as many as Kubernetes itself is tested with."""
@@ -36,7 +38,7 @@ MAX_MEMORY = MAX_CARDS * 1024 * 1024
 DEFAULT = "*"
 """The key of the entry for namespaces without their own."""
 
-_MIB = 1024 * 1024
+MIB = 1024 * 1024
 _MAX_SHOWN = 63
 # Kubernetes' own rules for the name of a namespace (a DNS label, RFC 1123) and for the value of a label.
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -116,20 +118,25 @@ def _no_cards(value: object) -> str:
 
 def read_memory(value: object) -> int:
     """Return the whole MiB, rounded down, of a Kubernetes quantity in bytes: from 1 to MAX_MEMORY."""
+    return int(read_bytes(value) // MIB)
+
+
+def read_bytes(value: object) -> Decimal:
+    """Return the bytes of a Kubernetes quantity: from 1 MiB to MAX_MEMORY."""
     amount = _bytes(value)
     if amount is None:
         raise WrongValueError(f"{shown(value)} is no amount of memory; write one such as 160Gi")
-    if not 0 <= amount <= MAX_MEMORY * _MIB:
+    if not 0 <= amount <= MAX_MEMORY * MIB:
         raise WrongValueError(f"{shown(value)} is no possible amount of memory; write one up to {MAX_MEMORY // 1024}Gi")
     if amount == 0:
         hint = "leave `memory` out for no limit, or write 0 cards to block the model"
         raise WrongValueError(f"0 leaves no memory; {hint}")
-    if amount < _MIB:
+    if amount < MIB:
         # Such an amount is a slip: 160 is meant as 160Gi.
         bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
         hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
         raise WrongValueError(f"{shown(value)} is less than 1 MiB; {hint}")
-    return int(amount // _MIB)
+    return amount
 
 
 def _bytes(value: object) -> Decimal | None:
@@ -171,13 +178,13 @@ def suggestion(written: object, known: Iterable[str]) -> str:
     return f"did you mean `{near[0]}`?" if near else ""
 
 
-class _StrictModel(pydantic.BaseModel):
+class StrictModel(pydantic.BaseModel):
     """A mapping with these keys and no others."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class _LimitEntry(_StrictModel):
+class _LimitEntry(StrictModel):
     """A limit in its long form."""
 
     cards: Annotated[int, pydantic.PlainValidator(read_cores)]
@@ -217,7 +224,7 @@ _Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[_LimitEntry, pydantic.WrapValidator(_read_limit)]]
 
 
-class _NamespaceEntry(_StrictModel):
+class _NamespaceEntry(StrictModel):
     """What is written for one namespace."""
 
     quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = {}
@@ -237,9 +244,22 @@ _KEY = "[key]"
 """What pydantic adds to a place when it is the key that is wrong, not what stands behind it."""
 
 
-def _found(details: ErrorDetails) -> PlacedFault:
-    place = details["loc"]
-    return PlacedFault(place[:-1] if place[-1:] == (_KEY,) else place, _sentence(details))
+def check_text(text: str, read: Callable[[Plain], T], sentence: Callable[[ErrorDetails], str]) -> T:
+    """Return what ``read`` makes of a text of JSON or YAML; ``sentence`` says what is wrong where pydantic refuses it.
+
+    Raises QuotaFault with every fault, each with its path, in the order of the text. A text that cannot be read at all
+    (its syntax, size, nesting or number of entries) has that one fault.
+    """
+    tree, faults = read_text(text)
+    try:
+        found = read({} if tree is None else tree)
+    except pydantic.ValidationError as error:
+        for details in error.errors(include_url=False):
+            place = details["loc"]
+            faults += (PlacedFault(place[:-1] if place[-1:] == (_KEY,) else place, sentence(details)),)
+    if faults:
+        raise errors.QuotaFault(_in_document_order(tree, faults))
+    return found
 
 
 def _sentence(details: ErrorDetails) -> str:
@@ -299,25 +319,22 @@ def _path(place: KeyPath) -> str:
     return path
 
 
+def _read_entries(tree: Plain) -> dict[str, _NamespaceEntry]:
+    if isinstance(tree, dict) and len(tree) > MAX_NAMESPACES:
+        raise errors.QuotaFault(
+            (errors.Fault("", f"there are {len(tree)} namespaces; at most {MAX_NAMESPACES} are read"),)
+        )
+    return _DOCUMENT.validate_python(tree)
+
+
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
     """Return the quota that ``text`` says; an empty text limits nobody.
 
     The ``*`` entry never applies to the namespaces in ``system``.
 
-    Raises QuotaFault with every fault, each with its path, in the order of the document. A text that cannot be read
-    at all (its syntax, size, nesting or number of entries) has that one fault.
+    Raises QuotaFault as `check_text` does.
     """
-    tree, faults = read_text(text)
-    if isinstance(tree, dict) and len(tree) > MAX_NAMESPACES:
-        raise errors.QuotaFault(
-            (errors.Fault("", f"there are {len(tree)} namespaces; at most {MAX_NAMESPACES} are read"),)
-        )
-    try:
-        entries = _DOCUMENT.validate_python({} if tree is None else tree)
-    except pydantic.ValidationError as error:
-        faults += tuple(_found(details) for details in error.errors(include_url=False))
-    if faults:
-        raise errors.QuotaFault(_in_document_order(tree, faults))
+    entries = check_text(text, _read_entries, _sentence)
     namespaces = {}
     for name, entry in entries.items():
         limits = {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}

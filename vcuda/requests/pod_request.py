@@ -8,7 +8,8 @@ import msgspec
 from vcuda.errors import Fault
 from vcuda.k8s_types import Container, Pod, Quantity, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
-from vcuda.requests.schemes import SCHEME_OF_RESOURCE, Scheme
+from vcuda.requests.resources import BUILT_IN, GpuResources
+from vcuda.requests.schemes import Scheme
 
 MALFORMED = "malformed GPU request"
 """How every refusal of a malformed request begins."""
@@ -16,6 +17,8 @@ MALFORMED = "malformed GPU request"
 SIDECAR = "Always"
 NONE = (0, "0")
 """How the API server writes that a container wants none of a resource, and how people do."""
+MOST_UNITS = 10_000_000
+"""As many as 5,000 nodes, the most that Kubernetes supports, could have with 2,000 on each."""
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
@@ -24,7 +27,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
 
     With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
     ``warnings`` are sentences for the answer of an admitted pod. ``share`` is the most that a container asks for of
-    one card, in cores: 100 where it asks for whole ones.
+    one card, in cores: 100 where it asks for whole ones. ``by_units``: it also asks for what no scheme has.
     """
 
     charge: Charge
@@ -32,29 +35,34 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     faults: tuple[Fault, ...] = ()
     warnings: tuple[str, ...] = ()
     share: int = 0
+    by_units: bool = False
 
 
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
-    """What one container asks for, by one scheme."""
+    """What one container asks for: by a scheme, by units, or both.
 
-    scheme: Scheme
-    charge: Charge
+    ``charges`` are by what is set against its like in another container: the scheme's name, or the unit's.
+    """
+
+    scheme: Scheme | None
+    charges: Mapping[str, Charge]
     cores_per_card: int
     faults: tuple[Fault, ...]
     warnings: tuple[str, ...]
 
 
-def asks_for_vcuda(pod: Pod) -> bool:
-    """Return whether any container asks by any scheme, for more than 0."""
+def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
+    """Return whether any container asks for something that is charged, and for more than 0 of it."""
     # Every pod of the cluster passes here, and most ask for no GPU: nothing is made for them, not even a field path.
+    # What is charged has a domain in its name; to look for its slash in all names at once is cheaper than one by one.
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
             resources = resources_of(container) if container.resources else {}
-            if not SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
-                asked = resources.keys() & SCHEME_OF_RESOURCE.keys()
-                if any(resources[name] not in NONE for name in asked):
-                    return True
+            if "/" in "".join(resources):
+                for name, quantity in resources.items():
+                    if quantity not in NONE and known.counts(name):
+                        return True
     return False
 
 
@@ -70,28 +78,30 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
     return {**requests, **limits}
 
 
-def read_request(pod: Pod) -> PodRequest:
+def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
     """Return what the pod takes while it runs, and every fault, with its field path."""
     containers = tuple(pod.all_containers())
-    asked = [_read_container(path, container) for path, container in containers]
+    asked = [_read_container(path, container, known) for path, container in containers]
     requests = [request for request in asked if request]
-    schemes = _in_order(request.scheme for request in requests)
+    schemes = _in_order(request.scheme for request in requests if request.scheme)
     faults = [fault for request in requests for fault in request.faults]
-    charge = total(_effective_charge(containers, asked, scheme) for scheme in schemes)
+    kinds = dict.fromkeys(kind for request in requests for kind in request.charges)
+    charge = total(_effective_charge(containers, asked, kind) for kind in kinds)
     warnings = tuple(warning for request in requests for warning in request.warnings)
     share = min(max((request.cores_per_card for request in requests), default=0), CORES_PER_CARD)
-    return PodRequest(charge, schemes, (*faults, *_core_limit_faults(pod, requests)), warnings, share)
+    by_units = len(kinds) > len(schemes)
+    return PodRequest(charge, schemes, (*faults, *_core_limit_faults(pod, requests)), warnings, share, by_units)
 
 
 def _effective_charge(
-    containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], scheme: Scheme
+    containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], kind: str
 ) -> Charge:
-    # By one scheme, since the scheduler sets only like resources against each other.
+    # By one scheme or unit, since the scheduler sets only like resources against each other.
     # As the scheduler counts a pod (KEP-753, k8s.io/component-helpers `resource.PodRequests`): containers and sidecars
     # against the largest init container, which runs beside the sidecars that were started before it.
     together = largest = Charge()
     for (path, container), request in zip(containers, asked, strict=True):
-        charge = request.charge if request and request.scheme is scheme else Charge()
+        charge = request.charges.get(kind, Charge()) if request else Charge()
         if not path.startswith("spec.initContainers"):
             together += charge
         elif container.restart_policy == SIDECAR:
@@ -102,32 +112,37 @@ def _effective_charge(
     return together.peak(largest)
 
 
-def _read_container(path: str, container: Container) -> ContainerCharge | None:
+def _read_container(path: str, container: Container, known: GpuResources) -> ContainerCharge | None:
     resources = resources_of(container)
-    if SCHEME_OF_RESOURCE.keys().isdisjoint(resources):
+    if "/" not in "".join(resources):
         return None
     base = f"{path}.resources.limits"
-    amounts, faults = _amounts(base, resources)
-    schemes = _in_order(SCHEME_OF_RESOURCE[name] for name in amounts)
-    if not schemes:
+    amounts, faults = _amounts(base, resources, known)
+    if not amounts:
         return None
+    schemes = _in_order(known.scheme_of[name] for name in amounts if name in known.scheme_of)
     if len(schemes) > 1:
         names = " and ".join(scheme.name for scheme in schemes)
         faults.append(Fault(base, f"asks by two schemes, {names}; write the resources of one of them"))
-    scheme = schemes[0]
-    read = _read_counted if scheme.count else _read_cores
-    charge, cores, misshapen = read(base, scheme, amounts)
-    privileged = list(_privileged(path, container, scheme, amounts))
+    charges, per_card, misshapen = _read_units(base, amounts, known)
+    scheme = schemes[0] if schemes else None
+    if scheme:
+        read = _read_counted if scheme.count else _read_cores
+        charges[scheme.name], cores, wrong_shape = read(base, scheme, amounts)
+        per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
+    privileged = list(_privileged(path, container, scheme, amounts)) if scheme else []
     wrong = (*(faults or misshapen), *(found for found in privileged if isinstance(found, Fault)))
-    return ContainerCharge(scheme, charge, cores, wrong, tuple(found for found in privileged if isinstance(found, str)))
+    return ContainerCharge(
+        scheme, charges, per_card, wrong, tuple(found for found in privileged if isinstance(found, str))
+    )
 
 
-def _amounts(base: str, resources: Mapping[str, Quantity]) -> tuple[dict[str, int], list[Fault]]:
+def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) -> tuple[dict[str, int], list[Fault]]:
     # What is no whole number is a fault and stands there as 0, so that the rest of the container is checked too.
     amounts: dict[str, int] = {}
     faults: list[Fault] = []
     for name, quantity in resources.items():
-        if name not in SCHEME_OF_RESOURCE:
+        if not known.counts(name):
             continue
         try:
             amount = parse_whole(quantity)
@@ -138,6 +153,23 @@ def _amounts(base: str, resources: Mapping[str, Quantity]) -> tuple[dict[str, in
             if amount:
                 amounts[name] = amount
     return amounts, sorted(faults)
+
+
+def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tuple[dict[str, Charge], int, list[Fault]]:
+    charges: dict[str, Charge] = {}
+    faults = []
+    per_card = 0
+    for name, count in asked.items():
+        worth = known.unit_of(name) if name not in known.scheme_of else None
+        if worth is None:
+            continue
+        # Whole cards are a unit's as well as shares: of one card it takes at most all.
+        per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
+        if count > MOST_UNITS:
+            faults.append(_fault(base, name, f"{count} is larger than any cluster"))
+        counted = min(count, MOST_UNITS)
+        charges[name] = Charge(counted * worth.cores, counted * worth.memory, counted * worth.card_memory)
+    return charges, per_card, faults
 
 
 def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
@@ -196,7 +228,7 @@ def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fa
     # The annotation lets a pod use more of its card than it asks for (gpu-manager, vcuda-core-limit).
     if not pod.annotations:
         return
-    for scheme in _in_order(request.scheme for request in requests):
+    for scheme in _in_order(request.scheme for request in requests if request.scheme):
         text = pod.annotations.get(scheme.core_limit) if scheme.core_limit else None
         if text is None:
             continue

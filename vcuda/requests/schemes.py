@@ -150,9 +150,6 @@ VGPU_MANAGER = Scheme(
 # The order decides to which of two schemes an annotation belongs that both write, where a pod asks by neither.
 SCHEMES = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
-SCHEME_OF_RESOURCE = {resource: scheme for scheme in SCHEMES for resource in scheme.resources}
-"""Which scheme a container's resource name belongs to."""
-
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(name) + (".*" if name.endswith("-") else "") for name in names), re.DOTALL)

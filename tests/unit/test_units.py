@@ -1,0 +1,212 @@
+"""Units: what one of a resource is worth that no scheme has, by the built-in rows and by the operator's."""
+
+import pytest
+
+from controller.pods import PodInformer
+from tests.api_double import ApiDouble
+from tests.builders import LABELS, Manifest, container, pod, sidecar, stored_pod, vcuda_pod, view
+from tests.replicas import POD, Replica
+from tests.tables import cases
+from vcuda.errors import QuotaFault
+from vcuda.kube import LedgerStore, QuotaInformer, QuotaPlace
+from vcuda.ledger.ledger import Ledger, ObservedPods, Refused, settle
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Charge
+from vcuda.requests.config import parse_config
+from vcuda.requests.pod_request import asks_for_vcuda, read_request
+from vcuda.requests.resources import VENDORS, GpuResources
+
+CONFIG_MAP = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+CLASS = "deviceclass.resource.kubernetes.io/"
+OWN = """
+nvidia.com/gpu.shared: {cards: 0.25}
+acme.com/slice: {cards: 0.25, memory: 10Gi}
+acme.com/odd: {cards: 1.5, memory: 1048577}
+amd.com/gpu: {cards: 1}
+amd.com/nic: {}
+deviceclass/half.example.com: {cards: 0.5}
+deviceclass/rdma.example.com: {}
+"""
+
+
+def known(units: str = OWN, **data: str) -> GpuResources:
+    return parse_config({"gpu_quota": "", "gpu_units": units, **data}).resources
+
+
+@cases(
+    "limits, charge",
+    MIG=({"nvidia.com/mig-3g.20gb": 2}, Charge(84, 40960)),
+    MIG_of_all_slices=({"nvidia.com/mig-7g.80gb": 9}, Charge(900, 737280)),
+    MIG_with_media=({"nvidia.com/mig-1g.5gb.me": "1"}, Charge(14, 5120)),
+    several_profiles=({"nvidia.com/mig-1g.5gb": 1, "nvidia.com/mig-2g.10gb": 1}, Charge(42, 15360)),
+    a_class=({f"{CLASS}gpu.nvidia.com": 2}, Charge(200, 0, 200)),
+    a_class_of_shares=({f"{CLASS}hami-core-gpu.project-hami.io": 1}, Charge(100, 0, 100)),
+    ones_own=({"nvidia.com/gpu.shared": 9}, Charge(225, 0, 225)),
+    ones_own_with_memory=({"acme.com/slice": 3}, Charge(75, 30720)),
+    memory_is_rounded_up=({"acme.com/odd": 1}, Charge(150, 2)),
+    ones_own_class=({f"{CLASS}half.example.com": 1}, Charge(50, 0, 50)),
+    beside_a_scheme=({"nvidia.com/gpu": 1, "nvidia.com/gpu.shared": 1}, Charge(125, 0, 125)),
+    beside_what_is_worth_nothing=({"amd.com/gpu": 1, "nvidia.com/hostdev": 1, "amd.com/nic": 1}, Charge(100, 0, 100)),
+)
+def test_a_unit_is_charged_count_times_worth(limits: dict[str, object], charge: Charge) -> None:
+    manifest = vcuda_pod(limits)
+    assert asks_for_vcuda(view(manifest), known())
+    request = read_request(view(manifest), known())
+    assert (request.charge, request.faults, request.by_units) == (charge, (), True)
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/hostdev", "amd.com/nic", f"{CLASS}rdma.example.com", "cpu", "acme.com/x"])
+def test_what_is_worth_nothing_is_no_request(name: str) -> None:
+    manifest = vcuda_pod({name: 5})
+    assert not asks_for_vcuda(view(manifest), known())
+    assert read_request(view(manifest), known()).charge == Charge()
+
+
+def test_units_are_set_against_their_like_as_the_scheduler_does() -> None:
+    """Two units of one pod add up; the same unit of an init container does not come on top."""
+    mig, shared = {"nvidia.com/mig-7g.40gb": 1}, {"nvidia.com/gpu.shared": 2}
+    init = [container(mig), sidecar(shared)]
+    request = read_request(view(pod(container(mig), container(shared), init=init)), known())
+    assert request.charge == Charge(100 + 100, 40960, 100)
+
+
+@pytest.mark.parametrize("amount", ["-1", "0.5", "two", 10_000_001])
+def test_an_amount_that_is_none_is_a_fault_with_its_path(amount: object) -> None:
+    [fault] = read_request(view(vcuda_pod({"nvidia.com/mig-1g.5gb": amount}))).faults
+    assert fault.path == "spec.containers[0].resources.limits[nvidia.com/mig-1g.5gb]"
+
+
+WORTH = "write what one is worth, such as amd.com/gpu: {cards: 1}"
+NAMES = "write a name such as nvidia.com/gpu.shared, or of a DeviceClass, deviceclass/NAME"
+DOMAINS = "write one such as acme.com, or acme.com/gpu-*"
+
+
+@pytest.mark.parametrize(
+    ("units", "fault"),
+    [
+        ("nvidia.com/gpu: {}", "[nvidia.com/gpu]: is counted already, as a resource of scheme hami; leave it out"),
+        ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: is built in; leave it out"),
+        ("deviceclass/mig-manager: {}", "[deviceclass/mig-manager]: is built in; leave it out"),
+        (f"{CLASS}a: {{}}", f"[{CLASS}a]: write deviceclass/a, for claims and for pods alike"),
+        ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: is written twice; keep one of them"),
+        ("amd.com/gpu: {cards: 0.125}", "[amd.com/gpu].cards: 0.125 has more than two decimals; write 0.12"),
+        ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: 0 cards are worth nothing; write {} for that"),
+        (
+            "amd.com/gpu: {memory: 1Gi}",
+            "[amd.com/gpu]: memory without cards; write both, such as {cards: 0.25, memory: 10Gi}",
+        ),
+        ("amd.com/gpu: {card: 1}", "[amd.com/gpu].card: unknown key; did you mean `cards`?"),
+        ("amd.com/gpu: 1", f"[amd.com/gpu]: 1 stands here; {WORTH}"),
+        ("gpu: {cards: 1}", f'.gpu: "gpu" can be no resource; {NAMES}'),
+    ],
+)
+def test_a_malformed_unit_is_refused_with_its_path(units: str, fault: str) -> None:
+    assert faults_of("gpu_units", f"{{{units}}}") == [f"gpu_units{fault}"]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "fault"),
+    [
+        ("gpu_units", "[1]", f"data.gpu_units: a list stands here; {WORTH}"),
+        (
+            "gpu_domains",
+            "[a",
+            "data.gpu_domains: line 1, column 3: did not find expected ',' or ']' while parsing a flow sequence",
+        ),
+        (
+            "gpu_domains",
+            "[acme.com, acme.com/gpu]",
+            f'gpu_domains[1]: "acme.com/gpu" is no domain of resources; {DOMAINS}',
+        ),
+        ("gpu_domains", "a.b", 'data.gpu_domains: "a.b" stands here; write a list of domains, such as [acme.com]'),
+    ],
+)
+def test_a_malformed_key_is_refused_with_its_path(key: str, text: str, fault: str) -> None:
+    assert faults_of(key, text) == [fault]
+
+
+def faults_of(key: str, text: str) -> list[str]:
+    with pytest.raises(QuotaFault) as caught:
+        parse_config({"gpu_quota": "team-a: {quot: {}}", key: text})
+    first, *others = map(str, caught.value.faults)
+    assert first == "team-a.quot: unknown key; did you mean `quota`?"
+    return others
+
+
+@pytest.mark.parametrize("domain", VENDORS)
+def test_a_resource_of_a_vendor_that_no_table_has_may_be_a_gpu(domain: str) -> None:
+    name = domain.replace("*", "x") if "/" in domain else f"{domain}/x"
+    assert GpuResources().is_unknown_gpu(name)
+    assert not known(f"{{{name}: {{}}}}").is_unknown_gpu(name)
+
+
+@cases(
+    "name, unknown",
+    a_class=(f"{CLASS}acme.com", True),
+    a_class_without_a_fixed_worth=(f"{CLASS}mig.nvidia.com", True),
+    a_known_class=(f"{CLASS}gpu.nvidia.com", False),
+    a_compute_domain=(f"{CLASS}compute-domain-daemon.nvidia.com", False),
+    a_subdomain=("gpu.nvidia.com/x", True),
+    a_profile_that_is_none=("nvidia.com/mig-8g.5gb", True),
+    of_the_operators_vendor=("x.acme.com/y", True),
+    of_the_operators_prefix=("example.com/gpu-a", True),
+    beside_that_prefix=("example.com/nic", False),
+    another_spelling=("NVIDIA.com/x", True),
+    somebody_elses=("rdma/hca", False),
+    no_domain=("cpu", False),
+)
+def test_what_may_be_a_gpu_and_is_in_no_table(name: str, unknown: bool) -> None:
+    assert known(gpu_domains="[acme.com, example.com/gpu-*]").is_unknown_gpu(name) is unknown
+
+
+class World:
+    """An API server with the quota, and a pod of two shared cards in team-a; the units are what a test says."""
+
+    def __init__(self, api: ApiDouble) -> None:
+        self.api = api
+        self.quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+        self.store = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS), self.quota.resources)
+        self.pods = PodInformer(api.kube, LABELS, lambda _: None, resources=self.quota.resources)
+        shared: Manifest = stored_pod({"nvidia.com/gpu.shared": 2})
+        api.store(POD, {**shared, "metadata": {**shared["metadata"], "namespace": "team-a"}})
+
+    def edit(self, units: str) -> None:
+        data = {"gpu_quota": "team-a: {quota: {M40: 4}}", "gpu_units": units}
+        self.api.store(CONFIG_MAP, {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": data})
+        self.quota.reflector.relist()
+
+    def observed(self) -> ObservedPods:
+        return self.pods.observed("team-a", Nodes(LABELS))
+
+
+def test_an_edit_of_the_units_alone_has_the_pods_listed_and_charged_anew(api: ApiDouble) -> None:
+    """Also those that were forgotten, since they asked for nothing that counted; and never as if they were counted."""
+    world = World(api)
+    world.edit("{}")
+    world.pods.reflector.relist()
+    before = world.observed()
+    assert (before.committed, before.config_version) == ({}, world.quota.resources().version)
+    world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}")
+    assert world.observed().config_version == before.config_version != world.quota.resources().version
+    world.pods.reflector.relist()  # what `count_anew` asks for
+    after = world.observed()
+    assert (after.committed, after.config_version) == ({"M40": Charge(50, 0, 50)}, world.quota.resources().version)
+    world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")  # says the same: nothing to list
+    assert world.observed().config_version == world.quota.resources().version
+
+
+def test_a_count_by_older_units_lowers_no_ledger_and_a_newer_one_always_counts() -> None:
+    ledger = Ledger({"M40": Charge(50)}, "100", config_version="90")
+    by_older = ObservedPods("200", {}, (), config_version="80")
+    assert settle(ledger, by_older) is ledger
+    same = ObservedPods("100", {"M40": Charge(50)}, (), since="100", config_version="95")
+    assert settle(ledger, same).config_version == "95"
+
+
+def test_a_replica_counts_a_ledger_anew_that_was_counted_by_older_units(api: ApiDouble) -> None:
+    """However new its count of the pods is: the replica that made it had not heard of the edit."""
+    world, replica = World(api), Replica(api)
+    world.edit("{nvidia.com/gpu.shared: {cards: 2}}")
+    replica.store.resources = world.quota.resources
+    replica.store.write("team-a", Ledger({}, "103", config_version="1"), None)
+    assert isinstance(replica.charge("uid-1"), Refused)

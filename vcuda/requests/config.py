@@ -1,0 +1,163 @@
+"""The data of the quota ConfigMap, all its keys: the quota, and what can be asked for in the cluster."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, TypeVar
+
+import msgspec
+import pydantic
+from pydantic_core import ErrorDetails
+
+from vcuda import k8s_types
+from vcuda.errors import Fault, QuotaFault
+from vcuda.quota import document
+from vcuda.quota.document import WrongValueError, shown
+from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
+from vcuda.quota.yaml import Plain
+from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NOT_FIXED, GpuResources
+
+QUOTA, UNITS, DOMAINS = "gpu_quota", "gpu_units", "gpu_domains"
+"""The keys of the ConfigMap; that of the quota is settable."""
+
+T = TypeVar("T")
+
+# Kubernetes' rule for the part of a qualified name behind the slash (apimachinery, IsQualifiedName).
+_NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,61}\*", re.ASCII)
+
+
+class QuotaConfig(msgspec.Struct, frozen=True):
+    """What one version of the ConfigMap says."""
+
+    quota: Quota = Quota()
+    resources: GpuResources = BUILT_IN
+
+
+def parse_config(
+    data: Mapping[str, str], key: str = QUOTA, system: frozenset[str] = SYSTEM_NAMESPACES, version: str = ""
+) -> QuotaConfig:
+    """Return what the ConfigMap's ``data`` says, at its resourceVersion; ``key`` is that of the quota.
+
+    Raises QuotaFault with the faults of all keys. The paths of those in further keys begin with the key.
+    """
+    faults: list[Fault] = []
+
+    def read(name: str, parse: Callable[[str], T], otherwise: T) -> T:
+        try:
+            return parse(data[name]) if name in data else otherwise
+        except QuotaFault as fault:
+            faults.extend(fault.faults if name == key else (_placed(name, each) for each in fault.faults))
+            return otherwise
+
+    if key not in data:
+        faults.append(Fault(f"data.{key}", "is missing; the quota document belongs there"))
+    quota = read(key, lambda text: document.parse_quota(text, system), Quota())
+    nothing: tuple[Mapping[str, Charge], tuple[str, ...]] = {}, ()
+    units = read(UNITS, lambda text: document.check_text(text, _read_units, _sentence_of_unit), nothing[0])
+    domains = read(DOMAINS, lambda text: document.check_text(text, _read_domains, _sentence_of_domain), nothing[1])
+    if faults:
+        raise QuotaFault(tuple(faults))
+    resources = GpuResources(own_units=units, own_vendors=domains, version=version)
+    return QuotaConfig(msgspec.structs.replace(quota, version=version), resources)
+
+
+def _placed(name: str, fault: Fault) -> Fault:
+    if not fault.path:
+        return Fault(f"data.{name}", fault.message)
+    return Fault(f"{name}{'' if fault.path.startswith('[') else '.'}{fault.path}", fault.message)
+
+
+def read_unit_name(name: str) -> str:
+    """Return the name of a resource or class that no other table has."""
+    domain, slash, rest = name.partition("/")
+    if name.startswith(CLASS_RESOURCE):
+        raise WrongValueError(f"write {CLASS}{document.printable(rest)}, for claims and for pods alike")
+    fitting = k8s_types.can_be_name(rest) if domain + slash == CLASS else _NAME.fullmatch(rest)
+    if not (fitting and k8s_types.can_be_name(domain)):
+        raise WrongValueError(
+            f"{shown(name)} can be no resource; write a name such as nvidia.com/gpu.shared, or of a DeviceClass, "
+            f"{CLASS}NAME"
+        )
+    # The built-in rows say what the devices are; a second row would leave open which of the two is meant.
+    if scheme := BUILT_IN.scheme_of.get(name):
+        raise WrongValueError(f"is counted already, as a resource of scheme {scheme.name}; leave it out")
+    if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
+        raise WrongValueError("is built in; leave it out")
+    return name
+
+
+def read_worth(value: object) -> int:
+    """Return the cores that one of a unit is worth."""
+    cores = document.read_cores(value)
+    if not cores:
+        raise WrongValueError("0 cards are worth nothing; write {} for that")
+    return cores
+
+
+def read_memory_of_unit(value: object) -> int:
+    """Return whole MiB, rounded up: a charge is never less than what is given."""
+    return math.ceil(document.read_bytes(value) / document.MIB)
+
+
+class _UnitEntry(document.StrictModel):
+    """What one of a unit is worth; nothing, where nothing is said."""
+
+    cards: Annotated[int, pydantic.PlainValidator(read_worth)] = 0
+    memory: Annotated[int, pydantic.PlainValidator(read_memory_of_unit)] = 0
+
+    @pydantic.model_validator(mode="after")
+    def _has_cards(self) -> "_UnitEntry":
+        if self.memory and not self.cards:
+            raise WrongValueError("memory without cards; write both, such as {cards: 0.25, memory: 10Gi}")
+        return self
+
+    @property
+    def worth(self) -> Charge:
+        # As of a share without memory: what is left out is that part of the card's.
+        return Charge(self.cards, self.memory, 0 if self.memory else self.cards)
+
+
+_UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
+    dict[Annotated[str, pydantic.AfterValidator(read_unit_name)], _UnitEntry],
+    config=pydantic.ConfigDict(strict=True),
+)
+
+
+def _read_units(tree: Plain) -> Mapping[str, Charge]:
+    return {name: entry.worth for name, entry in _UNITS.validate_python(tree).items()}
+
+
+def _sentence_of_unit(details: ErrorDetails) -> str:
+    match details["type"]:
+        case "value_error":
+            return str(details["ctx"]["error"])
+        case "extra_forbidden":
+            hint = document.suggestion(details["loc"][-1], _UnitEntry.model_fields)
+            return f"unknown key; {hint or 'the keys here are `cards`, `memory`'}"
+    return f"{shown(details['input'])} stands here; write what one is worth, such as amd.com/gpu: {{cards: 1}}"
+
+
+def _read_domain(value: object) -> str:
+    domain, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if not (k8s_types.can_be_name(domain) and (_PREFIX.fullmatch(prefix) or not slash)):
+        raise WrongValueError(
+            f"{shown(value)} is no domain of resources; write one such as acme.com, or acme.com/gpu-*"
+        )
+    return f"{domain}{slash}{prefix}"
+
+
+_DOMAINS = pydantic.TypeAdapter(
+    tuple[Annotated[str, pydantic.PlainValidator(_read_domain)], ...], config=pydantic.ConfigDict(strict=True)
+)
+
+
+def _read_domains(tree: Plain) -> tuple[str, ...]:
+    # An empty text, which check_text reads as an empty mapping, names none; JSON's lists are no tuples to pydantic.
+    return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
+
+
+def _sentence_of_domain(details: ErrorDetails) -> str:
+    if details["type"] == "value_error":
+        return str(details["ctx"]["error"])
+    return f"{shown(details['input'])} stands here; write a list of domains, such as [acme.com]"

@@ -1,0 +1,156 @@
+"""What can be asked for in a cluster: the vendors' schemes, and what one of every other countable resource is worth.
+
+Built-in rows, and those that the operator adds in further keys of the quota ConfigMap::
+
+    gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: worth nothing
+    gpu_domains: [acme.com, example.com/gpu-*]                                              # GPU vendors of their own
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda.quota.model import CORES_PER_CARD, Charge
+from vcuda.requests.schemes import SCHEMES, Scheme
+
+CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
+"""How a pod asks for a device of a class without a claim (KEP-5004): the resource's name ends in that of the class."""
+CLASS = "deviceclass/"
+"""How a class is named in the units table."""
+
+WHOLE_CARD = Charge(CORES_PER_CARD, 0, CORES_PER_CARD)
+NOTHING = Charge()
+
+# Classes of the three DRA drivers (deployments/helm of each), and what is no GPU in the domain of a vendor. A share
+# that is asked for without its capacity is a whole card: so is one of a class of shares, asked for by the class's name.
+BUILT_IN_UNITS: Mapping[str, Charge] = {
+    **dict.fromkeys(
+        (
+            "deviceclass/gpu.nvidia.com",
+            "deviceclass/vfio.gpu.nvidia.com",
+            "deviceclass/hami-core-gpu.project-hami.io",
+            "deviceclass/vgpu-manager",
+            "deviceclass/gpu-manager",
+            "deviceclass/vfio-manager",
+        ),
+        WHOLE_CARD,
+    ),
+    **dict.fromkeys(
+        (
+            "nvidia.com/hostdev",
+            "deviceclass/compute-domain-daemon.nvidia.com",
+            "deviceclass/compute-domain-default-channel.nvidia.com",
+        ),
+        NOTHING,
+    ),
+}
+
+NOT_FIXED: Mapping[str, str] = dict.fromkeys(
+    ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
+    "what one is worth depends on its MIG profile; ask for nvidia.com/mig-<profile>, or by a ResourceClaim",
+)
+"""Units that a number alone says too little of, and what to write instead."""
+
+VENDORS = (
+    "nvidia.com",
+    "amd.com",
+    "gpu.intel.com",
+    "habana.ai",
+    "tencent.com/vcuda-*",
+    "volcano.sh/vgpu-*",
+    "huawei.com/Ascend*",
+    "aliyun.com/gpu-*",
+    "cambricon.com",
+    "hygon.com",
+    "iluvatar.ai",
+    "kunlunxin.com",
+    "metax-tech.com",
+    "mthreads.com",
+    "enflame.com",
+)
+"""The domains of GPU vendors, or the part of one that its GPUs have; HAMi's and Volcano's device plugins among them."""
+
+# Of NVIDIA's device plugin, with MIG strategy "mixed": what stands behind the memory are media extensions and the like.
+_MIG = re.compile(r"nvidia\.com/mig-([1-7])g\.([1-9][0-9]{0,3})gb(?:\.[a-z]+)*", re.ASCII)
+_MIG_SLICES = 7
+
+
+class VendorDomain(NamedTuple):
+    """The resources of a domain whose names begin with ``prefix``; with none, those of its subdomains too."""
+
+    domain: str
+    prefix: str = ""
+
+    @classmethod
+    def of(cls, written: str) -> "VendorDomain":
+        """Return what ``acme.com`` or ``acme.com/gpu-*`` says."""
+        domain, _, prefix = written.partition("/")
+        return cls(domain.casefold(), prefix.removesuffix("*").casefold())
+
+    def has(self, resource: str) -> bool:
+        """Return whether this resource is of it."""
+        domain, _, name = resource.casefold().partition("/")
+        if self.prefix:
+            return domain == self.domain and name.startswith(self.prefix)
+        return domain == self.domain or domain.endswith(f".{self.domain}")
+
+
+class GpuResources(msgspec.Struct, frozen=True, dict=True):
+    """Everything that pods of one cluster can ask for GPUs by; ``GpuResources()`` is what is built in.
+
+    ``own_units`` and ``own_vendors`` are the operator's. ``version`` is the resourceVersion of the ConfigMap that says
+    so: what was counted by an older one may be worth something else by now.
+    """
+
+    schemes: tuple[Scheme, ...] = SCHEMES
+    own_units: Mapping[str, Charge] = {}
+    own_vendors: tuple[str, ...] = ()
+    version: str = ""
+
+    # Made once, since every pod of the cluster is looked up in them.
+    @functools.cached_property
+    def scheme_of(self) -> Mapping[str, Scheme]:
+        """Which scheme a container's resource belongs to."""
+        return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
+
+    @functools.cached_property
+    def vendors(self) -> tuple[VendorDomain, ...]:
+        """The domains in which a resource that no table has may well be a GPU."""
+        return tuple(map(VendorDomain.of, (*VENDORS, *self.own_vendors)))
+
+    def unit_of(self, resource: str) -> Charge | None:
+        """Return what one of a resource is worth that belongs to no scheme; None where no table has it."""
+        name = unit_name(resource)
+        return self.own_units.get(name) or BUILT_IN_UNITS.get(name) or _worth_of_profile(name)
+
+    def counts(self, resource: str) -> bool:
+        """Return whether whoever asks for this resource is charged."""
+        return resource in self.scheme_of or self.unit_of(resource) not in (None, NOTHING)
+
+    def is_unknown_gpu(self, resource: str) -> bool:
+        """Return whether this may well be a GPU, and no table says what it is worth."""
+        if resource in self.scheme_of or self.unit_of(resource) is not None:
+            return False
+        return resource.startswith(CLASS_RESOURCE) or any(vendor.has(resource) for vendor in self.vendors)
+
+    def counts_like(self, other: "GpuResources") -> bool:
+        """Return whether every pod is charged the same by both."""
+        return self is other or (self.schemes, self.own_units) == (other.schemes, other.own_units)
+
+
+BUILT_IN = GpuResources()
+
+
+def unit_name(resource: str) -> str:
+    """Return the name of a container's resource in the units table."""
+    return CLASS + resource.removeprefix(CLASS_RESOURCE) if resource.startswith(CLASS_RESOURCE) else resource
+
+
+def _worth_of_profile(name: str) -> Charge | None:
+    profile = _MIG.fullmatch(name)
+    if not profile:
+        return None
+    return Charge(CORES_PER_CARD * int(profile[1]) // _MIG_SLICES, int(profile[2]) * 1024)
