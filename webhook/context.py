@@ -1,15 +1,17 @@
 """What decisions are made from besides the pod itself: the quota in force, the nodes, and the system's settings."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+import structlog
 import yaml
 
 from vcuda import errors, k8s_types, kube, workloads
-from vcuda.placement import affinity, patches, placement
+from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
 from vcuda.requests.config import QUOTA, QuotaConfig, parse_config
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -92,13 +94,20 @@ def read_nodes(path: Path, labels: affinity.NodeLabels) -> placement.Nodes:
         BadInput: the file cannot be read or holds something else.
 
     """
-    found = {}
+    found, cards = {}, {}
     for where, manifest in workloads.objects_in(str(path), read_text(path)):
         if manifest.get("kind") != "Node":
             raise errors.BadInput(f"{where}: expected a Node, not {manifest.get('kind')}")
         node = workloads.convert(where, manifest, k8s_types.Node)
         found[node.metadata.name] = node.labels
-    return placement.Nodes.of(found, labels)
+        cards[node.metadata.name] = registers.read_registers(node.annotations, functools.partial(_ignored, where))
+    return placement.Nodes.of(found, labels, cards)
+
+
+def _ignored(where: str, annotation: str, error: ValueError) -> None:
+    structlog.get_logger().warning(
+        "malformed register of cards ignored", place=where, annotation=annotation, error=str(error)
+    )
 
 
 def read_text(path: Path) -> str:

@@ -13,7 +13,7 @@ from jsonpointer import JsonPointer
 from vcuda.errors import MOST_FAULTS, Fault, limited
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
 from vcuda.ledger.ledger import Admitted, Refused
-from vcuda.placement import patches, placement
+from vcuda.placement import card_types, patches, placement
 from vcuda.quota.model import NOT_MUTATED, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -169,10 +169,11 @@ async def mutate(
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge)
     # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
+    types = card_types.annotations_for(review.pod, asked.schemes, choice.model, policy.nodes.types)
     forecast = [choice.forecast] if request.dry_run and choice.forecast else []
     return AdmissionResponse(
         "pinned",
-        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, asked.schemes, policy.hints),
+        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, types, policy.hints),
         warnings=review.warnings(*forecast),
         reason=choice.reason,
         model=choice.model,
@@ -221,6 +222,9 @@ async def validate(
     # it was not asked, as its failurePolicy is Ignore.
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
     undone += left_to_mutate(patches.unpinned_patch(review.pod, policy.hints))
+    if pin.model:
+        others = card_types.reachable_others(review.pod, review.request.schemes, pin.model, policy.nodes.types)
+        undone += [f"its annotations let it have a card of type {kind}, which is no {pin.model}" for kind in others]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
     if stray and review.enforced:
         return refused(review, "not-pinned", *stray)

@@ -216,9 +216,6 @@ def ordered_pods(pods: Iterable[PodRow], order: TableQuery) -> Sequence[PodRow]:
     return sorted(found, key=POD_SORTS[order.sort], reverse=order.descending)
 
 
-HAMI_DEVICES = "hami.io/node-nvidia-register"
-"""Annotation in which HAMi's device plugin lists a node's cards (HAMi ``docs/develop/protocol.md``)."""
-
 MAX_DEVICES = 1024
 """Cards that one node may claim; more is a mistake."""
 
@@ -240,7 +237,7 @@ def read_node(raw: bytes, model_label: str) -> ModelNode | None:
     if not model:
         return None
     offered = (node.status and node.status.allocatable) or {}
-    return ModelNode(model, cards_of(offered, node.annotations.get(HAMI_DEVICES)))
+    return ModelNode(model, cards_of(offered, node.annotations.get(HAMI.register or "")))
 
 
 def cards_of(offered: Mapping[str, Quantity], hami_devices: str | None = None) -> float | None:

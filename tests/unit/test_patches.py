@@ -19,6 +19,7 @@ from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS
 from vcuda.k8s_types import AdmissionResponse
 from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.card_types import CardTypes, annotations_for
 from vcuda.placement.patches import MODEL_ANNOTATION, Hints, patch_for, unpinned_patch
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
@@ -38,18 +39,19 @@ def test_the_patch_is_the_one_beside_the_manifest(case: str) -> None:
     """Every pod gets M40 in pools public and lab; where the case is about schedulers, the system has one of its own."""
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
-    patch = patch_for(pod, "M40", ("public", "lab"), read_request(pod).schemes, hints)
+    types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes())
+    patch = patch_for(pod, "M40", ("public", "lab"), types, hints)
     assert patch == json.loads((CASES / f"{case}.patch.json").read_text())
 
 
 def test_without_pools_only_the_model_is_required() -> None:
     pod = vcuda_pod(annotations={MODEL_ANNOTATION: "M40"})
     expected = {"op": "add", "path": "/spec/affinity", "value": held_to("M40")}
-    assert patch_for(view(pod), "M40", (), (), Hints()) == [expected]
+    assert patch_for(view(pod), "M40", (), {}, Hints()) == [expected]
 
 
 def test_the_node_labels_can_be_set() -> None:
-    [operation, _] = patch_for(view(vcuda_pod()), "M40", ("lab",), (), Hints(NodeLabels("card", "room")))
+    [operation, _] = patch_for(view(vcuda_pod()), "M40", ("lab",), {}, Hints(NodeLabels("card", "room")))
     [only] = operation["value"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert [line["key"] for line in only["matchExpressions"]] == ["card", "room"]
 

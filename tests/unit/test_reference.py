@@ -103,7 +103,10 @@ def test_every_event_that_is_posted_is_told_and_no_other() -> None:
 
 def test_every_annotation_and_label_is_told_and_no_other() -> None:
     there = keys.in_the_source() | keys.in_the_manifests()
-    assert there - keys.OURS.keys() - keys.of_schemes() - BUILT_IN.scheme_of.keys() == {CLASS_RESOURCE, "nvidia.com/hostdev"}
+    assert there - keys.OURS.keys() - keys.of_schemes() - BUILT_IN.scheme_of.keys() == {
+        CLASS_RESOURCE,
+        "nvidia.com/hostdev",
+    }
     assert keys.OURS.keys() - there == set()
 
 

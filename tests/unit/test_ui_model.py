@@ -205,7 +205,7 @@ def test_a_node_is_read_by_its_label_and_what_it_can_give_out() -> None:
     assert model.read_node(node({MODEL: "M40"}, status=status), MODEL) == ModelNode("M40", 4)
     assert model.read_node(node({MODEL: "M40"}), MODEL) == ModelNode("M40", None)
     assert model.read_node(node({}, status=status), MODEL) is None
-    hami = {"annotations": {model.HAMI_DEVICES: TWO_DEVICES}}
+    hami = {"annotations": {"hami.io/node-nvidia-register": TWO_DEVICES}}
     assert model.read_node(node({MODEL: "V100"}, metadata=hami), MODEL) == ModelNode("V100", 2)
 
 

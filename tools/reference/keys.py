@@ -120,10 +120,16 @@ OURS = {
         "read by `vcuda-certs`",
         "Any that begins so: OpenShift's service CA looks after it, so it is left alone.",
     ),
-    "hami.io/node-nvidia-register": Told(
-        "annotation of a node", "read by the usage page", "The cards of the node, as HAMi's device plugin has them."
-    ),
 }
+
+WANTED = (
+    "read: only models with one of these texts in their name or a registered type; set to the registered types of the"
+    " model that was chosen, or to its name where none are registered"
+)
+UNWANTED = (
+    "read: no model and no type with one of these texts; added are types of other models that have a wanted one in"
+    " their name"
+)
 
 _NEITHER = {
     "kubernetes.io/tls": "the type of a Secret",
@@ -175,12 +181,13 @@ def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
     stale = f"removed at creation, and later where it is stale{written}"
     named = (
         (scheme.core_limit, pod, "read; refused where it is not an integer from the requested cores to 100"),
-        (scheme.wanted_models, pod, "read: only models with one of these substrings; set to the model that was chosen"),
-        (scheme.unwanted_models, pod, "read: no model with one of these substrings"),
+        (scheme.wanted_models, pod, WANTED),
+        (scheme.unwanted_models, pod, UNWANTED),
         *((key, pod, stale) for key in scheme.allocation_annotations),
         *((key, pod, "removed at creation") for key in scheme.creation_annotations),
         *((key, "label of a pod", stale) for key in scheme.allocation_labels),
         (scheme.node_lock, "annotation of a node", "removed where it is stale"),
+        (scheme.register, "annotation of a node", "read: the cards of the node, and their types"),
     )
     for key, on, what in named:
         if key:

@@ -1,5 +1,7 @@
 """The quota ConfigMap, the nodes and the published free cards, each kept current by a watch."""
 
+import functools
+import hashlib
 import threading
 from collections.abc import Callable
 
@@ -11,6 +13,7 @@ from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity, placement
+from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import model
 from vcuda.requests import config, resources
 from vcuda.requests.schemes import SCHEMES
@@ -19,7 +22,7 @@ from vcuda.requests.schemes import SCHEMES
 MAX_FAULTS = 20
 
 _decode = msgspec.json.Decoder(ConfigMap).decode
-_NODE = msgspec.json.Decoder(Node)
+_decode_node = msgspec.json.Decoder(Node).decode
 _CARDS = tuple(name for scheme in INDEXED for name in (scheme.cores, scheme.memory))
 _LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
@@ -128,8 +131,41 @@ NodeChange = Callable[[Node | None, Node | None], None]
 """Called with a node before and after: (None, new) is an arrival, (old, None) a departure."""
 
 
+class ObservedNode(Node, frozen=True):
+    """What is kept of a node: beside labels, cards in its capacity and locks, the cards that it has registered."""
+
+    registers: Registers = msgspec.field(default_factory=dict)
+
+
+class _RegisterCache:
+    """Reads the registers of nodes. One that stands as it was is not read again: nodes change every few seconds."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[bytes, Registers]] = {}
+        self._log = structlog.get_logger()
+
+    def read(self, node: Node) -> Registers:
+        texts = {key: node.annotations[key] for key in ANNOTATIONS if key in node.annotations}
+        name = node.metadata.name
+        if not texts:
+            self._known.pop(name, None)
+            return {}
+        # Not the texts themselves: each may be 256 KiB long.
+        digest = hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
+        known = self._known.get(name)
+        if known is None or known[0] != digest:
+            known = self._known[name] = (digest, read_registers(texts, functools.partial(self._tell, name)))
+        return known[1]
+
+    def _tell(self, node: str, annotation: str, error: ValueError) -> None:
+        self._log.warning("malformed register of cards ignored", node=node, annotation=annotation, error=str(error))
+
+    def forget(self, name: str) -> None:
+        self._known.pop(name, None)
+
+
 class NodeInformer:
-    """Follows the nodes' labels, indexed anew when one changes, their cards, and the locks schedulers hold on them.
+    """Follows the nodes' labels and registered cards, indexed anew when one changes, their capacity and locks.
 
     ``on_model_change`` is called after a node has got, changed or lost its model; also as one comes or goes.
     """
@@ -141,10 +177,12 @@ class NodeInformer:
         self._on_model_change = on_model_change
         self._lock = threading.Lock()
         self._labels: dict[str, affinity.Labels] = {}
+        self._registers: dict[str, Registers] = {}
+        self._cache = _RegisterCache()
         self._nodes = placement.Nodes(self.keys)
         self._stale = False
         self._followers: list[NodeChange] = []
-        self.reflector = reflector.Reflector(kube, "/api/v1/nodes", _decode_node, on_event=self._on_event)
+        self.reflector = reflector.Reflector(kube, "/api/v1/nodes", self._decode, on_event=self._on_event)
 
     def follow(self, on_change: NodeChange) -> None:
         """Call back after a node came or went, or these changed of it; to be said before the watch starts."""
@@ -154,25 +192,30 @@ class NodeInformer:
         """Return the nodes as last seen."""
         with self._lock:
             if self._stale:
-                self._nodes = placement.Nodes.of(dict(self._labels), self.keys)
+                self._nodes = placement.Nodes.of(dict(self._labels), self.keys, dict(self._registers))
                 self._stale = False
             return self._nodes
 
-    def _on_event(self, old: Node | None, new: Node | None) -> None:
+    def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
         # Take over a change; heartbeats, which are most events, cost nothing more.
         if old == new:
             return
-        if not (old and new and old.labels == new.labels):
-            self._take_labels(old, new)
+        if not (old and new and (old.labels, old.registers) == (new.labels, new.registers)):
+            self._take(old, new)
         for on_change in self._followers:
             on_change(old, new)
 
-    def _take_labels(self, old: Node | None, new: Node | None) -> None:
+    def _take(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
         with self._lock:
             if new:
                 self._labels[new.metadata.name] = new.labels
+                self._registers.pop(new.metadata.name, None)
+                if new.registers:
+                    self._registers[new.metadata.name] = new.registers
             elif old:
                 self._labels.pop(old.metadata.name, None)
+                self._registers.pop(old.metadata.name, None)
+                self._cache.forget(old.metadata.name)
             self._stale = True
         if self._model(old) != self._model(new):
             self._on_model_change()
@@ -180,13 +223,12 @@ class NodeInformer:
     def _model(self, node: Node | None) -> str | None:
         return node.labels.get(self.keys.model) if node else None
 
-
-def _decode_node(raw: bytes) -> Node:
-    node = _NODE.decode(raw)
-    locks = {key: node.annotations[key] for key in _LOCKS if key in node.annotations} or None
-    cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
-    metadata = ObjectMeta(name=node.metadata.name, labels=node.metadata.labels, annotations=locks)
-    return Node(metadata, NodeStatus(cards) if cards else None)
+    def _decode(self, raw: bytes) -> ObservedNode:
+        node = _decode_node(raw)
+        locks = {key: node.annotations[key] for key in _LOCKS if key in node.annotations} or None
+        cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
+        metadata = ObjectMeta(name=node.metadata.name, labels=node.metadata.labels, annotations=locks)
+        return ObservedNode(metadata, NodeStatus(cards) if cards else None, self._cache.read(node))
 
 
 class FreeCardsInformer:

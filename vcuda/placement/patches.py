@@ -9,7 +9,7 @@ from jsonpointer import escape
 
 from vcuda.k8s_types import Operation, Pod, PodSpec, Requirement
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
-from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
+from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
 """The model a pod was given, for people. Nothing is decided from it: its owner can edit it."""
@@ -41,13 +41,15 @@ class _Wanted:
 
 
 # Minimal: nothing is replaced that already says the same, and what a person wrote stays as it is.
-def patch_for(pod: Pod, model: str, pools: tuple[str, ...], schemes: Iterable[Scheme], hints: Hints) -> list[Operation]:
-    """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it."""
+def patch_for(pod: Pod, model: str, pools: tuple[str, ...], types: Mapping[str, str], hints: Hints) -> list[Operation]:
+    """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it.
+
+    ``types`` are the annotations by which its scheduler chooses among the cards of a node.
+    """
     required = [_Wanted(hints.labels.model, (model,))]
     if pools:
         required.append(_Wanted(hints.labels.pool, pools))
-    annotations = {scheme.wanted_models: model for scheme in schemes if scheme.wanted_models}
-    return [*_schedule(pod, required, hints), *_annotate(pod, {**annotations, MODEL_ANNOTATION: model})]
+    return [*_schedule(pod, required, hints), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
 
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:

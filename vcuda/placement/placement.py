@@ -2,12 +2,15 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.k8s_types import Pod
 from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, Term, limited_values
+from vcuda.placement.card_types import CardTypes, select
+from vcuda.placement.registers import Registers
 from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Shortage, Usage, cards, fits
 from vcuda.requests.schemes import Scheme
 
@@ -15,18 +18,25 @@ from vcuda.requests.schemes import Scheme
 class Nodes(msgspec.Struct, frozen=True):
     """The cluster's nodes as placement reads them: their labels by name, and those of a GPU model by their labels.
 
-    ``free`` is how much of their cards is free, as far as that is published.
+    ``registers`` are the cards that nodes have by their own account, ``types`` the types of these by model. ``free`` is
+    how much of their cards is free, as far as that is published.
     """
 
     keys: NodeLabels = NodeLabels()
     labels: Mapping[str, Labels] = {}
     index: NodeIndex = msgspec.field(default_factory=NodeIndex)
+    registers: Mapping[str, Registers] = {}
+    types: CardTypes = CardTypes()
     free: "FreeCardsByPool" = {}
 
     @classmethod
-    def of(cls, labels: Mapping[str, Labels], keys: NodeLabels) -> "Nodes":
+    def of(
+        cls, labels: Mapping[str, Labels], keys: NodeLabels, registers: Mapping[str, Registers] = MappingProxyType({})
+    ) -> "Nodes":
         """Return the nodes indexed; those without the label that holds their model count for nothing there."""
-        return cls(keys, labels, NodeIndex({name: node for name, node in labels.items() if keys.model in node}))
+        index = NodeIndex({name: node for name, node in labels.items() if keys.model in node})
+        types = CardTypes.of((labels.get(name, {}).get(keys.model), found) for name, found in registers.items())
+        return cls(keys, labels, index, registers, types)
 
     @property
     def models(self) -> Set[str]:
@@ -84,7 +94,7 @@ def find_candidates(
 
     ``share`` is the most that one of its containers asks for of a card, in cores.
     """
-    unwanted = {model: _unwanted(pod, schemes, model) for model in quota.limits}
+    unwanted = {model: _unwanted(pod, schemes, model, nodes.types) for model in quota.limits}
     reach = _reach_of(NodeSelection.of(pod.spec), quota, nodes)
     excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
     models = tuple(model for model in quota.limits if model not in excluded)
@@ -188,22 +198,9 @@ def read_pin(pod: Pod, labels: NodeLabels) -> Pin:
     return Pin(limited_values(pod.spec, labels.model), limited_values(pod.spec, labels.pool))
 
 
-def _unwanted(pod: Pod, schemes: tuple[Scheme, ...], model: str) -> str | None:
-    # As HAMi and vgpu-manager read their type annotations: substrings, separated by commas, in any case.
-    for scheme in schemes:
-        wanted = _substrings(pod, scheme.wanted_models)
-        if wanted and not any(text in model.casefold() for text in wanted):
-            return f"annotation {scheme.wanted_models}"
-        if any(text in model.casefold() for text in _substrings(pod, scheme.unwanted_models)):
-            return f"annotation {scheme.unwanted_models}"
-    return None
-
-
-def _substrings(pod: Pod, annotation: str | None) -> list[str]:
-    text = pod.annotations.get(annotation) if annotation else None
-    if not text:
-        return []
-    return [part.strip().casefold() for part in text.split(",") if part.strip()]
+def _unwanted(pod: Pod, schemes: tuple[Scheme, ...], model: str, types: CardTypes) -> str | None:
+    excluded = (select(pod, scheme, model, types).excluded_by for scheme in schemes)
+    return next((f"annotation {key}" for key in excluded if key), None)
 
 
 class _Reach(NamedTuple):

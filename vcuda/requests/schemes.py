@@ -35,7 +35,9 @@ class Scheme(msgspec.Struct, frozen=True):
     writes on a pod that it makes into another: one that still asks by the scheme has a copy. Of the annotations,
     ``predicate_node`` holds the node that was chosen, and ``predicate_times`` when that was, in Unix time of
     ``time_unit``; the newest counts.
-    ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there.
+    ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there, ``register``
+    that in which the device plugin says what cards the node has; ``allocated`` is the annotation of a pod that names
+    those that it was given, by uuid.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Scheme(msgspec.Struct, frozen=True):
     time_unit: int = SECONDS
     phase: AllocationPhase | None = None
     node_lock: str | None = None
+    register: str | None = None
+    allocated: str | None = None
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -124,6 +128,8 @@ HAMI = Scheme(
     predicate_times=("hami.io/vgpu-time", "hami.io/bind-time"),
     phase=AllocationPhase("hami.io/bind-phase", done="success", allocating="allocating"),
     node_lock="hami.io/mutex.lock",
+    register="hami.io/node-nvidia-register",
+    allocated="hami.io/vgpu-devices-allocated",
 )
 
 VGPU_MANAGER = Scheme(
@@ -145,6 +151,8 @@ VGPU_MANAGER = Scheme(
     predicate_times=("nvidia.com/predicate-time",),
     time_unit=NANOSECONDS,
     phase=AllocationPhase("nvidia.com/assigned-phase", done="succeed", allocating="allocating"),
+    register="nvidia.com/node-device-register",
+    allocated="nvidia.com/real-allocated",
 )
 
 # The order decides to which of two schemes an annotation belongs that both write, where a pod asks by neither.

@@ -1,0 +1,141 @@
+"""Which cards a pod is given on nodes that say what they have, as HAMi and vgpu-manager choose them."""
+
+from collections.abc import Mapping
+
+from hypothesis import assume, given, strategies as st
+
+from tests.both_calls import Webhook, patched
+from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, vcuda_pod
+from tests.tables import cases
+from vcuda.placement.card_types import is_named
+from vcuda.placement.placement import Nodes
+from vcuda.placement.registers import Card, Register
+from vcuda.quota.model import Limit, NamespaceQuota
+
+USE, NOT_USE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
+INCLUDE = "nvidia.com/include-gpu-type"
+SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000, "nvidia.com/gpucores": 10}
+VGPU = {"nvidia.com/vgpu-number": 1}
+
+
+def cluster(scheme: str, /, **types: tuple[str, ...]) -> Nodes:
+    """Return one node of each model with cards of these types; ``_`` stands for ``-`` in a model's name."""
+    models = {model.replace("_", "-"): kinds for model, kinds in types.items()}
+    cards = {model: tuple(Card(f"GPU-{kind}", kind) for kind in kinds) for model, kinds in models.items()}
+    registers = {model: {scheme: Register(cards[model], kinds)} for model, kinds in models.items()}
+    return Nodes.of({model: {MODEL: model} for model in models}, LABELS, registers)
+
+
+def webhook(nodes: Nodes) -> Webhook:
+    return Webhook(policy_for(NamespaceQuota({model: Limit(800) for model in sorted(nodes.models)}), nodes))
+
+
+TESLA = cluster("hami", M40=("Tesla M40 24GB",), P100=("Tesla P100-PCIE-16GB",))
+MIXED = cluster("hami", A10=("NVIDIA A10", "NVIDIA A100-SXM4-40GB"))
+SIZES = cluster("hami", A100=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"))
+PRODUCT = cluster("hami", NVIDIA_A100_SXM4_40GB=("NVIDIA A100-SXM4-40GB",))
+ALIAS = cluster("hami", gold=("NVIDIA A10", "NVIDIA A100-SXM4-40GB"))
+ELSEWHERE = cluster("hami", L4=("NVIDIA L4",), L40S=("NVIDIA L40S",))
+
+
+@cases(
+    "nodes, wants, told",
+    in_the_register_s_words_not_the_label_s=(PRODUCT, {}, {USE: "NVIDIA A100-SXM4-40GB"}),
+    without_a_register_by_the_label=(Nodes.of({"a": {MODEL: "M40"}}, LABELS), {}, {USE: "M40"}),
+    wanted_by_its_type=(TESLA, {USE: "tesla p100"}, {USE: "Tesla P100-PCIE-16GB"}),
+    wanted_by_its_label=(PRODUCT, {USE: "NVIDIA-A100"}, {USE: "NVIDIA A100-SXM4-40GB"}),
+    unwanted_by_its_type=(TESLA, {NOT_USE: "Tesla M40"}, {USE: "Tesla P100-PCIE-16GB", NOT_USE: "Tesla M40"}),
+    one_size_of_two=(SIZES, {USE: "80GB"}, {USE: "NVIDIA A100-SXM4-80GB"}),
+    not_the_other_size=(SIZES, {NOT_USE: "80gb"}, {USE: "NVIDIA A100-SXM4-40GB", NOT_USE: "80gb"}),
+    both_sizes=(SIZES, {}, {USE: "NVIDIA A100-SXM4-40GB,NVIDIA A100-SXM4-80GB"}),
+    never_the_card_beside=(MIXED, {}, {USE: "NVIDIA A10", NOT_USE: "NVIDIA A100-SXM4-40GB"}),
+    beside_what_the_user_wrote=(MIXED, {NOT_USE: "T4"}, {USE: "NVIDIA A10", NOT_USE: "T4,NVIDIA A100-SXM4-40GB"}),
+    nor_one_that_may_come_beside=(ELSEWHERE, {USE: "L4", NOT_USE: "T4"}, {USE: "NVIDIA L4", NOT_USE: "T4,NVIDIA L40S"}),
+    a_label_that_names_no_type_is_all_of_them=(ALIAS, {}, {USE: "NVIDIA A10,NVIDIA A100-SXM4-40GB"}),
+)
+def test_a_pod_s_scheduler_is_told_the_types_that_are_the_model_s(
+    nodes: Nodes, wants: Mapping[str, str], told: Mapping[str, str]
+) -> None:
+    sent = vcuda_pod(SHARE, annotations=wants)
+    asked = webhook(nodes)
+    result = patched(sent, asked.mutate(sent).patch)
+    assert {key: text for key, text in result["metadata"]["annotations"].items() if "gputype" in key} == told
+    assert list(asked.mutate(result).patch) == []
+    assert asked.validate(result).allowed
+
+
+def test_vgpu_manager_is_told_in_its_own_words() -> None:
+    nodes = cluster("vgpu-manager", GTX=("NVIDIA GeForce GTX 1050 Ti",))
+    sent = vcuda_pod(VGPU, annotations={INCLUDE: "geforce"})
+    result = patched(sent, webhook(nodes).mutate(sent).patch)
+    assert result["metadata"]["annotations"][INCLUDE] == "NVIDIA GeForce GTX 1050 Ti"
+
+
+@cases(
+    "annotations",
+    wanted={USE: "V100"},
+    unwanted_type={NOT_USE: "Tesla"},
+    all_wanted_are_unwanted={USE: "M40", NOT_USE: "24GB,P100"},
+)
+def test_a_type_that_no_model_has_left_is_refused(annotations: Mapping[str, str]) -> None:
+    answer = webhook(TESLA).mutate(vcuda_pod(SHARE, annotations=annotations))
+    assert (answer.allowed, answer.outcome) == (False, "not-allowed")
+
+
+@cases("annotations", none={}, of_the_other={USE: "A100"}, a_part_of_both={USE: "NVIDIA A10"}, empty={USE: "T4,"})
+def test_who_could_get_another_model_s_card_past_mutate_is_refused(annotations: Mapping[str, str]) -> None:
+    """On a node with two types, pinned by its owner while /mutate was not asked."""
+    stored: Manifest = vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A10"))
+    answer = webhook(MIXED).validate(stored)
+    assert (answer.allowed, "of type NVIDIA A100-SXM4-40GB, which is no A10" in answer.message) == (False, True)
+    exact = {USE: "NVIDIA A10", NOT_USE: "A100"}
+    assert webhook(MIXED).validate({**stored, "metadata": {"name": "a", "annotations": exact}}).allowed
+
+
+@cases(
+    "kind, model, named",
+    a_word=("Tesla M40 24GB", "M40", True),
+    in_any_case=("NVIDIA-Tesla V100-PCIE-32GB", "v100", True),
+    a_part_of_a_word=("NVIDIA A100-SXM4-40GB", "A10", False),
+    words_in_order=("NVIDIA A100-SXM4-40GB", "A100-40GB", True),
+    another_size=("NVIDIA A100-SXM4-40GB", "A100-80GB", False),
+    written_together=("NVIDIA GeForce RTX 3090", "RTX3090", True),
+    a_product_label=("NVIDIA A100-SXM4-40GB", "NVIDIA-A100-SXM4-40GB", True),
+    no_word_at_all=("T4", "-", False),
+)
+def test_a_label_names_a_type_by_whole_words(kind: str, model: str, *, named: bool) -> None:
+    assert is_named(kind, model) is named
+
+
+KINDS = ("NVIDIA A10", "NVIDIA A100", "NVIDIA A100X", "Tesla M40", "tesla m40 24GB", "A10")
+WANTS = st.dictionaries(
+    st.sampled_from([USE, NOT_USE]), st.lists(st.sampled_from(["a10", "A100", "M40", "X", "24gb", ""])).map(",".join)
+)
+
+
+def as_hami_chooses(kind: str, annotations: Mapping[str, str]) -> bool:
+    """HAMi's rule, said anew: `checkGPUtype` in pkg/device/nvidia."""
+    use, nouse = annotations.get(USE), annotations.get(NOT_USE)
+    wanted = use is None or any(text.upper() in kind.upper() for text in use.split(","))
+    return wanted and not (nouse is not None and any(text.upper() in kind.upper() for text in nouse.split(",")))
+
+
+CLUSTERS = st.dictionaries(
+    st.sampled_from(["A10", "A100", "M40", "gold"]), st.sets(st.sampled_from(KINDS), min_size=1), min_size=1
+)
+
+
+@given(CLUSTERS, WANTS)
+def test_no_card_beside_is_ever_chosen_and_one_of_the_model_s_is(
+    found: Mapping[str, set[str]], wants: Mapping[str, str]
+) -> None:
+    nodes = cluster("hami", **{model: tuple(sorted(kinds)) for model, kinds in found.items()})
+    sent, asked = vcuda_pod(SHARE, annotations=wants), webhook(nodes)
+    answer = asked.mutate(sent)
+    assume(answer.outcome == "pinned")
+    result = patched(sent, answer.patch)
+    told, key = result["metadata"]["annotations"], ("hami", answer.model)
+    assert not any(as_hami_chooses(kind, told) for kind in nodes.types.beside[key])
+    assert "" in wants.get(NOT_USE, "-").split(",") or any(as_hami_chooses(kind, told) for kind in nodes.types.own[key])
+    assert list(asked.mutate(result).patch) == []
+    assert asked.validate(result).allowed

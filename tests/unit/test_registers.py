@@ -1,0 +1,117 @@
+"""What is read of the annotations in which HAMi and vgpu-manager register a node's cards."""
+
+import json
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import example, given, strategies as st
+
+from tests.api_double import ApiDouble
+from tests.builders import LABELS, MODEL
+from tests.tables import cases
+from vcuda.kube import NodeInformer
+from vcuda.placement.registers import MAX_CARDS, MAX_TEXT, Card, Register, read_register
+
+HAMI, VGPU_MANAGER = "hami.io/node-nvidia-register", "nvidia.com/node-device-register"
+PARTS = {"count": 10, "devmem": 40960, "devcore": 100}
+OURS = [Card("GPU-0055", "NVIDIA A100-SXM4-40GB"), Card("GPU-0fc3", "NVIDIA-Tesla V100-PCIE-32GB", mig=True)]
+
+
+def as_hami(cards: list[Card]) -> str:
+    """HAMi from 2.8 on: zero and false are left out, so an unhealthy card has no ``health``."""
+    modes: dict[bool, dict[str, Any]] = {
+        True: {"mode": "mig", "migProfiles": [{"name": "1g.5gb"}]},
+        False: {"mode": "hami-core"},
+    }
+    return json.dumps([{"id": card.uuid, **PARTS, "type": card.type, **modes[card.mig]} for card in cards])
+
+
+def as_hami_text(cards: list[Card]) -> str:
+    """HAMi 2.5 to 2.7; releases before leave index and mode out."""
+    modes = {True: ",0,mig", False: ""}
+    return "".join(f"{card.uuid},10,32768,100,{card.type},0,true{modes[card.mig]}:" for card in cards)
+
+
+def as_vgpu_manager(cards: list[Card]) -> str:
+    entries = enumerate(cards)
+    return json.dumps([{"id": i, "type": card.type, "uuid": card.uuid, "mig": card.mig} for i, card in entries])
+
+
+FORMS = cases("written", hami=as_hami, hami_up_to_2_7=as_hami_text, vgpu_manager=as_vgpu_manager)
+
+
+@FORMS
+def test_uuid_type_and_mode_of_every_card_are_read(written: Any) -> None:
+    assert read_register(written(OURS)) == Register(tuple(OURS), (OURS[0].type, OURS[1].type))
+    assert read_register(written([])) == Register()
+
+
+@FORMS
+@given(data=st.data())
+def test_whatever_cards_are_registered_are_read_as_they_are(written: Any, data: st.DataObject) -> None:
+    name = st.text(st.characters(codec="utf-8", exclude_characters=",:"), min_size=1, max_size=MAX_TEXT)
+    named = name.map(str.strip).filter(lambda text: text and text.isprintable())
+    cards = data.draw(st.lists(st.builds(Card, named.filter(lambda uuid: uuid[0] != "["), named, st.booleans())))
+    assert read_register(written(cards)).cards == tuple(cards)
+
+
+@cases(
+    "text",
+    no_json="[{",
+    an_object='[{"id": 1}]',
+    not_a_list='{"id": "GPU-0", "type": "T4"}',
+    numbers="[1, 2]",
+    no_uuid='[{"id": 0, "type": "T4"}]',
+    no_type='[{"id": "GPU-0", "type": ""}]',
+    a_type_that_cannot_be_listed='[{"id": "GPU-0", "type": "T4,A100"}]',
+    a_type_that_cannot_be_shown='[{"id": "GPU-0", "type": "T4\\n"}]'.replace("\\n", "\\u0007"),
+    too_long=json.dumps([{"id": "GPU-0", "type": "T" * (MAX_TEXT + 1)}]),
+    nested=f'[{{"id": "GPU-0", "type": "T4", "more": {"[" * 100_000}',
+    too_many=as_hami([Card(f"GPU-{n}", "T4") for n in range(MAX_CARDS + 1)]),
+    too_few_fields="GPU-0,10,32768,100,T4,0:",
+    text="none",
+    blank_fields=",,,,,,:",
+)
+def test_a_malformed_register_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_register(text)
+
+
+SCALARS = st.none() | st.integers() | st.text()
+TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)).map(json.dumps)
+
+
+@given(st.text() | TREES)
+@example("[" * 100_000)
+@example("," * 262_144)
+def test_any_text_is_a_register_or_an_error(text: str) -> None:
+    try:
+        found = read_register(text)
+    except ValueError:
+        return
+    assert len(found.cards) <= MAX_CARDS
+
+
+def test_a_malformed_register_is_told_once_and_counts_for_nothing_until_it_is_put_right(api: ApiDouble) -> None:
+    """A node changes every few seconds; only a register that reads otherwise is read again."""
+    watch, path = NodeInformer(api.kube, LABELS), "/api/v1/nodes/gpu-1"
+
+    def heard(text: str, beat: str) -> list[Any]:
+        labels, annotations = {MODEL: "A100"}, {HAMI: text, "beat": beat}
+        api.store(path, {"metadata": {"name": "gpu-1", "labels": labels, "annotations": annotations}})
+        with structlog.testing.capture_logs() as logs:
+            watch.reflector.relist()
+        return [(line["event"], line["node"], line["annotation"]) for line in logs if "annotation" in line]
+
+    told = [("malformed register of cards ignored", "gpu-1", HAMI)]
+    assert [heard("[{", "1"), heard("[{", "2"), heard("[[", "3")] == [told, [], told]
+    assert watch.current().types.of_model("hami", "A100") == ()
+    assert heard(as_hami(OURS), "4") == []
+    assert watch.current().types.of_model("hami", "A100") == (OURS[0].type,)
+    assert watch.current().registers["gpu-1"]["hami"].type_of("GPU-0fc3") == OURS[1].type
+    before = watch.current()
+    assert (heard(as_hami(OURS), "5"), watch.current() is before) == ([], True), "a heartbeat changes nothing"
+    api.remove(path)
+    watch.reflector.relist()
+    assert not watch.current().registers

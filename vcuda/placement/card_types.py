@@ -1,0 +1,154 @@
+"""The types of card that nodes of a model have, those that a pod may get of them, and how its scheduler is told.
+
+HAMi and vgpu-manager choose a card by its registered type: its name has to contain one of the texts that the pod wants,
+and none of those that it does not want, in any case. A node has one model, by its label, and may have cards of another
+type beside: then the label alone, or a text that is part of both names, would give it a card that it is not charged.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda.k8s_types import Pod
+from vcuda.placement.registers import Registers
+from vcuda.requests.schemes import Scheme
+
+MAX_TYPES = 32
+"""Types that are written on one pod; a model has one or two."""
+
+MAX_WORDS = 16
+"""Words of a type or model that are compared."""
+
+_WORD = re.compile(r"[a-z0-9]+", re.ASCII)
+
+
+class CardTypes(msgspec.Struct, frozen=True):
+    """The registered types of all nodes, by scheme and model: of this model, and others on the same nodes.
+
+    The model's label is the operator's word. Where it names some of the types, the others are another model's; where it
+    names none of them, all are of the model.
+    """
+
+    own: Mapping[tuple[str, str], tuple[str, ...]] = {}
+    beside: Mapping[tuple[str, str], tuple[str, ...]] = {}
+
+    @classmethod
+    def of(cls, nodes: Iterable[tuple[str | None, Registers]]) -> "CardTypes":
+        """Return those of nodes, given the model and the registers of each."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for model, registers in nodes:
+            for scheme, register in registers.items():
+                found.setdefault((scheme, model or ""), set()).update(register.types)
+        own = {
+            key: tuple(sorted(k for k in kinds if is_named(k, key[1])) or sorted(kinds)) for key, kinds in found.items()
+        }
+        return cls(own, {key: tuple(sorted(kinds.difference(own[key]))) for key, kinds in found.items()})
+
+    def of_model(self, scheme: str, model: str) -> tuple[str, ...]:
+        """Return the types that a model's cards have; none where no node of it has registered any."""
+        return self.own.get((scheme, model), ())
+
+    def others(self, scheme: str, model: str) -> frozenset[str]:
+        """Return all types in the cluster that are none of this model."""
+        every = (kinds for part in (self.own, self.beside) for (each, _), kinds in part.items() if each == scheme)
+        return frozenset(itertools.chain.from_iterable(every)).difference(self.of_model(scheme, model))
+
+    def models_of(self, scheme: str, kind: str) -> tuple[str, ...]:
+        """Return the models of which this type is."""
+        return tuple(
+            sorted(model for (each, model), own in self.own.items() if each == scheme and model and kind in own)
+        )
+
+
+def is_named(kind: str, model: str) -> bool:
+    """Return whether a label's value names this type of card: A10 is no A100, RTX3090 is a GeForce RTX 3090."""
+    words, wanted = _words(kind), _words(model)
+    following = iter(words)
+    if wanted and all(word in following for word in wanted):
+        return True
+    parts = itertools.combinations(range(len(words) + 1), 2)
+    return bool(wanted) and any("".join(wanted) == "".join(words[first:end]) for first, end in parts)
+
+
+def _words(name: str) -> list[str]:
+    return _WORD.findall(name.casefold())[:MAX_WORDS]
+
+
+class Selection(NamedTuple):
+    """The types of a model that a pod may get, none where they are not known; or the annotation that excludes it."""
+
+    types: tuple[str, ...] = ()
+    excluded_by: str | None = None
+
+
+def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes) -> Selection:
+    """Return which types of a model a pod may get by its own annotations.
+
+    A text that the pod wants, or does not want, counts where it is part of a type or of the model's name.
+    """
+    known = types.of_model(scheme.name, model)
+    wanted, unwanted = _substrings(pod, scheme.wanted_models), _substrings(pod, scheme.unwanted_models)
+    kept = [kind for kind in known if contains_any(kind, wanted)] if wanted else list(known)
+    if wanted and not kept:
+        if not contains_any(model, wanted):
+            return Selection(excluded_by=scheme.wanted_models)
+        kept = list(known)
+    left = tuple(kind for kind in kept if not contains_any(kind, unwanted))
+    if contains_any(model, unwanted) or (known and not left):
+        return Selection(excluded_by=scheme.unwanted_models)
+    return Selection(left)
+
+
+def annotations_for(pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes) -> Mapping[str, str]:
+    """Return the annotations by which the schedulers of these schemes give the pod cards of this model alone.
+
+    Types are written in full. Where one is part of another model's, that one is added to what the pod does not want.
+    """
+    found: dict[str, str] = {}
+    for scheme in schemes:
+        if not scheme.wanted_models:
+            continue
+        usable = select(pod, scheme, model, types).types
+        others = types.others(scheme.name, model)
+        avoided = sorted(kind for kind in others if contains_any(kind, map(str.casefold, usable)))
+        if avoided and scheme.unwanted_models:
+            present = _texts(pod, scheme.unwanted_models)
+            own = [text] if (text := pod.annotations.get(scheme.unwanted_models, "").strip()) else []
+            missing = [kind for kind in avoided if kind.casefold() not in present]
+            found[scheme.unwanted_models] = ",".join([*own, *missing])
+        usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
+        # Two schemes may share the annotation; the one whose nodes say what they have is right about it.
+        if usable or scheme.wanted_models not in found:
+            found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES]) or model
+    return found
+
+
+def reachable_others(pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes) -> Iterator[str]:
+    """Yield the types of other models, on nodes of this one, that a pod could get by its annotations as they are."""
+    # As the schedulers read them: blanks count, and an empty text is part of every name.
+    for scheme in schemes:
+        wanted, unwanted = _texts(pod, scheme.wanted_models), _texts(pod, scheme.unwanted_models)
+        for kind in types.beside.get((scheme.name, model), ()):
+            if (not wanted or contains_any(kind, map(str.strip, wanted))) and not contains_any(
+                kind, filter(None, unwanted)
+            ):
+                yield kind
+
+
+def contains_any(name: str, texts: Iterable[str]) -> bool:
+    """Return whether one of these texts, in lower case, is part of a name."""
+    folded = name.casefold()
+    return any(text in folded for text in texts)
+
+
+def _texts(pod: Pod, annotation: str | None) -> list[str]:
+    text = pod.annotations.get(annotation) if annotation else None
+    return text.casefold().split(",") if text else []
+
+
+def _substrings(pod: Pod, annotation: str | None) -> list[str]:
+    # Blank ones say nothing: who wrote one meant no name.
+    return [text.strip() for text in _texts(pod, annotation) if text.strip()]
