@@ -3,34 +3,23 @@
 /mutate writes nothing. /validate recomputes the charge from the pod as it will be stored; nothing else admits a pod.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 
 import msgspec
 from jsonpointer import JsonPointer
 
-from vcuda.errors import MOST_FAULTS, Fault, limited
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
-from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.placement import card_types, patches, placement
-from vcuda.quota.model import NOT_MUTATED, Mode, NamespaceQuota, Shortage, cards, exceeded
-from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
+from vcuda.quota.model import NOT_MUTATED, Shortage, cards
+from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.resources import BUILT_IN, GpuResources
+from webhook import verdicts
 from webhook.context import PolicySnapshot
-from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices, RetryLater
+from webhook.ledgers import Ledgers, RecentChoices
 
 # The group in every kubelet's client certificate. Unlike anything in the pod it is what the API server authenticated.
 NODES_GROUP = "system:nodes"
-
-ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
-
-RETRY_AFTER_SECONDS = 1
-
-NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-"""A DNS label (RFC 1123), as all names of namespaces are."""
-
-MOST_OF_NAMESPACE = 63
 
 # Of the annotations and labels that /mutate would have removed: a pod may have thousands.
 MOST_RECORDS = 10
@@ -38,32 +27,11 @@ MOST_RECORDS = 10
 _PODS = msgspec.json.Decoder(Pod)
 
 
-class PodReview(msgspec.Struct, frozen=True, gc=False):
-    """A vcuda pod in a namespace with a limit: what /mutate and /validate decide about."""
+class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
+    """A vcuda pod in a namespace with a limit."""
 
-    namespace: str
     pod: Pod
     request: PodRequest
-    quota: NamespaceQuota
-    policy: PolicySnapshot
-
-    @property
-    def enforced(self) -> bool:
-        """Whether what is over the quota, or malformed, is refused."""
-        return self.quota.mode is Mode.ENFORCE
-
-    @property
-    def scheme(self) -> str:
-        """The schemes by which the pod asks, as counted and logged."""
-        return ",".join(scheme.name for scheme in self.request.schemes)
-
-    def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return the sentences for the pod's owner, and those of its request; a quota that only audits tells nobody."""
-        if self.quota.mode is Mode.AUDIT:
-            return ()
-        faults = self.request.faults
-        malformed = [f"{malformed_sentence(faults)}; {ADMITTED_ALL_THE_SAME}"] if faults else []
-        return (*malformed, *self.request.warnings[:MOST_FAULTS], *sentences)
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
@@ -73,26 +41,26 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
     """
     pod, quota = vcuda_pod_of(request, policy.resources), policy.quota.for_namespace(request.namespace)
     if isinstance(pod, AdmissionResponse):
-        return _admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
+        return verdicts.admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
     if is_mirror(request, pod):
         return AdmissionResponse("mirror")
-    if not NAMESPACE.fullmatch(request.namespace):
-        # Shown cut off: whoever invents one can make it as long as a request.
-        message = f"{request.namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
-        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    if misnamed := verdicts.misnamed(request.namespace):
+        return misnamed
     if quota is None:
         return AdmissionResponse("unlimited")
-    review = PodReview(request.namespace, pod, read_request(pod, policy.resources), quota, policy)
-    faults = review.request.faults
-    return _malformed(faults, review.scheme) if faults and review.enforced else review
-
-
-def _admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
-    # What is in it that cannot be read is not charged either; the controller counts what is stored all the same.
-    if quota.mode is Mode.ENFORCE:
-        return malformed
-    told = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
-    return AdmissionResponse(malformed.outcome, warnings=told)
+    asked = read_request(pod, policy.resources)
+    review = PodReview(
+        request.namespace,
+        quota,
+        policy,
+        asked.faults,
+        asked.warnings,
+        # The schemes by which the pod asks.
+        ",".join(scheme.name for scheme in asked.schemes),
+        pod=pod,
+        request=asked,
+    )
+    return verdicts.malformed(asked.faults, review.scheme) if asked.faults and review.enforced else review
 
 
 def vcuda_pod_of(request: AdmissionRequest, known: GpuResources = BUILT_IN) -> Pod | AdmissionResponse:
@@ -118,35 +86,6 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
 
-def malformed_sentence(faults: Sequence[Fault]) -> str:
-    """Return the message that names what is wrong with a request."""
-    return f"{MALFORMED}: " + "; ".join(map(str, limited(faults)))
-
-
-def refused(review: PodReview, outcome: str, message: str, model: str = "") -> AdmissionResponse:
-    """Return a refusal by quota."""
-    # 403 as Kubernetes' own ResourceQuota: a controller that creates pods tries again, with back-off.
-    return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
-
-
-def _over_quota(review: PodReview, *shortages: Shortage) -> AdmissionResponse:
-    message, model = exceeded(review.namespace, *shortages), shortages[0].model
-    seconds = review.policy.storable_seconds
-    if seconds is None or not any(shortage.rests_on_pending for shortage in shortages):
-        return refused(review, "over-quota", message, model)
-    # Without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given back the
-    # workload is tried again.
-    message += f"; what is pending and is never stored is given back within {seconds:g} s"
-    status = HTTPStatus.TOO_MANY_REQUESTS
-    return AdmissionResponse("over-quota-pending", False, status, message, model=model, scheme=review.scheme)
-
-
-def _malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
-    # 422 as the API server's own validation: kubectl prints each fault with its path, from the causes of the Status.
-    status = HTTPStatus.UNPROCESSABLE_ENTITY
-    return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
-
-
 async def mutate(
     request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
 ) -> AdmissionResponse:
@@ -165,7 +104,7 @@ async def mutate(
         return _without_model(review, candidates.sentence(namespace, review.quota))
     choice = await _choose(review, candidates, ledgers, choices)
     if not isinstance(choice, placement.Choice):
-        return _over_quota(review, *choice)
+        return verdicts.over_quota(review, *choice)
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge)
     # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
@@ -196,7 +135,7 @@ async def _choose(
 
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
-        return refused(review, "not-allowed", sentence)
+        return verdicts.refused(review, "not-allowed", sentence)
     # It takes a card like any other: past the scheduler, that card would be given to another pod too.
     return AdmissionResponse(
         "unpinned", patch=patches.unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme
@@ -227,58 +166,15 @@ async def validate(
         undone += [f"its annotations let it have a card of type {kind}, which is no {pin.model}" for kind in others]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
     if stray and review.enforced:
-        return refused(review, "not-pinned", *stray)
+        return verdicts.refused(review, "not-pinned", *stray)
     if pin.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     # What /mutate has chosen for this pod counts no more: from here on its charge does.
     choices.release(review.namespace, pin.model, review.request.charge)
-    return await _charge(request, review, ledgers, deadline, model=pin.model, stray=stray)
-
-
-async def _charge(
-    request: AdmissionRequest, review: PodReview, ledgers: Ledgers, deadline: float, *, model: str, stray: Sequence[str]
-) -> AdmissionResponse:
-    uid = review.pod.metadata.uid
-    if not uid:
-        # So it is in a mutating webhook. To admit it uncharged would be a way past the quota.
-        message = "the pod has no uid yet; register this path as a validating webhook"
-        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    namespace, charge, version = review.namespace, review.request.charge, review.policy.quota.version
-    asked = ChargeRequest(namespace, uid, model, charge, review.quota, deadline, version, bool(request.dry_run))
-    return _answer(review, model, await ledgers.charge(asked), stray)
-
-
-def _answer(review: PodReview, model: str, decision: Decision, stray: Sequence[str]) -> AdmissionResponse:
-    match decision:
-        case Admitted():
-            return AdmissionResponse(
-                "over-quota-allowed" if decision.shortage else "charged",
-                warnings=review.warnings(*stray, *_warnings(review.namespace, model, decision)),
-                model=model,
-                scheme=review.scheme,
-            )
-        case Refused(shortage):
-            return _over_quota(review, shortage)
-        case RetryLater(reason, soon):
-            # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
-            wait, status = RETRY_AFTER_SECONDS if soon else None, HTTPStatus.TOO_MANY_REQUESTS
-            message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
-            return AdmissionResponse(
-                "busy", False, status, message, retry_after=wait, model=model, scheme=review.scheme
-            )
-
-
-def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
-    """Say that a pod is over a quota that only warns, or that an enforced one is nearly used up."""
-    if granted.shortage:
-        return [f"{exceeded(namespace, granted.shortage)}; {ADMITTED_ALL_THE_SAME}"]
-    if granted.nearly_full:
-        used, limit = granted.usage.used, granted.limit
-        amounts = f"{cards(used.cores)} of {cards(limit.cores)}"
-        if limit.memory is not None:
-            amounts += f", {used.memory_under(limit)} of {limit.memory} MiB"
-        return [f"GPU quota nearly used up: {model} in namespace {namespace}, {amounts}"]
-    return []
+    uid, charge = review.pod.metadata.uid, review.request.charge
+    return await verdicts.charge(
+        request, review, ledgers, deadline, uid=uid, model=pin.model, asked=charge, stray=stray
+    )
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:

@@ -67,7 +67,7 @@ def in_the_source() -> set[str]:
     return found
 
 
-_ANSWERS = ("vcuda.k8s_types.AdmissionResponse", "webhook.pod_review.refused")
+_ANSWERS = ("vcuda.k8s_types.AdmissionResponse", "webhook.verdicts.refused")
 
 
 def incidents() -> set[str]:

@@ -27,7 +27,8 @@ from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledgers import TOO_MANY_NAMESPACES, ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
 from webhook.metrics import Metrics
-from webhook.pod_review import malformed_sentence, mutate, validate
+from webhook.pod_review import mutate, validate
+from webhook.verdicts import malformed_sentence
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})

@@ -1,0 +1,161 @@
+"""The answers about what a namespace with a limit creates, the same for every kind of object."""
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import msgspec
+
+from vcuda.errors import MOST_FAULTS, Fault, limited
+from vcuda.k8s_types import AdmissionRequest, AdmissionResponse
+from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
+from vcuda.requests.pod_request import MALFORMED
+from webhook.context import PolicySnapshot
+from webhook.ledgers import ChargeRequest, Decision, Ledgers, RetryLater
+
+ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
+
+RETRY_AFTER_SECONDS = 1
+
+NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+"""A DNS label (RFC 1123), as all names of namespaces are."""
+
+MOST_OF_NAMESPACE = 63
+
+
+class Review(msgspec.Struct, frozen=True, gc=False):
+    """An object in a namespace with a limit: what /mutate and /validate decide about.
+
+    ``scheme`` is how it asks, as counted and logged. ``notes`` are sentences about it for the answer that admits it.
+    ``may_wait``: who creates it does well to try again when a 429 says so.
+    """
+
+    namespace: str
+    quota: NamespaceQuota
+    policy: PolicySnapshot
+    faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+    scheme: str = ""
+    may_wait: bool = True
+
+    @property
+    def enforced(self) -> bool:
+        """Whether what is over the quota, or malformed, is refused."""
+        return self.quota.mode is Mode.ENFORCE
+
+    def warnings(self, *sentences: str) -> tuple[str, ...]:
+        """Return the sentences for the object's owner; a quota that only audits tells nobody."""
+        if self.quota.mode is Mode.AUDIT:
+            return ()
+        malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
+        return (*malformed, *self.notes[:MOST_FAULTS], *sentences)
+
+
+def misnamed(namespace: str) -> AdmissionResponse | None:
+    """Return the answer to a review of a namespace that cannot be; None where it can."""
+    if NAMESPACE.fullmatch(namespace):
+        return None
+    # Shown cut off: whoever invents one can make it as long as a request.
+    message = f"{namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
+    return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+
+
+def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
+    """Return the answer to what cannot be read, by the mode of its quota."""
+    # What is in it that cannot be read is not charged either; the controller counts what is stored all the same.
+    if quota.mode is Mode.ENFORCE:
+        return malformed
+    told = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
+    return AdmissionResponse(malformed.outcome, warnings=told)
+
+
+def malformed_sentence(faults: Sequence[Fault]) -> str:
+    """Return the message that names what is wrong with a request."""
+    return f"{MALFORMED}: " + "; ".join(map(str, limited(faults)))
+
+
+def malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
+    """Return the refusal of a malformed request."""
+    # 422 as the API server's own validation: kubectl prints each fault with its path, from the causes of the Status.
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
+
+
+def refused(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
+    """Return a refusal by quota."""
+    # 403 as Kubernetes' own ResourceQuota: a controller that creates pods tries again, with back-off.
+    return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
+
+
+def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
+    """Return the refusal of what does not fit; each shortage is of one model that it may use."""
+    message, model = exceeded(review.namespace, *shortages), shortages[0].model
+    seconds = review.policy.storable_seconds
+    if seconds is None or not any(shortage.rests_on_pending for shortage in shortages):
+        return refused(review, "over-quota", message, model)
+    # Without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given back the
+    # workload is tried again.
+    message += f"; what is pending and is never stored is given back within {seconds:g} s"
+    status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
+    return AdmissionResponse("over-quota-pending", False, status, message, model=model, scheme=review.scheme)
+
+
+async def charge(
+    request: AdmissionRequest,
+    review: Review,
+    ledgers: Ledgers,
+    deadline: float,
+    *,
+    uid: str,
+    model: str,
+    asked: Charge,
+    stray: Sequence[str] = (),
+) -> AdmissionResponse:
+    """Return the answer after the charge has been written down; ``stray`` are further sentences for its owner.
+
+    Raises:
+        Unavailable: the ledger could not be read or written.
+
+    """
+    if not uid:
+        # So it is in a mutating webhook. To admit it uncharged would be a way past the quota.
+        message = f"the {request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    version, dry_run = review.policy.quota.version, bool(request.dry_run)
+    charged = ChargeRequest(review.namespace, uid, model, asked, review.quota, deadline, version, dry_run)
+    return _answer(review, model, await ledgers.charge(charged), stray)
+
+
+def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]) -> AdmissionResponse:
+    match decision:
+        case Admitted():
+            return AdmissionResponse(
+                "over-quota-allowed" if decision.shortage else "charged",
+                warnings=review.warnings(*stray, *_warnings(review.namespace, model, decision)),
+                model=model,
+                scheme=review.scheme,
+            )
+        case Refused(shortage):
+            return over_quota(review, shortage)
+        case RetryLater(reason, soon):
+            # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
+            wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
+            status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
+            message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
+            return AdmissionResponse(
+                "busy", False, status, message, retry_after=wait, model=model, scheme=review.scheme
+            )
+
+
+def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
+    """Say that something is over a quota that only warns, or that an enforced one is nearly used up."""
+    if granted.shortage:
+        return [f"{exceeded(namespace, granted.shortage)}; {ADMITTED_ALL_THE_SAME}"]
+    if granted.nearly_full:
+        used, limit = granted.usage.used, granted.limit
+        amounts = f"{cards(used.cores)} of {cards(limit.cores)}"
+        if limit.memory is not None:
+            amounts += f", {used.memory_under(limit)} of {limit.memory} MiB"
+        return [f"GPU quota nearly used up: {model} in namespace {namespace}, {amounts}"]
+    return []
