@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -9,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -17,23 +19,25 @@ import pytest
 from cryptography import x509
 
 from certs.client import ADMISSION_CONFIGURATION, KUBECONFIG, admission_configuration, kubeconfig
-from certs.parsing import read_certificates
+from certs.parsing import read_authority, read_certificates
 from certs.state import Certificates
 from tests.e2e.cluster import Cluster, administering, webhook
 from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.installation import MANIFESTS, SYSTEM_NAMESPACE, account_of, make_certificates
 from tests.e2e.json_server import Server, reviewed, tls
+from tests.e2e.manifests.operations import commands
 from tests.e2e.stage import utc_now
 from tests.e2e.steady import in_threads, plain
 from tests.integration.reviews import card_pod, review_of
-from tests.processes import SCRIPTS, eventually, free_ports, serving
-from vcuda.x509 import common_name
+from tests.processes import SCRIPTS, WebhookProcess, eventually, free_ports, serving
+from vcuda.x509 import common_name, make_client
 
 pytestmark = pytest.mark.slow
 
 COMPONENT = "../components/client-certificates"
 CLIENT_CAS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/vcuda-client-ca"
 REFUSED = (ssl.SSLError, ConnectionResetError)
+EXPIRED = re.compile("TLS handshake with .* failed: .* certificate has expired")
 REREAD_SECONDS = 400
 """The API server reads the pair again every five minutes."""
 
@@ -97,6 +101,16 @@ class Presenting:
     def install(self) -> None:
         """Copy the pair to where the API server reads it."""
         certs(self.cluster, "files", "--dir", str(self.directory), "--server", self.address, "--write")
+
+    def install_expired(self) -> None:
+        """Let the API server have a pair of the CA that ended minutes ago."""
+        secret = self.cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-client-ca")["data"]
+        certificate, key = (base64.b64decode(secret[key]) for key in ("ca.crt", "ca.key"))
+        authority = read_authority(certificate, key, "the CA")
+        then = authority.certificate.not_valid_before_utc
+        expired = make_client(authority, "vcuda-quota-apiserver", then, timedelta(seconds=1))
+        (self.directory / "tls.crt").write_bytes(expired.certificate_pem())
+        (self.directory / "tls.key").write_bytes(expired.key_pem())
 
     @contextmanager
     def asking(self, path: str) -> Iterator[None]:
@@ -239,15 +253,45 @@ def test_the_api_server_reads_the_pair_again_by_itself(required: Presenting) -> 
     assert required.presented() == required.installed()
 
 
-def test_our_webhook_answers_the_api_server_and_nobody_without_its_certificate(
-    presenting: Presenting, tmp_path: Path
-) -> None:
+@pytest.fixture
+def guarded(presenting: Presenting, tmp_path: Path) -> Iterator[WebhookProcess]:
+    """Our webhook, which answers the API server alone, and is asked about pods."""
     (tmp_path / "ca.crt").write_text(published(presenting.cluster))
     ours = ("--cert-dir", presenting.certificates, "--kubeconfig", presenting.cluster.kubeconfig)
     theirs = ("--client-ca", tmp_path / "ca.crt", "--client-name", "vcuda-quota-apiserver")
     flags = (*ours, *theirs, "--bind", presenting.address, "--system-namespace", SYSTEM_NAMESPACE)
-    with serving(*flags, ca=presenting.certificates / "ca.crt") as process:
+    with serving(*flags, ca=presenting.certificates / "ca.crt") as process, presenting.asking("/validate"):
         process.await_ready()
-        with presenting.asking("/validate"):
-            assert presenting.refusal() == ""
-        assert process.send("POST", "/validate", json.dumps(review_of(card_pod("train", "team-a")))).status == 401
+        yield process
+
+
+def test_our_webhook_answers_the_api_server_and_nobody_without_its_certificate(
+    presenting: Presenting, guarded: WebhookProcess
+) -> None:
+    assert presenting.refusal() == ""
+    assert guarded.metric("vcuda_client_certificate_expiry_seconds") == ends(presenting.installed())
+    assert guarded.send("POST", "/validate", json.dumps(review_of(card_pod("train", "team-a")))).status == 401
+
+
+def test_a_pair_that_has_expired_on_an_api_servers_machine_is_written_anew_as_operations_says(
+    presenting: Presenting, guarded: WebhookProcess
+) -> None:
+    """Nobody had copied it: the one in the Secret is good."""
+    presenting.install_expired()
+    presenting.restart()
+    assert "failed calling webhook" in presenting.refusal()
+    eventually(lambda: EXPIRED.search(guarded.output()), guarded.output)
+    began = time.monotonic()
+    command = commands("The certificate has expired")[2].split()
+    # An API server's machine has these where the tests have theirs.
+    here = {"/etc/kubernetes/admin.conf": presenting.cluster.kubeconfig, "/etc/kubernetes/vcuda": presenting.directory}
+    typed = [str(here.get(word, word)) for word in command]
+    subprocess.run((SCRIPTS / typed[0], *typed[1:], "--server", presenting.address), check=True, timeout=60)
+    presenting.restart()
+    assert presenting.refusal() == ""
+    print(f"bad night: client certificate written, API server restarted: {time.monotonic() - began:.1f} s")
+    assert guarded.metric("vcuda_client_certificate_expiry_seconds") == ends(presenting.installed())
+
+
+def ends(certificate: x509.Certificate) -> float:
+    return certificate.not_valid_after_utc.timestamp()

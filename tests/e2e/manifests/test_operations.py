@@ -1,72 +1,21 @@
 """What docs/operations.md has operators type, typed as it stands there."""
 
-import os
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published, ledger_path
-from tests.e2e.manifests.system import System, applied, kubectl_k
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_published, ledger_path
+from tests.e2e.manifests.operations import TEAM, commands, installed, run
+from tests.e2e.manifests.system import applied, kubectl_k
 from tests.integration.reviews import card_pod
-from tests.kubectl import kubectl
-from tests.processes import ControllerProcess
-from tests.rendered import MANIFESTS, container
+from tests.rendered import container
 
-TEAM = "team-a"
-OPERATIONS = MANIFESTS.parent / "docs" / "operations.md"
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
 FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first", "vcuda-scheduler-certs-first")
 NOTHING = "No resources found"
-
-
-def commands(heading: str) -> list[str]:
-    section = OPERATIONS.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-
-
-def run(system: System, script: str) -> str:
-    """Run the commands with a shell, for the directory that was applied; what they print."""
-    kubectl()  # there is one, or this is skipped
-    system.directory.mkdir(exist_ok=True)
-    home = {"HOME": str(system.directory), "KUBECONFIG": str(system.cluster.kubeconfig)}
-    typed = script.replace("manifests/base", str(system.kustomization))
-    done = subprocess.run(
-        ("sh", "-ec", typed),
-        cwd=system.directory,
-        env={**os.environ, **home},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-@contextmanager
-def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
-    """Everything applied and running, with the example's quota in force in a fresh namespace of its own."""
-    directory.mkdir()
-    registered = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
-    admin.kubectl("delete", registered, "-l", "app.kubernetes.io/part-of=vcuda-quota")  # with the CA of an earlier one
-    with applied(admin, directory, *components) as system, system.serving(1), system.controller() as controller:
-        controller.await_synced()
-        admin.create_namespace(TEAM)
-        try:
-            await_enforced(admin, TEAM, enforced=False)
-            admin.kubectl("apply", "-f", str(MANIFESTS / "examples" / "gpuquota.yaml"))
-            await_enforced(admin, TEAM)
-            yield system, controller
-        finally:
-            admin.kubectl("delete", "configmap", "gpuquota", "-n", "kube-system", "--ignore-not-found")
-            admin.delete_namespace(TEAM)
-            admin.await_gone("/api/v1/namespaces", TEAM)
 
 
 @pytest.mark.usefixtures("plane")

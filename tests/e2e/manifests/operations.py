@@ -1,0 +1,64 @@
+"""The commands of docs/operations.md as they stand there, and a system to type them at."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import await_enforced
+from tests.e2e.manifests.system import System, applied
+from tests.kubectl import kubectl
+from tests.processes import SCRIPTS, ControllerProcess
+from tests.rendered import MANIFESTS
+
+TEAM = "team-a"
+OPERATIONS = MANIFESTS.parent / "docs" / "operations.md"
+
+
+def commands(heading: str) -> list[str]:
+    """The commands of the section under this heading, a block each; without those of the sections below it."""
+    section = re.split(rf"^##+ {heading}\n", OPERATIONS.read_text(encoding="utf-8"), flags=re.MULTILINE)[1]
+    own = re.split(r"^##+ ", section, flags=re.MULTILINE)[0]
+    return re.findall(r"^ *```sh\n(.*?)^ *```$", own, re.MULTILINE | re.DOTALL)
+
+
+def run(system: System, script: str) -> str:
+    """Run the commands with a shell, for the directory that was applied; what they print."""
+    kubectl()  # there is one, or this is skipped
+    system.directory.mkdir(exist_ok=True)
+    home = {"HOME": str(system.directory), "KUBECONFIG": str(system.cluster.kubeconfig)}
+    typed = script.replace("manifests/base", str(system.kustomization))
+    done = subprocess.run(
+        ("sh", "-ec", typed),
+        cwd=system.directory,
+        env={**os.environ, **home, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
+    """Everything applied and running, with the example's quota in force in a fresh namespace of its own."""
+    directory.mkdir()
+    registered = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
+    admin.kubectl("delete", registered, "-l", "app.kubernetes.io/part-of=vcuda-quota")  # with the CA of an earlier one
+    with applied(admin, directory, *components) as system, system.serving(1), system.controller() as controller:
+        controller.await_synced()
+        admin.create_namespace(TEAM)
+        try:
+            await_enforced(admin, TEAM, enforced=False)
+            admin.kubectl("apply", "-f", str(MANIFESTS / "examples" / "gpuquota.yaml"))
+            await_enforced(admin, TEAM)
+            yield system, controller
+        finally:
+            admin.kubectl("delete", "configmap", "gpuquota", "-n", "kube-system", "--ignore-not-found")
+            admin.delete_namespace(TEAM)
+            admin.await_gone("/api/v1/namespaces", TEAM)

@@ -1,0 +1,205 @@
+"""The bad night of docs/operations.md: each case is made to happen, and its commands are typed as they stand there."""
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from certs.parsing import read_authority
+from tests.builders import MODEL, POOL
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_published
+from tests.e2e.manifests.operations import TEAM, commands, installed, run
+from tests.e2e.manifests.system import NODE, System, mount_secret, port_of
+from tests.e2e.stage import CA_SECRET, SERVING_SECRET
+from tests.integration.reviews import card_pod, gpu_pod
+from tests.processes import ControllerProcess, eventually
+from tests.rendered import MANIFESTS, container
+from vcuda.x509 import make_leaf, service_names
+
+pytestmark = pytest.mark.usefixtures("plane")
+
+POLICY = "priority-class.quota.vcuda.io"
+Night = tuple[System, ControllerProcess]
+
+
+@pytest.fixture(scope="module")
+def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+    """A system that all tests of this file break, and mend."""
+    with installed(admin, tmp_path_factory.mktemp("night") / "system") as (system, controller):
+        first = system.balancer.endpoints()
+        yield system, controller
+        serve_from(system, *first)
+
+
+def tell(what: str, began: float) -> None:
+    """Print how long it has taken since ``began``, for docs/operations.md."""
+    print(f"bad night: {what}: {time.monotonic() - began:.1f} s")
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    tell(what, began)
+
+
+def refusal(cluster: Cluster, pod: Json) -> str:
+    """Why the pod is refused; empty where it would be stored. A dry run charges nothing."""
+    return cluster.try_create(pod, dryRun="All").message
+
+
+def await_refusal(cluster: Cluster, pod: Json, words: str, before: Callable[[], None] = lambda: None) -> None:
+    """Return once it is refused so; ``before`` each time that is looked."""
+    seen: list[str] = []
+
+    def refused() -> bool:
+        before()
+        seen.append(refusal(cluster, pod))
+        return words in seen[-1]
+
+    eventually(refused, lambda: seen[-1], timeout=60)
+
+
+def await_created(cluster: Cluster, pod: Json) -> None:
+    eventually(lambda: not refusal(cluster, pod), lambda: refusal(cluster, pod), timeout=60)
+
+
+def serve_from(system: System, *ports: int) -> None:
+    """Let these be the endpoints of the webhook's Service, and the API server hold no connection to others."""
+    for port in system.balancer.endpoints():
+        system.balancer.remove(port)
+    for port in ports:
+        system.balancer.add(port)
+    system.balancer.hang_up()
+
+
+@contextmanager
+def another_replica(system: System, what: str) -> Iterator[None]:
+    """`with` this, what the Deployment would start serves alone."""
+    began = time.monotonic()
+    with system.webhook() as replica:
+        replica.await_ready()
+        serve_from(system, port_of(replica))
+        tell(what, began)
+        yield
+
+
+def test_the_webhook_is_gone_and_pods_are_created_while_it_is_put_back(admin: Cluster, night: Night) -> None:
+    """Not charged then, but counted once they are on a node; and charged again when all is put back."""
+    system, _ = night
+    ignore, fail = commands("The bad night")
+    look, put_back = commands("The webhook is down")
+    admin.kubectl("scale", "deployment", "vcuda-webhook", "-n", SYSTEM_NAMESPACE, "--replicas=0")
+    serve_from(system)
+    await_refusal(admin, card_pod("train", TEAM), 'failed calling webhook "validate.quota.vcuda.io"')
+    assert "vcuda-webhook" in run(system, look)
+    run(system, put_back)
+    assert system.cluster.rest.get(DEPLOYMENT)["spec"]["replicas"] == 3
+
+    with told("webhook down, pods let in"):
+        run(system, ignore)
+        await_created(admin, card_pod("train", TEAM))
+    admin.create_node(NODE, {MODEL: "M40", POOL: "public"})
+    admin.bind(card_pod("meanwhile", TEAM), NODE)
+    await_published(admin, TEAM, lambda use: use["models"][0]["used"] == 1)
+
+    with another_replica(system, "webhook down, a replica ready"), told("webhook back, it refuses and charges"):
+        run(system, fail)
+        await_refusal(admin, card_pod("train", TEAM, cards=2), "used: 1 (0 pending), limited: 2, 1 more needed")
+    admin.delete_pod(TEAM, "meanwhile")
+    admin.delete_node(NODE)
+
+
+DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-webhook"
+VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota"
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+
+
+@pytest.fixture
+def served(night: Night) -> Iterator[System]:
+    """The system with a replica of this test's own."""
+    with another_replica(night[0], "a replica ready"):
+        yield night[0]
+
+
+def test_a_quota_that_refuses_everybody_is_replaced_or_deleted(admin: Cluster, served: System) -> None:
+    (served.directory / "gpuquota.yaml").write_text((MANIFESTS / "examples" / "gpuquota.yaml").read_text())
+    replace, delete = commands("A wrong quota or policy")[:2]
+    for command, what in ((replace, "quota replaced"), (delete, "quota deleted")):
+        admin.rest.merge_patch(QUOTA, {"data": {"gpu_quota": '{"team-a": {"quota": {"M40": 0}}}'}})
+        await_refusal(admin, card_pod("train", TEAM), "limited: 0, can never fit")
+        with told(what):
+            run(served, command)
+            await_created(admin, card_pod("train", TEAM))
+    run(served, replace.splitlines()[1])
+    await_refusal(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
+
+
+def test_a_policy_that_refuses_everybody_is_taken_out_of_effect_and_an_apply_puts_all_back(
+    admin: Cluster, served: System
+) -> None:
+    """The registration too, and quotas that could not be seen to be in effect meanwhile."""
+    replace, delete, unbind, apply = commands("A wrong quota or policy")
+    wrong = [{"expression": "false", "message": "nobody"}]
+    admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})
+    await_refusal(admin, gpu_pod("web", "default", {"cpu": "1"}), f"ValidatingAdmissionPolicy '{POLICY}' with binding")
+    with told("policies out of effect"):
+        run(served, unbind)
+        await_created(admin, gpu_pod("web", "default", {"cpu": "1"}))
+    nowhere = [{"op": "replace", "path": "/webhooks/0/clientConfig/service/path", "value": "/nowhere"}]
+    admin.rest.send("PATCH", VALIDATING, nowhere, content_type="application/json-patch+json").ok()
+    await_refusal(admin, card_pod("train", TEAM), 'failed calling webhook "validate.quota.vcuda.io"')
+    run(served, delete)
+    await_created(admin, card_pod("train", TEAM))
+    run(served, replace.splitlines()[1])
+    await_published(admin, TEAM, lambda use: use["taking_effect"])
+
+    with told("policies and registration applied"):
+        run(served, apply)
+        await_published(admin, TEAM, lambda use: not use["taking_effect"])
+        await_created(admin, card_pod("train", TEAM))
+    await_refusal(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
+
+
+def test_a_certificate_that_has_expired_is_renewed_by_a_job_and_taken_up(admin: Cluster, served: System) -> None:
+    renew, client = commands("The certificate has expired")[:2]
+    create, wait, restart, delete = renew.splitlines()
+    # The Job of the other pair is another by its name alone; its rotation is run in test_client_certificates.py.
+    assert client.replace("client-certs", "certs").splitlines() == [create, wait, delete]
+    serve_expired(served)
+    expired = "x509: certificate has expired or is not yet valid"
+    await_refusal(admin, card_pod("train", TEAM), expired, served.balancer.hang_up)
+    with told("certificate renewed and taken up"):
+        run(served, create)
+        run_job(served, "certs-now")
+        run(served, "\n".join((wait, restart, delete)))
+        with another_replica(served, "the renewed certificate's replica ready"):
+            await_created(admin, card_pod("train", TEAM))
+
+
+def serve_expired(system: System) -> None:
+    """Let the Secret hold a leaf that ended minutes ago, of the CA that there is, and the replica serve it."""
+    data = {key: base64.b64decode(text) for key, text in system.cluster.rest.get(CA_SECRET)["data"].items()}
+    authority = read_authority(data["ca.crt"], data["ca.key"], "the CA")
+    then = authority.certificate.not_valid_before_utc
+    leaf = make_leaf(authority, service_names("vcuda-webhook", SYSTEM_NAMESPACE), then, timedelta(seconds=1))
+    pair = {"tls.crt": leaf.certificate_pem(), "tls.key": leaf.key_pem()}
+    encoded = {key: base64.b64encode(text).decode() for key, text in pair.items()}
+    system.cluster.rest.merge_patch(SERVING_SECRET, {"data": encoded})
+    deployment = system.workload("Deployment", "vcuda-webhook")
+    mount_secret(system.cluster, deployment, system.directory / "certificates")
+
+
+def run_job(system: System, name: str) -> None:
+    """Be the kubelet of the Job's pod: run its command, and let it have ended well."""
+    path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", f"batch.kubernetes.io/job-name={name}"
+    [pod] = system.cluster.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
+    assert pod["spec"]["containers"][0]["args"] == container(system.workload("Job", "vcuda-certs-first"))["args"]
+    done = system.rotate()
+    assert done.returncode == 0, done.stdout + done.stderr
+    system.cluster.finish_pod(SYSTEM_NAMESPACE, pod["metadata"]["name"])
