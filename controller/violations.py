@@ -17,6 +17,7 @@ import structlog
 
 from controller.metrics import EvictionMetrics
 from controller.workqueue import Reconciler
+from vcuda.allocations.given_cards import find_other_card
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects, segment
@@ -27,6 +28,7 @@ from vcuda.quota.model import UNASKED_NAMESPACES, Charge, Limit, Mode, Namespace
 COMPONENT = "vcuda-controller"
 BEYOND_QUOTA = "BeyondQuota"
 NOT_COUNTED = "NotCounted"
+OTHER_MODEL = "OtherModelAllocated"
 EVICTED = "EvictedOverQuota"
 PUT_OFF = "EvictionPutOff"
 DELETED = "DeletedOverQuota"
@@ -45,11 +47,12 @@ now, 20 times and half a second apart, before it says so (``EvictionsRetry`` in 
 
 
 class ViolationKind(enum.StrEnum):
-    """What is wrong with a pod: no model to count it by, a model that is not allowed, or more than the limit."""
+    """What is wrong with a pod: no model to count it by, one not allowed, over the limit, another's card."""
 
     UNPINNED = "unpinned"
     NOT_ALLOWED = "not-allowed"
     OVER_QUOTA = "over-quota"
+    OTHER_MODEL = "other-model"
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -72,13 +75,21 @@ def find_violations(
 
     A pod is beyond the limit where it does not fit beside the older ones that do. So the newest go, without them the
     rest is within the limit, and each of them would be too much for it. Finished pods count for nothing. One that is
-    terminating is never found, and leaves its place to the others already.
+    terminating is never found, and leaves its place to the others already. Of those within the limit, whoever was given
+    a card of another model than it is charged to is only told of.
     """
     by_model: dict[str | None, list[StoredPod]] = {}
     for pod in sorted(pods, key=_age):
         if pod.live:
             by_model.setdefault(pod.model_on(nodes), []).append(pod)
     found = [each for model, held in by_model.items() for each in _violations(namespace, quota, model, held)]
+    beyond = {violation.pod.uid for violation in found}
+    within = (pod for held in by_model.values() for pod in held if pod.uid not in beyond and not pod.terminating)
+    found.extend(
+        Violation(ViolationKind.OTHER_MODEL, pod, str(other), evictable=False)
+        for pod in within
+        if (other := find_other_card(pod, nodes))
+    )
     return sorted(found, key=lambda violation: _age(violation.pod), reverse=True)
 
 
@@ -375,6 +386,8 @@ class ViolationWatcher:
             return
         if violation.kind == ViolationKind.UNPINNED:
             log.info("told that a pod is not counted")
+        elif violation.kind == ViolationKind.OTHER_MODEL:
+            log.info("told that a pod has a card of another model", why=violation.message)
         else:
             log.info("told that a pod is beyond its quota", finding=violation.kind.value, why=violation.message)
 
@@ -398,4 +411,7 @@ def event_of(violation: Violation) -> objects.Event:
     if violation.kind == ViolationKind.UNPINNED:
         message = NOT_COUNTED_MESSAGE.format(subject.namespace)
         return objects.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
+    if violation.kind == ViolationKind.OTHER_MODEL:
+        about = f"{violation.kind}-{uid}"
+        return objects.Event(subject, about, OTHER_MODEL, violation.message, COMPONENT, type="Warning")
     return objects.Event(subject, f"{violation.kind}-{uid}", BEYOND_QUOTA, violation.message, COMPONENT, type="Warning")

@@ -68,6 +68,13 @@ TOLD = {
         " it: it was created before the namespace was limited. Not where the quota only audits.",
         "Create the pod anew.",
     ),
+    Posted("OtherModelAllocated", "Warning"): Told(
+        "a pod",
+        "Its device plugin gave it a card of another model than it is charged to, by the pod's annotations and what the"
+        " node registers. The charge stays: annotations prove nothing. Once for each pod; not where the quota only"
+        " audits.",
+        "Give each type of card nodes of its own, or see who changed the pod's annotations; then create the pod anew.",
+    ),
     Posted("StaleAllocationRemoved", "Normal"): Told(
         "a pod or a node",
         "Annotations or labels that a vendor's scheduler had left behind were removed. The message names the scheme,"

@@ -38,6 +38,7 @@ FINDINGS = {
     ViolationKind.UNPINNED: "held to no model and on no node that has one, so no quota counts it",
     ViolationKind.NOT_ALLOWED: "on a model that is not the namespace's",
     ViolationKind.OVER_QUOTA: "does not fit beside the older pods that do",
+    ViolationKind.OTHER_MODEL: "given a card of another model than it is charged to",
 }
 EVICTIONS = {
     EvictionOutcome.EVICTED: "the pod terminates",

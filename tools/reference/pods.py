@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from tests import builders
-from tests.builders import MODEL, POOL, held_to, required, requirement, term, vcuda_pod
+from tests.builders import LABELS, MODEL, POOL, held_to, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
 from tools.reference.told import Chapter, Told
 from vcuda.errors import BadReview, UnreadableLedger
@@ -21,6 +21,7 @@ from vcuda.kube import NamedLedger
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
+from vcuda.placement.registers import Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.requests.pod_request import read_request
 from webhook import ledger_client as cluster_ledgers
@@ -39,6 +40,7 @@ NO_HINTS = Hints()
 NODES = builders.nodes(
     one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
 )
+MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": Register(types=("Tesla M40 24GB", "Tesla P40"))}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'
 LIMITED = (
@@ -83,11 +85,12 @@ def _charge(
     quota: NamespaceQuota,
     ledgers: Ledgers | None = None,
     hints: Hints = NO_HINTS,
+    nodes: Nodes = NODES,
     **fields: Any,
 ) -> AdmissionResponse:
     """What /validate says to a pod, held to M40 unless told otherwise."""
     manifest = vcuda_pod(limits, **{"metadata": {"uid": "one"}, "affinity": held_to("M40"), **fields})
-    policy = msgspec.structs.replace(builders.policy_for(quota, NODES), hints=hints)
+    policy = msgspec.structs.replace(builders.policy_for(quota, nodes), hints=hints)
     deadline = time.monotonic() + 1
     ours = ledgers or MemoryLedgers()
     return asyncio.run(validate(builders.review(manifest), policy, ours, RecentChoices(), deadline))
@@ -147,6 +150,11 @@ def _refused() -> list[Told]:
             _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED).message,
             "The same. Only schedulers and device plugins write allocation records: leave them out. To have a node,"
             " require its name by node affinity.",
+        ),
+        Told(
+            _charge(model, SMALL, nodes=MIXED).message,
+            "The same. HAMi and vgpu-manager choose among a node's cards by annotations of the pod; `/mutate` writes"
+            " them so that none of another model is chosen.",
         ),
     ]
 

@@ -167,7 +167,8 @@ class _RegisterCache:
 class NodeInformer:
     """Follows the nodes' labels and registered cards, indexed anew when one changes, their capacity and locks.
 
-    ``on_model_change`` is called after a node has got, changed or lost its model; also as one comes or goes.
+    ``on_model_change`` is called after a node has got, changed or lost its model or its registered cards; also as one
+    comes or goes.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class NodeInformer:
                 self._registers.pop(old.metadata.name, None)
                 self._cache.forget(old.metadata.name)
             self._stale = True
-        if self._model(old) != self._model(new):
+        if self._model(old) != self._model(new) or (old and new and old.registers != new.registers):
             self._on_model_change()
 
     def _model(self, node: Node | None) -> str | None:

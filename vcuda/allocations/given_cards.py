@@ -1,0 +1,56 @@
+"""Whether a pod was given a card of another model than it is charged to, by its annotations and its node's register.
+
+Neither is evidence enough to change a charge by: who may write them can err. So this is only told.
+"""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from vcuda.allocations.stored_pods import StoredPod
+from vcuda.placement.placement import Nodes
+from vcuda.requests.schemes import Scheme
+
+MAX_TEXT = 16_384
+"""Characters of an annotation that are read: those of some hundred cards."""
+
+# HAMi writes "uuid,vendor,memory,cores:" for each card, with "[slice]" behind the uuid of one in MIG mode, and ";"
+# after each container; vgpu-manager "container[index_uuid_cores_memory]".
+_SEPARATORS = re.compile(r"[][,:;_\s]+")
+
+
+class OtherCard(msgspec.Struct, frozen=True):
+    """A card that is of another model than its pod is charged to; ``models`` are those that its type is known of."""
+
+    charged: str
+    node: str
+    uuid: str
+    type: str
+    models: tuple[str, ...]
+
+    def __str__(self) -> str:
+        known = f", of model {' or '.join(self.models)}" if self.models else ""
+        return f"charged to {self.charged}, but given card {self.uuid} of node {self.node}, a {self.type}{known}"
+
+
+def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
+    """Return the first card of a bound pod that is of another model than the pod is charged to; None where none is."""
+    charged = pod.model_on(nodes)
+    registers = nodes.registers.get(pod.node, {})
+    if charged is None or pod.allocation is None or not registers:
+        return None
+    for scheme, uuid in _given(pod, pod.allocation.schemes):
+        register = registers.get(scheme.name)
+        kind = register.type_of(uuid) if register else None
+        if kind and kind not in nodes.types.of_model(scheme.name, charged):
+            return OtherCard(charged, pod.node, uuid, kind, nodes.types.models_of(scheme.name, kind))
+    return None
+
+
+def _given(pod: StoredPod, schemes: tuple[Scheme, ...]) -> Iterator[tuple[Scheme, str]]:
+    for scheme in schemes:
+        text = pod.allocation.get(scheme.allocated) if pod.allocation else None
+        for part in _SEPARATORS.split((text or "")[:MAX_TEXT]):
+            if part:
+                yield scheme, part
