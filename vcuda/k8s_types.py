@@ -102,6 +102,13 @@ class SecurityContext(K8sStruct, frozen=True, gc=False):
     privileged: bool | None = None
 
 
+class EnvVar(K8sStruct, frozen=True, gc=False):
+    """A variable; one without a value may have it from elsewhere."""
+
+    name: str = ""
+    value: str | None = None
+
+
 class Container(K8sStruct, frozen=True, gc=False):
     """A container or init container; an init container with restartPolicy Always is a sidecar."""
 
@@ -109,6 +116,7 @@ class Container(K8sStruct, frozen=True, gc=False):
     resources: Resources | None = None
     security_context: SecurityContext | None = None
     restart_policy: str | None = None
+    env: tuple[EnvVar, ...] | None = None
 
 
 class Requirement(K8sStruct, frozen=True, gc=False):
@@ -144,6 +152,12 @@ class Affinity(K8sStruct, frozen=True, gc=False):
     node_affinity: NodeAffinity | None = None
 
 
+class PodResourceClaim(K8sStruct, frozen=True, gc=False):
+    """A claim that a pod's containers may name."""
+
+    name: str = ""
+
+
 class PodSpec(K8sStruct, frozen=True, gc=False):
     """What a pod asks for and where it may run."""
 
@@ -154,6 +168,8 @@ class PodSpec(K8sStruct, frozen=True, gc=False):
     affinity: Affinity | None = None
     scheduler_name: str = ""
     termination_grace_period_seconds: int | None = None
+    runtime_class_name: str | None = None
+    resource_claims: tuple[PodResourceClaim, ...] | None = None
 
 
 class PodStatus(K8sStruct, frozen=True, gc=False):

@@ -165,7 +165,7 @@ class Service(msgspec.Struct, frozen=True):
             return await quota_edit.check_edit(request, self.place, policy, ledgers)
         if policy is None:
             # Pods that the quota says nothing about pass all the same: a webhook that starts must not stop a cluster.
-            pod = pod_review.vcuda_pod_of(request)
+            pod = pod_review.gpu_pod_of(request)
             if isinstance(pod, k8s_types.AdmissionResponse):
                 return pod
             raise NotReady("the quota has not been read yet")

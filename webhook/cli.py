@@ -13,8 +13,10 @@ import msgspec
 import structlog
 
 from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
+from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
+from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
 from webhook import app, check as offline
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
@@ -29,7 +31,22 @@ _ENVIRONMENT = {"auto_envvar_prefix": "VCUDA"}
 def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that are the same wherever a model is picked."""
     scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one.")
-    return cli.model_label_option(cli.pool_label_option(scheduler_name(command)))
+    runtime_classes = cli.option(
+        "--gpu-runtime-classes",
+        default=",".join(sorted(GPU_RUNTIME_CLASSES)),
+        metavar="NAMES",
+        callback=_names,
+        help="Runtime classes that give a pod cards, with commas: refused where it asks for no GPU.",
+    )
+    return cli.model_label_option(cli.pool_label_option(scheduler_name(runtime_classes(command))))
+
+
+def _names(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
+    names = frozenset(filter(None, map(str.strip, text.split(","))))
+    for name in names:
+        if not can_be_name(name):
+            raise click.BadParameter(f"{name!r} can be no runtime class; write names with commas, such as nvidia.")
+    return names
 
 
 def _host_and_port(_context: click.Context, _option: click.Parameter, text: str) -> str:
@@ -83,6 +100,7 @@ def serve(
     ledger_namespace: str,
     storable_seconds: int,
     scheduler_name: str | None,
+    gpu_runtime_classes: frozenset[str],
     pool_label: str,
     model_label: str,
     drain_seconds: float,
@@ -115,7 +133,7 @@ def serve(
     if standalone:
         if quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
-        embedded = Standalone(quota, nodes, hints)
+        embedded = Standalone(quota, nodes, hints, gpu_runtime_classes)
         _or_exit(embedded.policy)
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
             _run(Settings(bind, certificates, drain_seconds, callers), embedded.make_service)
@@ -126,7 +144,15 @@ def serve(
     place = kube.QuotaPlace(*quota_configmap, quota_key)
     known = client_ca is not None
     cluster = Cluster(
-        kubeconfig, place, system_namespace, hints, ledger_namespace, known, failure.end, storable_seconds
+        kubeconfig,
+        place,
+        system_namespace,
+        hints,
+        ledger_namespace,
+        known,
+        failure.end,
+        storable_seconds,
+        gpu_runtime_classes,
     )
     _or_exit(cluster.check)
     try:
@@ -150,6 +176,7 @@ def check(
     nodes: Path | None,
     namespace: str,
     scheduler_name: str | None,
+    gpu_runtime_classes: frozenset[str],
     pool_label: str,
     model_label: str,
     output: str,
@@ -169,7 +196,8 @@ def check(
 
     Exit status: 0 all admitted, 1 some refused, 2 bad input.
     """
-    standalone = Standalone(quota, nodes, Hints(NodeLabels(model_label, pool_label), scheduler_name))
+    hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
+    standalone = Standalone(quota, nodes, hints, gpu_runtime_classes)
     policy = _or_exit(standalone.policy)
     rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), policy)
     if output == "json":

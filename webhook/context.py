@@ -14,6 +14,7 @@ from vcuda import errors, k8s_types, kube, workloads
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
 from vcuda.requests.config import QUOTA, QuotaConfig, parse_config
+from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 
@@ -21,7 +22,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     """One consistent view, taken at the start of a decision.
 
     What is pending, and was never stored, is given back ``storable_seconds`` after it was charged; None: never.
-    ``resources`` is what pods can ask for.
+    ``resources`` is what pods can ask for; ``runtime_classes`` are those that give GPUs.
     """
 
     quota: model.Quota
@@ -29,6 +30,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     hints: patches.Hints = patches.Hints()
     storable_seconds: float | None = None
     resources: GpuResources = BUILT_IN
+    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
 
 
 PolicySource = Callable[[], PolicySnapshot | None]
@@ -46,6 +48,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     cards: kube.FreeCardsInformer
     hints: patches.Hints
     storable_seconds: float
+    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
@@ -55,7 +58,8 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             return None
         nodes, free = self.nodes.current(), self.cards.current()
         nodes = msgspec.structs.replace(nodes, free=free) if free else nodes
-        return PolicySnapshot(read.quota, nodes, self.hints, self.storable_seconds, read.resources)
+        storable = self.storable_seconds
+        return PolicySnapshot(read.quota, nodes, self.hints, storable, read.resources, self.runtime_classes)
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
         """Return the watches by the name under which their age is exported."""

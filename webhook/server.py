@@ -18,6 +18,7 @@ from vcuda import kube as k8s
 from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement import patches, placement
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
+from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission, app, context, ledger_client, namespaces
 from webhook.ledgers import MemoryLedgers
@@ -52,6 +53,7 @@ class Cluster(msgspec.Struct, frozen=True):
     callers_known: bool = False
     end: Callable[[str], None] = k8s.end_process
     storable_seconds: float = STORABLE_SECONDS
+    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
 
     def check(self) -> None:
         """Read the credentials once before anything is started; nothing is sent.
@@ -70,7 +72,7 @@ class Cluster(msgspec.Struct, frozen=True):
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
         nodes = k8s.NodeInformer(kube, self.hints.labels)
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
-        policy = context.ClusterPolicy(quota, nodes, cards, self.hints, self.storable_seconds)
+        policy = context.ClusterPolicy(quota, nodes, cards, self.hints, self.storable_seconds, self.runtime_classes)
         metrics = _metrics(certificate)
         store = k8s.LedgerStore(kube, self.ledger_namespace, nodes.current, quota.resources)
         ledgers = ledger_client.ClusterLedgers(store, LedgerMetrics(metrics.registry))
@@ -87,13 +89,16 @@ class Standalone(msgspec.Struct, frozen=True):
     quota: Path
     nodes: Path | None
     hints: patches.Hints
+    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
 
     def policy(self) -> context.PolicySnapshot:
         """Read the files; BadInput where one of them cannot be read, or has faults."""
         labels = self.hints.labels
         nodes = context.read_nodes(self.nodes, labels) if self.nodes else placement.Nodes(labels)
         read = context.read_quota(self.quota)
-        return context.PolicySnapshot(read.quota, nodes, self.hints, resources=read.resources)
+        return context.PolicySnapshot(
+            read.quota, nodes, self.hints, resources=read.resources, runtime_classes=self.runtime_classes
+        )
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Return a service that answers from the files alone."""

@@ -165,7 +165,7 @@ def test_every_resource_of_a_scheme_is_seen_wherever_it_stands(scheme: Scheme) -
 def test_a_pod_that_asks_for_no_vcuda(manifest: Manifest) -> None:
     assert not asks_for_vcuda(view(manifest))
     request = read_request(view(manifest))
-    assert (request.charge, request.schemes, request.faults, request.warnings) == (Charge(), (), (), ())
+    assert (request.charge, request.schemes, request.faults) == (Charge(), (), ())
 
 
 @EACH
@@ -194,8 +194,6 @@ def test_zero_by_another_scheme_is_no_second_scheme() -> None:
 
 
 LIMITS = "spec.containers[0].resources.limits"
-PRIVILEGED = {"securityContext": {"privileged": True}}
-SEES_ALL = "a privileged container sees every card of its node"
 
 
 def refusals(manifest: Manifest) -> list[str]:
@@ -332,42 +330,6 @@ def test_two_schemes_in_two_containers_are_fine() -> None:
     assert refusals(pod(container({"nvidia.com/gpu": 1}), container({CORES: 100}))) == []
 
 
-# Privileged
-
-
-@cases(
-    "limits",
-    gpu_manager={CORES: 100},
-    nvidia_vcuda={"nvidia.com/vcuda-core": 100},
-    hami_count_and_memory={"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10},
-    hami_count_and_cores={"nvidia.com/gpu": 1, "nvidia.com/gpucores": 100},
-    hami_percentage_alone={"nvidia.com/gpumem-percentage": 10},
-    vgpu_manager_count_alone={"nvidia.com/vgpu-number": 1},
-)
-def test_privileged(limits: dict[str, int]) -> None:
-    request = read_request(view(pod(container(limits, **PRIVILEGED))))
-    assert [str(fault) for fault in request.faults] == [
-        f"spec.containers[0].securityContext.privileged: {SEES_ALL}; write false, or ask for no vcuda"
-    ]
-    assert request.warnings == ()
-
-
-@pytest.mark.parametrize("limits", [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": 2, "nvidia.com/gpucores": 0}])
-def test_privileged_with_plain_cards_is_only_a_warning(limits: dict[str, int]) -> None:
-    """Drivers' own pods do so, and NVIDIA's device plugin allows it; it is charged like any other."""
-    request = read_request(view(pod(container(limits, **PRIVILEGED))))
-    warning = f"spec.containers[0].securityContext.privileged: {SEES_ALL}, not just those it asks for"
-    assert (request.faults, request.warnings) == ((), (warning,))
-    assert request.charge == Charge(200, 0, 200)
-
-
-@pytest.mark.parametrize("context", [None, {}, {"privileged": False}, {"privileged": None}])
-def test_not_privileged_though_another_container_may_be(context: dict[str, Any] | None) -> None:
-    asking = container({CORES: 100}, securityContext=context)
-    request = read_request(view(pod(asking, container(**PRIVILEGED))))
-    assert (request.faults, request.warnings) == ((), ())
-
-
 # Where, and how many
 
 
@@ -384,7 +346,7 @@ def test_the_path_leads_to_the_container(manifest: Manifest, path: str) -> None:
 
 def test_all_faults_of_a_pod_are_found_at_once_in_the_order_of_its_containers() -> None:
     manifest = pod(
-        container({CORES: 150}, **PRIVILEGED),
+        container({CORES: 150}),
         container({MEMORY: "-1", CORES: "x"}),
         init=[container({"nvidia.com/vcuda-memory": 5})],
         annotations={"tencent.com/vcuda-core-limit": "x"},
@@ -392,7 +354,6 @@ def test_all_faults_of_a_pod_are_found_at_once_in_the_order_of_its_containers() 
     assert [fault.path for fault in read_request(view(manifest)).faults] == [
         "spec.initContainers[0].resources.limits[nvidia.com/vcuda-memory]",
         "spec.containers[0].resources.limits[tencent.com/vcuda-core]",
-        "spec.containers[0].securityContext.privileged",
         "spec.containers[1].resources.limits[tencent.com/vcuda-core]",
         "spec.containers[1].resources.limits[tencent.com/vcuda-memory]",
         "metadata.annotations[tencent.com/vcuda-core-limit]",

@@ -275,11 +275,6 @@ def test_what_passes_or_is_malformed_is_charged_nothing(manifest: Manifest, fiel
     assert used(ledgers) == {}
 
 
-def test_a_refusal_carries_no_warning() -> None:
-    plain = container({"nvidia.com/gpu": 9}, securityContext={"privileged": True})
-    assert refusal(validated(pod(plain, metadata={"uid": "1"}, affinity=held_to("M40"))))[0] == "over-quota"
-
-
 # Quotas of every mode
 
 

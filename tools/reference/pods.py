@@ -23,13 +23,11 @@ from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
 from vcuda.placement.registers import Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
-from vcuda.requests.pod_request import read_request
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledgers import TOO_MANY_NAMESPACES, ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
 from webhook.metrics import Metrics
 from webhook.pod_review import mutate, validate
-from webhook.verdicts import malformed_sentence
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
@@ -179,10 +177,28 @@ def _malformed() -> list[Told]:
         (whole, {"annotations": {limit: "50"}}),
     ]
     told = [Told(_answer(limits, TEAM, **fields).message) for limits, fields in faulty]
-    secured = builders.container(share, securityContext={"privileged": True})
-    privileged = read_request(builders.view(builders.pod(secured))).faults[0]
-    told.append(Told(malformed_sentence([privileged])))
-    return told
+    return told + [Told(_beside(manifest)) for manifest in _BESIDE]
+
+
+def _beside(manifest: builders.Manifest) -> str:
+    """What is told of a pod that reaches GPUs beside the count."""
+    request = builders.review(manifest)
+    return asyncio.run(mutate(request, builders.policy_for(TEAM), MemoryLedgers(), RecentChoices())).message
+
+
+_SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
+_BESIDE = [
+    builders.pod(builders.container({"nvidia.com/gpu.shared": 1})),
+    builders.pod(builders.container({"deviceclass.resource.kubernetes.io/mig.nvidia.com": 1})),
+    builders.pod(builders.container(), resourceClaims=[{"name": "gpu"}]),
+    builders.pod(builders.container(securityContext={"privileged": True})),
+    builders.pod(builders.container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+    builders.pod(builders.container(), runtimeClassName="nvidia"),
+    builders.pod(builders.container(_SHARE, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])),
+    builders.pod(builders.container(_SHARE, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}])),
+    vcuda_pod(_SHARE, annotations={"nvidia.com/vgpu-compute-policy": "none"}),
+    builders.pod(builders.container(), annotations={"gpu-fraction": "0.5"}),
+]
 
 
 class _Busy(MemoryLedgers):
@@ -263,13 +279,10 @@ def _warnings() -> list[Told]:
     warned = _charge({"tencent.com/vcuda-core": 200}, WARNS, ledgers).warnings
     bent = _charge({"tencent.com/vcuda-core": 150}, WARNS).warnings
     nearly = _charge(CARD, SMALL).warnings
-    secured = builders.container({"nvidia.com/gpu": 1}, securityContext={"privileged": True})
-    [privileged] = read_request(builders.view(builders.pod(secured))).warnings
     told = [
         Told(warned[0], "Use less before the mode becomes `enforce`."),
         Told(bent[0], "Correct the pod before the mode becomes `enforce`."),
         Told(nearly[0], "From 90 % of a limit on: the next pod may be refused."),
-        Told(privileged, "Only for `nvidia.com/gpu` alone; see that it is meant."),
     ]
     return [
         *told,

@@ -5,6 +5,7 @@ JSON, or YAML, in gpu-admission's format (``pkg/predicate/gpu_predicate.go``) an
     team-a: {pool: [public], quota: {M40: 8, P100: 2.5}}   # cards; hundredths of a card are the finest share
     team-b: {quota: {A100: {cards: 4, memory: 160Gi}}}     # no pool: every pool
     team-c: {mode: warn, quota: {M40: 8}}                  # enforce (default), warn or audit
+    team-d: {allow: [privileged], quota: {M40: 8}}         # though a privileged container sees all cards
     "*":    {quota: {}}                                    # every namespace without its own entry
 
 As in gpu-admission, an absent or null ``quota`` allows no model, and an absent, null or empty ``pool`` every pool.
@@ -24,7 +25,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from vcuda import errors, k8s_types
-from vcuda.quota.model import SYSTEM_NAMESPACES, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.model import SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_text
 
 T = TypeVar("T")
@@ -88,6 +89,14 @@ def read_mode(value: object) -> Mode:
     if isinstance(value, str) and value in list(Mode):
         return Mode(value)
     raise WrongValueError(f"{shown(value)} is no mode; {suggestion(value, Mode) or 'write enforce, warn or audit'}")
+
+
+def read_allowance(value: object) -> Allowance:
+    """Return the allowance of this name."""
+    if isinstance(value, str) and value in list(Allowance):
+        return Allowance(value)
+    hint = suggestion(value, Allowance) or f"these can be: {', '.join(Allowance)}"
+    raise WrongValueError(f"{shown(value)} is nothing that can be allowed; {hint}")
 
 
 def read_cores(value: object) -> int:
@@ -214,6 +223,12 @@ def _read_pools(value: object) -> tuple[object, ...]:
     return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
 
 
+def _read_allowances(value: object) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise WrongValueError(f"{shown(value)} is no list; write one such as [{Allowance.PRIVILEGED}]")
+    return tuple(value)
+
+
 def _read_pool(value: object) -> str:
     if value is _REPEATED:
         raise WrongValueError("is listed twice; leave it out here")
@@ -232,6 +247,10 @@ class _NamespaceEntry(StrictModel):
         tuple[Annotated[str, pydantic.PlainValidator(_read_pool)], ...], pydantic.BeforeValidator(_read_pools)
     ] = ()
     mode: Annotated[Mode, pydantic.PlainValidator(read_mode)] = Mode.ENFORCE
+    allow: Annotated[
+        tuple[Annotated[Allowance, pydantic.PlainValidator(read_allowance)], ...],
+        pydantic.BeforeValidator(_read_allowances),
+    ] = ()
 
 
 _DOCUMENT: pydantic.TypeAdapter[dict[str, _NamespaceEntry]] = pydantic.TypeAdapter(
@@ -338,6 +357,6 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
     namespaces = {}
     for name, entry in entries.items():
         limits = {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}
-        namespaces[name] = NamespaceQuota(limits, entry.pool, entry.mode)
+        namespaces[name] = NamespaceQuota(limits, entry.pool, entry.mode, frozenset(entry.allow))
     default = namespaces.pop(DEFAULT, None)
     return Quota(namespaces, default, system)

@@ -33,6 +33,19 @@ class Mode(enum.StrEnum):
     AUDIT = "audit"
 
 
+class Allowance(enum.StrEnum):
+    """What is refused unless a namespace's quota allows it, since it gives more of a GPU than is counted."""
+
+    PRIVILEGED = "privileged"
+    VISIBLE_DEVICES = "visible-devices"
+    RUNTIME_CLASS = "runtime-class"
+    DISABLE_CONTROL = "cuda-disable-control"
+    CORE_POLICY = "core-utilization-policy"
+    COMPUTE_POLICY = "vgpu-compute-policy"
+    GPU_FRACTION = "gpu-fraction"
+    GPU_MEMORY = "gpu-memory"
+
+
 class Limit(msgspec.Struct, frozen=True):
     """What one namespace may use of one model.
 
@@ -47,12 +60,14 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     """What one namespace may use.
 
     ``limits`` maps a model to its limit, in the order of the document; a model that is not in it may not be used.
-    ``pools`` are the pools its pods may run in; empty: every pool.
+    ``pools`` are the pools its pods may run in; empty: every pool. ``allow`` is what is not refused here though it
+    gives more than is counted.
     """
 
     limits: Mapping[str, Limit]
     pools: tuple[str, ...] = ()
     mode: Mode = Mode.ENFORCE
+    allow: frozenset[Allowance] = frozenset()
 
 
 class Quota(msgspec.Struct, frozen=True):

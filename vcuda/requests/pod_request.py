@@ -26,16 +26,21 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """What a pod takes, by which schemes, and what is wrong with it.
 
     With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
-    ``warnings`` are sentences for the answer of an admitted pod. ``share`` is the most that a container asks for of
-    one card, in cores: 100 where it asks for whole ones. ``by_units``: it also asks for what no scheme has.
+    ``share`` is the most that a container asks for of one card, in cores: 100 where it asks for whole ones.
+    ``by_units``: it also asks for what no scheme has. ``has_share``: a container asks for less than a card's cores.
     """
 
     charge: Charge
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
-    warnings: tuple[str, ...] = ()
     share: int = 0
     by_units: bool = False
+    has_share: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything that is charged."""
+        return bool(self.schemes) or self.by_units
 
 
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
@@ -48,7 +53,6 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     charges: Mapping[str, Charge]
     cores_per_card: int
     faults: tuple[Fault, ...]
-    warnings: tuple[str, ...]
 
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
@@ -87,10 +91,13 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
     faults = [fault for request in requests for fault in request.faults]
     kinds = dict.fromkeys(kind for request in requests for kind in request.charges)
     charge = total(_effective_charge(containers, asked, kind) for kind in kinds)
-    warnings = tuple(warning for request in requests for warning in request.warnings)
-    share = min(max((request.cores_per_card for request in requests), default=0), CORES_PER_CARD)
+    per_card = [request.cores_per_card for request in requests]
+    share = min(max(per_card, default=0), CORES_PER_CARD)
     by_units = len(kinds) > len(schemes)
-    return PodRequest(charge, schemes, (*faults, *_core_limit_faults(pod, requests)), warnings, share, by_units)
+    faults += _core_limit_faults(pod, requests)
+    return PodRequest(
+        charge, schemes, tuple(faults), share, by_units, any(0 < each < CORES_PER_CARD for each in per_card)
+    )
 
 
 def _effective_charge(
@@ -130,11 +137,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         read = _read_counted if scheme.count else _read_cores
         charges[scheme.name], cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
-    privileged = list(_privileged(path, container, scheme, amounts)) if scheme else []
-    wrong = (*(faults or misshapen), *(found for found in privileged if isinstance(found, Fault)))
-    return ContainerCharge(
-        scheme, charges, per_card, wrong, tuple(found for found in privileged if isinstance(found, str))
-    )
+    return ContainerCharge(scheme, charges, per_card, (*(faults or misshapen),))
 
 
 def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) -> tuple[dict[str, int], list[Fault]]:
@@ -210,18 +213,6 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
     card_memory = 0 if memory else percentage or CORES_PER_CARD
     charge = Charge(count * (cores or CORES_PER_CARD), count * memory, count * card_memory)
     return charge, cores or CORES_PER_CARD, faults
-
-
-def _privileged(path: str, container: Container, scheme: Scheme, asked: Mapping[str, int]) -> Iterator[Fault | str]:
-    # The device plugins mount single cards, but a privileged container has all devices of its node in any case. Where
-    # the count alone is asked for, that may be NVIDIA's own plugin, whose users run privileged: they are only warned.
-    if not container.security_context or not container.security_context.privileged:
-        return
-    field = f"{path}.securityContext.privileged"
-    if scheme.counts_plain_cards and set(asked) == {scheme.count}:
-        yield f"{field}: a privileged container sees every card of its node, not just those it asks for"
-    else:
-        yield Fault(field, "a privileged container sees every card of its node; write false, or ask for no vcuda")
 
 
 def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fault]:

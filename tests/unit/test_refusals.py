@@ -1,0 +1,199 @@
+"""What gives a GPU beside the count is refused in limited namespaces, unless their quota allows it by its name."""
+
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from tests.both_calls import Webhook
+from tests.builders import Manifest, container, held_to, pod, policy_for, quota_faults, review, vcuda_pod, view
+from tests.tables import cases
+from vcuda.k8s_types import AdmissionResponse
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
+from vcuda.requests.config import parse_config
+from vcuda.requests.refusals import could_reach_gpus
+from webhook.context import PolicySnapshot
+from webhook.pod_review import review_of
+
+LIMITS = {"M40": Limit(800)}
+SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
+CARD = {"nvidia.com/gpu": 1}
+CLASS = "deviceclass.resource.kubernetes.io/"
+FIRST = "spec.containers[0]"
+PRIVILEGED = {"securityContext": {"privileged": True}}
+
+
+def env(name: str, **value: Any) -> Manifest:
+    return {"env": [{"name": "A", "value": "b"}, {"name": name, **value}]}
+
+
+def policy_note(value: str) -> dict[str, str]:
+    return {"nvidia.com/vgpu-compute-policy": value}
+
+
+def refused(manifest: Manifest, *allow: Allowance, mode: Mode = Mode.ENFORCE) -> AdmissionResponse:
+    """Return the answer of both paths, which is the same."""
+    webhook = Webhook(policy_for(NamespaceQuota(LIMITS, mode=mode, allow=frozenset(allow))))
+    answers = [webhook.mutate(manifest), webhook.validate(manifest)]
+    assert answers[0].outcome == answers[1].outcome
+    return answers[1]
+
+
+WITH_A_NAME = {
+    "privileged": (pod(container(**PRIVILEGED)), f"{FIRST}.securityContext.privileged", Allowance.PRIVILEGED),
+    "privileged beside a card": (
+        pod(container(CARD), container(**PRIVILEGED)),
+        "spec.containers[1].securityContext.privileged",
+        Allowance.PRIVILEGED,
+    ),
+    "privileged at the start": (
+        pod(container(), init=[container(**PRIVILEGED)]),
+        "spec.initContainers[0].securityContext.privileged",
+        Allowance.PRIVILEGED,
+    ),
+    "all devices": (
+        pod(container(**env("NVIDIA_VISIBLE_DEVICES", value="all"))),
+        f"{FIRST}.env[1]",
+        Allowance.VISIBLE_DEVICES,
+    ),
+    "all devices beside a share": (
+        pod(container(SHARE, **env("NVIDIA_VISIBLE_DEVICES", value="0"))),
+        f"{FIRST}.env[1]",
+        Allowance.VISIBLE_DEVICES,
+    ),
+    "devices from elsewhere": (
+        pod(container(), init=[container(**env("NVIDIA_VISIBLE_DEVICES", valueFrom={"configMapKeyRef": {}}))]),
+        "spec.initContainers[0].env[1]",
+        Allowance.VISIBLE_DEVICES,
+    ),
+    "a runtime class": (pod(container(), runtimeClassName="nvidia"), "spec.runtimeClassName", Allowance.RUNTIME_CLASS),
+    "no control": (
+        pod(container(CARD, **env("CUDA_DISABLE_CONTROL", value="false"))),
+        f"{FIRST}.env[1]",
+        Allowance.DISABLE_CONTROL,
+    ),
+    "cores without a limit": (
+        pod(container(SHARE, **env("GPU_CORE_UTILIZATION_POLICY", value="DISABLE"))),
+        f"{FIRST}.env[1]",
+        Allowance.CORE_POLICY,
+    ),
+    "a limit from elsewhere": (
+        pod(container(SHARE, **env("GPU_CORE_UTILIZATION_POLICY", valueFrom={}))),
+        f"{FIRST}.env[1]",
+        Allowance.CORE_POLICY,
+    ),
+    "a share without a limit": (
+        vcuda_pod(SHARE, annotations=policy_note("None")),
+        "metadata.annotations[nvidia.com/vgpu-compute-policy]",
+        Allowance.COMPUTE_POLICY,
+    ),
+    "a fraction": (
+        pod(container(), annotations={"gpu-fraction": "0.5"}),
+        "metadata.annotations[gpu-fraction]",
+        Allowance.GPU_FRACTION,
+    ),
+    "a part of the memory": (
+        pod(container(CARD), annotations={"gpu-memory": "2000"}),
+        "metadata.annotations[gpu-memory]",
+        Allowance.GPU_MEMORY,
+    ),
+}
+
+
+@cases("manifest, path, allowance", **WITH_A_NAME)
+def test_what_gives_more_than_is_counted_is_refused_unless_it_is_allowed(
+    manifest: Manifest, path: str, allowance: Allowance
+) -> None:
+    """422 with the field's path; with its own name in the quota, and no other, the pod is treated as without it."""
+    stored = {**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}}
+    answer = refused(stored)
+    assert (answer.outcome, answer.status) == ("malformed", HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert [fault.path for fault in answer.faults] == [path]
+    assert refused(stored, *(set(Allowance) - {allowance})).status == HTTPStatus.UNPROCESSABLE_ENTITY
+    let_in = Webhook(policy_for(NamespaceQuota(LIMITS, allow=frozenset({allowance}))))
+    assert let_in.validate(stored).outcome in ("ignored", "charged")
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"), [("nvidia.com/gpu.shared", "nvidia.com/gpu.shared"), (f"{CLASS}a.b", "deviceclass/a.b")]
+)
+def test_what_no_table_counts_is_refused_with_the_line_to_add(resource: str, name: str) -> None:
+    assert refused(vcuda_pod({resource: 9}), *Allowance).message == (
+        f"malformed GPU request: {FIRST}.resources.limits[{resource}]: this may be a GPU, and nothing says what one is "
+        f"worth; have a line added to key gpu_units of the quota ConfigMap: `{name}: {{cards: 1}}` with the cards that "
+        f"one is worth, or `{name}: {{}}` if it is none"
+    )
+
+
+def test_a_class_whose_worth_is_not_fixed_is_refused_with_what_to_ask_for() -> None:
+    assert refused(vcuda_pod({f"{CLASS}mig.nvidia.com": 1}), *Allowance).message == (
+        f"malformed GPU request: {FIRST}.resources.limits[{CLASS}mig.nvidia.com]: what one is worth depends on its MIG "
+        "profile; ask for nvidia.com/mig-<profile>, or by a ResourceClaim"
+    )
+
+
+def test_a_resource_claim_is_refused_whatever_is_allowed() -> None:
+    answer = refused(pod(container(), resourceClaims=[{"name": "gpu", "resourceClaimName": "x"}]), *Allowance)
+    assert [fault.path for fault in answer.faults] == ["spec.resourceClaims"]
+
+
+@cases(
+    "manifest",
+    no_devices=pod(container(**env("NVIDIA_VISIBLE_DEVICES", value="none"))),
+    void=pod(container(CARD, **env("NVIDIA_VISIBLE_DEVICES", value="void"))),
+    a_card_by_its_runtime=vcuda_pod(CARD, runtimeClassName="nvidia"),
+    another_runtime=pod(container(), runtimeClassName="kata"),
+    a_limit_that_holds=pod(container(SHARE, **env("GPU_CORE_UTILIZATION_POLICY", value="force"))),
+    a_whole_card_without_one=pod(container(CARD, **env("GPU_CORE_UTILIZATION_POLICY", value="disable"))),
+    a_switch_without_a_card=pod(container(**env("CUDA_DISABLE_CONTROL", value="true"))),
+    a_balanced_share=vcuda_pod(SHARE, annotations=policy_note("balance")),
+    a_whole_card_of_no_policy=vcuda_pod(CARD, annotations=policy_note("none")),
+    not_privileged=pod(container(CARD, securityContext={"privileged": False})),
+    somebody_elses_resource=pod(container({"rdma/hca": 1})),
+    none_of_an_unknown_one=pod(container({"nvidia.com/gpu.shared": 0})),
+)
+def test_what_gives_nothing_beside_the_count_is_let_in(manifest: Manifest) -> None:
+    manifest = {**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}}
+    assert Webhook(policy_for(NamespaceQuota(LIMITS))).validate(manifest).outcome in ("ignored", "charged")
+
+
+@pytest.mark.parametrize(("mode", "told"), [(Mode.WARN, 1), (Mode.AUDIT, 0)])
+@pytest.mark.parametrize("manifest", [pod(container({"amd.com/gpu": 1})), pod(container(**PRIVILEGED))])
+def test_where_nothing_is_enforced_it_is_let_in_and_told(manifest: Manifest, mode: Mode, told: int) -> None:
+    """To its owner by a warning, or to the log alone."""
+    answer = refused(manifest, mode=mode)
+    assert (answer.outcome, answer.allowed, len(answer.warnings)) == ("malformed", True, told)
+    assert answer.message.startswith("malformed GPU request: ")
+
+
+@pytest.mark.parametrize("manifest", [row[0] for row in WITH_A_NAME.values()])
+def test_where_nobody_is_limited_nothing_is_looked_at(manifest: Manifest) -> None:
+    answer = review_of(review(manifest), PolicySnapshot(Quota(), Nodes()))
+    assert isinstance(answer, AdmissionResponse)
+    assert answer.outcome in ("ignored", "unlimited")
+    assert could_reach_gpus(view(manifest))
+
+
+def test_an_operators_vendor_and_runtime_class_are_looked_at_too() -> None:
+    quota = "team-a: {quota: {M40: 8}}"
+    read = parse_config({"gpu_quota": quota, "gpu_domains": "[acme.com]"})
+    policy = PolicySnapshot(read.quota, Nodes(), resources=read.resources, runtime_classes=frozenset({"fast"}))
+    answer = Webhook(policy).validate(pod(container({"acme.com/x": 1}), runtimeClassName="fast"))
+    assert [fault.path for fault in answer.faults] == [
+        "spec.runtimeClassName",
+        f"{FIRST}.resources.limits[acme.com/x]",
+    ]
+    assert Webhook(policy).validate(pod(container(), runtimeClassName="nvidia")).outcome == "ignored"
+
+
+@pytest.mark.parametrize(
+    ("allow", "fault"),
+    [
+        ("[privilegd]", '[0]: "privilegd" is nothing that can be allowed; did you mean `privileged`?'),
+        ("[3]", f"[0]: 3 is nothing that can be allowed; these can be: {', '.join(Allowance)}"),
+        ("privileged", ': "privileged" is no list; write one such as [privileged]'),
+    ],
+)
+def test_a_name_that_nothing_has_is_a_fault(allow: str, fault: str) -> None:
+    assert list(map(str, quota_faults(f"team-a: {{allow: {allow}}}"))) == [f"team-a.allow{fault}"]

@@ -1,0 +1,121 @@
+"""What gives a pod a GPU beside what is counted, or takes the limits off the share that it asks for.
+
+A variable of the image, or from a ConfigMap by ``envFrom``, cannot be seen in a pod; nor can what a host path holds.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from vcuda.errors import Fault
+from vcuda.k8s_types import Container, Pod
+from vcuda.quota.model import Allowance
+from vcuda.requests.pod_request import NONE, PodRequest, resources_of
+from vcuda.requests.resources import NOT_FIXED, GpuResources, unit_name
+
+GPU_RUNTIME_CLASSES = frozenset({"nvidia"})
+"""The runtime classes that give a container the cards its variables name, unless somebody says otherwise."""
+
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+NO_DEVICES = ("none", "void")
+"""Of its values the two that give no card (nvidia-container-toolkit); one by ``valueFrom`` is not known."""
+
+# HAMi-core's switches (docs/config.md). Releases differ in which values of the first turn it off, so any does here; a
+# value that is not in the pod itself is not known.
+DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
+CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
+CORE_POLICIES = ("", "default", "force")
+
+# vgpu-manager's (pkg/util/consts.go), under whatever domain it is configured for.
+COMPUTE_POLICY = "/vgpu-compute-policy"
+COMPUTE_POLICIES = ("", "fixed", "balance")
+
+KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
+"""The annotations by which KAI's pods ask for a share of a card (KAI-Scheduler, pkg/common/constants)."""
+
+
+class Refusal(NamedTuple):
+    """A fault, and the name by which a quota may allow it all the same; None: it may not."""
+
+    path: str
+    message: str
+    allowance: Allowance | None = None
+
+    @property
+    def fault(self) -> Fault:
+        """The fault as it is told, with the name, since the pod's owner may have to ask for it."""
+        allowed = f", or have the quota say allow: [{self.allowance}]" if self.allowance else ""
+        return Fault(self.path, f"{self.message}{allowed}")
+
+
+def could_reach_gpus(pod: Pod) -> bool:
+    """Return whether it asks for anything, in any way, that could be a GPU; for the others nothing is to be decided."""
+    spec = pod.spec
+    if spec.runtime_class_name or spec.resource_claims or not KAI.keys().isdisjoint(pod.annotations):
+        return True
+    for containers in (spec.containers, spec.init_containers):
+        for container in containers or ():
+            if container.env or _is_privileged(container) or "/" in "".join(resources_of(container)):
+                return True
+    return False
+
+
+def find_refusals(
+    pod: Pod, request: PodRequest, known: GpuResources, runtime_classes: Collection[str] = GPU_RUNTIME_CLASSES
+) -> Iterator[Refusal]:
+    """Yield what is refused of a pod besides the faults of its request, each with its path."""
+    spec = pod.spec
+    if spec.resource_claims:
+        yield Refusal("spec.resourceClaims", "the devices of a ResourceClaim are not counted; ask by a resource")
+    if spec.runtime_class_name and spec.runtime_class_name in runtime_classes and not request.asks:
+        message = f"runtime class {spec.runtime_class_name} gives a pod cards that it does not ask for; ask for a GPU"
+        yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
+    for path, container in pod.all_containers():
+        yield from _of_container(path, container, request, known)
+    for key, value in pod.annotations.items():
+        if key in KAI:
+            message = "a share that is asked for by an annotation is not counted; ask by a resource"
+            yield Refusal(f"metadata.annotations[{key}]", message, KAI[key])
+        elif key.endswith(COMPUTE_POLICY) and request.has_share and value.strip().casefold() not in COMPUTE_POLICIES:
+            message = f"{value!r} takes the limit off a share of a card; write fixed or balance"
+            yield Refusal(f"metadata.annotations[{key}]", message, Allowance.COMPUTE_POLICY)
+
+
+def _of_container(path: str, container: Container, request: PodRequest, known: GpuResources) -> Iterator[Refusal]:
+    for name, quantity in resources_of(container).items():
+        if quantity not in NONE and known.is_unknown_gpu(name):
+            yield Refusal(f"{path}.resources.limits[{name}]", _how_to_count(name))
+    if _is_privileged(container):
+        message = "a privileged container sees every card of its node; write false"
+        yield Refusal(f"{path}.securityContext.privileged", message, Allowance.PRIVILEGED)
+    for index, variable in enumerate(container.env or ()):
+        value = variable.value or ""
+        field = f"{path}.env[{index}]"
+        if variable.name == VISIBLE_DEVICES and value not in NO_DEVICES:
+            message = (
+                f"{VISIBLE_DEVICES} gives cards that the pod does not ask for; leave it out, or write none or void"
+            )
+            yield Refusal(field, message, Allowance.VISIBLE_DEVICES)
+        elif variable.name == DISABLE_CONTROL and request.asks:
+            message = f"{DISABLE_CONTROL} takes all limits off a share of a card; leave it out"
+            yield Refusal(field, message, Allowance.DISABLE_CONTROL)
+        elif variable.name == CORE_POLICY and request.has_share and (variable.value is None or _is_off(value)):
+            message = f"{CORE_POLICY} takes the limit off a share of a card; leave it out, or write default or force"
+            yield Refusal(field, message, Allowance.CORE_POLICY)
+
+
+def _is_off(policy: str) -> bool:
+    return policy.strip().casefold() not in CORE_POLICIES
+
+
+def _is_privileged(container: Container) -> bool:
+    return container.security_context is not None and bool(container.security_context.privileged)
+
+
+def _how_to_count(resource: str) -> str:
+    name = unit_name(resource)
+    if name in NOT_FIXED:
+        return NOT_FIXED[name]
+    return (
+        "this may be a GPU, and nothing says what one is worth; have a line added to key gpu_units of the quota "
+        f"ConfigMap: `{name}: {{cards: 1}}` with the cards that one is worth, or `{name}: {{}}` if it is none"
+    )
