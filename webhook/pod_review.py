@@ -9,22 +9,12 @@ from http import HTTPStatus
 import msgspec
 from jsonpointer import JsonPointer
 
-<<<<<<< HEAD
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
 from vcuda.placement import card_types, patches, placement
 from vcuda.quota.model import NOT_MUTATED, Shortage, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
-from vcuda.requests.resources import BUILT_IN, GpuResources
-from webhook import verdicts
-=======
-from vcuda.errors import Fault, limited
-from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
-from vcuda.ledger.ledger import Admitted, Refused
-from vcuda.placement import patches, placement
-from vcuda.quota.model import NOT_MUTATED, Mode, NamespaceQuota, Shortage, cards, exceeded
-from vcuda.requests.pod_request import MALFORMED, PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
->>>>>>> ded0033 (What gives a GPU beside the count is refused in limited namespaces, unless the quota entry allows it by name; an unknown resource with the line to add)
+from webhook import verdicts
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers, RecentChoices
 
@@ -42,29 +32,6 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
     pod: Pod
     request: PodRequest
-<<<<<<< HEAD
-=======
-    quota: NamespaceQuota
-    policy: PolicySnapshot
-
-    @property
-    def enforced(self) -> bool:
-        """Whether what is over the quota, or malformed, is refused."""
-        return self.quota.mode is Mode.ENFORCE
-
-    @property
-    def scheme(self) -> str:
-        """The schemes by which the pod asks, as counted and logged, and whether by units."""
-        return ",".join([*(scheme.name for scheme in self.request.schemes), *["units"] * self.request.by_units])
-
-    def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return the sentences for the pod's owner, and those of its request; a quota that only audits tells nobody."""
-        if self.quota.mode is Mode.AUDIT:
-            return ()
-        faults = self.request.faults
-        malformed = [f"{malformed_sentence(faults)}; {ADMITTED_ALL_THE_SAME}"] if faults else []
-        return (*malformed, *sentences)
->>>>>>> ded0033 (What gives a GPU beside the count is refused in limited namespaces, unless the quota entry allows it by name; an unknown resource with the line to add)
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
@@ -77,57 +44,28 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
         return verdicts.admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
     if is_mirror(request, pod):
         return AdmissionResponse("mirror")
-<<<<<<< HEAD
     if misnamed := verdicts.misnamed(request.namespace):
         return misnamed
-    if quota is None:
-        return AdmissionResponse("unlimited")
-    asked = read_request(pod, policy.resources)
-    review = PodReview(
-        request.namespace,
-        quota,
-        policy,
-        asked.faults,
-        asked.warnings,
-        # The schemes by which the pod asks.
-        ",".join(scheme.name for scheme in asked.schemes),
-        pod=pod,
-        request=asked,
-    )
-    return verdicts.malformed(asked.faults, review.scheme) if asked.faults and review.enforced else review
-=======
-    if not NAMESPACE.fullmatch(request.namespace):
-        # Shown cut off: whoever invents one can make it as long as a request.
-        message = f"{request.namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
-        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     asks = asks_for_vcuda(pod, policy.resources)
     if quota is None:
         return AdmissionResponse("unlimited" if asks else "ignored")
     asked = read_request(pod, policy.resources)
     refusals = find_refusals(pod, asked, policy.resources, policy.runtime_classes)
-    beside = [refusal.fault for refusal in refusals if refusal.allowance not in quota.allow]
-    faults = (*asked.faults, *beside)
-    review = PodReview(request.namespace, pod, msgspec.structs.replace(asked, faults=faults), quota, policy)
+    faults = (*asked.faults, *(refusal.fault for refusal in refusals if refusal.allowance not in quota.allow))
+    # The schemes by which the pod asks, and whether by units.
+    scheme = ",".join([*(scheme.name for scheme in asked.schemes), *["units"] * asked.by_units])
+    review = PodReview(request.namespace, quota, policy, faults, (), scheme, pod=pod, request=asked)
     if faults and review.enforced:
-        return _malformed(faults, review.scheme)
+        return verdicts.malformed(faults, scheme)
     return review if asks else _not_charged(review)
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
     # Of what cannot be counted nothing is charged; its owner is told, or else the log.
-    faults = review.request.faults
-    if not faults:
+    if not review.faults:
         return AdmissionResponse("ignored")
-    return AdmissionResponse("malformed", message=malformed_sentence(faults), warnings=review.warnings())
-
-
-def _admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
-    # What is in it that cannot be read is not charged either; the controller counts what is stored all the same.
-    if quota.mode is Mode.ENFORCE:
-        return malformed
-    told = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
-    return AdmissionResponse(malformed.outcome, warnings=told)
->>>>>>> ded0033 (What gives a GPU beside the count is refused in limited namespaces, unless the quota entry allows it by name; an unknown resource with the line to add)
+    sentence = verdicts.malformed_sentence(review.faults)
+    return AdmissionResponse("malformed", message=sentence, warnings=review.warnings())
 
 
 def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
