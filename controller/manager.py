@@ -55,7 +55,8 @@ class Leader:
             "models", lambda _: self.settler.add_all(), failure="models not followed", key_name="of"
         )
         self.nodes = NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
-        store = LedgerStore(kube, ledger_namespace, self.nodes.current, self.quota.resources)
+        storable = self._timing.pending_ttl
+        store = LedgerStore(kube, ledger_namespace, self.nodes.current, self.quota.resources, storable_seconds=storable)
         self.publisher = publisher.Publisher(kube)
         self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
         self.namespaces = NamespaceLabels(kube, self.quota, self._namespace_changed)

@@ -13,6 +13,7 @@ from controller.workqueue import Reconciler
 from vcuda import errors
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, NamespaceUse, ObservedPods, is_older, report, settle
+from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
 """How often one settlement is tried when the replicas write first."""
@@ -78,6 +79,8 @@ class Settler:
         self._exists = exists
         self._clock = clock
         self._first_seen: dict[str, dict[str, float]] = {}
+        # By namespaces whose damaged ledger is to be deleted: its version, and since when it is known.
+        self._unreadable: dict[str, tuple[str, float]] = {}
         self._log = structlog.get_logger()
 
     def add_all(self) -> None:
@@ -117,15 +120,22 @@ class Settler:
                 self.settle(namespace)
             except errors.Conflict:
                 self.queue.retry(namespace, CONFLICT_RETRY_SECONDS)
+            except errors.LedgerLost as lost:
+                self._log.warning("ledger lost", namespace=namespace, error=str(lost))
+                self.queue.retry(namespace, lost.left)
 
     def settle(self, namespace: str) -> None:
         """Settle one namespace's ledger and report its usage.
 
-        Raises Conflict where the replicas were ahead every time, and other VcudaErrors.
+        Raises Conflict where the replicas were ahead every time, LedgerLost, UnreadableLedger, and other VcudaErrors.
         """
         quota = self._quota.current()
         known = self.ledgers.get(self._store.key(namespace))
-        stored = known.read() if known else None
+        try:
+            stored = known.read() if known else None
+        except errors.UnreadableLedger:
+            self._drop_unreadable(namespace)
+            raise
         if quota is None:
             # Malformed since before this process began. The replicas may have the last good one, and go on charging.
             if stored:
@@ -134,37 +144,42 @@ class Settler:
         # Where a pod is there is a namespace, though the watch of namespaces may not have brought it yet.
         exists = self._exists(namespace) or self.pods.pods(namespace)
         limits = quota.for_namespace(namespace) if exists else None
-        if limits is None:
-            self._on_report(namespace, None)
-            if stored and stored.version:
-                self._drop_ledger(namespace, stored, stored.version)
+        if limits:
+            self._settle_limited(namespace, limits, stored)
             return
-        nodes = self._nodes.current()
-        if stored is None and self.pods.pods(namespace):
-            stored = self._store.read(namespace)
-        ledger = self._settle_newest(namespace, stored) if stored else Ledger()
-        self._on_report(namespace, report(namespace, limits, ledger, self.pods.pods(namespace), nodes))
+        self._on_report(namespace, None)
+        if stored:
+            self._drop_or_settle(namespace, stored, "the namespace is no longer limited")
 
-    def _settle_newest(self, namespace: str, stored: Stored) -> Ledger:
+    def _settle_limited(self, namespace: str, limits: NamespaceQuota, stored: Stored | None) -> None:
+        pods = self.pods.pods(namespace)
+        if stored is None and pods:
+            stored = self._store.read(namespace)
+        if stored:
+            stored = self._settle_newest(namespace, stored)
+        if stored and stored.deleting:
+            self._drop_or_settle(namespace, stored, "its deletion was asked for, and it is made anew")
+        ledger = stored.ledger if stored else Ledger()
+        self._on_report(namespace, report(namespace, limits, ledger, pods, self._nodes.current()))
+
+    def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
         """Settle the ledger as the watch has brought it; where that was out of date, as it is now.
 
         Under load the replicas write many times a second, and what the watch brings is old when it comes.
         """
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            ledger = self._settled(namespace, stored.ledger)
+        for _ in range(MAX_ATTEMPTS - 1):
             try:
-                self._write(namespace, ledger, stored)
-                break
+                return self._write(namespace, self._settled(namespace, stored.ledger), stored)
             except errors.Conflict:
-                if attempt == MAX_ATTEMPTS:
-                    raise
                 stored = self._store.read(namespace)
-        return ledger
+        return self._write(namespace, self._settled(namespace, stored.ledger), stored)
 
-    def _write(self, namespace: str, ledger: Ledger, stored: Stored) -> None:
-        if ledger is not stored.ledger or stored.version is None:
-            self._store.write(namespace, ledger, stored.version)
-            self._metrics.released.inc(len(stored.ledger.pending) - len(ledger.pending))
+    def _write(self, namespace: str, ledger: Ledger, stored: Stored) -> Stored:
+        if ledger is stored.ledger and stored.version is not None:
+            return stored
+        written = self._store.write(namespace, ledger, stored)
+        self._metrics.released.inc(len(stored.ledger.pending) - len(ledger.pending))
+        return written
 
     def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
         quota = self._quota.current()
@@ -185,16 +200,34 @@ class Settler:
         newest = self._store.count_pods(namespace)
         return msgspec.structs.replace(newest, seen={*newest.seen, *observed.seen}, vanished=observed.vanished)
 
-    def _drop_ledger(self, namespace: str, stored: Stored, version: str) -> None:
-        # Not before its last pending charge is settled: a ledger that is made anew counts the pods stored by then, and
-        # would miss one that is still on its way, or one that is gone and may still run.
+    def _drop_or_settle(self, namespace: str, stored: Stored, why: str) -> None:
+        """Delete a ledger in which nothing is charged that pods do not show; else settle it."""
+        # One that is made anew counts the pods stored by then, and would miss one that is still on its way, or one that
+        # is gone and may still run.
         ledger = self._settled(namespace, stored.ledger)
-        if ledger.pending or ledger.terminating:
+        if ledger.pending or ledger.terminating or stored.version is None:
             self._write(namespace, ledger, stored)
             return
         with contextlib.suppress(errors.NotFound):
-            self._store.delete(namespace, version)
-            self._log.info("ledger dropped: the namespace is no longer limited", namespace=namespace)
+            self._store.drop(namespace, stored.version)
+            self._log.info("ledger dropped", namespace=namespace, why=why)
+
+    def _drop_unreadable(self, namespace: str) -> None:
+        """Delete a damaged ledger whose deletion was asked for, once no pod that is charged in it can be stored."""
+        known = self.ledgers.get(self._store.key(namespace))
+        if known is None or not known.deleting:
+            return
+        # Nobody charges in it meanwhile, as nobody can read it.
+        version, now = known.config_map.metadata.resource_version, self._clock()
+        first, since = self._unreadable.get(namespace, ("", now))
+        since = since if first == version else now
+        self._unreadable[namespace] = version, since
+        if now < since + self._timing.pending_ttl:
+            self.queue.add(namespace, since + self._timing.pending_ttl - now)
+            return
+        self._store.drop(namespace, version)
+        del self._unreadable[namespace]
+        self._log.warning("damaged ledger dropped", namespace=namespace)
 
     def _overdue(self, namespace: str, ledger: Ledger) -> tuple[set[str], set[str]]:
         """Return the pending uids that are proven never to have been stored, and the terminating that have ended."""

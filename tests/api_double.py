@@ -39,7 +39,10 @@ def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
 
 
 class ApiDouble:
-    """Objects by path. ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail."""
+    """Objects by path, in namespaces that are all there.
+
+    ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -88,9 +91,11 @@ class ApiDouble:
         manifest = json.loads(body)
 
         def effect() -> bytes:
-            if self._known(path)["metadata"]["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
+            known = self._known(path)["metadata"]
+            if known["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
                 raise Conflict(409, "the object has been modified")
-            return self.store(path, manifest)
+            kept = {key: known[key] for key in ("deletionTimestamp",) if key in known}
+            return self.store(path, {**manifest, "metadata": {**manifest["metadata"], **kept}})
 
         return self._call("PUT", timeout, effect)
 
@@ -104,17 +109,23 @@ class ApiDouble:
             changed = patched(known, patch)
             if any(changed["metadata"].get(key) != known["metadata"].get(key) for key in ("uid", "resourceVersion")):
                 raise Conflict(409, "the object has been modified")
-            return self.store(path, changed)
+            stored = self.store(path, changed)
+            if changed["metadata"].get("deletionTimestamp") and not changed["metadata"].get("finalizers"):
+                self.remove(path)
+            return stored
 
         return self._call("PATCH", timeout, effect)
 
     def delete(self, path: str, body: bytes | None = None, _params: object = None, timeout: float = 10) -> bytes:
+        """Delete an object; one with finalizers goes when a patch takes them away."""
         wanted = json.loads(body or b"{}").get("preconditions", {}).get("resourceVersion")
 
         def effect() -> bytes:
             known = self._known(path)
             if wanted not in (None, known["metadata"]["resourceVersion"]):
                 raise Conflict(409, "Precondition failed")
+            if known["metadata"].get("finalizers"):
+                return self.store(path, {**known, "metadata": {**known["metadata"], "deletionTimestamp": "2026-01-01"}})
             self.remove(path)
             return json.dumps(known).encode()
 
@@ -158,6 +169,9 @@ class ApiDouble:
         return b'{"kind": "Status", "status": "Success"}'
 
     def _known(self, path: str) -> dict[str, Any]:
+        namespace = re.fullmatch("/api/v1/namespaces/([^/]+)", path)
+        if namespace and path not in self.objects:
+            return {"metadata": {"name": namespace[1], "uid": f"uid-of-{namespace[1]}"}}
         if path not in self.objects:
             raise NotFound(404, f"{path} not found")
         return self.objects[path]

@@ -34,6 +34,9 @@ class Clock:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
+        self.pass_by(seconds)
+
+    def pass_by(self, seconds: float) -> None:
         self.now += seconds
 
 
@@ -46,7 +49,11 @@ class Replica:
 
     def __init__(self, api: ApiDouble, clock: Clock | None = None) -> None:
         self._registry = CollectorRegistry()
-        self.store = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS))
+        # Time passes where one waits for what another does: here nobody does it meanwhile.
+        time_ = clock or Clock()
+        self.store = LedgerStore(
+            api.kube, "vcuda-quota", lambda: Nodes(LABELS), clock=time_.monotonic, sleep=time_.pass_by
+        )
         metrics = LedgerMetrics(self._registry)
         self.ledgers = ClusterLedgers(
             self.store, metrics, clock.monotonic if clock else time.monotonic, clock.sleep if clock else no_pause

@@ -1,5 +1,6 @@
 """Every error this project raises on purpose; all are VcudaErrors, and each class stands below its own kind."""
 
+import math
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import NamedTuple
@@ -119,6 +120,21 @@ class UnsupportedVersion(VcudaError):
 
 class UnreadableLedger(VcudaError):
     """A stored ledger is damaged. Counting from nothing could admit too much, so a person has to look."""
+
+
+class LedgerLost(VcudaError):
+    """A ledger is gone that there was, ``missing`` seconds since that was seen: what was charged in it is not known.
+
+    Pods of it may still be stored for ``left`` seconds; after that it is counted from the pods.
+    """
+
+    def __init__(self, namespace: str, missing: float, left: float) -> None:
+        super().__init__(
+            f"the ledger of namespace {namespace} was lost; pods that were charged in it may still be stored, "
+            f"so that nothing is admitted for {math.ceil(left)} s; then it is rebuilt"
+        )
+        self.missing = missing
+        self.left = left
 
 
 class UnreadableJournal(VcudaError):

@@ -176,6 +176,9 @@ class Service(msgspec.Struct, frozen=True):
         except errors.UnreadableLedger as error:
             # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
             return k8s_types.AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except errors.LedgerLost as error:
+            # Without retryAfterSeconds: controllers would sleep on it in one of their few workers.
+            return k8s_types.AdmissionResponse("ledger-lost", False, HTTPStatus.TOO_MANY_REQUESTS, str(error))
 
     def _log(
         self, path: str, request: k8s_types.AdmissionRequest, response: k8s_types.AdmissionResponse, seconds: float

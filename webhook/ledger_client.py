@@ -228,6 +228,7 @@ class NamespaceLedger:
             Conflict: another writer was first.
             WriteUnanswered: it may be written, or not.
             Unavailable: the ledger could not be read.
+            LedgerLost: it is gone, and so is what was charged in it.
 
         """
         remembered, self._remembered = self._remembered, None
@@ -243,7 +244,7 @@ class NamespaceLedger:
             for call in calls:
                 call.late = UNSURE  # what a deadline means that comes while the write is under way
             try:
-                stored = await self._in_thread(self._shared.store.write, ledger, stored.version, WRITE_TIMEOUT_SECONDS)
+                stored = await self._in_thread(self._shared.store.write, ledger, stored, WRITE_TIMEOUT_SECONDS)
             except Unavailable as error:
                 raise WriteUnanswered from error
             self._shared.metrics.size.observe(stored.size)

@@ -103,7 +103,7 @@ def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.Policy
 async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Ledgers) -> list[str]:
     try:
         usages = await charged.usage(namespace)
-    except (errors.Unavailable, errors.UnreadableLedger) as error:
+    except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
         return [f"{namespace}: not compared with what is in use: {error}"]
     found = []
     for model, usage in usages.items():

@@ -74,7 +74,9 @@ class Cluster(msgspec.Struct, frozen=True):
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
         policy = context.ClusterPolicy(quota, nodes, cards, self.hints, self.storable_seconds, self.runtime_classes)
         metrics = _metrics(certificate)
-        store = k8s.LedgerStore(kube, self.ledger_namespace, nodes.current, quota.resources)
+        store = k8s.LedgerStore(
+            kube, self.ledger_namespace, nodes.current, quota.resources, storable_seconds=self.storable_seconds
+        )
         ledgers = ledger_client.ClusterLedgers(store, LedgerMetrics(metrics.registry))
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors()))

@@ -16,8 +16,10 @@ from vcuda.kube import (
     InvolvedObject,
     Kube,
     LedgerStore,
+    Opening,
     QuotaInformer,
     QuotaPlace,
+    Stored,
     post_event,
 )
 from vcuda.kube.client import read_body, split_lines, warnings_in
@@ -26,6 +28,7 @@ from vcuda.placement.placement import Nodes
 
 NAME = "team-a/../team-b"
 QUOTED = "team-a%2F..%2Fteam-b"
+UNMADE = Stored(Ledger(), None, opening=Opening("uid"))
 IN_IT = f"/api/v1/namespaces/{QUOTED}/"
 
 
@@ -50,10 +53,14 @@ def store(kube: Kube, namespace: str) -> LedgerStore:
 @pytest.mark.parametrize(
     ("call", "begin"),
     [
-        pytest.param(lambda kube: store(kube, NAME).write("a", Ledger(), None), IN_IT, id="the ledgers' namespace"),
+        pytest.param(
+            lambda kube: store(kube, NAME).write("a", Ledger(), Stored(Ledger(), None, opening=Opening("u"))),
+            IN_IT,
+            id="the ledgers' namespace",
+        ),
         pytest.param(lambda kube: store(kube, "a").pods(NAME), IN_IT, id="a namespace's pods"),
         pytest.param(
-            lambda kube: store(kube, "a").write(NAME, Ledger(), "1"),
+            lambda kube: store(kube, "a").write(NAME, Ledger(), Stored(Ledger(), "1")),
             f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",
             id="a namespace's ledger",
         ),

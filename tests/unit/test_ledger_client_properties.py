@@ -9,9 +9,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from tests.api_double import ApiDouble, Delivery, Effect, Late, delivered, lost_reply, lost_request
-from tests.replicas import Replica, asked
-from vcuda.errors import Unavailable, VcudaError
-from vcuda.ledger.ledger import Admitted, ObservedPods, Refused, settle
+from tests.replicas import LEDGER, Clock, Replica, asked
+from tests.waiting import PATIENT
+from vcuda.errors import LedgerLost, Unavailable, VcudaError
+from vcuda.kube import Stored
+from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, ObservedPods, Refused, settle
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledgers import ChargeRequest, RetryLater
 
@@ -19,12 +21,17 @@ LIMIT = 500
 
 
 class Step(NamedTuple):
-    """One replica is asked for one pod. ``fates`` befall the calls of this step in order; then all get through."""
+    """One replica is asked for one pod. ``fates`` befall the calls of this step in order; then all get through.
+
+    Before it ``seconds`` pass, and the ledger may be ``lost``.
+    """
 
     replica: int
     pod: int
     dry_run: bool
     fates: tuple[str, ...]
+    seconds: float = 0
+    lost: bool = False
 
 
 FATES = ("ok", "lost request", "lost reply", "late", "land", "overtaken", "settled")
@@ -33,7 +40,9 @@ STEPS = st.builds(
     st.integers(0, 1),
     st.integers(0, 11),
     st.sampled_from([False, False, False, True]),
-    st.lists(st.sampled_from(FATES), max_size=6).map(tuple),
+    st.lists(st.sampled_from(FATES), max_size=8).map(tuple),
+    st.sampled_from([0, 0, 0, 40, 80]),
+    st.sampled_from([False] * 5 + [True]),
 )
 
 
@@ -45,15 +54,24 @@ class Replicas:
     """Two replicas over one store; what they answered, beside what is stored."""
 
     def __init__(self) -> None:
-        self.api = ApiDouble()
-        self.replicas = [Replica(self.api), Replica(self.api)]
+        self.api, self.clock = ApiDouble(), Clock()
+        self.replicas = [Replica(self.api, self.clock), Replica(self.api, self.clock)]
         self.store = self.replicas[0].store
-        self.granted: dict[str, int] = {}
+        # Cores, and when they were asked for.
+        self.granted: dict[str, tuple[int, float]] = {}
+        self.lost: dict[str, tuple[int, float]] = {}
         self.late = Late()
         self._numbered = 0
 
     def take(self, step: Step) -> None:
         """Ask once, with these fates; whatever is answered must be true."""
+        if step.seconds:
+            self.clock.pass_by(step.seconds)
+            self.late = Late()  # no call lands so long after it was sent
+        if step.lost and LEDGER in self.api.objects:
+            self.api.remove(LEDGER)
+            self.lost |= self.granted
+            self.granted = {}
         fates = iter(step.fates)
 
         def deliver(method: str, timeout: float, effect: Effect) -> bytes:
@@ -64,28 +82,41 @@ class Replicas:
         self.api.deliver = delivered
 
     def ask(self, replica: int, uid: str, cores: int, *, dry_run: bool = False) -> None:
+        arrived = self.clock.now
+        asked_for = request(uid, cores, dry_run=dry_run, deadline=arrived + PATIENT)
         try:
-            decision = asyncio.run(self.replicas[replica].ledgers.charge(request(uid, cores, dry_run=dry_run)))
-        except Unavailable:
+            decision = asyncio.run(self.replicas[replica].ledgers.charge(asked_for))
+        except (Unavailable, LedgerLost):
             return
         if isinstance(decision, Admitted) and not dry_run:
-            self.granted[uid] = cores
+            self.granted[uid] = cores, arrived
             assert uid in self.pending(), "granted, and not written down"
         if isinstance(decision, Refused) and uid in self.granted:
             raise AssertionError("refused what it has")
 
+    def read(self) -> Stored | None:
+        before, self.api.deliver = self.api.deliver, delivered
+        try:
+            return self.store.read("team-a")
+        except LedgerLost:
+            return None
+        finally:
+            self.api.deliver = before
+
     def pending(self) -> dict[str, int]:
         """Return what is stored: cores by uid."""
-        before, self.api.deliver = self.api.deliver, delivered
-        ledger = self.store.read("team-a").ledger
-        self.api.deliver = before
-        return {uid: pending.charge.cores for uid, pending in ledger.pending.items()}
+        stored = self.read()
+        return {uid: each.charge.cores for uid, each in stored.ledger.pending.items()} if stored else {}
 
     def check(self) -> None:
-        """Every pod that was granted is charged, once and as it is; never more than the limit."""
-        pending = self.pending()
-        assert self.granted.items() <= pending.items()
-        assert sum(pending.values()) <= LIMIT
+        """Every pod that was granted is charged, once and as it is; never more than the limit.
+
+        Those that were granted in a ledger that is lost are charged nowhere, and may be stored all the same.
+        """
+        pending, now = self.pending(), self.clock.now
+        assert {uid: cores for uid, (cores, _) in self.granted.items()}.items() <= pending.items()
+        storable = {uid: cores for uid, (cores, at) in self.lost.items() if now < at + STORABLE_SECONDS}
+        assert sum({**storable, **pending}.values()) <= LIMIT
 
     def _fate(self, fate: str, step: Step) -> Delivery:
         named: dict[str, Callable[[], Delivery]] = {
@@ -115,25 +146,29 @@ class Replicas:
 
     def _settle(self) -> None:
         """The controller releases the oldest pod that was granted: it has come and gone."""
-        stored = self.store.read("team-a")
-        uid = next((uid for uid in stored.ledger.pending if uid in self.granted), None)
-        if uid is None or stored.version is None:
+        stored = self.read()
+        uid = next((uid for uid in stored.ledger.pending if uid in self.granted), None) if stored else None
+        if stored is None or uid is None or stored.version is None:
             return
         view = ObservedPods("1000000", {}, {uid})
         try:
-            self.store.write("team-a", settle(stored.ledger, view, ()), stored.version)
+            self.store.write("team-a", settle(stored.ledger, view, ()), stored)
         except VcudaError as error:
             raise AssertionError("nobody writes in between") from error
         del self.granted[uid]
 
 
-def request(uid: str, cores: int, *, dry_run: bool = False) -> ChargeRequest:
-    return asked(uid, charge=Charge(cores, 0, cores), quota=NamespaceQuota({"M40": Limit(LIMIT)}), dry_run=dry_run)
+def request(uid: str, cores: int, **fields: object) -> ChargeRequest:
+    return asked(uid, charge=Charge(cores, 0, cores), quota=NamespaceQuota({"M40": Limit(LIMIT)}), **fields)
 
 
 @settings(max_examples=300, deadline=None)
 @given(steps=st.lists(STEPS, min_size=1, max_size=15))
-@example(steps=[Step(0, 0, False, ("ok", "late")), Step(1, 2, False, ()), Step(0, 2, False, ("land",))])
+@example(steps=[Step(0, 0, False, ("ok",) * 5 + ("late",)), Step(1, 2, False, ()), Step(0, 2, False, ("land",))])
+@example(steps=[*(Step(0, pod, False, ()) for pod in (2, 5)), Step(1, 8, False, (), lost=True), Step(1, 8, False, ())])
+@example(
+    steps=[*(Step(0, pod, False, ()) for pod in (2, 5)), Step(1, 8, False, (), lost=True), Step(1, 8, False, (), 80)]
+)
 def test_never_over_the_limit_and_each_uid_once(steps: list[Step]) -> None:
     replicas = Replicas()
     for step in steps:
@@ -171,6 +206,9 @@ def test_two_replicas_and_many_callers_fill_the_quota_exactly(every: int) -> Non
             try:
                 decision = await replicas.replicas[number % 2].ledgers.charge(request(f"uid-{number}", 25))
             except Unavailable:
+                continue
+            except LedgerLost as lost:  # its creation got no answer, and it is not there
+                replicas.clock.pass_by(lost.left)
                 continue
             if not isinstance(decision, RetryLater):
                 return decision

@@ -23,7 +23,7 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}
 HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
-COUNTED, LISTED, FAR = "102", "103", "1000000"
+COUNTED, LISTED, FAR = "103", "104", "1000000"
 """Versions: after the quota's, before the list of the pods; that of the list; and one that it is older than."""
 
 
@@ -45,7 +45,7 @@ class Settling:
         metadata = {"name": "gpuquota", "namespace": "kube-system"}
         api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
         if ledger:
-            replica.store.write("team-a", ledger, None)
+            replica.store.write("team-a", ledger, replica.store.read("team-a"))
         for pod in pods:
             home = {**pod["metadata"], "namespace": "team-a"}
             api.store(f"/api/v1/namespaces/team-a/pods/{home['name']}", {**pod, "metadata": home})
@@ -142,7 +142,7 @@ def test_a_ledger_that_is_about_to_be_settled_is_not_counted(api: ApiDouble, rep
 
 def test_where_the_watch_is_behind_the_count_etcd_is_asked(api: ApiDouble, replica: Replica) -> None:
     """As after a webhook's own count, while nothing happens that would bring the watch forward."""
-    settling = Settling(api, replica, Ledger({"M40": TWO}, "104"), stored_pod(CARD))
+    settling = Settling(api, replica, Ledger({"M40": TWO}, "105"), stored_pod(CARD))
     api.store("/api/v1/namespaces/team-b/pods/other", {"metadata": {"name": "other"}})
     settling.settler.queue.add("team-a")
     settling.run()
@@ -237,7 +237,7 @@ def test_beside_a_document_that_was_malformed_before_the_leader_began_charges_ar
 
 
 def test_beside_a_malformed_document_no_ledger_is_made_and_none_dropped(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({"M40": ONE}, "104"), stored_pod(CARD), document=MALFORMED)
+    settling = Settling(api, replica, Ledger({"M40": ONE}, "105"), stored_pod(CARD), document=MALFORMED)
     settling.settle()
     assert (replica.store.read("team-a").ledger.committed, api.calls) == ({"M40": ONE}, ["GET"])
 

@@ -7,6 +7,7 @@ they cost seventy times the decoding, and they drop the fields that they do not 
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params, Stream, segment, upsert
 from vcuda.kube.connection import VersionCheck, end_process
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube.ledger_marks import Opening
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.objects import Event, InvolvedObject, post_event, post_event_or_log
 from vcuda.kube.reflector import Backoff, OnEvent, Reflector
@@ -29,6 +30,7 @@ __all__ = [
     "NamedLedger",
     "NodeInformer",
     "OnEvent",
+    "Opening",
     "Page",
     "Params",
     "QuotaInformer",

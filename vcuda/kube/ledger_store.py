@@ -4,6 +4,8 @@ They live in a namespace of their own, where tenants have no rights: so a right 
 beforehand, is a right to nothing else.
 """
 
+import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -11,24 +13,38 @@ import msgspec
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.kube import client, objects, watch
+from vcuda.kube.ledger_marks import LedgerMarks, Opening
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import Ledger, ObservedPods, charges_by_model, read_ledger, write_ledger
+from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, ObservedPods, charges_by_model, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
+FINALIZER = "quota.vcuda.io/ledger"
+"""Keeps a ledger whose deletion was asked for until nothing is charged in it that pods do not show."""
+
+OPENING_SECONDS = 1.0
+"""For how long one that is marked and missing may be on its way: another writes the mark first, then the ledger."""
+
+LOOK_AGAIN_SECONDS = 0.05
+
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A ledger, the resourceVersion of its ConfigMap (None where it has yet to be created), and its size in bytes."""
+    """A ledger, the resourceVersion of its ConfigMap (None where it has yet to be created), and its size in bytes.
+
+    ``opening`` is what that creation wants to know. ``deleting``: somebody has asked for its deletion.
+    """
 
     ledger: Ledger
     version: str | None
     size: int = 0
+    opening: Opening | None = None
+    deleting: bool = False
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
@@ -39,6 +55,11 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     namespace: str
     config_map: k8s_types.ConfigMap
+
+    @property
+    def deleting(self) -> bool:
+        """Whether somebody has asked for its deletion."""
+        return self.config_map.metadata.deletion_timestamp is not None
 
     def read(self) -> Stored:
         """Return the ledger. Raises UnreadableLedger: it is damaged."""
@@ -54,7 +75,8 @@ class LedgerStore:
     """Reads and writes ledgers; whoever writes an old version loses, by Conflict.
 
     ``nodes`` tells the model of a pod that is held to none by its spec but runs on a node that has one; ``resources``
-    what pods can ask for now.
+    what pods can ask for now. After ``storable_seconds`` a pod that was charged in a ledger that is lost can no longer
+    be stored.
     """
 
     def __init__(
@@ -63,12 +85,18 @@ class LedgerStore:
         namespace: str,
         nodes: Callable[[], Nodes],
         resources: Callable[[], GpuResources] = lambda: BUILT_IN,
+        *,
+        storable_seconds: float = STORABLE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._kube = kube
         self._namespace = namespace
         self._nodes = nodes
         self.resources = resources
+        self._sleep = sleep
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
+        self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
 
     @property
     def config_version(self) -> str:
@@ -76,16 +104,30 @@ class LedgerStore:
         return self.resources().version
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger; where there is none, one that counts the pods stored now, from a consistent LIST.
+        """Return the newest ledger; where there never was one, what a consistent LIST of the pods counts.
 
-        ``timeout`` is in seconds, for each call. Raises UnreadableLedger: it is damaged.
+        The same where one was lost, and no pod that was charged in it can be stored any more. ``timeout`` is in
+        seconds, for each call. Raises UnreadableLedger: it is damaged. LedgerLost: it was lost just now.
         """
+        while (stored := self._stored(namespace, timeout)) is None:
+            try:
+                opening = self._marks.opening(namespace, timeout)
+            except errors.LedgerLost as lost:
+                if lost.missing >= OPENING_SECONDS:
+                    raise
+                self._sleep(LOOK_AGAIN_SECONDS)
+                continue
+            pods = self.count_pods(namespace, timeout)
+            ledger = Ledger(pods.committed, pods.resource_version, config_version=pods.config_version)
+            return Stored(ledger, None, opening=opening)
+        return stored
+
+    def _stored(self, namespace: str, timeout: float) -> Stored | None:
         try:
             raw = self._kube.get(self._path(namespace), timeout=timeout)
         except errors.NotFound:
-            pods = self.count_pods(namespace, timeout)
-            ledger = Ledger(pods.committed, pods.resource_version, config_version=pods.config_version)
-            return Stored(ledger, None)
+            return None
+        self._marks.found(namespace)
         return _read(_CONFIG_MAP.decode(raw), len(raw))
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
@@ -108,28 +150,41 @@ class LedgerStore:
             stored.extend(pod for pod in pods if pod)
         return version, stored
 
-    def write(self, namespace: str, ledger: Ledger, version: str | None, timeout: float = 10) -> Stored:
-        """Replace the ledger read at ``version``, or create it where that is None; return it as stored.
+    def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
+        """Write a ledger in place of the one that was read, or create it where that had no version.
 
-        Raises Conflict: another writer was first, or it has been deleted. Unavailable: whether it was written is not
-        known.
+        Returns it as stored. Raises Conflict: another writer was first, or it has been deleted. Unavailable: whether it
+        was written is not known.
         """
-        body = self._encode(namespace, ledger, version)
+        body = self._encode(namespace, ledger, replaced.version)
         try:
-            if version is None:
+            if replaced.version is None:
+                self._marks.write(namespace, replaced.opening or Opening(""), timeout)
                 raw = self._kube.post(self._collection, body, timeout=timeout)
             else:
                 raw = self._kube.put(self._path(namespace), body, timeout=timeout)
         except errors.NotFound as error:
             # What was read is gone, as after any other write: read again. (Of a POST it is the system's namespace.)
-            if version is None:
+            if replaced.version is None:
                 raise
             raise errors.Conflict(error.status, error.message) from error
-        return Stored(ledger, _CONFIG_MAP.decode(raw).metadata.resource_version, len(raw))
+        metadata = _CONFIG_MAP.decode(raw).metadata
+        return Stored(ledger, metadata.resource_version, len(raw), deleting=metadata.deletion_timestamp is not None)
 
-    def delete(self, namespace: str, version: str) -> None:
-        """Delete the ledger, if it is still the one read at ``version``; else Conflict, or NotFound."""
-        self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
+    def drop(self, namespace: str, version: str) -> None:
+        """Delete the ledger with its mark, if it is still the one read at ``version``; else Conflict, or NotFound.
+
+        Who needs one after that makes it anew at once: there is to be nothing in it that pods do not show.
+        """
+        # The mark as it is now belongs to this ledger: after another it will be of another version.
+        mark = self._marks.current(namespace)
+        patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
+        raw = self._kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
+        preconditions = {"resourceVersion": _CONFIG_MAP.decode(raw).metadata.resource_version}
+        # Where its deletion was asked for before, it went with its finalizer.
+        with contextlib.suppress(errors.NotFound):
+            self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
+        self._marks.remove(mark)
 
     def reflector(self, on_change: Callable[[str], None]) -> Reflector[NamedLedger]:
         """Return a reflector of all ledgers; ``on_change`` is called with the namespace of each that is written."""
@@ -155,6 +210,7 @@ class LedgerStore:
             "name": ledger_name(namespace),
             "namespace": self._namespace,
             "labels": {"app.kubernetes.io/managed-by": "vcuda-quota", NAMESPACE_LABEL: namespace},
+            "finalizers": [FINALIZER],
             "managedFields": NOT_TRACKED,
             **({"resourceVersion": version} if version is not None else {}),
         }
@@ -178,4 +234,4 @@ def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
         name = f"{metadata.namespace}/{metadata.name}"
         message = f"ledger {name} cannot be read ({error}); delete it to have it rebuilt"
         raise errors.UnreadableLedger(message) from error
-    return Stored(ledger, metadata.resource_version, size)
+    return Stored(ledger, metadata.resource_version, size, deleting=metadata.deletion_timestamp is not None)
