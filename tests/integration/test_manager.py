@@ -69,7 +69,7 @@ def test_an_object_that_cannot_be_decoded_costs_only_itself_in_every_loop(api: A
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
     api.store(f"{CONFIG_MAPS.format('kube-system')}/gpuquota", {"metadata": metadata, "data": {"gpu_quota": document}})
     for name in ("team-a", "team-b"):
-        api.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name}})
+        api.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name, "uid": name}})
     condition = {"type": "ReplicaFailure", "status": "True", "message": f"{OVER_QUOTA}: M40"}
     template = {"spec": {"containers": [container({"tencent.com/vcuda-core": 100})]}}
     refused = {"spec": {"replicas": 1, "template": template}, "status": {"conditions": [condition]}}

@@ -13,7 +13,7 @@ import structlog
 from structlog.testing import CapturingLogger
 
 from tests.builders import LABELS, container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
-from vcuda.errors import MOST_FAULTS, BadReview, Unavailable, UnreadableLedger, VcudaError
+from vcuda.errors import MOST_FAULTS, BadReview, LedgerLost, Unavailable, UnreadableLedger, VcudaError
 from vcuda.k8s_types import API_VERSION, KIND, GroupVersionKind, UserInfo
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
@@ -105,6 +105,7 @@ WRONG = Refusal("malformed", UNPROCESSABLE, MALFORMED)
 NO_PIN, NO_POOL = Refusal("not-pinned", FORBIDDEN, NOT_HELD), Refusal("not-pinned", FORBIDDEN, NOT_IN_POOL)
 BUSY = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{TOO_MANY.reason}; try again in 1 s")
 MAYBE = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{UNSURE.reason}; try again in 1 s")
+LOST = Refusal("ledger-lost", HTTPStatus.TOO_MANY_REQUESTS, str(LedgerLost("team-a", 5, 70)))
 UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
 
 CASES = [
@@ -124,6 +125,7 @@ CASES = [
     Case("too many charges", VALIDATE, SOME, BUSY, fault=TOO_MANY),
     Case("an unsure write", VALIDATE, SOME, MAYBE, fault=UNSURE),
     Case("a damaged ledger", BOTH, SOME, UNREADABLE, fault=UnreadableLedger(DAMAGED)),
+    Case("a ledger that was lost just now", BOTH, SOME, LOST, fault=LedgerLost("team-a", 5, 70)),
     # What passes untouched whatever the mode
     Case("no cards", BOTH, pod(container()), passes="ignored"),
     Case("an update", BOTH, pod_of_cores(150), passes="ignored", fields={"operation": "UPDATE"}),

@@ -52,6 +52,11 @@ OURS = {
         "set by the webhook and the controller",
         "The namespace that it is of.",
     ),
+    "quota.vcuda.io/ledger": Told(
+        "finalizer of a ledger",
+        "set by the webhook and the controller, taken away by the controller",
+        "Where its deletion was asked for, it waits until nothing is charged in it that pods do not show.",
+    ),
     "quota.vcuda.io/usage": Told(
         "label of ConfigMap `gpu-quota-usage`",
         "set by the controller, read by `kubectl gpuquota -A`",

@@ -15,10 +15,10 @@ from tests import builders
 from tests.builders import LABELS, MODEL, POOL, held_to, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
 from tools.reference.told import Chapter, Told
-from vcuda.errors import BadReview, UnreadableLedger
+from vcuda.errors import BadReview, LedgerLost, UnreadableLedger
 from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
 from vcuda.kube import NamedLedger
-from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
+from vcuda.ledger.ledger import MOST_PENDING, STORABLE_SECONDS, Admitted, Ledger, Pending, Refused
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
 from vcuda.placement.registers import Register
@@ -236,6 +236,10 @@ def _undecided() -> list[Told]:
         Told(_charge(CARD, SMALL, _Full()).message, later),
         *(Told(_charge(CARD, SMALL, ledgers).message, again) for ledgers in busy),
         Told(_charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message, "Only with `--standalone`: start it anew."),
+        Told(
+            str(LedgerLost("team-a", 0, STORABLE_SECONDS)),
+            "By itself, then: [a lost ledger](operations.md#a-lost-ledger).",
+        ),
         Told(_damaged(), "The operator has to look: [a damaged ledger](operations.md#a-damaged-ledger)."),
         Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
         Told(_not_ready(Gate()), unread),
