@@ -144,6 +144,7 @@ def running(
     kubeconfig: Path | None = None,
     quota: QuotaConfigMap | None = None,
     patience: int = 10,
+    flags: Sequence[Flag] = (),
 ) -> Iterator[Installation]:
     """Replicas that listen, that need not be ready, and that nobody asks yet.
 
@@ -157,6 +158,7 @@ def running(
     flags = (
         *("--cert-dir", directory, "--kubeconfig", kubeconfig or cluster.kubeconfig),
         *("--quota-configmap", f"{document.namespace}/{document.name}", "--system-namespace", SYSTEM_NAMESPACE),
+        *flags,
     )
     with ExitStack() as stack:
         ca = directory / "ca.crt"

@@ -24,6 +24,7 @@ from tests.e2e.installation import (
 from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, pinned, review_of, with_uid
+from tests.processes import eventually
 from vcuda.quota.model import NOT_MUTATED
 
 Team = Callable[[Json], str]
@@ -158,9 +159,7 @@ def test_a_webhook_whose_api_server_was_gone_recovers_by_itself_and_charges_on(
     cluster.create(card_pod("over", namespace))
 
 
-def test_a_damaged_ledger_is_not_guessed_and_its_owner_is_told_what_to_do(
-    cluster: Cluster, installation: Installation, team: Team
-) -> None:
+def test_a_damaged_ledger_is_not_guessed_and_its_owner_is_told_what_to_do(cluster: Cluster, team: Team) -> None:
     namespace = team({"quota": {"M40": 2}})
     cluster.create(card_pod("first", namespace))
     cluster.rest.merge_patch(ledger_path(namespace), {"data": {"ledger": '{"pending": '}})
@@ -170,10 +169,28 @@ def test_a_damaged_ledger_is_not_guessed_and_its_owner_is_told_what_to_do(
     assert refused.message.endswith("; delete it to have it rebuilt")
     assert [pod["metadata"]["name"] for pod in cluster.pods(namespace)] == ["first"]
 
-    cluster.rest.send("DELETE", ledger_path(namespace)).ok()
-    cluster.create(card_pod("second", namespace))
-    assert cluster.try_create(card_pod("third", namespace)).is_over_quota
-    assert installation.charged(namespace) == {"M40": 200}
+
+@pytest.mark.timeout(180)
+def test_a_lost_ledger_admits_nobody_until_it_is_made_anew_and_another_never_had_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    lost_for = ("--storable-seconds", "6")
+    with (
+        running(cluster, tmp_path, flags=lost_for) as own,
+        registered(own),
+        own.team({"quota": {"M40": 2}}) as namespace,
+        own.team({"quota": {"M40": 2}}) as fresh,
+    ):
+        cluster.create(card_pod("first", namespace))
+        cluster.rest.merge_patch(ledger_path(namespace), {"metadata": {"finalizers": None}})
+        cluster.rest.send("DELETE", ledger_path(namespace)).ok()
+        refused = cluster.try_create(card_pod("second", namespace))
+        assert (refused.status, refused.headers.get("Retry-After")) == (HTTPStatus.TOO_MANY_REQUESTS, None)
+        assert f"the ledger of namespace {namespace} was lost; " in refused.message
+        cluster.create(card_pod("first", fresh))
+        eventually(lambda: cluster.try_create(card_pod("second", namespace)).status == HTTPStatus.CREATED)
+        assert cluster.try_create(card_pod("third", namespace)).is_over_quota
+        assert own.charged(namespace) == {"M40": 200}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The ledger follows the pods that are stored: what ends is released, what was never stored too, and nothing else."""
 
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 
 import pytest
@@ -156,6 +157,26 @@ def test_a_quota_that_is_removed_while_a_charge_is_pending_leaves_no_ledger_behi
     named_like_another(cluster, team)
     installation.quota.lift(team)
     await_ledger_gone(cluster, team)
+
+
+def is_another(uid: str, found: Json) -> bool:
+    return bool(found["metadata"]["uid"] != uid)
+
+
+def test_a_ledger_whose_deletion_is_asked_for_goes_once_nothing_is_pending_and_comes_back(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Damaged ones too, once no pod that was charged in them can be stored."""
+    cluster.create(card_pod("stays", team))
+    await_committed(installation, team, M40=100)
+    collection, _, name = ledger_path(team).rpartition("/")
+    for damage in ({}, {"data": {"ledger": "{"}}):
+        named_like_another(cluster, team)
+        uid = cluster.rest.merge_patch(ledger_path(team), damage)["metadata"]["uid"]
+        cluster.delete(ledger_path(team))
+        cluster.await_object(collection, name, partial(is_another, uid))
+        await_committed(installation, team, M40=100)
+        assert cluster.try_create(card_pod("over", team, cards=2)).is_over_quota
 
 
 def test_a_model_that_is_renamed_in_the_quota_keeps_its_charges_under_its_old_name(

@@ -157,8 +157,8 @@ MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
 )
 def test_a_claim_loses_finalizer_and_pod_by_who_may_write_its_status(old: Json, new: Json, *, anybody: bool) -> None:
     def change(*rights: str) -> bool:
-        states = ({"metadata": {"name": "gpu", **metadata}} for metadata in (new, old))
-        return admits("claims.quota.vcuda.io", *states, rights, namespace="team-a")
+        found, before = ({"metadata": {"name": "gpu", **metadata}} for metadata in (new, old))
+        return admits("claims.quota.vcuda.io", found, before, rights, namespace="team-a")
 
     assert (change(), change("update resource.k8s.ioresourceclaims in team-a")) == (anybody, anybody)
     assert change(MAY_ALLOCATE)
@@ -230,6 +230,33 @@ def test_config_maps_are_written_by_the_account_whose_they_are(
     states = (None, found) if gone else (found, None)
     about = {"username": user}
     assert admits("own-config-maps.quota.vcuda.io", *states, userInfo=about, namespace=namespace) == admitted
+
+
+KUBE_SYSTEM = "system:serviceaccount:kube-system:"
+NAMESPACES, GARBAGE = f"{KUBE_SYSTEM}namespace-controller", f"{KUBE_SYSTEM}generic-garbage-collector"
+LEDGER = {"metadata": {"name": "gpu-ledger-team-a", "finalizers": ["quota.vcuda.io/ledger"]}}
+MARK, LET_GO = ({"metadata": {"name": name}} for name in ("gpu-ledger-opened.1-2", "gpu-ledger-team-a"))
+
+
+@pytest.mark.parametrize(
+    ("user", "found", "old", "admitted"),
+    [
+        *((user, *states, True) for user in (WEBHOOK, CONTROLLER) for states in ((LEDGER, None), (None, MARK))),
+        ("admin", LEDGER, None, False),
+        ("admin", LEDGER, LEDGER, False),
+        ("admin", LET_GO, LEDGER, False),
+        ("admin", None, LEDGER, True),
+        ("admin", None, LET_GO, False),
+        ("admin", None, MARK, False),
+        *((user, None, stored, True) for user in (NAMESPACES, GARBAGE) for stored in (LEDGER, LET_GO, MARK)),
+        (GARBAGE, MARK, None, False),
+        ("admin", {"metadata": {"name": "kube-root-ca.crt"}}, None, True),
+    ],
+)
+def test_ledgers_are_written_by_us_alone_and_others_ask_for_their_deletion(
+    user: str, found: Json | None, old: Json | None, *, admitted: bool
+) -> None:
+    assert admits("ledgers.quota.vcuda.io", found, old, userInfo={"username": user}) == admitted
 
 
 ENFORCED = {"quota.vcuda.io/enforced": "true"}
