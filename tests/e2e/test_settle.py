@@ -176,7 +176,7 @@ def test_a_ledger_whose_deletion_is_asked_for_goes_once_nothing_is_pending_and_c
         cluster.delete(ledger_path(team))
         cluster.await_object(collection, name, partial(is_another, uid))
         await_committed(installation, team, M40=100)
-        assert cluster.try_create(card_pod("over", team, cards=2)).is_over_quota
+        assert cluster.try_create(card_pod("over", team, cards=8)).is_over_quota
 
 
 def test_a_model_that_is_renamed_in_the_quota_keeps_its_charges_under_its_old_name(

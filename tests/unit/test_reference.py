@@ -143,8 +143,6 @@ def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> 
         "--all",
         "--all-namespaces",
         "--ignore-not-found",
-        "--type",
-        "--wait",
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - ours - theirs == set()
     families = {family.name for found in metrics.families().values() for family in found}
