@@ -5,7 +5,7 @@ import pytest
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
 from tests.builders import LABELS, stored_pod
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
-from tests.unit.test_settler import PENDING, TWO, Settling
+from tests.unit.test_settler import ONE, PENDING, TWO, Settling
 from vcuda.errors import LedgerLost, NotFound, UnreadableLedger
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger
@@ -85,6 +85,17 @@ def test_in_a_namespace_that_is_not_there_nothing_is_written(api: ApiDouble, rep
     with pytest.raises(NotFound, match="there is no namespace team-a"):
         replica.charge("a")
     assert "POST" not in api.calls
+
+
+def test_the_leader_makes_it_anew_where_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    settling = Settling(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
+    api.remove(LEDGER)
+    settling.relist()
+    with pytest.raises(LedgerLost) as lost:
+        settling.settle()
+    clock.pass_by(lost.value.left)
+    settling.settle()
+    assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
 # Deletions that somebody asks for
