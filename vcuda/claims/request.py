@@ -1,0 +1,121 @@
+"""Reads what a claim asks for, and what is wrong with the way it asks."""
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+
+from vcuda.claims.cel import read_facts
+from vcuda.claims.charges import ClaimEntry, ClaimPolicy, ClaimRequest
+from vcuda.claims.devices import PRODUCT, PROFILE
+from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, find_kind
+from vcuda.claims.objects import EXACT_COUNT, ClaimSpec, DeviceEntry
+from vcuda.claims.pin import MOST_SELECTORS, pins_of
+from vcuda.errors import Fault
+from vcuda.k8s_types import Quantity, parse_quantity
+
+MOST_DEVICES = 32
+"""As many as one claim can be given (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
+
+_MOST = 2**53
+"""As much of a capacity as no device has."""
+
+
+def read_claim(spec: ClaimSpec, policy: ClaimPolicy) -> ClaimRequest:
+    """Return what a claim asks for, and every fault, with its field path."""
+    entries: list[ClaimEntry] = []
+    faults: list[Fault] = []
+    for index, request in enumerate(spec.devices.requests or ()):
+        base = f"spec.devices.requests[{index}]"
+        listed = [(f"{base}.{field}", entry) for field, entry in request.entries()]
+        if not listed:
+            faults.append(Fault(base, "asks in a way that is not known here; write exactly or firstAvailable"))
+        for path, entry in listed:
+            found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
+            if found is None:
+                faults.append(_unknown_class(path, entry.device_class_name))
+            # What is worth nothing may be asked for in every way.
+            elif found.is_gpu:
+                faults.extend(_shape_faults(path, entry, found))
+                capacities, wrong = _read_capacities(path, entry, found, policy)
+                faults.extend(wrong)
+                entries.append(_entry(path, index, entry, found, capacities))
+    return ClaimRequest(tuple(entries), tuple(faults), policy)
+
+
+def _entry(
+    path: str, index: int, entry: DeviceEntry, found: DeviceKind, capacities: Mapping[str, Decimal]
+) -> ClaimEntry:
+    driver, facts = found.driver or "", read_facts(entry.expressions)
+    return ClaimEntry(
+        path=path,
+        request=index,
+        entry=entry,
+        found=found,
+        # What is wrong is read as one; it is admitted only where the quota enforces nothing.
+        count=entry.count if entry.count and 0 < entry.count <= MOST_DEVICES else 1,
+        capacities=capacities,
+        pins=pins_of(entry, driver),
+        profile=facts.only(driver, PROFILE) or found.profile,
+        products=facts.attributes.get((driver, PRODUCT)),
+    )
+
+
+def _unknown_class(path: str, name: str) -> Fault:
+    message = f"what a device of DeviceClass {name} is worth is not known"
+    rows = f"`deviceclass/{name}: {{cards: 1}}`, or `deviceclass/{name}: {{}}` if it is no GPU"
+    return Fault(f"{path}.deviceClassName", f"{message}; ask the administrator to add to gpu_units {rows}")
+
+
+def _shape_faults(path: str, entry: DeviceEntry, found: DeviceKind) -> Iterator[Fault]:
+    if found.driver is None:
+        message = (
+            f"the selectors of DeviceClass {entry.device_class_name} name no driver, so its devices cannot be held"
+        )
+        hint = 'to a GPU model; write device.driver == "…" there'
+        yield Fault(f"{path}.deviceClassName", f"{message} {hint}")
+    if entry.allocation_mode not in ("", EXACT_COUNT):
+        message = f"{entry.allocation_mode} takes as many devices as there are; write {EXACT_COUNT}, with a count"
+        yield Fault(f"{path}.allocationMode", message)
+    if entry.admin_access:
+        yield Fault(f"{path}.adminAccess", "gives devices that others use; it is not allowed where GPUs are limited")
+    if entry.count is not None and not 0 < entry.count <= MOST_DEVICES:
+        yield Fault(f"{path}.count", f"{entry.count} is not allowed; write a whole number from 1 to {MOST_DEVICES}")
+    if len(entry.selectors or ()) >= MOST_SELECTORS and not pins_of(entry, found.driver or ""):
+        message = f"{MOST_SELECTORS} leave no room for the one that holds it to a GPU model"
+        yield Fault(f"{path}.selectors", f"{message}; write at most {MOST_SELECTORS - 1}")
+
+
+def _read_capacities(
+    path: str, entry: DeviceEntry, found: DeviceKind, policy: ClaimPolicy
+) -> tuple[dict[str, Decimal], list[Fault]]:
+    asked = (entry.capacity.requests if entry.capacity else None) or {}
+    known = _capacity_names(found, policy)
+    capacities: dict[str, Decimal] = {}
+    faults = []
+    for name, quantity in asked.items():
+        field = f"{path}.capacity.requests[{name}]"
+        if known and name not in known:
+            faults.append(Fault(field, f"these devices have no such capacity; they have {', '.join(sorted(known))}"))
+            continue
+        try:
+            capacities[name] = _read_amount(quantity)
+        except ValueError as error:
+            faults.append(Fault(field, f"{error}; write a quantity from 0 up"))
+    return capacities, faults
+
+
+def _capacity_names(found: DeviceKind, policy: ClaimPolicy) -> set[str]:
+    if found.kind is Kind.SHARE:
+        return {CORES, MEMORY}
+    # On a device that is not shared a capacity only filters, so any that some of them has will do.
+    offers = (offer for offer in policy.devices.offers if offer.driver == found.driver)
+    return {name for offer in offers for name, _ in offer.capacities}
+
+
+def _read_amount(quantity: Quantity) -> Decimal:
+    amount = parse_quantity(quantity)
+    # The API server takes it, and the scheduler then counts nothing for it.
+    if amount < 0:
+        raise ValueError(f"{quantity} is negative")
+    if amount > _MOST:
+        raise ValueError(f"{quantity} is larger than any cluster")
+    return amount
