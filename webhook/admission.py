@@ -14,7 +14,7 @@ import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.quota.model import Usage
-from webhook import context, pod_review, quota_edit
+from webhook import claim_review, context, pod_review, quota_edit
 from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices
 from webhook.metrics import Metrics
 
@@ -163,6 +163,8 @@ class Service(msgspec.Struct, frozen=True):
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
             return await quota_edit.check_edit(request, self.place, policy, ledgers)
+        if claim_review.is_claim(request):
+            return await self._decide_claim(path, request, policy, deadline, ledgers)
         if policy is None:
             # Pods that the quota says nothing about pass all the same: a webhook that starts must not stop a cluster.
             pod = pod_review.gpu_pod_of(request)
@@ -174,11 +176,29 @@ class Service(msgspec.Struct, frozen=True):
                 return await pod_review.mutate(request, policy, ledgers, self.choices)
             return await pod_review.validate(request, policy, ledgers, self.choices, deadline)
         except errors.UnreadableLedger as error:
-            # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
-            return k8s_types.AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+            return _unreadable(error)
         except errors.LedgerLost as error:
             # Without retryAfterSeconds: controllers would sleep on it in one of their few workers.
             return k8s_types.AdmissionResponse("ledger-lost", False, HTTPStatus.TOO_MANY_REQUESTS, str(error))
+
+    async def _decide_claim(
+        self,
+        path: str,
+        request: k8s_types.AdmissionRequest,
+        policy: context.PolicySnapshot | None,
+        deadline: float,
+        ledgers: Ledgers,
+    ) -> k8s_types.AdmissionResponse:
+        if policy is None:
+            raise NotReady("the quota has not been read yet")
+        try:
+            if path == "/mutate":
+                return await claim_review.mutate(request, policy, ledgers, self.choices)
+            return await claim_review.validate(request, policy, ledgers, self.choices, deadline)
+        except errors.UnreadableLedger as error:
+            return _unreadable(error)
+        except errors.LedgerLost as error:
+            return k8s_types.AdmissionResponse("ledger-lost", False, HTTPStatus.FORBIDDEN, str(error))
 
     def _log(
         self, path: str, request: k8s_types.AdmissionRequest, response: k8s_types.AdmissionResponse, seconds: float
@@ -200,6 +220,11 @@ class Service(msgspec.Struct, frozen=True):
             dry_run=bool(request.dry_run),
             ms=round(seconds * 1000, 3),
         )
+
+
+def _unreadable(error: errors.UnreadableLedger) -> k8s_types.AdmissionResponse:
+    # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
+    return k8s_types.AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
 def _generated_name(request: k8s_types.AdmissionRequest) -> str:

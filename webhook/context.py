@@ -11,18 +11,24 @@ import structlog
 import yaml
 
 from vcuda import errors, k8s_types, kube, workloads
+from vcuda.claims.charges import ClaimPolicy
+from vcuda.claims.devices import NO_DEVICES
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
 from vcuda.requests.config import QUOTA, QuotaConfig, parse_config
 from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
+SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
+"""Who makes the claim for a pod's extended resources, once it has chosen the devices."""
+
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
     """One consistent view, taken at the start of a decision.
 
     What is pending, and was never stored, is given back ``storable_seconds`` after it was charged; None: never.
-    ``resources`` is what pods can ask for; ``runtime_classes`` are those that give GPUs.
+    ``resources`` is what pods can ask for; ``runtime_classes`` are those that give GPUs; ``claims`` is what claims are
+    read by; None: the API server has none. ``scheduler_users`` make claims for pods that are charged.
     """
 
     quota: model.Quota
@@ -31,6 +37,13 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     storable_seconds: float | None = None
     resources: GpuResources = BUILT_IN
     runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
+    claims: ClaimPolicy | None = None
+    scheduler_users: frozenset[str] = SCHEDULER_USERS
+
+    @property
+    def claim_policy(self) -> ClaimPolicy:
+        """What claims are read by, also where no device is known: a claim is never free."""
+        return self.claims or ClaimPolicy.of(NO_DEVICES, self.nodes.model_of, self.quota, self.resources)
 
 
 PolicySource = Callable[[], PolicySnapshot | None]

@@ -6,19 +6,21 @@ write in CEL, only narrow what it may get.
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+import types
+from collections.abc import Callable, Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 
 import msgspec
 
 from vcuda.claims.devices import Capacity, DeviceOffer, Devices
-from vcuda.claims.drivers import CORES, MEMORY, WHOLE_CARD, DeviceKind, Kind, UnitWorth
+from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, UnitWorth
 from vcuda.claims.objects import DeviceEntry
 from vcuda.claims.pin import ClaimPin, add_selector, write_pin
-from vcuda.claims.products import Products
+from vcuda.claims.products import Products, Rows
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
-from vcuda.quota.model import Charge, total
+from vcuda.quota.model import Charge, Quota, total
+from vcuda.requests.resources import CLASS, WHOLE_CARD, GpuResources
 
 _MIB = 1024 * 1024
 
@@ -29,6 +31,21 @@ class ClaimPolicy(msgspec.Struct, frozen=True):
     devices: Devices
     products: Products
     worth_of: UnitWorth
+
+    @classmethod
+    def of(
+        cls,
+        devices: Devices,
+        model_of_node: Callable[[str], str | None],
+        quota: Quota,
+        resources: GpuResources,
+        rows: Rows = types.MappingProxyType({}),
+    ) -> "ClaimPolicy":
+        """Return what claims are read by; ``rows`` are the products of each model, as the operator says."""
+        entries = (*quota.namespaces.values(), *((quota.default,) if quota.default else ()))
+        models = {model for entry in entries for model in entry.limits}
+        products = Products.of(models, rows, devices, model_of_node)
+        return cls(devices, products, lambda name: resources.unit_of(f"{CLASS}{name}"))
 
 
 class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +101,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
         """Return the devices that the entry could get on this model; of all models, where none of it is there yet."""
         kind = (entry.found.driver, entry.found.type)
         offers = [offer for offer in self.policy.devices.offers if (offer.driver, offer.type) == kind]
-        own = tuple(offer for offer in offers if self.policy.products.model_of(offer.product) == model)
+        own = tuple(offer for offer in offers if self._is_of(offer, model))
         return own or tuple(offers) or (_UNSEEN,)
 
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
@@ -114,11 +131,19 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
                 return held
         return None
 
+    def is_present(self, model: str) -> bool:
+        """Return whether there is a device of this model of each driver that is asked for one."""
+        present = {offer.driver for offer in self.policy.devices.offers if self._is_of(offer, model)}
+        return present.issuperset(entry.found.driver for entry in self.gpus)
+
+    def _is_of(self, offer: DeviceOffer, model: str) -> bool:
+        return self.policy.products.model_of(offer.product) == model
+
     def excludes(self, model: str) -> str | None:
         """Return why the claim cannot be held to this model, or None where it can."""
         foreign = self.policy.products.foreign(model)
         if foreign is not None:
-            return f"gpu_models, where product {foreign} is not certainly of it"
+            return ambiguous(model, foreign)
         for entry in self.gpus:
             held = self._held_to(entry, lenient=False)
             if held not in (None, model):
@@ -140,6 +165,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
                 pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
                 operations.append(add_selector(pointer, entry.entry, write_pin(pin)))
         return operations
+
+
+def ambiguous(model: str, product: str) -> str:
+    """Say why nothing can be held to a model: a product of its patterns is not of it alone."""
+    return f"its products: {product} counts as one of {model}, and not of that model alone"
 
 
 _UNSEEN = DeviceOffer("", shared=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from vcuda.claims.devices import Devices
-from vcuda.quota.model import CORES_PER_CARD, Charge
+from vcuda.quota.model import Charge
 
 CORES, MEMORY = "cores", "memory"
 """The capacities that a share is asked for by: hundredths of a card, and bytes."""
@@ -53,8 +53,6 @@ _BY_CLASS = {name: driver for driver in DRIVERS for name in driver.classes}
 
 NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
 """Drivers whose devices are no GPUs: NVIDIA's channels between nodes."""
-
-WHOLE_CARD = Charge(CORES_PER_CARD, 0, CORES_PER_CARD)
 
 UnitWorth = Callable[[str], Charge | None]
 """What one device of a class is worth by the table of units; None where the class is not in it."""
