@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.processes import free_ports
 
 ADMIN = "admin"
+CLIENTS = SCHEDULER, CONTROLLER_MANAGER = "kube-scheduler", "kube-controller-manager"
 SIGNING_KEY, TOKENS, KUBECONFIG = "sa.key", "tokens.csv", "admin.kubeconfig"
 """Files of a control plane: the key of ServiceAccount tokens, static tokens, and the admin's way in."""
 
@@ -45,11 +46,13 @@ class Settings:
 
     ``users``: names of users with a token and no rights, see ``ControlPlane.tokens``.
     ``apiserver_flags``: further flags of kube-apiserver. ``startup_timeout``: seconds each server may take to start.
+    ``own_identities``: scheduler and controllers are the users that they are in a cluster; else they are the admin.
     """
 
     users: tuple[str, ...] = ("tenant",)
     apiserver_flags: tuple[str, ...] = ()
     startup_timeout: float = 60
+    own_identities: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class ControlPlane:
     @property
     def missing(self) -> tuple[str, ...]:
         """Which of kube-scheduler and kube-controller-manager the binaries lack."""
-        optional = {"kube-scheduler": self.scheduler, "kube-controller-manager": self.controller_manager}
+        optional = {SCHEDULER: self.scheduler, CONTROLLER_MANAGER: self.controller_manager}
         return tuple(name for name, component in optional.items() if component is None)
 
 
@@ -115,22 +118,26 @@ def lay_out(assets: Path | None, directory: Path) -> "Layout":
 
 def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
     """Write the files that the servers read, and describe the servers; nothing is started yet."""
-    tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users)}
+    servers = CLIENTS if settings.own_identities else ()
+    tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users, *map(user_of, servers))}
     layout.certs.mkdir(parents=True)
     write_signing_key(layout.directory / SIGNING_KEY)
     # token, user, uid, group: only the admin is in a group
     lines = (f"{token},{name},{name}{',system:masters' * (name == ADMIN)}\n" for name, token in tokens.items())
     (layout.directory / TOKENS).write_text("".join(lines))
-    write_kubeconfig(layout.directory / KUBECONFIG, layout.server, layout.certificate("apiserver"), tokens[ADMIN])
+    reached = layout.server, layout.certificate("apiserver")
+    write_kubeconfig(layout.directory / KUBECONFIG, *reached, tokens[ADMIN])
+    for name in CLIENTS:
+        write_kubeconfig(layout.kubeconfig_of(name), *reached, tokens.get(user_of(name), tokens[ADMIN]))
     return ControlPlane(
         settings,
-        *(layout.assets, layout.directory, layout.server, layout.certificate("apiserver")),
+        *(layout.assets, layout.directory, *reached),
         kubeconfig=layout.directory / KUBECONFIG,
         tokens=tokens,
         minor=minor_version(layout.assets / "kube-apiserver"),
         etcd=etcd(layout, settings),
         apiserver=apiserver(layout, settings, tokens[ADMIN]),
-        scheduler=client_of("kube-scheduler", layout, settings, layout.scheduler_port),
+        scheduler=client_of(SCHEDULER, layout, settings, layout.scheduler_port),
         controller_manager=controller_manager(layout, settings),
     )
 
@@ -180,8 +187,9 @@ def controller_manager(layout: "Layout", settings: Settings) -> "Component | Non
         "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
         f"--service-account-private-key-file={layout.directory / SIGNING_KEY}",
         f"--root-ca-file={layout.certificate('apiserver')}",
+        *(["--use-service-account-credentials"] if settings.own_identities else []),
     )
-    return client_of("kube-controller-manager", layout, settings, layout.manager_port, *flags)
+    return client_of(CONTROLLER_MANAGER, layout, settings, layout.manager_port, *flags)
 
 
 def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags: str) -> "Component | None":
@@ -189,7 +197,7 @@ def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags
     if not layout.has(name):
         return None
     common = (
-        f"--kubeconfig={layout.directory / KUBECONFIG}",
+        f"--kubeconfig={layout.kubeconfig_of(name)}",
         "--leader-elect=false",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
@@ -201,6 +209,10 @@ def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags
 def component(name: str, layout: "Layout", settings: Settings, arguments: list[str], ready: "Probe") -> "Component":
     command = (str(layout.assets / name), *arguments)
     return Component(name, command, layout.directory / f"{name}.log", ready, settings.startup_timeout)
+
+
+def user_of(program: str) -> str:
+    return f"system:{program}"
 
 
 def minor_version(program: Path) -> int:
@@ -238,6 +250,10 @@ class Layout:
     @property
     def server(self) -> str:
         return f"https://127.0.0.1:{self.apiserver_port}"
+
+    def kubeconfig_of(self, program: str) -> Path:
+        """How a server that is a client of the API server gets there."""
+        return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:
         """The certificate, its signer included, that a server makes for itself at its first start."""

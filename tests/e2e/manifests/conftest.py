@@ -39,7 +39,8 @@ def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.Tem
         *(f"--audit-policy-file={policy}", f"--audit-log-path={audit_log.file}", "--audit-log-mode=blocking"),
         "--enable-aggregator-routing=false",  # a Service is called by its name, so that one can lead to this machine
     )
-    with running_control_plane(assets, directory / "control-plane", Settings(apiserver_flags=flags)) as running:
+    settings = Settings(apiserver_flags=flags, own_identities=True)
+    with running_control_plane(assets, directory / "control-plane", settings) as running:
         yield running
 
 

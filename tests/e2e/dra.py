@@ -1,0 +1,142 @@
+"""GPUs by Dynamic Resource Allocation: what drivers publish, written by hand, and what people claim by it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import pytest
+
+from tests.builders import MODEL, container, pod
+from tests.e2e.cluster import Cluster, Json
+
+VERSION = "resource.k8s.io/v1"
+FROM_MINOR = 34
+"""The first Kubernetes that serves it by default."""
+
+NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
+PRODUCTS = {"A100": "NVIDIA A100-SXM4-40GB", "H100": "NVIDIA H100 80GB HBM3"}
+MEMORY = {"A100": "40Gi", "H100": "80Gi"}
+EXTENDED = "nvidia.com/gpu"
+
+CLASSES = {
+    NVIDIA: (NVIDIA, "gpu", EXTENDED),
+    "mig.nvidia.com": (NVIDIA, "mig", None),
+    HAMI: (HAMI, "hami-gpu", None),
+    "vgpu-manager": (VGPU_MANAGER, "vgpu", None),
+}
+"""The driver, the type of its devices, and the extended resource of each class, as their charts install them."""
+
+
+class Published(NamedTuple):
+    """The devices of one driver on one node."""
+
+    driver: str
+    node: str
+    devices: list[Json]
+
+    def manifest(self) -> Json:
+        pool = {"name": self.node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": self.driver, "nodeName": self.node, "pool": pool, "devices": self.devices}
+        return {**about("ResourceSlice", f"{self.node}-{self.driver}"), "spec": spec}
+
+
+def about(kind: str, name: str, namespace: str | None = None) -> Json:
+    place = {"namespace": namespace} if namespace else {}
+    return {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name, **place}}
+
+
+def card(number: int, model: str, kind: str = "gpu", **fields: object) -> Json:
+    """A whole card, as NVIDIA's driver publishes it; ``fields`` stand over the rest."""
+    named = {"type": kind, "productName": PRODUCTS[model], "brand": "Nvidia", "uuid": f"GPU-{model}-{number}"}
+    attributes: Json = {name: {"string": value} for name, value in named.items()}
+    attributes["cudaComputeCapability"] = {"version": "8.0.0"}
+    return {"name": f"gpu-{number}", "attributes": attributes, "capacity": {"memory": {"value": MEMORY[model]}}, **fields}
+
+
+def shared_card(number: int, model: str, kind: str) -> Json:
+    """A card of which each takes a part, as HAMi's and vgpu-manager's drivers publish it."""
+    cores = {"default": "100", "validRange": {"min": "0", "max": "100", "step": "1"}}
+    memory = {"default": MEMORY[model], "validRange": {"min": "1Mi", "max": MEMORY[model], "step": "1Mi"}}
+    capacity = {
+        "cores": {"value": "100", "requestPolicy": cores},
+        "memory": {"value": MEMORY[model], "requestPolicy": memory},
+    }
+    return card(number, model, kind, capacity=capacity, allowMultipleAllocations=True)
+
+
+def partition(number: int, model: str, profile: str) -> Json:
+    """A MIG partition, as NVIDIA's driver publishes it."""
+    found = card(number, model, "mig", name=f"gpu-0-mig-{number}")
+    found["attributes"]["profile"] = {"string": profile}
+    return found
+
+
+@contextmanager
+def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
+    """`with` this there are the drivers' classes, and the nodes with these devices, each of the model of the first."""
+    with ExitStack() as teardown:
+        for name, (driver, kind, extended) in CLASSES.items():
+            expression = f'device.driver == "{driver}" && device.attributes["{driver}"].type == "{kind}"'
+            spec = {"selectors": [{"cel": {"expression": expression}}]}
+            resource = {"extendedResourceName": extended} if extended else {}
+            cluster.create({**about("DeviceClass", name), "spec": {**spec, **resource}})
+            teardown.callback(cluster.delete, f"/apis/{VERSION}/deviceclasses/{name}")
+        for each in slices:
+            products = {product: model for model, product in PRODUCTS.items()}
+            model = products[each.devices[0]["attributes"]["productName"]["string"]]
+            cluster.create_node(each.node, {MODEL: model})
+            teardown.callback(cluster.delete_node, each.node)
+            cluster.create(manifest := each.manifest())
+            teardown.callback(cluster.delete, f"/apis/{VERSION}/resourceslices/{manifest['metadata']['name']}")
+        yield
+
+
+def request(device_class: str = NVIDIA, name: str = "gpu", **fields: object) -> Json:
+    """One request of exactly one device of a class; ``fields`` stand beside the class."""
+    return {"name": name, "exactly": {"deviceClassName": device_class, **fields}}
+
+
+def claim(namespace: str, name: str, *requests: Json) -> Json:
+    spec = {"devices": {"requests": list(requests or [request()])}}
+    return {**about("ResourceClaim", name, namespace), "spec": spec}
+
+
+def template(namespace: str, name: str, *requests: Json) -> Json:
+    return {
+        **about("ResourceClaimTemplate", name, namespace),
+        "spec": {"spec": claim(namespace, name, *requests)["spec"]},
+    }
+
+
+def claiming(namespace: str, name: str, **source: str) -> Json:
+    """A pod whose container uses a claim: by resourceClaimName, or by resourceClaimTemplateName."""
+    uses = container(name="main", resources={"claims": [{"name": "gpu"}]})
+    claims = [{"name": "gpu", **source}]
+    metadata = {"name": name, "namespace": namespace}
+    return pod(uses, metadata=metadata, resourceClaims=claims, terminationGracePeriodSeconds=0)
+
+
+def claims(cluster: Cluster, namespace: str) -> list[Json]:
+    found: list[Json] = cluster.rest.get(f"/apis/{VERSION}/namespaces/{namespace}/resourceclaims")["items"]
+    return found
+
+
+def claims_path(namespace: str) -> str:
+    return f"/apis/{VERSION}/namespaces/{namespace}/resourceclaims"
+
+
+def devices_of(claim: Json) -> list[str]:
+    """The devices that are allocated to a claim, as driver/pool/device."""
+    allocation = claim.get("status", {}).get("allocation", {})
+    results = allocation.get("devices", {}).get("results", [])
+    return [f"{each['driver']}/{each['pool']}/{each['device']}" for each in results]
+
+
+def served(cluster: Cluster) -> bool:
+    return cluster.control_plane.minor >= FROM_MINOR
+
+
+def require_dra(cluster: Cluster) -> None:
+    """Skip the test where the API server does not serve resource.k8s.io/v1."""
+    if not served(cluster):
+        pytest.skip(f"{VERSION} is served from Kubernetes 1.{FROM_MINOR} on, this is 1.{cluster.control_plane.minor}")
