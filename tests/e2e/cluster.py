@@ -278,10 +278,13 @@ NOBODY = "https://127.0.0.1:1/"
 
 @contextmanager
 def administering(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """The control plane's API as admin, its own namespaces present."""
+    """The control plane's API as admin, its own namespaces present, and the rights of tenants gathered."""
     with closing(Cluster(control_plane)) as admin:
         for name in ("default", "kube-system"):
             admin.await_object("/api/v1/namespaces", name, lambda _: True)
+        if control_plane.controller_manager:
+            roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+            admin.await_object(roles, "admin", lambda role: bool(role.get("rules")))
         yield admin
 
 

@@ -50,7 +50,12 @@ def card(number: int, model: str, kind: str = "gpu", **fields: object) -> Json:
     named = {"type": kind, "productName": PRODUCTS[model], "brand": "Nvidia", "uuid": f"GPU-{model}-{number}"}
     attributes: Json = {name: {"string": value} for name, value in named.items()}
     attributes["cudaComputeCapability"] = {"version": "8.0.0"}
-    return {"name": f"gpu-{number}", "attributes": attributes, "capacity": {"memory": {"value": MEMORY[model]}}, **fields}
+    return {
+        "name": f"gpu-{number}",
+        "attributes": attributes,
+        "capacity": {"memory": {"value": MEMORY[model]}},
+        **fields,
+    }
 
 
 def shared_card(number: int, model: str, kind: str) -> Json:

@@ -1,4 +1,4 @@
-"""GPUs by claims, with the real scheduler and claim controller: what is given is charged, and nothing beyond a quota."""
+"""GPUs by claims, with the real scheduler and claim controller: what is given is charged, and never beyond a quota."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,11 +40,11 @@ SLICES = (
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A control plane whose scheduler and controllers are the users that they are in a cluster."""
     directory = tmp_path_factory.mktemp("dra") / "control-plane"
-    with running_control_plane(assets, directory, Settings(own_identities=True)) as running:
-        with administering(running) as admin:
-            require_dra(admin)
-            with published(admin, *SLICES):
-                yield admin
+    settings = Settings(own_identities=True)
+    with running_control_plane(assets, directory, settings) as running, administering(running) as admin:
+        require_dra(admin)
+        with published(admin, *SLICES):
+            yield admin
 
 
 SHARE = {"capacity": {"requests": {"cores": "30", "memory": "3000Mi"}}}

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import pytest
 
+from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import LEDGER_NAMESPACE, SYSTEM_NAMESPACE, tenant_of
 from tests.e2e.manifests.system import apply
@@ -168,6 +169,36 @@ def test_a_binding_brings_an_allocation_where_its_maker_may_bind_pods(
 def test_where_no_quota_is_held_to_allocations_are_not_watched(admin: Cluster, tenant: Cluster, team: str) -> None:
     patch(admin, f"/api/v1/namespaces/{team}", {"metadata": {"labels": {"quota.vcuda.io/enforced": "false"}}}).ok()
     eventually(lambda: patch(tenant, pod_path(team), {"metadata": CARD}).status == HTTPStatus.OK)
+
+
+# Claims
+
+
+def test_a_tenant_neither_unprotects_nor_disowns_a_claim_and_kubernetes_itself_goes_on(
+    admin: Cluster, tenant: Cluster, team: str
+) -> None:
+    """The real scheduler and claim controller, with their own rights, give the claim, keep it, and let it go."""
+    dra.require_dra(admin)
+    for kind in ("mutating", "validating"):  # nobody serves them here, and they are asked about this pod
+        admin.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/vcuda-quota")
+    using = dra.claiming(team, "uses", resourceClaimTemplateName="gpu")
+    with dra.published(admin, dra.Published(dra.NVIDIA, f"{team}-node", [dra.card(0, "A100")])):
+        tenant.create(dra.template(team, "gpu"))
+        eventually(lambda: tenant.try_create(using).status in (HTTPStatus.CREATED, HTTPStatus.CONFLICT))
+        admin.await_bound(team, "uses")
+        [claim] = dra.claims(admin, team)
+        path = f"{dra.claims_path(team)}/{claim['metadata']['name']}"
+        for part in ("finalizers", "ownerReferences"):
+            refused = patch(tenant, path, {"metadata": {part: None}})
+            assert (refused.status, "are removed by Kubernetes itself" in refused.message) == (
+                HTTPStatus.FORBIDDEN,
+                True,
+            )
+        assert patch(tenant, path, {"metadata": {"annotations": {"note": "1"}}}).status == HTTPStatus.OK
+        tenant.rest.send("DELETE", path).ok()
+        assert dra.devices_of(admin.rest.get(path))
+        tenant.delete_pod(team, "uses")
+        admin.await_gone(dra.claims_path(team), claim["metadata"]["name"])
 
 
 # The priority class
