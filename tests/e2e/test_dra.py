@@ -47,7 +47,7 @@ def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> It
             yield admin
 
 
-SHARE = {"capacity": {"requests": {"cores": "30", "memory": "3000Mi"}}}
+SHARE: Json = {"capacity": {"requests": {"cores": "30", "memory": "3000Mi"}}}
 PLAIN: dict[str, tuple[Callable[[str], list[Json]], str]] = {
     "by a template": (
         lambda team: [template(team, "gpu"), claiming(team, "train", resourceClaimTemplateName="gpu")],
