@@ -1,0 +1,146 @@
+"""Dynamic Resource Allocation as the API server serves it: whether it does, and its devices and classes, watched."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from vcuda import errors
+from vcuda.claims import devices, objects
+from vcuda.kube.client import Kube
+from vcuda.kube.reflector import Backoff, Reflector
+
+SLICES, CLASSES, CLAIMS = (
+    f"{objects.API_PATH}/{name}" for name in ("resourceslices", "deviceclasses", "resourceclaims")
+)
+
+ASK_AGAIN_SECONDS = 60.0
+"""After which an API server that did not serve it is asked again: it may have been upgraded meanwhile."""
+
+_SLICE = msgspec.json.Decoder(objects.ResourceSlice)
+_CLASS = msgspec.json.Decoder(objects.DeviceClass)
+
+
+def is_served(kube: Kube) -> bool:
+    """Return whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on."""
+    try:
+        kube.get(objects.API_PATH)
+    except errors.NotFound:
+        return False
+    return True
+
+
+class ServedWatches:
+    """Watches of resource.k8s.io/v1, which start once the API server serves that. Until then they ask for nothing.
+
+    ``on_served`` is called before they start. ``wait`` sleeps for seconds and returns True when it is time to stop.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        reflectors: Mapping[str, Reflector[Any]],
+        *,
+        on_served: Callable[[], None] = lambda: None,
+        ask_again: float = ASK_AGAIN_SECONDS,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self.served: bool | None = None
+        self._kube = kube
+        self._all = reflectors
+        self._started: Mapping[str, Reflector[Any]] = {}
+        self._on_served = on_served
+        self._ask_again = ask_again
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        self._backoff = Backoff()
+        self._log = structlog.get_logger()
+        self._thread = threading.Thread(target=self.run, name="resource.k8s.io", daemon=True)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known that nothing is served, or else everything has been listed."""
+        return self.served is False or (self.served is True and self.synced)
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything is served and has been listed."""
+        return bool(self._started) and all(each.synced.is_set() for each in self._started.values())
+
+    @property
+    def alive(self) -> bool:
+        """Whether every watch that was started runs."""
+        return all(each.alive for each in self._started.values())
+
+    def running(self) -> Mapping[str, Reflector[Any]]:
+        """Return the watches that have been started, by the name of what they follow."""
+        return self._started
+
+    def start(self) -> None:
+        """Ask in a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watches, and the asking."""
+        self._stopping.set()
+        for reflector in self._started.values():
+            reflector.stop()
+
+    def run(self) -> None:
+        """Ask until it is served, and start the watches."""
+        while not self._stopping.is_set() and not self.served:
+            try:
+                self.served = is_served(self._kube)
+                delay = self._ask_again
+            except errors.VcudaError as error:
+                delay = self._backoff.next()
+                self._log.warning("not known whether resource.k8s.io/v1 is served", error=str(error))
+            if not self.served and self._wait(delay):
+                return
+        self._log.info("resource.k8s.io/v1 is served")
+        self._on_served()
+        for reflector in self._all.values():
+            reflector.start()
+        self._started = self._all
+
+
+class DeviceInformer:
+    """Follows the ResourceSlices and DeviceClasses, put together anew when one changes."""
+
+    def __init__(self, kube: Kube, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._stale = True
+        self._devices = devices.NO_DEVICES
+        # Cards that are alike are kept once, however many there are.
+        self._alike: dict[devices.DeviceOffer, devices.DeviceOffer] = {}
+        self._slices: Reflector[devices.PoolSlice] = Reflector(
+            kube, SLICES, lambda raw: devices.read_slice(_SLICE.decode(raw), self._alike), on_event=self._on_event
+        )
+        self._classes: Reflector[devices.ClassFacts] = Reflector(
+            kube, CLASSES, lambda raw: devices.read_class(_CLASS.decode(raw)), on_event=self._on_event
+        )
+
+    def reflectors(self) -> Mapping[str, Reflector[Any]]:
+        """Return the watches by the name of what they follow."""
+        return {"resourceslices": self._slices, "deviceclasses": self._classes}
+
+    def current(self) -> devices.Devices | None:
+        """Return the devices and classes as last seen; None until both have been listed."""
+        if not all(each.synced.is_set() for each in self.reflectors().values()):
+            return None
+        with self._lock:
+            if self._stale:
+                self._stale = False
+                classes = {key.name: found for key, found in self._classes.snapshot().items()}
+                self._devices = devices.Devices.of(self._slices.snapshot().values(), classes)
+            return self._devices
+
+    def _on_event(self, old: object, new: object) -> None:
+        # A driver that starts again publishes what it did before.
+        if old != new:
+            with self._lock:
+                self._stale = True
+            self._on_change()
