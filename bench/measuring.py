@@ -26,7 +26,8 @@ from bench.arrangements import Arranged
 from bench.figures import Figures, figures_of
 from bench.plane import GPU_POD, LEDGER_NAMESPACE, Plane, gpu_pod
 from tests.e2e.cluster import Json
-from vcuda.ledger.ledger import Ledger, read_ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.text import read_ledger
 
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3

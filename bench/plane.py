@@ -21,7 +21,8 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Settings, running_control_plane
 from tests.processes import ControllerProcess
 from vcuda.kube import QuotaPlace
-from vcuda.ledger.ledger import Ledger, read_ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.text import read_ledger
 from vcuda.placement.patches import Hints
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf

@@ -172,10 +172,17 @@ class PodSpec(K8sStruct, frozen=True, gc=False):
     resource_claims: tuple[PodResourceClaim, ...] | None = None
 
 
+class ExtendedResourceClaim(K8sStruct, frozen=True, gc=False):
+    """The ResourceClaim that the scheduler has made for a pod's extended resources."""
+
+    resource_claim_name: str = ""
+
+
 class PodStatus(K8sStruct, frozen=True, gc=False):
     """phase is Pending, Running, Succeeded, Failed or Unknown."""
 
     phase: str = ""
+    extended_resource_claim_status: ExtendedResourceClaim | None = None
 
 
 class Pod(K8sObject, frozen=True, gc=False):

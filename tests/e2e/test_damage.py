@@ -9,7 +9,8 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import PROMPTLY, STORABLE, Installation, await_committed, controlling, ledger_path, pass_by
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
-from vcuda.ledger.ledger import Ledger, write_ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.text import write_ledger
 from vcuda.quota.model import Charge
 
 SETTLED, MENDED = "vcuda_settle_seconds_count", "vcuda_settle_mended_total"

@@ -12,6 +12,7 @@ from vcuda.ledger.ledger import (
     MOST_TERMINATING,
     Admitted,
     Ledger,
+    ObservedClaims,
     ObservedPods,
     Pending,
     Refused,
@@ -19,12 +20,12 @@ from vcuda.ledger.ledger import (
     TooManyPending,
     admit,
     charges_by_model,
+    is_counted_before,
     is_older,
-    read_ledger,
     settle,
-    write_ledger,
 )
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
+from vcuda.ledger.text import read_ledger, write_ledger
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, total
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
 CARD = Pending("M40", Charge(100, 0, 100))
@@ -231,6 +232,39 @@ def test_of_many_that_vanish_at_once_512_are_kept_by_uid_and_the_others_stay_in_
     assert settled.committed == {"M40": Charge(400, 0, 400)}
 
 
+CLAIMED = Ledger(ONE, "5", A, {}, "", TWO, "6")
+
+
+@pytest.mark.parametrize(
+    ("claims", "settled"),
+    [
+        pytest.param(ObservedClaims("8", ONE, {"a"}), Ledger(ONE, "7", {}, {}, "", ONE, "8"), id="stored"),
+        pytest.param(
+            ObservedClaims("8", {}, ()), Ledger(ONE, "7", A, {}, "", {}, "8"), id="gone, and one is not yet seen"
+        ),
+        pytest.param(ObservedClaims("5", {}, {"a"}), CLAIMED, id="by an older view neither count is changed"),
+        pytest.param(ObservedClaims("6", TWO, ()), CLAIMED, id="nothing new"),
+        pytest.param(None, CLAIMED, id="of claims nothing is known"),
+    ],
+)
+def test_claims_are_counted_beside_pods_at_a_version_of_their_own(
+    claims: ObservedClaims | None, settled: Ledger
+) -> None:
+    assert settle(CLAIMED, ObservedPods("7", ONE, (), claims=claims)) == settled
+    assert settle(settled, ObservedPods("4", {}, {"a"}, claims=ObservedClaims("99", {}, {"a"}))) == settled
+    assert settled.usage("M40").used == total((*settled.committed.values(), *settled.claimed.values())) + total(
+        each.charge for each in settled.pending.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("ledger", "before"),
+    [(Ledger({}, "7"), True), (Ledger({}, "8"), False), (CLAIMED, True), (Ledger({}, "9", {}, {}, "", {}, "7"), True)],
+)
+def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: bool) -> None:
+    assert is_counted_before(ledger, "8", "") == before
+
+
 @pytest.mark.parametrize(
     ("ledger", "view"),
     [
@@ -270,9 +304,10 @@ SECONDS = st.integers(0, 86400)
 TERMINATING = st.dictionaries(
     st.sampled_from("uvwxyz"), st.builds(Terminating, st.sampled_from(MODELS), CHARGES, SECONDS)
 )
-LEDGERS = st.builds(Ledger, COMMITTED, VERSIONS, PENDING, TERMINATING)
+LEDGERS = st.builds(Ledger, COMMITTED, VERSIONS, PENDING, TERMINATING, VERSIONS, COMMITTED, VERSIONS)
 SOME = st.frozensets(st.sampled_from(UIDS))
-VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS)
+CLAIMS = st.none() | st.builds(ObservedClaims, VERSIONS, COMMITTED, SOME)
+VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS, VERSIONS, CLAIMS)
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
@@ -281,10 +316,12 @@ def test_what_was_not_seen_and_not_proven_absent_stays_charged(
 ) -> None:
     """And what was seen is counted once: as pending no more, when it is in the count."""
     settled = settle(ledger, view, absent)
-    stale = is_older(view.resource_version, ledger.pod_resource_version)
-    released = absent if stale else absent | set(view.seen)
+    stale = view.is_older(ledger)
+    claims = view.claims or ObservedClaims("", ledger.claimed, ())
+    released = absent if stale else absent | set(view.seen) | set(claims.seen)
     assert settled.pending == {uid: each for uid, each in ledger.pending.items() if uid not in released}
     assert settled.committed == (ledger.committed if stale else view.committed)
+    assert settled.claimed == (ledger.claimed if stale else claims.committed)
     assert settled.terminating.keys() >= ledger.terminating.keys() | (set() if stale else view.vanished.keys())
 
 
@@ -293,6 +330,7 @@ def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[ObservedP
     for view in views:
         settled = settle(ledger, view, ())
         assert not is_older(settled.pod_resource_version, ledger.pod_resource_version)
+        assert not is_older(settled.claim_resource_version, ledger.claim_resource_version)
         ledger = settled
 
 

@@ -82,7 +82,8 @@ class StoredPod(msgspec.Struct, frozen=True):
     scheduler and device plugin have written on it; None where that is nothing. ``cards`` are those that this
     gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted. ``mirror``:
     it shows a static pod, which runs whatever becomes of it here. ``grace_seconds``: for so long its containers may run
-    after it was deleted.
+    after it was deleted. ``extended_claim`` is the name of the ResourceClaim that the scheduler has made for what the
+    pod itself asks for, and is charged for.
     """
 
     uid: str
@@ -99,6 +100,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     terminating: bool = False
     mirror: bool = False
     grace_seconds: int = DEFAULT_GRACE_SECONDS
+    extended_claim: str = ""
 
     def model_on(self, nodes: placement.Nodes) -> str | None:
         """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
@@ -128,12 +130,19 @@ def read_stored(pod: Pod, labels: affinity.NodeLabels, known: GpuResources = BUI
         mirror=MIRROR_ANNOTATION in pod.annotations,
         # A deletion may give more time than the spec, and kubelet goes by it; one that gives less it may not have seen.
         grace_seconds=max(_grace_of(pod), metadata.deletion_grace_period_seconds or 0),
+        extended_claim=_extended_claim_of(pod),
     )
 
 
 def _grace_of(pod: Pod) -> int:
     given = pod.spec.termination_grace_period_seconds
     return DEFAULT_GRACE_SECONDS if given is None else given
+
+
+def _extended_claim_of(pod: Pod) -> str:
+    # From the status, which tenants cannot write: annotations and owners of a claim they can.
+    made = pod.status.extended_resource_claim_status if pod.status else None
+    return made.resource_claim_name if made else ""
 
 
 def charges_of(pods: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tuple[str, Charge]]:

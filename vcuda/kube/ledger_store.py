@@ -15,7 +15,8 @@ from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.kube import client, objects, watch
 from vcuda.kube.ledger_marks import LedgerMarks, Opening
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, ObservedPods, charges_by_model, read_ledger, write_ledger
+from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, ObservedPods, charges_by_model
+from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 

@@ -1,15 +1,11 @@
-"""The ledger of one namespace: what is charged to its quota, the decision on one more charge, its text, its report.
+"""The ledger of one namespace: what is charged to its quota, the decision on one more charge, its report.
 
 A pod that can be stored is always in ``committed`` or in ``pending`` of the version that was decided against, and one
 that is gone in ``terminating`` for as long as its containers may run. The writer holds that version by
 compare-and-swap, so whatever runs beside it can only make the ledger count too much.
 """
 
-import base64
-import binascii
-import functools
 import itertools
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
@@ -56,17 +52,22 @@ class Terminating(msgspec.Struct, frozen=True):
 class Ledger(msgspec.Struct, frozen=True):
     """The charges of one namespace.
 
-    ``committed`` holds per model what stored pods take, counted at ``pod_resource_version``; ``pending`` holds by pod
-    uid what was admitted since, and ``terminating`` what may still run though it is gone. There a key may be no uid: a
-    decrease that nobody saw happen has no pod. ``config_version`` is that of the ConfigMap that said what a unit was
-    worth when they were counted.
+    ``committed`` holds per model what stored pods take, counted at ``pod_resource_version``, and ``claimed`` what
+    stored ResourceClaims take, counted at ``claim_resource_version``; ``pending`` holds by uid what was admitted since,
+    and ``terminating`` what may still run though it is gone. There a key may be no uid: a decrease that nobody saw
+    happen has no pod. ``config_version`` is that of the ConfigMap that said what a unit was worth when they were
+    counted.
     """
 
+    # Each count has a version of its own: two watches are never equally far, and the later of them could not be written
+    # down without promising too much of the other, nor the earlier without having an older view replace a newer one.
     committed: Mapping[str, Charge] = {}
     pod_resource_version: str = ""
     pending: Mapping[str, Pending] = {}
     terminating: Mapping[str, Terminating] = {}
     config_version: str = ""
+    claimed: Mapping[str, Charge] = {}
+    claim_resource_version: str = ""
 
     def usage(self, model: str) -> Usage:
         """Return what is charged to one model."""
@@ -74,12 +75,13 @@ class Ledger(msgspec.Struct, frozen=True):
             total(entry.charge for entry in entries.values() if entry.model == model)
             for entries in (self.pending, self.terminating)
         )
-        return Usage(self.committed.get(model, Charge()) + pending + terminating, pending, terminating)
+        stored = self.committed.get(model, Charge()) + self.claimed.get(model, Charge())
+        return Usage(stored + pending + terminating, pending, terminating)
 
     def usages(self) -> Mapping[str, Usage]:
         """Return what is charged to every model that has a charge."""
         entries: Iterable[Pending | Terminating] = (*self.pending.values(), *self.terminating.values())
-        models = {*self.committed, *(entry.model for entry in entries)}
+        models = {*self.committed, *self.claimed, *(entry.model for entry in entries)}
         return {model: self.usage(model) for model in sorted(models)}
 
 
@@ -142,13 +144,26 @@ def charges_by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Char
     return sums
 
 
+class ObservedClaims(msgspec.Struct, frozen=True):
+    """What has been seen of one namespace's ResourceClaims, up to ``resource_version``.
+
+    ``committed`` is what those stored then take, by model, less those that pods are charged for; ``seen`` are the uids
+    of all that were stored at some time, but for those of which it is not known what they take.
+    """
+
+    resource_version: str
+    committed: Mapping[str, Charge]
+    seen: Collection[str]
+
+
 class ObservedPods(msgspec.Struct, frozen=True):
-    """What a controller has seen of one namespace's pods, up to ``resource_version``.
+    """What a controller has seen of one namespace's pods, up to ``resource_version``, and of its claims.
 
     ``committed`` is what those stored then take, by model. ``seen`` are the uids of all that were stored at some time:
     those there now, and those that have gone since. ``vanished`` are the bound ones among the latter that were not seen
     to end, by uid. What has happened before version ``since`` nobody saw; for a LIST that is its own version. What a
-    unit is worth was said by the ConfigMap at ``config_version``.
+    unit is worth was said by the ConfigMap at ``config_version``. Without ``claims`` none are known of: their count
+    stays.
     """
 
     resource_version: str
@@ -157,6 +172,17 @@ class ObservedPods(msgspec.Struct, frozen=True):
     vanished: Mapping[str, Terminating] = {}
     since: str = ""
     config_version: str = ""
+    claims: ObservedClaims | None = None
+
+    def is_older(self, ledger: Ledger) -> bool:
+        """Return whether the ledger was counted by newer views, or by newer units."""
+        counted_before = is_older(self.config_version, ledger.config_version)
+        older = is_older(self.resource_version, ledger.pod_resource_version) or counted_before
+        return older or (self.claims is not None and self.are_claims_older(ledger))
+
+    def are_claims_older(self, ledger: Ledger) -> bool:
+        """Return whether the ledger counts claims by a newer view."""
+        return is_older(self.claims.resource_version if self.claims else "", ledger.claim_resource_version)
 
 
 def settle(
@@ -173,24 +199,31 @@ def settle(
     never to have been stored: past every timeout of the API server, and then looked for by a quorum read. ``ended`` are
     the terminating keys whose time is over. Both go in any case.
     """
-    # A leader that has been asleep, or that lists from a cache, would lower `committed` with an older count.
-    # So would one by units that were worth less.
-    if is_older(observed.resource_version, ledger.pod_resource_version) or is_older(
-        observed.config_version, ledger.config_version
-    ):
+    # A leader that has been asleep, or that lists from a cache, would lower `committed` with an older count. So would
+    # one by units that were worth less. Both counts or none: what a claim takes may be in that of its pod, and in its
+    # own once this has gone.
+    if observed.is_older(ledger):
         return _without(ledger, absent, ended)
-    kept = _without(ledger, {*observed.seen, *absent}, ended)
+    claims = observed.claims or ObservedClaims(ledger.claim_resource_version, ledger.claimed, ())
+    kept = _without(ledger, {*observed.seen, *claims.seen, *absent}, ended)
     known = {*ledger.terminating, *ended}
     vanished = {uid: each for uid, each in observed.vanished.items() if uid not in known}
     held = dict(itertools.islice(vanished.items(), max(MOST_TERMINATING - len(kept.terminating), 0)))
     beyond = [(each.model, each.charge) for uid, each in vanished.items() if uid not in held]
     committed = charges_by_model([*observed.committed.items(), *beyond]) if beyond else observed.committed
     held |= _unseen(ledger, observed, vanished)
-    same = kept is ledger and not held and committed == ledger.committed
+    same = kept is ledger and not held and committed == ledger.committed and claims.committed == ledger.claimed
     if same and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
-    terminating = {**kept.terminating, **held}
-    return Ledger(committed, observed.resource_version, kept.pending, terminating, observed.config_version)
+    return Ledger(
+        committed,
+        observed.resource_version,
+        kept.pending,
+        {**kept.terminating, **held},
+        observed.config_version,
+        claims.committed,
+        claims.resource_version,
+    )
 
 
 def _unseen(
@@ -220,132 +253,19 @@ def _without(ledger: Ledger, pending: Collection[str], terminating: Collection[s
 
 
 def is_counted_before(ledger: Ledger, version: str, config_version: str) -> bool:
-    """Return whether its pods were counted before this version, or by what an older ConfigMap said of units."""
-    return is_older(ledger.pod_resource_version, version) or is_older(ledger.config_version, config_version)
+    """Return whether pods, or claims where they are counted, were before this version, or by an older ConfigMap."""
+    claims = ledger.claim_resource_version
+    return (
+        is_older(ledger.pod_resource_version, version)
+        or is_older(ledger.config_version, config_version)
+        or (claims != "" and is_older(claims, version))
+    )
 
 
 def is_older(version: str, than: str) -> bool:
     """Return whether one resourceVersion of pods is older than another; the empty one is the oldest."""
     # They are etcd's revisions, which only grow; KEP-5504 lets clients compare them.
     return int(version or 0) < int(than or 0)
-
-
-# The text is small, since each batch of admissions writes it whole: pending charges that are alike share their amounts,
-# and a uid is 22 characters of base64 instead of 36. 512 pending charges are under 20 kB.
-FORMAT = 1
-
-UIDS_REMEMBERED = 8192
-"""A pending uid is written again with every batch until it is settled; its two spellings are worked out once."""
-
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_PACKED = 22
-_PADDING = "=="
-
-
-class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Charges that are alike. ``others`` are keys that are no UUIDs; the API server makes none as a uid."""
-
-    cores: int
-    memory: int
-    card_memory: int
-    uids: str
-    others: tuple[str, ...] = ()
-    seconds: int = 0
-
-
-class _Format(msgspec.Struct, frozen=True):
-    format: int
-
-
-class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    format: int
-    committed: Mapping[str, Charge]
-    pod_resource_version: str
-    pending: Mapping[str, tuple[_Group, ...]]
-    terminating: Mapping[str, tuple[_Group, ...]] = {}
-    config_version: str = ""
-
-
-_HEAD = msgspec.json.Decoder(_Format)
-_GROUPED = msgspec.json.Decoder(_Grouped)
-_ENCODER = msgspec.json.Encoder()
-
-
-def write_ledger(ledger: Ledger) -> str:
-    """Return the ledger as text."""
-    pending = _grouped((uid, each.model, each.charge, 0) for uid, each in ledger.pending.items())
-    terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
-    document = _Grouped(
-        FORMAT, ledger.committed, ledger.pod_resource_version, pending, terminating, ledger.config_version
-    )
-    return _ENCODER.encode(document).decode()
-
-
-def read_ledger(text: str) -> Ledger:
-    """Return the ledger that a text holds.
-
-    Raises ValueError, as msgspec does too, where it is damaged or of another format.
-    """
-    # The format is read by itself first, since one of a later release may lack what is asked for below.
-    if (found := _HEAD.decode(text).format) != FORMAT:
-        raise ValueError(f"format {found} is of another release")
-    grouped = _GROUPED.decode(text)
-    pending = {uid: Pending(model, charge) for uid, model, charge, _ in _entries(grouped.pending)}
-    terminating = {
-        key: Terminating(model, charge, seconds) for key, model, charge, seconds in _entries(grouped.terminating)
-    }
-    return Ledger(grouped.committed, grouped.pod_resource_version, pending, terminating, grouped.config_version)
-
-
-Entry = tuple[str, str, Charge, int]
-"""A key, with model, charge and seconds."""
-
-
-def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:
-    uids_of: dict[str, dict[tuple[Charge, int], list[str]]] = {}
-    for uid, model, charge, seconds in entries:
-        uids_of.setdefault(model, {}).setdefault((charge, seconds), []).append(uid)
-    return {
-        model: tuple(_group(charge, uids, seconds) for (charge, seconds), uids in alike.items())
-        for model, alike in uids_of.items()
-    }
-
-
-def _group(charge: Charge, uids: list[str], seconds: int) -> _Group:
-    packed = [_pack(uid) for uid in uids]
-    others = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
-    return _Group(charge.cores, charge.memory, charge.card_memory, "".join(packed), others, seconds)
-
-
-def _entries(grouped: Mapping[str, tuple[_Group, ...]]) -> Iterator[Entry]:
-    for model, groups in grouped.items():
-        for group in groups:
-            charge = Charge(group.cores, group.memory, group.card_memory)
-            for uid in (*_unpack(group.uids), *group.others):
-                yield uid, model, charge, group.seconds
-
-
-@functools.lru_cache(maxsize=UIDS_REMEMBERED)
-def _pack(uid: str) -> str:
-    if not _UUID.fullmatch(uid):
-        return ""
-    raw = bytes.fromhex(uid.replace("-", ""))
-    return base64.urlsafe_b64encode(raw).decode().removesuffix(_PADDING)
-
-
-def _unpack(packed: str) -> Iterator[str]:
-    if len(packed) % _PACKED:
-        raise ValueError(f"a text of packed uids has {len(packed)} characters, which are no multiple of {_PACKED}")
-    return (_unpack_one(packed[start : start + _PACKED]) for start in range(0, len(packed), _PACKED))
-
-
-@functools.lru_cache(maxsize=UIDS_REMEMBERED)
-def _unpack_one(text: str) -> str:
-    try:
-        digits = base64.b64decode(text + _PADDING, altchars=b"-_", validate=True).hex()
-    except binascii.Error as error:
-        raise ValueError(f"{text!r} is no packed uid: {error}") from error
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 MOST_PODS = 100

@@ -1,0 +1,131 @@
+"""The text of a ledger, as it is kept in the cluster."""
+
+import base64
+import binascii
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from vcuda.ledger.ledger import Ledger, Pending, Terminating
+from vcuda.quota.model import Charge
+
+# The text is small, since each batch of admissions writes it whole: pending charges that are alike share their amounts,
+# and a uid is 22 characters of base64 instead of 36. 512 pending charges are under 20 kB.
+FORMAT = 1
+
+UIDS_REMEMBERED = 8192
+"""A pending uid is written again with every batch until it is settled; its two spellings are worked out once."""
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PACKED = 22
+_PADDING = "=="
+
+
+class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Charges that are alike. ``others`` are keys that are no UUIDs; the API server makes none as a uid."""
+
+    cores: int
+    memory: int
+    card_memory: int
+    uids: str
+    others: tuple[str, ...] = ()
+    seconds: int = 0
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    format: int
+    committed: Mapping[str, Charge]
+    pod_resource_version: str
+    pending: Mapping[str, tuple[_Group, ...]]
+    terminating: Mapping[str, tuple[_Group, ...]] = {}
+    config_version: str = ""
+    claimed: Mapping[str, Charge] = {}
+    claim_resource_version: str = ""
+
+
+_HEAD = msgspec.json.Decoder(_Format)
+_GROUPED = msgspec.json.Decoder(_Grouped)
+_ENCODER = msgspec.json.Encoder()
+
+
+def write_ledger(ledger: Ledger) -> str:
+    """Return the ledger as text."""
+    pending = _grouped((uid, each.model, each.charge, 0) for uid, each in ledger.pending.items())
+    terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
+    counted = ledger.config_version, ledger.claimed, ledger.claim_resource_version
+    document = _Grouped(FORMAT, ledger.committed, ledger.pod_resource_version, pending, terminating, *counted)
+    return _ENCODER.encode(document).decode()
+
+
+def read_ledger(text: str) -> Ledger:
+    """Return the ledger that a text holds.
+
+    Raises ValueError, as msgspec does too, where it is damaged or of another format.
+    """
+    # The format is read by itself first, since one of a later release may lack what is asked for below.
+    if (found := _HEAD.decode(text).format) != FORMAT:
+        raise ValueError(f"format {found} is of another release")
+    grouped = _GROUPED.decode(text)
+    pending = {uid: Pending(model, charge) for uid, model, charge, _ in _entries(grouped.pending)}
+    terminating = {
+        key: Terminating(model, charge, seconds) for key, model, charge, seconds in _entries(grouped.terminating)
+    }
+    counted = grouped.config_version, grouped.claimed, grouped.claim_resource_version
+    return Ledger(grouped.committed, grouped.pod_resource_version, pending, terminating, *counted)
+
+
+Entry = tuple[str, str, Charge, int]
+"""A key, with model, charge and seconds."""
+
+
+def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:
+    uids_of: dict[str, dict[tuple[Charge, int], list[str]]] = {}
+    for uid, model, charge, seconds in entries:
+        uids_of.setdefault(model, {}).setdefault((charge, seconds), []).append(uid)
+    return {
+        model: tuple(_group(charge, uids, seconds) for (charge, seconds), uids in alike.items())
+        for model, alike in uids_of.items()
+    }
+
+
+def _group(charge: Charge, uids: list[str], seconds: int) -> _Group:
+    packed = [_pack(uid) for uid in uids]
+    others = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
+    return _Group(charge.cores, charge.memory, charge.card_memory, "".join(packed), others, seconds)
+
+
+def _entries(grouped: Mapping[str, tuple[_Group, ...]]) -> Iterator[Entry]:
+    for model, groups in grouped.items():
+        for group in groups:
+            charge = Charge(group.cores, group.memory, group.card_memory)
+            for uid in (*_unpack(group.uids), *group.others):
+                yield uid, model, charge, group.seconds
+
+
+@functools.lru_cache(maxsize=UIDS_REMEMBERED)
+def _pack(uid: str) -> str:
+    if not _UUID.fullmatch(uid):
+        return ""
+    raw = bytes.fromhex(uid.replace("-", ""))
+    return base64.urlsafe_b64encode(raw).decode().removesuffix(_PADDING)
+
+
+def _unpack(packed: str) -> Iterator[str]:
+    if len(packed) % _PACKED:
+        raise ValueError(f"a text of packed uids has {len(packed)} characters, which are no multiple of {_PACKED}")
+    return (_unpack_one(packed[start : start + _PACKED]) for start in range(0, len(packed), _PACKED))
+
+
+@functools.lru_cache(maxsize=UIDS_REMEMBERED)
+def _unpack_one(text: str) -> str:
+    try:
+        digits = base64.b64decode(text + _PADDING, altchars=b"-_", validate=True).hex()
+    except binascii.Error as error:
+        raise ValueError(f"{text!r} is no packed uid: {error}") from error
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
