@@ -3,33 +3,38 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from controller.pods import REMEMBER_GONE_SECONDS
-from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, not_charged_by_pods, read_claim
-from vcuda.allocations.stored_pods import StoredPod
+from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, read_stored_claim
 from vcuda.kube import CLAIMS, Key, Kube, Reflector
 from vcuda.ledger.ledger import ObservedClaims, charges_by_model
-from vcuda.placement.placement import Nodes
 
 
 class ClaimInformer:
     """All claims. ``on_change`` is called with the namespace of each that comes or goes.
+
+    ``price`` returns what tells a claim's charge, or None as long as it is not known which devices there are.
 
     A claim holds what it takes until it has gone from the store: its finalizer stays as long as pods use it, and when
     it goes Kubernetes itself may give its devices to others.
     """
 
     def __init__(
-        self, kube: Kube, on_change: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        kube: Kube,
+        on_change: Callable[[str], None],
+        price: Callable[[], ClaimPrice | None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._price = price
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
         self._gone: dict[str, tuple[str, float]] = {}
         self._known: dict[str, ClaimCharge] = {}
         self._grouped: tuple[Mapping[Key, StoredClaim] | None, dict[str, list[StoredClaim]]] = (None, {})
-        self.reflector = Reflector(kube, CLAIMS, read_claim, on_event=self._on_event, page_size=1000)
+        self.reflector = Reflector(kube, CLAIMS, read_stored_claim, on_event=self._on_event, page_size=1000)
 
     def claims(self, namespace: str) -> list[StoredClaim]:
         """Return a namespace's claims."""
@@ -39,22 +44,23 @@ class ClaimInformer:
         """Return the namespaces that have claims."""
         return list(self._by_namespace())
 
-    def charges(
-        self, namespace: str, pods: Iterable[StoredPod], nodes: Nodes, price: ClaimPrice
-    ) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
-        """Yield what each of a namespace's claims takes, but for those that its pods are charged for."""
-        for claim in not_charged_by_pods(self.claims(namespace), pods, nodes):
-            if taken := self._charge(claim, price):
-                yield claim, taken
+    def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
+        """Yield what each of a namespace's claims takes, but for those of these names, which pods are charged for."""
+        if price := self._price():
+            for claim in self.claims(namespace):
+                if claim.name not in extended and (charge := self._charge(claim, price)):
+                    yield claim, charge
 
-    def observed(self, namespace: str, pods: Iterable[StoredPod], nodes: Nodes, price: ClaimPrice) -> ObservedClaims:
-        """Return what has been seen of a namespace's claims beside these pods.
+    def observed(self, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
+        """Return what has been seen of a namespace's claims, but for those that pods are charged for.
 
-        Its version is never newer than what it counts.
+        Its version is never newer than what it counts. None as long as claims and devices have not been listed.
         """
+        if not self.reflector.synced.is_set() or self._price() is None:
+            return None
         # The version first, as with pods: what comes in between is counted by a version that does not promise it.
         version = self.reflector.resource_version
-        taken = {claim.uid: each for claim, each in self.charges(namespace, pods, nodes, price)}
+        taken = {claim.uid: charge for claim, charge in self.charges(namespace, extended)}
         with self._lock:
             gone = {uid for uid, (home, _) in self._gone.items() if home == namespace}
         committed = charges_by_model((each.model, each.charge) for each in taken.values())
@@ -63,7 +69,7 @@ class ClaimInformer:
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge | None:
         """Return what a claim takes; while its devices are away, as when a driver starts anew, what it took before."""
-        found = price(claim.spec)
+        found = price(claim)
         with self._lock:
             if found is None:
                 self._known.pop(claim.uid, None)
@@ -85,7 +91,7 @@ class ClaimInformer:
             return grouped
 
     def _on_event(self, old: StoredClaim | None, new: StoredClaim | None) -> None:
-        # Its status changes many times in its life, and counts for nothing here.
+        # Of its status only what was allocated is kept: by that a claim counts that nothing holds to a model.
         if old == new:
             return
         if old and not new:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Key, Kube, Reflector
@@ -99,7 +100,10 @@ class PodInformer:
         committed = charges_by_model(charges_of(pods, nodes))
         # The list last: one that is made meanwhile has changed what was read.
         terminating = dict(self._terminating(vanished, nodes))
-        return ObservedPods(version, committed, stored | gone, terminating, self.since, config_version)
+        extended = charged_by_pods(pods, nodes)
+        return ObservedPods(
+            version, committed, stored | gone, terminating, self.since, config_version, extended=extended
+        )
 
     @property
     def since(self) -> str:

@@ -2,17 +2,27 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 import structlog
 
+from controller.claims import ClaimInformer
 from controller.metrics import SettleMetrics
 from controller.pods import PodInformer
 from controller.workqueue import Reconciler
 from vcuda import errors
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
-from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, NamespaceUse, ObservedPods, is_older, report, settle
+from vcuda.ledger.ledger import (
+    STORABLE_SECONDS,
+    Ledger,
+    NamespaceUse,
+    ObservedClaims,
+    ObservedPods,
+    is_older,
+    report,
+    settle,
+)
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
@@ -69,6 +79,7 @@ class Settler:
         self.pods = PodInformer(
             kube, nodes.keys, self.queue.add, clock, self._timing.max_terminating, resources=store.resources
         )
+        self.claims = ClaimInformer(kube, self.queue.add, store.claim_price, clock)
         self.ledgers = store.reflector(self.queue.add)
         self._store = store
         self._quota = quota
@@ -104,15 +115,17 @@ class Settler:
             ledger = known.read().ledger
         except errors.UnreadableLedger:
             return False  # to settle it will fail, and say so
-        newer = not is_older(observed.resource_version, ledger.pod_resource_version)
-        return newer and observed.committed != ledger.committed
+        claims = self.claims.observed(known.namespace, observed.extended)
+        newer = not msgspec.structs.replace(observed, claims=claims).is_older(ledger)
+        same = observed.committed == ledger.committed and (claims is None or claims.committed == ledger.claimed)
+        return newer and not same
 
     def known_namespaces(self) -> Iterable[str]:
         """Return every namespace that has a quota, a ledger or vcuda pods, and the others."""
         quota = self._quota.current()
         named = quota.namespaces if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
-        return {*named, *with_ledger, *self.pods.namespaces(), *self._others()}
+        return {*named, *with_ledger, *self.pods.namespaces(), *self.claims.namespaces(), *self._others()}
 
     def _reconcile(self, namespace: str) -> None:
         with self._metrics.seconds.time():
@@ -142,7 +155,7 @@ class Settler:
                 self._settle_newest(namespace, stored)
             return
         # Where a pod is there is a namespace, though the watch of namespaces may not have brought it yet.
-        exists = self._exists(namespace) or self.pods.pods(namespace)
+        exists = self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace)
         limits = quota.for_namespace(namespace) if exists else None
         if limits:
             self._settle_limited(namespace, limits, stored)
@@ -153,7 +166,7 @@ class Settler:
 
     def _settle_limited(self, namespace: str, limits: NamespaceQuota, stored: Stored | None) -> None:
         pods = self.pods.pods(namespace)
-        if stored is None and pods:
+        if stored is None and (pods or self.claims.claims(namespace)):
             stored = self._store.read(namespace)
         if stored:
             stored = self._settle_newest(namespace, stored)
@@ -193,12 +206,22 @@ class Settler:
         observed = self.pods.observed(namespace, self._nodes.current())
         counted_by_older = is_older(observed.config_version, self._store.config_version)
         if not (is_older(observed.resource_version, ledger.pod_resource_version) or counted_by_older):
-            return observed
+            return msgspec.structs.replace(observed, claims=self._observed_claims(namespace, ledger, observed.extended))
         # What units are worth has changed, and the list of all pods by that is not there yet. Or a webhook that counts
         # pods has done so at a later version than a quiet watch has come to, and the API server
         # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
+        watched = self.claims.observed(namespace, observed.extended)
         newest = self._store.count_pods(namespace)
-        return msgspec.structs.replace(newest, seen={*newest.seen, *observed.seen}, vanished=observed.vanished)
+        claims = _joined(newest.claims, watched)
+        seen = {*newest.seen, *observed.seen}
+        return msgspec.structs.replace(newest, seen=seen, vanished=observed.vanished, claims=claims)
+
+    def _observed_claims(self, namespace: str, ledger: Ledger, extended: Collection[str]) -> ObservedClaims | None:
+        observed = self.claims.observed(namespace, extended)
+        if observed is None or not is_older(observed.resource_version, ledger.claim_resource_version):
+            return observed
+        # As with pods; of claims there are few, so that theirs is the watch that is quiet most often.
+        return _joined(self._store.count_claims(namespace, extended), observed)
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str) -> None:
         """Delete a ledger in which nothing is charged that pods do not show; else settle it."""
@@ -248,9 +271,16 @@ class Settler:
         absent, ended = overdue & ledger.pending.keys(), overdue & ledger.terminating.keys()
         if absent:
             # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
-            absent -= {*self._store.count_pods(namespace).seen}
+            absent -= self._store.stored_uids(namespace)
         for uid in absent:
             self._log.info("charge of a pod that was never stored", namespace=namespace, uid=uid)
         for uid in ended:
             self._log.info("charge of a pod that was gone before it ended", namespace=namespace, uid=uid)
         return absent, ended
+
+
+def _joined(newest: ObservedClaims | None, watched: ObservedClaims | None) -> ObservedClaims | None:
+    """Return a count with those too that the watch had seen before it was made: they were stored once."""
+    if newest is None or watched is None:
+        return newest
+    return msgspec.structs.replace(newest, seen={*newest.seen, *watched.seen})

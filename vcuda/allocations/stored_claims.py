@@ -1,15 +1,21 @@
 """Stored ResourceClaims as the ledger counts them."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.claims.objects import ClaimSpec
+from vcuda.claims.charges import ClaimPolicy
+from vcuda.claims.devices import Devices
+from vcuda.claims.objects import AllocatedDevice, AllocatedDevices, Allocation, ClaimSpec, ClaimStatus, ResourceClaim
+from vcuda.claims.products import Products
+from vcuda.claims.request import read_claim as read_request
+from vcuda.claims.stored import count_claim
 from vcuda.k8s_types import K8sObject
 from vcuda.placement.placement import Nodes
-from vcuda.quota.model import Charge
+from vcuda.quota.model import Charge, Quota
+from vcuda.requests.resources import CLASS, GpuResources
 
 SPECS_REMEMBERED = 4096
 """Claims made from one template are alike: each spec is kept and decoded once."""
@@ -22,13 +28,13 @@ class StoredClaim(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     spec: ClaimSpec
-    created: str = ""
+    allocated: tuple[AllocatedDevice, ...] = ()
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
     """The model that a claim is charged to, and what it takes.
 
-    ``certain``: classes and devices say so; else they are away just now, and it is the most that it can be.
+    ``certain``: its classes say so; else one of them is away just now, and more may be taken.
     """
 
     model: str
@@ -36,7 +42,7 @@ class ClaimCharge(msgspec.Struct, frozen=True):
     certain: bool = True
 
 
-ClaimPrice = Callable[[ClaimSpec], ClaimCharge | None]
+ClaimPrice = Callable[[StoredClaim], ClaimCharge | None]
 """Returns None where a claim takes nothing that is counted, or is held to no model."""
 
 
@@ -44,18 +50,20 @@ class _Claim(K8sObject, frozen=True, gc=False):
     """A claim, with its spec as text."""
 
     spec: msgspec.Raw = msgspec.Raw(b"{}")
+    status: ClaimStatus | None = None
 
 
 _CLAIM = msgspec.json.Decoder(_Claim)
 _SPEC = msgspec.json.Decoder(ClaimSpec)
 
 
-def read_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
+def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
     """Return what is kept of a claim."""
     claim = _CLAIM.decode(raw)
-    metadata = claim.metadata
+    metadata, status = claim.metadata, claim.status
+    allocated = status.allocation.devices.results if status and status.allocation else None
     spec = _read_spec(bytes(claim.spec))
-    return StoredClaim(metadata.uid, metadata.namespace, metadata.name, spec, metadata.creation_timestamp or "")
+    return StoredClaim(metadata.uid, metadata.namespace, metadata.name, spec, allocated or ())
 
 
 @functools.lru_cache(SPECS_REMEMBERED)
@@ -63,9 +71,40 @@ def _read_spec(raw: bytes) -> ClaimSpec:
     return _SPEC.decode(raw)
 
 
-def not_charged_by_pods(
-    claims: Iterable[StoredClaim], pods: Iterable[StoredPod], nodes: Nodes
-) -> Iterator[StoredClaim]:
-    """Yield the claims of a namespace but those that the scheduler made for a pod that is itself charged."""
-    charged = {pod.extended_claim for pod in pods if pod.live and pod.extended_claim and pod.model_on(nodes)}
-    return (claim for claim in claims if claim.name not in charged)
+def claim_policy(
+    quota: Quota, resources: GpuResources, nodes: Nodes, devices: Devices, rows: Mapping[str, tuple[str, ...]]
+) -> ClaimPolicy:
+    """Return what claims are read by; ``rows`` are the products of each model, as the operator says."""
+    entries = (*quota.namespaces.values(), *([quota.default] if quota.default else []))
+    models = {model for entry in entries for model in entry.limits}
+    products = Products.of(models, rows, devices, nodes.model_of)
+    return ClaimPolicy(devices, products, lambda name: resources.unit_of(CLASS + name))
+
+
+class ClaimCounter:
+    """What stored claims take by one policy. Claims of one spec that are held to a model are worked out once."""
+
+    def __init__(self, policy: ClaimPolicy) -> None:
+        self._policy = policy
+        # By identity, as a spec with capacities cannot be hashed; each is kept, so that no other takes its place.
+        self._held: dict[int, tuple[ClaimSpec, ClaimCharge]] = {}
+
+    def __call__(self, claim: StoredClaim) -> ClaimCharge | None:
+        """Return what a claim takes."""
+        known = self._held.get(id(claim.spec))
+        if known is not None:
+            return known[1]
+        allocation = Allocation(AllocatedDevices(claim.allocated))
+        counted = count_claim(ResourceClaim(spec=claim.spec, status=ClaimStatus(allocation)), self._policy)
+        if counted is None or counted.model is None:
+            return None
+        certain = not read_request(claim.spec, self._policy).faults
+        charge = ClaimCharge(counted.model, counted.charge, certain)
+        if counted.held_to:
+            self._held[id(claim.spec)] = claim.spec, charge
+        return charge
+
+
+def charged_by_pods(pods: Iterable[StoredPod], nodes: Nodes) -> frozenset[str]:
+    """Return the names of the claims that the scheduler made for pods of a namespace that are themselves charged."""
+    return frozenset(pod.extended_claim for pod in pods if pod.live and pod.extended_claim and pod.model_on(nodes))

@@ -6,16 +6,25 @@ beforehand, is a right to nothing else.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from vcuda import errors, k8s_types
+from vcuda.allocations.stored_claims import ClaimPrice, StoredClaim, charged_by_pods, read_stored_claim
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
+from vcuda.claims.objects import API_PATH
 from vcuda.kube import client, objects, watch
 from vcuda.kube.ledger_marks import LedgerMarks, Opening
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, ObservedPods, charges_by_model
+from vcuda.ledger.ledger import (
+    STORABLE_SECONDS,
+    Ledger,
+    ObservedClaims,
+    ObservedPods,
+    charges_by_model,
+    settle,
+)
 from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -76,8 +85,8 @@ class LedgerStore:
     """Reads and writes ledgers; whoever writes an old version loses, by Conflict.
 
     ``nodes`` tells the model of a pod that is held to none by its spec but runs on a node that has one; ``resources``
-    what pods can ask for now. After ``storable_seconds`` a pod that was charged in a ledger that is lost can no longer
-    be stored.
+    what pods can ask for now; ``claim_price`` what claims take, None as long as devices have not been read. After
+    ``storable_seconds`` a pod that was charged in a ledger that is lost can no longer be stored.
     """
 
     def __init__(
@@ -87,6 +96,7 @@ class LedgerStore:
         nodes: Callable[[], Nodes],
         resources: Callable[[], GpuResources] = lambda: BUILT_IN,
         *,
+        claim_price: Callable[[], ClaimPrice | None] = lambda: None,
         storable_seconds: float = STORABLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -95,6 +105,7 @@ class LedgerStore:
         self._namespace = namespace
         self._nodes = nodes
         self.resources = resources
+        self.claim_price = claim_price
         self._sleep = sleep
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
@@ -118,9 +129,7 @@ class LedgerStore:
                     raise
                 self._sleep(LOOK_AGAIN_SECONDS)
                 continue
-            pods = self.count_pods(namespace, timeout)
-            ledger = Ledger(pods.committed, pods.resource_version, config_version=pods.config_version)
-            return Stored(ledger, None, opening=opening)
+            return Stored(settle(Ledger(), self.count_pods(namespace, timeout)), None, opening=opening)
         return stored
 
     def _stored(self, namespace: str, timeout: float) -> Stored | None:
@@ -132,12 +141,50 @@ class LedgerStore:
         return _read(_CONFIG_MAP.decode(raw), len(raw))
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return what a namespace's pods take, from a consistent LIST of them; the timeout is for each page."""
+        """Return what a namespace's pods and claims take, from consistent LISTs; the timeout is for each page.
+
+        Raises Unavailable: there are claims, and which devices there are is not known yet.
+        """
         config_version = self.config_version  # before the pods: they are counted by this one, or by a newer
         version, stored = self.pods(namespace, timeout)
         committed = charges_by_model(charges_of(stored, self._nodes()))
         seen = {pod.uid for pod in stored}
-        return ObservedPods(version, committed, seen, since=version, config_version=config_version)
+        extended = charged_by_pods(stored, self._nodes())
+        # The pods first: a claim that is left out is that of a pod which is in the count.
+        claims = self.count_claims(namespace, extended, timeout)
+        return ObservedPods(
+            version, committed, seen, since=version, config_version=config_version, claims=claims, extended=extended
+        )
+
+    def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
+        """Return what a namespace's claims take but for these, from a consistent LIST; None where none are served."""
+        version, stored = self.claims(namespace, timeout)
+        price = self.claim_price()
+        if not version:
+            return None
+        if price is None and stored:
+            raise errors.Unavailable("the devices that ResourceClaims are charged by have not been read yet")
+        taken = {each.uid: price(each) for each in stored if each.name not in extended} if price else {}
+        known = {uid: each for uid, each in taken.items() if each}
+        committed = charges_by_model((each.model, each.charge) for each in known.values())
+        return ObservedClaims(version, committed, known.keys())
+
+    def stored_uids(self, namespace: str, timeout: float = 10) -> frozenset[str]:
+        """Return the uids of a namespace's vcuda pods and of its claims, from consistent LISTs."""
+        pods, claims = self.pods(namespace, timeout)[1], self.claims(namespace, timeout)[1]
+        return frozenset([*(pod.uid for pod in pods), *(claim.uid for claim in claims)])
+
+    def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
+        """Return a namespace's claims and their version, from a consistent LIST; no version where none are served."""
+        path, version = f"{API_PATH}/namespaces/{client.segment(namespace)}/resourceclaims", ""
+        stored: list[StoredClaim] = []
+        try:
+            for page in self._kube.list_pages(path, timeout=timeout):
+                version = version or page.resource_version
+                stored.extend(map(read_stored_claim, page.items))
+        except errors.NotFound:
+            return "", []
+        return version, stored
 
     def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
         """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page."""

@@ -163,7 +163,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     those there now, and those that have gone since. ``vanished`` are the bound ones among the latter that were not seen
     to end, by uid. What has happened before version ``since`` nobody saw; for a LIST that is its own version. What a
     unit is worth was said by the ConfigMap at ``config_version``. Without ``claims`` none are known of: their count
-    stays.
+    stays. ``extended`` are the names of those that are left out there, as these pods are charged for them.
     """
 
     resource_version: str
@@ -173,6 +173,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     since: str = ""
     config_version: str = ""
     claims: ObservedClaims | None = None
+    extended: frozenset[str] = frozenset()
 
     def is_older(self, ledger: Ledger) -> bool:
         """Return whether the ledger was counted by newer views, or by newer units."""
