@@ -13,11 +13,22 @@ from controller import certificates, metrics, publisher, retrier, settler, stale
 from controller.extender import publish, service
 from controller.labels import NamespaceLabels
 from controller.violations import Evictor, ViolationOptions, ViolationWatcher
-from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
+from vcuda.kube import (
+    ClaimPolicies,
+    DeviceInformer,
+    Kube,
+    LedgerStore,
+    NodeInformer,
+    QuotaInformer,
+    QuotaPlace,
+    Reflector,
+    ServedWatches,
+)
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 
+SYNC_POLL_SECONDS = 0.1  # between two looks whether everything has been listed
 STOP_TIMEOUT_SECONDS = 5.0  # how long a stop waits for the loops, so that a write that is on its way comes to its end
 
 
@@ -55,8 +66,17 @@ class Leader:
             "models", lambda _: self.settler.add_all(), failure="models not followed", key_name="of"
         )
         self.nodes = NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
-        storable = self._timing.pending_ttl
-        store = LedgerStore(kube, ledger_namespace, self.nodes.current, self.quota.resources, storable_seconds=storable)
+        # What devices there are decides what claims take, in any namespace too.
+        devices = DeviceInformer(kube, lambda: self._models.queue.add("devices"))
+        self.claim_policies = ClaimPolicies(self.quota, self.nodes, devices)
+        store = LedgerStore(
+            kube,
+            ledger_namespace,
+            self.nodes.current,
+            self.quota.resources,
+            claim_price=self.claim_policies.price,
+            storable_seconds=self._timing.pending_ttl,
+        )
         self.publisher = publisher.Publisher(kube)
         self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
         self.namespaces = NamespaceLabels(kube, self.quota, self._namespace_changed)
@@ -71,6 +91,8 @@ class Leader:
             exists=lambda namespace: self.namespaces.reflector.get(("", namespace)) is not None,
             timing=self._timing,
         )
+        claims = self.settler.claims.reflector
+        self.dra = ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
         gc = gc or stale_gc.GcOptions()
         self.garbage = self._make_gc(gc, registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
@@ -114,7 +136,10 @@ class Leader:
         return ViolationWatcher(self._kube, self.quota, self.nodes, pods, period=options.period, evictor=evictor)
 
     def reflectors(self) -> Mapping[str, Reflector[Any]]:
-        """Return the watches by the name of what they follow."""
+        """Return the watches that run, by the name of what they follow."""
+        return {**self._always(), **self.dra.running()}
+
+    def _always(self) -> Mapping[str, Reflector[Any]]:
         return {
             "configmaps": self.quota.reflector,
             "nodes": self.nodes.reflector,
@@ -127,7 +152,7 @@ class Leader:
     @property
     def synced(self) -> bool:
         """Whether everything has been listed once, by a consistent LIST made since this process leads."""
-        return all(reflector.synced.is_set() for reflector in self.reflectors().values())
+        return self.dra.settled and all(reflector.synced.is_set() for reflector in self._always().values())
 
     @property
     def ready(self) -> bool:
@@ -136,8 +161,9 @@ class Leader:
 
     def start(self) -> None:
         """Start watching; the loops begin when everything has been listed."""
-        for reflector in self.reflectors().values():
+        for reflector in self._always().values():
             reflector.start()
+        self.dra.start()
         self._spawn("main", self._main)
 
     def stop(self) -> None:
@@ -148,7 +174,8 @@ class Leader:
             self.extender.stop()
         for reconciler in self._reconcilers():
             reconciler.stop()
-        for reflector in self.reflectors().values():
+        self.dra.stop()
+        for reflector in self._always().values():
             reflector.stop()
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
         for thread in tuple(self._threads):
@@ -164,10 +191,9 @@ class Leader:
     def _main(self) -> None:
         started = time.process_time()
         # A ledger that is settled by half of the pods would lose the charges of the others.
-        for reflector in self.reflectors().values():
-            while not reflector.synced.wait(1.0):
-                if self._stopping.is_set():
-                    return
+        while not self.synced:
+            if self._stopping.wait(SYNC_POLL_SECONDS):
+                return
         self._log.info("synced", cpu_seconds=round(time.process_time() - started, 2))
         for reconciler in self._reconcilers():
             self._spawn(reconciler.name, reconciler.run)

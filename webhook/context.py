@@ -61,27 +61,41 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     cards: kube.FreeCardsInformer
     hints: patches.Hints
     storable_seconds: float
+    claims: kube.ClaimPolicies
+    dra: kube.ServedWatches
     runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
         read = self.quota.in_force()
-        # Without its nodes every pod would be refused: no node has the model that it needs.
-        if read is None or not self.nodes.reflector.synced.is_set():
+        # Without its nodes every pod would be refused, as no node has the model that it needs; and every claim without
+        # the devices, where any are published.
+        if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
             return None
         nodes, free = self.nodes.current(), self.cards.current()
         nodes = msgspec.structs.replace(nodes, free=free) if free else nodes
-        storable = self.storable_seconds
-        return PolicySnapshot(read.quota, nodes, self.hints, storable, read.resources, self.runtime_classes)
+        return PolicySnapshot(
+            read.quota,
+            nodes,
+            self.hints,
+            self.storable_seconds,
+            read.resources,
+            self.runtime_classes,
+            self.claims.current(),
+        )
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
-        """Return the watches by the name under which their age is exported."""
+        """Return the watches that run, by the name under which their age is exported."""
+        return {**self._always(), **self.dra.running()}
+
+    def _always(self) -> Mapping[str, kube.Reflector[Any]]:
         return {"configmaps": self.quota.reflector, "nodes": self.nodes.reflector, "cards": self.cards.reflector}
 
     def start(self) -> None:
         """Start watching."""
-        for reflector in self.reflectors().values():
+        for reflector in self._always().values():
             reflector.start()
+        self.dra.start()
 
 
 def read_quota(path: Path) -> QuotaConfig:

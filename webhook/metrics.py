@@ -98,7 +98,9 @@ class _Count(Collector):
 class ReflectorCollector(Collector):
     """The state of the watches: how long ago the API server was last heard, and what went wrong since the start."""
 
-    def __init__(self, reflectors: Mapping[str, Reflector[Any]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, reflectors: Callable[[], Mapping[str, Reflector[Any]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._reflectors = reflectors
         self._clock = clock
 
@@ -112,7 +114,7 @@ class ReflectorCollector(Collector):
         trouble = CounterMetricFamily(
             "vcuda_watch_incidents", "What happened on this watch since the start.", labels=["resource", "kind"]
         )
-        for resource, reflector in self._reflectors.items():
+        for resource, reflector in self._reflectors().items():
             age.add_metric([resource], reflector.last_event_age(self._clock()))
             for kind, count in dataclasses.asdict(reflector.counts).items():
                 trouble.add_metric([resource, kind], count)

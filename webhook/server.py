@@ -72,14 +72,22 @@ class Cluster(msgspec.Struct, frozen=True):
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
         nodes = k8s.NodeInformer(kube, self.hints.labels)
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
-        policy = context.ClusterPolicy(quota, nodes, cards, self.hints, self.storable_seconds, self.runtime_classes)
+        devices = k8s.DeviceInformer(kube)
+        claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
+        watched = quota, nodes, cards, self.hints, self.storable_seconds, claims, dra
+        policy = context.ClusterPolicy(*watched, runtime_classes=self.runtime_classes)
         metrics = _metrics(certificate)
         store = k8s.LedgerStore(
-            kube, self.ledger_namespace, nodes.current, quota.resources, storable_seconds=self.storable_seconds
+            kube,
+            self.ledger_namespace,
+            nodes.current,
+            quota.resources,
+            claim_price=claims.price,
+            storable_seconds=self.storable_seconds,
         )
         ledgers = ledger_client.ClusterLedgers(store, LedgerMetrics(metrics.registry))
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
-        metrics.registry.register(ReflectorCollector(policy.reflectors()))
+        metrics.registry.register(ReflectorCollector(policy.reflectors))
         policy.start()
         charged = ledgers if self.callers_known else namespaces.ExistingNamespaces(ledgers, kube)
         return admission.Service(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), self.place)

@@ -1,21 +1,18 @@
 """Stored ResourceClaims as the ledger counts them."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.charges import ClaimPolicy
-from vcuda.claims.devices import Devices
 from vcuda.claims.objects import AllocatedDevice, AllocatedDevices, Allocation, ClaimSpec, ClaimStatus, ResourceClaim
-from vcuda.claims.products import Products
 from vcuda.claims.request import read_claim as read_request
 from vcuda.claims.stored import count_claim
 from vcuda.k8s_types import K8sObject
 from vcuda.placement.placement import Nodes
-from vcuda.quota.model import Charge, Quota
-from vcuda.requests.resources import CLASS, GpuResources
+from vcuda.quota.model import Charge
 
 SPECS_REMEMBERED = 4096
 """Claims made from one template are alike: each spec is kept and decoded once."""
@@ -69,16 +66,6 @@ def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
 @functools.lru_cache(SPECS_REMEMBERED)
 def _read_spec(raw: bytes) -> ClaimSpec:
     return _SPEC.decode(raw)
-
-
-def claim_policy(
-    quota: Quota, resources: GpuResources, nodes: Nodes, devices: Devices, rows: Mapping[str, tuple[str, ...]]
-) -> ClaimPolicy:
-    """Return what claims are read by; ``rows`` are the products of each model, as the operator says."""
-    entries = (*quota.namespaces.values(), *([quota.default] if quota.default else []))
-    models = {model for entry in entries for model in entry.limits}
-    products = Products.of(models, rows, devices, nodes.model_of)
-    return ClaimPolicy(devices, products, lambda name: resources.unit_of(CLASS + name))
 
 
 class ClaimCounter:

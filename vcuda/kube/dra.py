@@ -2,14 +2,17 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 
 from vcuda import errors
+from vcuda.allocations.stored_claims import ClaimCounter
 from vcuda.claims import devices, objects
+from vcuda.claims.charges import ClaimPolicy
 from vcuda.kube.client import Kube
+from vcuda.kube.informers import NodeInformer, QuotaInformer
 from vcuda.kube.reflector import Backoff, Reflector
 
 SLICES, CLASSES, CLAIMS = (
@@ -47,7 +50,8 @@ class ServedWatches:
         ask_again: float = ASK_AGAIN_SECONDS,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
-        self.served: bool | None = None
+        self.served = False
+        self._once_unserved = False
         self._kube = kube
         self._all = reflectors
         self._started: Mapping[str, Reflector[Any]] = {}
@@ -61,8 +65,9 @@ class ServedWatches:
 
     @property
     def settled(self) -> bool:
-        """Whether it is known that nothing is served, or else everything has been listed."""
-        return self.served is False or (self.served is True and self.synced)
+        """Whether nothing was served when it was first asked for, or else everything has been listed."""
+        # Once it is true it stays so: an API server that is upgraded stops nobody who has begun.
+        return self._once_unserved or self.synced
 
     @property
     def synced(self) -> bool:
@@ -93,6 +98,7 @@ class ServedWatches:
         while not self._stopping.is_set() and not self.served:
             try:
                 self.served = is_served(self._kube)
+                self._once_unserved = self._once_unserved or not self.served
                 delay = self._ask_again
             except errors.VcudaError as error:
                 delay = self._backoff.next()
@@ -144,3 +150,40 @@ class DeviceInformer:
             with self._lock:
                 self._stale = True
             self._on_change()
+
+
+class _Made(NamedTuple):
+    sources: tuple[object, ...]
+    policy: ClaimPolicy
+    counter: ClaimCounter
+
+
+class ClaimPolicies:
+    """What claims are read and charged by, put together anew when the quota, the nodes or the devices have changed."""
+
+    def __init__(self, quota: QuotaInformer, nodes: NodeInformer, informer: DeviceInformer) -> None:
+        self._quota = quota
+        self._nodes = nodes
+        self._informer = informer
+        self._made: _Made | None = None
+
+    def current(self) -> ClaimPolicy | None:
+        """Return the policy; None until quota and devices have been read."""
+        made = self._current()
+        return made.policy if made else None
+
+    def price(self) -> ClaimCounter | None:
+        """Return what tells the charge of a stored claim; None until quota and devices have been read."""
+        made = self._current()
+        return made.counter if made else None
+
+    def _current(self) -> _Made | None:
+        found, read, nodes = self._informer.current(), self._quota.in_force(), self._nodes.current()
+        if found is None or read is None:
+            return None
+        made = self._made
+        if made is None or any(a is not b for a, b in zip(made.sources, (found, read, nodes), strict=True)):
+            policy = ClaimPolicy.of(found, nodes.model_of, read.quota, read.resources)
+            # Two threads may come here at once, and make the same twice.
+            self._made = made = _Made((found, read, nodes), policy, ClaimCounter(policy))
+        return made
