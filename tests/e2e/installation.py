@@ -21,7 +21,7 @@ from tests.e2e.quota_config import CONFIG, QuotaConfigMap
 from tests.integration.reviews import gpu_pod
 from tests.match_conditions import base_conditions
 from tests.processes import ControllerProcess, WebhookProcess, eventually, serving
-from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.ledger import Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
 from vcuda.tls import leaf_files, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_client, make_leaf
@@ -37,6 +37,13 @@ REPLICA = "e2e.vcuda.io/replica"
 
 MOST_REPLICAS = 4
 Flag = str | Path
+CLAIM_RULE = {
+    "apiGroups": ["resource.k8s.io"],
+    "apiVersions": ["v1"],
+    "operations": ["CREATE"],
+    "scope": "Namespaced",
+    "resources": ["resourceclaims", "resourceclaimtemplates"],
+}
 CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
 
 
@@ -102,20 +109,22 @@ class Installation:
         )
 
     def _ask_about_pods(self, path: str, failure_policy: str, labels: Json) -> list[Json]:
-        # The first replica is asked about the pods that no label gives to another.
+        # The first replica is asked about the pods, and the claims, that no label gives to another.
         first = {"operator": "NotIn", "values": [str(number) for number in range(1, MOST_REPLICAS)]}
         asked = [first, *({"operator": "In", "values": [str(number)]} for number in range(1, MOST_REPLICAS))]
         name = f"{path}.quota.vcuda.io"
+        every = {"": {"matchConditions": base_conditions(name)}, "-claims": {"rules": [CLAIM_RULE]}}
         return [
             self._webhook(
-                f"{path}-{number}.quota.vcuda.io" if number else name,
+                f"{path}{what}-{number}.quota.vcuda.io" if number else f"{path}{what}.quota.vcuda.io",
                 f"{replica.url}/{path}",
                 failurePolicy=failure_policy,
-                matchConditions=base_conditions(name),
                 namespaceSelector={"matchLabels": labels, "matchExpressions": [NOT_EXEMPT]},
                 objectSelector={"matchExpressions": [{"key": REPLICA, **asked[number]}]},
+                **fields,
             )
             for number, replica in enumerate(self.replicas)
+            for what, fields in every.items()
         ]
 
     def _webhook(self, name: str, url: str, **fields: object) -> Json:
@@ -367,7 +376,8 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
 
 
 def committed(ledger: Ledger) -> dict[str, int]:
-    return {model: charge.cores for model, charge in ledger.committed.items()}
+    counted = charges_by_model([*ledger.committed.items(), *ledger.claimed.items()])
+    return {model: charge.cores for model, charge in counted.items()}
 
 
 def await_published(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool] = bool) -> Json:

@@ -1,6 +1,8 @@
 """GPUs by claims, with the real scheduler and claim controller: what is given is charged, and never beyond a quota."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,10 +29,12 @@ from tests.e2e.dra import (
     shared_card,
     template,
 )
+from tests.e2e.installation import REPLICA, Installation, await_committed, controlling, installed, limited_team
+from tests.processes import ControllerProcess
 
 SLICES = (
-    Published(NVIDIA, "a100-1", [*(card(number, "A100") for number in range(4)), partition(0, "A100", "1g.5gb")]),
-    Published(NVIDIA, "h100-1", [card(number, "H100") for number in range(2)]),
+    Published(NVIDIA, "a100-1", [*(card(number, "A100") for number in range(12)), partition(0, "A100", "1g.5gb")]),
+    Published(NVIDIA, "h100-1", [card(number, "H100") for number in range(8)]),
     Published(HAMI, "hami-1", [shared_card(0, "A100", "hami-gpu")]),
     Published(VGPU_MANAGER, "vgpu-1", [shared_card(0, "H100", "vgpu")]),
 )
@@ -95,3 +99,67 @@ def test_kubernetes_by_itself_gives_the_devices_that_the_drivers_publish(
     assert given.startswith(device)
     cluster.delete_pod(namespace, "train")
     cluster.await_collection(claims_path(namespace), lambda found: not any(map(devices_of, found)))
+
+
+QUOTA = {"A100": 5, "H100": 3}
+REPLICAS, THREADS = 3, 16
+
+
+@pytest.fixture(scope="module")
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with installed(cluster, tmp_path_factory.mktemp("installation"), replicas=REPLICAS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def controller(installation: Installation) -> Iterator[ControllerProcess]:
+    with controlling(installation) as running:
+        yield running
+
+
+@pytest.fixture
+def team(installation: Installation, controller: ControllerProcess) -> Iterator[str]:
+    """A namespace that may use five A100 and three H100, with a controller that counts its pods and claims."""
+    assert controller.process.poll() is None
+    with limited_team(installation, {"quota": QUOTA}) as name:
+        yield name
+
+
+def asking(number: int, team: str) -> list[Json]:
+    """What one of many creates: a claim and its pod, a pod with a template, or one with an extended resource."""
+    name, labels = f"train-{number}", {REPLICA: str(number % REPLICAS)}
+    made = [
+        [claim(team, name), claiming(team, name, resourceClaimName=name)],
+        [claiming(team, name, resourceClaimTemplateName="gpu")],
+        [pod(container({EXTENDED: 1}), metadata={"name": name, "namespace": team})],
+    ][number % 3]
+    return [{**each, "metadata": {**each["metadata"], "labels": labels}} for each in made]
+
+
+def given(found: list[Json]) -> dict[str, int]:
+    """How many devices of each model are allocated to claims."""
+    nodes = [device.split("/")[1] for each in found for device in devices_of(each)]
+    return dict(Counter(node.partition("-")[0].upper() for node in nodes))
+
+
+def test_of_claims_and_pods_that_race_no_more_devices_are_allocated_than_there_is_quota(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Three replicas; at no moment, as a watch of the claims tells, and in the end exactly as many."""
+    cluster.create(template(team, "gpu"))
+    most: Counter[str] = Counter()
+
+    def all_given(found: list[Json]) -> bool:
+        for model, number in given(found).items():
+            most[model] = max(most[model], number)
+        return given(found) == QUOTA
+
+    def create(number: int) -> None:
+        for manifest in asking(number, team):
+            cluster.try_create(manifest)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        threads.map(create, range(200))
+        cluster.await_collection(claims_path(team), all_given)
+    assert most == QUOTA
+    await_committed(installation, team, **{model: 100 * cards for model, cards in QUOTA.items()})
