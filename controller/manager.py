@@ -10,6 +10,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller import certificates, metrics, publisher, retrier, settler, stale_gc, workqueue
+from controller.claim_retrier import ClaimRetrier
 from controller.extender import publish, service
 from controller.labels import NamespaceLabels
 from controller.violations import Evictor, ViolationOptions, ViolationWatcher
@@ -94,6 +95,7 @@ class Leader:
         claims = self.settler.claims.reflector
         self.dra = ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
         gc = gc or stale_gc.GcOptions()
+        self.claim_retrier = ClaimRetrier(kube, lambda: self.dra.served)
         self.garbage = self._make_gc(gc, registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports))
@@ -211,8 +213,8 @@ class Leader:
         self._threads.append(workqueue.spawn(name, loop, self._on_fault))
 
     def _reconcilers(self) -> tuple[workqueue.Reconciler, ...]:
-        parts = (self.settler, self.publisher, self.namespaces, self.retrier, self.garbage, self.violations)
-        return (self._models, *(part.reconciler for part in parts))
+        parts = (self.settler, self.publisher, self.namespaces, self.retrier, self.claim_retrier, self.garbage)
+        return (self._models, self.violations.reconciler, *(part.reconciler for part in parts))
 
     def _quota_changed(self) -> None:
         self.settler.pods.count_anew()
@@ -241,4 +243,5 @@ class Leader:
             use = msgspec.structs.replace(use, taking_effect=True)
         self.publisher.report(namespace, use)
         self.retrier.report(namespace, use)
+        self.claim_retrier.report(namespace, use)
         self.violations.report(namespace, use)

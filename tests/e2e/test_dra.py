@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import container, pod
-from tests.e2e.cluster import Cluster, Json, administering
+from tests.e2e.cluster import Cluster, Json, administering, is_bound
 from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.dra import (
     EXTENDED,
@@ -30,7 +30,9 @@ from tests.e2e.dra import (
     template,
 )
 from tests.e2e.installation import REPLICA, Installation, await_committed, controlling, installed, limited_team
+from tests.e2e.workloads import workload
 from tests.processes import ControllerProcess
+from vcuda.quota.model import OVER_QUOTA
 
 SLICES = (
     Published(NVIDIA, "a100-1", [*(card(number, "A100") for number in range(12)), partition(0, "A100", "1g.5gb")]),
@@ -163,3 +165,29 @@ def test_of_claims_and_pods_that_race_no_more_devices_are_allocated_than_there_i
         cluster.await_collection(claims_path(team), all_given)
     assert most == QUOTA
     await_committed(installation, team, **{model: 100 * cards for model, cards in QUOTA.items()})
+
+
+REFUSALS = 8
+WITHIN = 9.0
+"""Seconds from quota being free to the pod being bound: fewer than until the claim controller would try by itself."""
+
+
+def tries(told: list[Json]) -> int:
+    return sum(each["count"] for each in told if OVER_QUOTA in each["message"])
+
+
+def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess
+) -> None:
+    """The claim controller, whose back-off has grown with every refusal, is told."""
+    with limited_team(installation, {"quota": {"A100": 1}}) as team:
+        for manifest in (template(team, "gpu"), claiming(team, "holder", resourceClaimTemplateName="gpu")):
+            cluster.create(manifest)
+        cluster.await_bound(team, "holder")
+        await_committed(installation, team, A100=100)
+        waiting = claiming(team, "train", resourceClaimTemplateName="gpu")
+        cluster.create(workload("ReplicaSet", team, pod=waiting))
+        cluster.await_events(team, "reason=FailedResourceClaimCreation", lambda told: tries(told) >= REFUSALS)
+        cluster.delete_pod(team, "holder")
+        cluster.await_pods(team, lambda pods: any(map(is_bound, pods)), WITHIN)
+        controller.await_log("pod woken", lambda line: line["namespace"] == team)
