@@ -175,11 +175,9 @@ class Service(msgspec.Struct, frozen=True):
             if path == "/mutate":
                 return await pod_review.mutate(request, policy, ledgers, self.choices)
             return await pod_review.validate(request, policy, ledgers, self.choices, deadline)
-        except errors.UnreadableLedger as error:
-            return _unreadable(error)
-        except errors.LedgerLost as error:
+        except (errors.UnreadableLedger, errors.LedgerLost) as error:
             # Without retryAfterSeconds: controllers would sleep on it in one of their few workers.
-            return k8s_types.AdmissionResponse("ledger-lost", False, HTTPStatus.TOO_MANY_REQUESTS, str(error))
+            return _without_ledger(error, HTTPStatus.TOO_MANY_REQUESTS)
 
     async def _decide_claim(
         self,
@@ -195,10 +193,8 @@ class Service(msgspec.Struct, frozen=True):
             if path == "/mutate":
                 return await claim_review.mutate(request, policy, ledgers, self.choices)
             return await claim_review.validate(request, policy, ledgers, self.choices, deadline)
-        except errors.UnreadableLedger as error:
-            return _unreadable(error)
-        except errors.LedgerLost as error:
-            return k8s_types.AdmissionResponse("ledger-lost", False, HTTPStatus.FORBIDDEN, str(error))
+        except (errors.UnreadableLedger, errors.LedgerLost) as error:
+            return _without_ledger(error, HTTPStatus.FORBIDDEN)
 
     def _log(
         self, path: str, request: k8s_types.AdmissionRequest, response: k8s_types.AdmissionResponse, seconds: float
@@ -222,8 +218,12 @@ class Service(msgspec.Struct, frozen=True):
         )
 
 
-def _unreadable(error: errors.UnreadableLedger) -> k8s_types.AdmissionResponse:
+def _without_ledger(
+    error: errors.UnreadableLedger | errors.LedgerLost, while_lost: HTTPStatus
+) -> k8s_types.AdmissionResponse:
     # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
+    if isinstance(error, errors.LedgerLost):
+        return k8s_types.AdmissionResponse("ledger-lost", False, while_lost, str(error))
     return k8s_types.AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
