@@ -153,9 +153,10 @@ class Affinity(K8sStruct, frozen=True, gc=False):
 
 
 class PodResourceClaim(K8sStruct, frozen=True, gc=False):
-    """A claim that a pod's containers may name."""
+    """A claim that a pod's containers may name: one that is there, or one that is made of a template for the pod."""
 
     name: str = ""
+    resource_claim_template_name: str | None = None
 
 
 class PodSpec(K8sStruct, frozen=True, gc=False):

@@ -210,8 +210,7 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionRes
     checked = check_templates([review.request], review.namespace, review.quota, usage)
     if checked.refusal and review.enforced:
         return verdicts.refused(review, checked.outcome, checked.refusal)
-    told = [f"{checked.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if checked.refusal else checked.warnings
-    return AdmissionResponse("template", warnings=review.warnings(*told), scheme=review.scheme)
+    return AdmissionResponse("template", warnings=review.warnings(*checked.sentences), scheme=review.scheme)
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
@@ -221,6 +220,11 @@ class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
     refusal: str = ""
     warnings: Sequence[str] = ()
 
+    @property
+    def sentences(self) -> Sequence[str]:
+        """The warnings for whoever is let in all the same."""
+        return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
+
 
 def check_templates(
     templates: Iterable[ClaimRequest], namespace: str, quota: NamespaceQuota, usage: Mapping[str, Usage]
@@ -228,6 +232,8 @@ def check_templates(
     """Return what is told of the claims that will be made of these templates, beside what is charged now."""
     warnings = []
     for asked in templates:
+        if asked.faults:
+            return TemplateCheck("malformed", verdicts.malformed_sentence(asked.faults))
         candidates = Candidates.of(asked, quota)
         if not candidates.charges:
             return TemplateCheck("not-allowed", candidates.sentence(namespace, quota))

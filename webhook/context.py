@@ -13,6 +13,7 @@ import yaml
 from vcuda import errors, k8s_types, kube, workloads
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import NO_DEVICES
+from vcuda.claims.objects import ClaimSpec
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
 from vcuda.requests.config import QUOTA, QuotaConfig, parse_config
@@ -23,12 +24,21 @@ SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
 """Who makes the claim for a pod's extended resources, once it has chosen the devices."""
 
 
+ClaimTemplates = Callable[[str, str], ClaimSpec | None]
+"""Returns what the claims of a ResourceClaimTemplate ask for, by its namespace and name; None: it is not known."""
+
+
+def no_templates(_namespace: str, _name: str) -> None:
+    """Know none."""
+
+
 class PolicySnapshot(msgspec.Struct, frozen=True):
     """One consistent view, taken at the start of a decision.
 
     What is pending, and was never stored, is given back ``storable_seconds`` after it was charged; None: never.
     ``resources`` is what pods can ask for; ``runtime_classes`` are those that give GPUs; ``claims`` is what claims are
-    read by; None: the API server has none. ``scheduler_users`` make claims for pods that are charged.
+    read by; None: the API server has none. ``templates`` are those that claims are made of, and ``scheduler_users``
+    make claims for pods that are charged.
     """
 
     quota: model.Quota
@@ -38,6 +48,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     resources: GpuResources = BUILT_IN
     runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
     claims: ClaimPolicy | None = None
+    templates: ClaimTemplates = no_templates
     scheduler_users: frozenset[str] = SCHEDULER_USERS
 
     @property
@@ -62,6 +73,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     hints: patches.Hints
     storable_seconds: float
     claims: kube.ClaimPolicies
+    templates: kube.TemplateInformer
     dra: kube.ServedWatches
     runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
 
@@ -82,6 +94,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             read.resources,
             self.runtime_classes,
             self.claims.current(),
+            self.templates.find,
         )
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:

@@ -15,11 +15,15 @@ from vcuda.quota.model import NOT_MUTATED, Shortage, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from webhook import verdicts
+from webhook.claim_review import TemplateCheck, check_templates, requests_of
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers, RecentChoices
 
 # The group in every kubelet's client certificate. Unlike anything in the pod it is what the API server authenticated.
 NODES_GROUP = "system:nodes"
+
+CLAIMING = "claims"
+"""The outcome of a pod that is admitted without a charge, since its ResourceClaims have theirs."""
 
 # Of the annotations and labels that /mutate would have removed: a pod may have thousands.
 MOST_RECORDS = 10
@@ -28,10 +32,11 @@ _PODS = msgspec.json.Decoder(Pod)
 
 
 class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
-    """A vcuda pod in a namespace with a limit."""
+    """A pod that asks for GPUs in a namespace with a limit; ``charged`` says whether itself, or by its claims alone."""
 
     pod: Pod
     request: PodRequest
+    charged: bool = True
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
@@ -50,14 +55,15 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
     if quota is None:
         return AdmissionResponse("unlimited" if asks else "ignored")
     asked = read_request(pod, policy.resources)
-    refusals = find_refusals(pod, asked, policy.resources, policy.runtime_classes)
+    extended = policy.claims.devices.extended_resources if policy.claims else None
+    refusals = find_refusals(pod, asked, policy.resources, policy.runtime_classes, extended)
     faults = (*asked.faults, *(refusal.fault for refusal in refusals if refusal.allowance not in quota.allow))
     # The schemes by which the pod asks, and whether by units.
     scheme = ",".join([*(scheme.name for scheme in asked.schemes), *["units"] * asked.by_units])
-    review = PodReview(request.namespace, quota, policy, faults, (), scheme, pod=pod, request=asked)
+    review = PodReview(request.namespace, quota, policy, faults, (), scheme, pod=pod, request=asked, charged=asks)
     if faults and review.enforced:
         return verdicts.malformed(faults, scheme)
-    return review if asks else _not_charged(review)
+    return review if asks or (pod.spec.resource_claims and policy.claims) else _not_charged(review)
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
@@ -106,6 +112,10 @@ async def mutate(
     review = review_of(request, policy)
     if isinstance(review, AdmissionResponse):
         return review
+    if not review.charged:
+        # Which cards it gets is up to its claims, each of which is pinned by itself.
+        patch = patches.pools_patch(review.pod, review.quota.pools, policy.hints)
+        return AdmissionResponse(CLAIMING, patch=patch, warnings=review.warnings())
     namespace, asked = review.namespace, review.request
     candidates = placement.find_candidates(review.pod, asked.schemes, review.quota, policy.nodes, asked.share)
     if not candidates.models:
@@ -165,6 +175,11 @@ async def validate(
     if isinstance(review, AdmissionResponse):
         return review
     pin = placement.read_pin(review.pod, policy.hints.labels)
+    claimed = await _check_claims(review, ledgers)
+    if claimed.refusal and review.enforced:
+        return verdicts.refused(review, claimed.outcome, claimed.refusal)
+    if not review.charged:
+        return _claiming(review, pin, claimed)
     # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
     # it was not asked, as its failurePolicy is Ignore.
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
@@ -181,8 +196,26 @@ async def validate(
     choices.release(review.namespace, pin.model, review.request.charge)
     uid, charge = review.pod.metadata.uid, review.request.charge
     return await verdicts.charge(
-        request, review, ledgers, deadline, uid=uid, model=pin.model, asked=charge, stray=stray
+        request, review, ledgers, deadline, uid=uid, model=pin.model, asked=charge, stray=[*stray, *claimed.sentences]
     )
+
+
+async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
+    # Of a template that is not known yet nothing is told: its claims are checked when they are made, and charged then.
+    names = (each.resource_claim_template_name for each in review.pod.spec.resource_claims or ())
+    specs = [review.policy.templates(review.namespace, name or "") for name in names]
+    asked = requests_of(filter(None, specs), review.policy.claim_policy) if any(specs) else []
+    if not asked:
+        return TemplateCheck()
+    return check_templates(asked, review.namespace, review.quota, await ledgers.cached_usage(review.namespace))
+
+
+def _claiming(review: PodReview, pin: placement.Pin, claimed: TemplateCheck) -> AdmissionResponse:
+    """Answer for a pod whose cards are all claimed: nothing is charged for it."""
+    undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
+    if undone and review.enforced:
+        return verdicts.refused(review, "not-pinned", *undone)
+    return AdmissionResponse(CLAIMING, warnings=review.warnings(*undone, *claimed.sentences))
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
@@ -202,11 +235,15 @@ def _unpinned(review: PodReview, pin: placement.Pin) -> str:
     """Say why the pod is not held to one allowed model, with those it may use."""
     quota = review.quota
     if pin.model in quota.limits:
-        where = f"pools {', '.join(quota.pools)}, where namespace {review.namespace} must stay"
-        return f"the pod is not held to the {where}, by a required node affinity or nodeSelector"
+        return _outside_pools(review)
     allowed = [f"{model}: {cards(limit.cores)}" for model, limit in quota.limits.items() if limit.cores]
     held = ", ".join(sorted(pin.models)) if pin.models else "none" if pin.models is not None else "any"
     return (
         f"the pod is not held to one GPU model that namespace {review.namespace} may use "
         f"({', '.join(allowed) or 'none'}) by a required node affinity or nodeSelector: it allows {held}"
     )
+
+
+def _outside_pools(review: PodReview) -> str:
+    where = f"pools {', '.join(review.quota.pools)}, where namespace {review.namespace} must stay"
+    return f"the pod is not held to the {where}, by a required node affinity or nodeSelector"

@@ -73,9 +73,11 @@ class Cluster(msgspec.Struct, frozen=True):
         nodes = k8s.NodeInformer(kube, self.hints.labels)
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
         devices = k8s.DeviceInformer(kube)
-        claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
-        watched = quota, nodes, cards, self.hints, self.storable_seconds, claims, dra
-        policy = context.ClusterPolicy(*watched, runtime_classes=self.runtime_classes)
+        claims, templates = k8s.ClaimPolicies(quota, nodes, devices), k8s.TemplateInformer(kube)
+        dra = k8s.ServedWatches(kube, {**devices.reflectors(), **templates.reflectors()})
+        policy = context.ClusterPolicy(
+            quota, nodes, cards, self.hints, self.storable_seconds, claims, templates, dra, self.runtime_classes
+        )
         metrics = _metrics(certificate)
         store = k8s.LedgerStore(
             kube,

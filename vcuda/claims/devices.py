@@ -154,5 +154,10 @@ class Devices(msgspec.Struct, frozen=True):
                 nodes.setdefault(offer, set()).add(each.node)
         return cls({offer: frozenset(found - {""}) for offer, found in nodes.items()}, classes, by_name)
 
+    @property
+    def extended_resources(self) -> frozenset[str]:
+        """The resources by which pods may ask for devices of a class without a claim."""
+        return frozenset(facts.extended_resource for facts in self.classes.values() if facts.extended_resource)
+
 
 NO_DEVICES = Devices()

@@ -6,7 +6,7 @@ they cost seventy times the decoding, and they drop the fields that they do not 
 
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params, Stream, segment, upsert
 from vcuda.kube.connection import VersionCheck, end_process
-from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches
+from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.ledger_marks import Opening
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
@@ -43,6 +43,7 @@ __all__ = [
     "ServedWatches",
     "Stored",
     "Stream",
+    "TemplateInformer",
     "VersionCheck",
     "end_process",
     "ledger_name",

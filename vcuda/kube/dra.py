@@ -15,8 +15,9 @@ from vcuda.kube.client import Kube
 from vcuda.kube.informers import NodeInformer, QuotaInformer
 from vcuda.kube.reflector import Backoff, Reflector
 
-SLICES, CLASSES, CLAIMS = (
-    f"{objects.API_PATH}/{name}" for name in ("resourceslices", "deviceclasses", "resourceclaims")
+SLICES, CLASSES, CLAIMS, TEMPLATES = (
+    f"{objects.API_PATH}/{name}"
+    for name in ("resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates")
 )
 
 ASK_AGAIN_SECONDS = 60.0
@@ -24,6 +25,7 @@ ASK_AGAIN_SECONDS = 60.0
 
 _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
+_TEMPLATE = msgspec.json.Decoder(objects.ResourceClaimTemplate)
 
 
 def is_served(kube: Kube) -> bool:
@@ -150,6 +152,23 @@ class DeviceInformer:
             with self._lock:
                 self._stale = True
             self._on_change()
+
+
+class TemplateInformer:
+    """Follows the ResourceClaimTemplates, and keeps what their claims ask for."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._templates: Reflector[objects.ClaimSpec] = Reflector(
+            kube, TEMPLATES, lambda raw: _TEMPLATE.decode(raw).spec.spec
+        )
+
+    def reflectors(self) -> Mapping[str, Reflector[Any]]:
+        """Return the watches by the name of what they follow."""
+        return {"resourceclaimtemplates": self._templates}
+
+    def find(self, namespace: str, name: str) -> objects.ClaimSpec | None:
+        """Return what the claims of a template ask for; None where it is not known."""
+        return self._templates.get((namespace, name))
 
 
 class _Made(NamedTuple):

@@ -58,6 +58,11 @@ def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
     return [*_schedule(pod, [], hints)]
 
 
+def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operation]:
+    """Return the operations that hold a pod to ``pools`` (none: any) whose cards are claimed apart from it."""
+    return [*_require(pod.spec, [_Wanted(hints.labels.pool, pools)] if pools else [], [])]
+
+
 def _schedule(pod: Pod, required: list[_Wanted], hints: Hints) -> Iterator[Operation]:
     spec = pod.spec
     # A preset nodeName passes the scheduler by. It becomes a requirement, so that it runs and still picks that node.

@@ -187,8 +187,11 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
     def within(self, quota: NamespaceQuota) -> bool:
         """Return whether the pod can only land on one model that the quota lists, and in the quota's pools."""
-        in_pools = not quota.pools or (self.pools is not None and self.pools <= set(quota.pools))
-        return self.model in quota.limits and in_pools
+        return self.model in quota.limits and self.in_pools(quota)
+
+    def in_pools(self, quota: NamespaceQuota) -> bool:
+        """Return whether the pod can only land in the quota's pools."""
+        return not quota.pools or (self.pools is not None and self.pools <= set(quota.pools))
 
 
 def read_pin(pod: Pod, labels: NodeLabels) -> Pin:

@@ -60,17 +60,24 @@ def could_reach_gpus(pod: Pod) -> bool:
 
 
 def find_refusals(
-    pod: Pod, request: PodRequest, known: GpuResources, runtime_classes: Collection[str] = GPU_RUNTIME_CLASSES
+    pod: Pod,
+    request: PodRequest,
+    known: GpuResources,
+    runtime_classes: Collection[str] = GPU_RUNTIME_CLASSES,
+    extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield what is refused of a pod besides the faults of its request, each with its path."""
+    """Yield what is refused of a pod besides the faults of its request, each with its path.
+
+    ``extended`` are the resources by which devices of a DeviceClass are asked for; None: claims are not counted.
+    """
     spec = pod.spec
-    if spec.resource_claims:
+    if spec.resource_claims and extended is None:
         yield Refusal("spec.resourceClaims", "the devices of a ResourceClaim are not counted; ask by a resource")
     if spec.runtime_class_name and spec.runtime_class_name in runtime_classes and not request.asks:
         message = f"runtime class {spec.runtime_class_name} gives a pod cards that it does not ask for; ask for a GPU"
         yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
     for path, container in pod.all_containers():
-        yield from _of_container(path, container, request, known)
+        yield from _of_container(path, container, request, known, extended or ())
     for key, value in pod.annotations.items():
         if key in KAI:
             message = "a share that is asked for by an annotation is not counted; ask by a resource"
@@ -80,9 +87,13 @@ def find_refusals(
             yield Refusal(f"metadata.annotations[{key}]", message, Allowance.COMPUTE_POLICY)
 
 
-def _of_container(path: str, container: Container, request: PodRequest, known: GpuResources) -> Iterator[Refusal]:
+def _of_container(
+    path: str, container: Container, request: PodRequest, known: GpuResources, extended: Collection[str]
+) -> Iterator[Refusal]:
     for name, quantity in resources_of(container).items():
-        if quantity not in NONE and known.is_unknown_gpu(name):
+        # A DeviceClass may give its devices any name.
+        uncounted = name in extended and name not in known.scheme_of and known.unit_of(name) is None
+        if quantity not in NONE and (uncounted or known.is_unknown_gpu(name)):
             yield Refusal(f"{path}.resources.limits[{name}]", _how_to_count(name))
     if _is_privileged(container):
         message = "a privileged container sees every card of its node; write false"
