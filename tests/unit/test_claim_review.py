@@ -1,0 +1,324 @@
+"""ResourceClaims, their templates, and the pods that name them: what /mutate and /validate answer."""
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import jsonpatch
+import msgspec
+import pytest
+
+from tests.builders import POOL, Manifest, container, pod, required, requirement, review, term, vcuda_pod
+from tests.claim_builders import (
+    A100,
+    HAMI,
+    M40,
+    NODES,
+    NVIDIA,
+    claim,
+    claim_policy,
+    entry,
+    first_of,
+    share,
+    spec,
+    template,
+)
+from vcuda.claims.objects import ClaimSpec
+from vcuda.claims.pin import ClaimPin, read_pin, write_pin
+from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
+from webhook import claim_review, pod_review
+from webhook.context import PolicySnapshot
+from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
+
+QUOTA = NamespaceQuota({"M40": Limit(200), "A100": Limit(400)})
+CONTROLLER = UserInfo("system:serviceaccount:kube-system:resource-claim-controller")
+SCHEDULER = UserInfo("system:kube-scheduler")
+
+
+class Busy(MemoryLedgers):
+    """Ledgers that nobody gets to."""
+
+    async def charge(self, request: ChargeRequest) -> Decision:
+        return RetryLater(f"too many pods of {request.namespace} are being created at once", soon=True)
+
+
+class Server:
+    """Both calls for what is created in namespace team-a."""
+
+    def __init__(self, quota: NamespaceQuota = QUOTA, *, served: bool = True, **templates: Manifest) -> None:
+        whole = Quota({"team-a": quota}, version="41")
+        found = {name: msgspec.convert(each, ClaimSpec) for name, each in templates.items()}
+        self.policy = PolicySnapshot(
+            whole,
+            NODES,
+            storable_seconds=75,
+            claims=claim_policy(quota=whole) if served else None,
+            templates=lambda namespace, name: found.get(name) if namespace == "team-a" else None,
+        )
+        self.ledgers = MemoryLedgers()
+        self.choices = RecentChoices()
+
+    def mutate(self, manifest: Manifest, **fields: object) -> AdmissionResponse:
+        request = self._request(manifest, fields)
+        decide = claim_review.mutate if claim_review.is_claim(request) else pod_review.mutate
+        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices))
+
+    def validate(self, manifest: Manifest, uid: str = "u-1", **fields: object) -> AdmissionResponse:
+        stored = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
+        request = self._request(stored, fields)
+        decide = claim_review.validate if claim_review.is_claim(request) else pod_review.validate
+        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, float("inf")))
+
+    def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
+        """Take it through both calls, as the API server does."""
+        proposed = self.mutate(manifest)
+        return self.validate(patched(manifest, proposed), uid) if proposed.allowed else proposed
+
+    def used(self) -> Mapping[str, Charge]:
+        return {model: usage.used for model, usage in asyncio.run(self.ledgers.usage("team-a")).items()}
+
+    @staticmethod
+    def _request(manifest: Manifest, fields: Mapping[str, Any]) -> AdmissionRequest:
+        group, _, version = manifest["apiVersion"].rpartition("/")
+        return review(manifest, kind=GroupVersionKind(group, version, manifest["kind"]), **fields)
+
+
+def patched(manifest: Manifest, answer: AdmissionResponse) -> Manifest:
+    result: Manifest = jsonpatch.apply_patch(copy.deepcopy(manifest), msgspec.json.encode(answer.patch))
+    return result
+
+
+def held(model: str, device_class: str = NVIDIA) -> Manifest:
+    """A request that is held to a model, as we write it."""
+    return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
+
+
+def test_a_claim_is_pinned_to_the_model_with_the_most_room_and_charged_by_its_uid() -> None:
+    server = Server()
+    answer = server.mutate(claim(entry(count=2)))
+    assert (answer.outcome, answer.model, answer.scheme) == ("pinned", "A100", NVIDIA)
+    stored = patched(claim(entry(count=2)), answer)
+    assert not server.mutate(stored).patch, "a second call on its own result changes nothing"
+    charged = server.validate(stored, "claim-1")
+    assert (charged.outcome, charged.model) == ("charged", "A100")
+    server.validate(stored, "claim-1")
+    assert server.used() == {"A100": Charge(200, 0, 200)}, "once, however often it is asked"
+
+
+RECORDED = {
+    "NVIDIA's driver, from a template": (entry(count=1, allocationMode="ExactCount"), Charge(100, 0, 100)),
+    "NVIDIA's driver, a partition": (
+        entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'"),
+        Charge(42, 20480),
+    ),
+    "HAMi-DRA: its webhook's claim of a pod": (
+        {
+            **share(cores="50", memory="10737418240"),
+            "selectors": [
+                {"cel": {"expression": f'device.attributes["{HAMI}"].type == "hami-gpu"'}},
+                {"cel": {"expression": f'device.attributes["{HAMI}"].productName in ["{A100}"]'}},
+            ],
+            "allocationMode": "ExactCount",
+            "count": 1,
+        },
+        Charge(50, 10240),
+    ),
+    "vgpu-manager: its webhook's conversion": (share("vgpu-manager", cores="30", memory="4000Mi"), Charge(30, 4000)),
+}
+
+
+@pytest.mark.parametrize(("asked", "expected"), RECORDED.values(), ids=RECORDED)
+def test_claims_as_drivers_and_webhooks_write_them_are_charged(asked: Manifest, expected: Charge) -> None:
+    server = Server()
+    assert server.create(claim(asked)).outcome == "charged"
+    assert server.used() == {"A100": expected}
+
+
+@pytest.mark.parametrize("product", [M40, A100])
+def test_a_product_that_the_claim_demands_decides_the_model(product: str) -> None:
+    asked = entry(NVIDIA, f'device.attributes["{NVIDIA}"].productName == "{product}"')
+    assert Server().mutate(claim(asked)).model == {M40: "M40", A100: "A100"}[product]
+
+
+def test_over_quota_is_403_without_a_time_to_wait_also_when_it_rests_on_what_is_pending() -> None:
+    server = Server()
+    for uid in ("u-1", "u-2"):
+        assert server.create(claim(held("M40")), uid).allowed
+    for answer in (server.mutate(claim(held("M40"))), server.validate(claim(held("M40")), "u-3")):
+        assert (answer.allowed, answer.status, answer.retry_after) == (False, HTTPStatus.FORBIDDEN, None)
+        assert "exceeded GPU quota: M40 in namespace team-a, requested: 1 card, used: 2 (2 pending)" in answer.message
+    server.ledgers = Busy()
+    answer = server.validate(claim(held("M40")), "u-4")
+    assert (answer.outcome, answer.status, answer.retry_after) == ("busy", HTTPStatus.FORBIDDEN, None)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "sentence"),
+    [
+        pytest.param(claim(), "is held to none", id="/mutate was not asked"),
+        pytest.param(claim(held("M40"), entry()), "is held to none", id="a request was added after it"),
+        pytest.param(claim(held("M40"), held("A100")), "is held to none", id="two models"),
+        pytest.param(claim(entry(NVIDIA, 'device.driver == "x"')), "is held to none", id="CEL that we did not write"),
+        pytest.param(claim(held("H100")), "is held to none", id="a product that nobody has"),
+        pytest.param(claim(first_of(held("M40"), entry())), "is held to none", id="one of two ways"),
+    ],
+)
+def test_a_claim_that_is_not_held_to_one_model_of_the_quota_is_refused(manifest: Manifest, sentence: str) -> None:
+    server = Server()
+    answer = server.validate(manifest)
+    assert (answer.outcome, answer.status) == ("not-pinned", HTTPStatus.FORBIDDEN)
+    assert "(M40: 2 cards, A100: 4 cards)" in answer.message
+    assert sentence in answer.message
+    assert server.used() == {}
+
+
+def test_an_annotation_decides_nothing() -> None:
+    marked = claim(annotations={"quota.vcuda.io/model": "M40"})
+    assert Server().validate(marked).outcome == "not-pinned"
+
+
+def test_malformed_claims_are_422_with_the_path_and_never_reach_the_ledger() -> None:
+    server = Server()
+    for answer in (server.mutate(claim(entry("foo"))), server.validate(claim(entry("foo")))):
+        assert (answer.outcome, answer.status) == ("malformed", HTTPStatus.UNPROCESSABLE_ENTITY)
+        assert [fault.path for fault in answer.faults] == ["spec.devices.requests[0].exactly.deviceClassName"]
+    [fault] = server.validate(template(entry("foo"))).faults
+    assert fault.path == "spec.spec.devices.requests[0].exactly.deviceClassName"
+    unread = {**claim(), "spec": {"devices": []}}
+    assert server.validate(unread).status is HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
+@pytest.mark.parametrize(
+    ("manifest", "outcome", "warned"),
+    [
+        (claim(held("M40")), "charged", ""),
+        (claim({**held("M40"), "count": 3}), "over-quota-allowed", "exceeded GPU quota"),
+        (claim(), "unpinned", "is held to none"),
+        (claim(entry("foo")), "unpinned", "malformed GPU request"),
+        (template(entry(count=9)), "template", "can never fit"),
+    ],
+)
+def test_warn_and_audit_refuse_nothing(mode: Mode, manifest: Manifest, outcome: str, warned: str) -> None:
+    answer = Server(NamespaceQuota({"M40": Limit(200)}, mode=mode)).validate(manifest)
+    assert (answer.allowed, answer.outcome) == (True, outcome)
+    assert warned in "; ".join(answer.warnings) if mode is Mode.WARN else answer.warnings == ()
+
+
+def test_the_schedulers_own_claims_pass_and_nobody_elses_marked_as_such() -> None:
+    server = Server()
+    extended = claim(annotations={"resource.kubernetes.io/extended-resource-claim": "true"})
+    for answer in (server.mutate(extended, user_info=SCHEDULER), server.validate(extended, user_info=SCHEDULER)):
+        assert answer == AdmissionResponse("scheduler")
+    assert server.validate(extended).outcome == "not-pinned"
+    assert server.validate(extended, user_info=CONTROLLER).outcome == "not-pinned"
+    assert server.used() == {}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "fields", "outcome"),
+    [
+        (claim(entry("compute-domain-default-channel.nvidia.com")), {}, "ignored"),
+        (claim(), {"operation": "UPDATE"}, "ignored"),
+        (claim(), {"operation": "UPDATE", "sub_resource": "status"}, "ignored"),
+        (claim(), {"namespace": "team-b"}, "unlimited"),
+        (template(), {"namespace": "team-b"}, "unlimited"),
+    ],
+)
+def test_what_is_none_of_the_quotas_business(manifest: Manifest, fields: dict[str, str], outcome: str) -> None:
+    assert Server().mutate(manifest, **fields) == Server().validate(manifest, **fields) == AdmissionResponse(outcome)
+
+
+def test_a_dry_run_is_decided_and_not_kept() -> None:
+    server = Server()
+    assert server.mutate(claim(), dry_run=True).warnings[0].startswith("would be pinned to A100")
+    assert server.validate(claim(held("M40")), dry_run=True).outcome == "charged"
+    assert server.used() == {}
+
+
+def test_no_claim_is_charged_without_a_uid() -> None:
+    assert Server().validate(claim(held("M40")), uid="").status is HTTPStatus.BAD_REQUEST
+
+
+def test_a_claim_is_never_free_where_no_device_is_known() -> None:
+    server = Server(served=False)
+    assert server.create(claim()).outcome == "charged"
+    assert server.used() == {"A100": Charge(100, 0, 100)}
+
+
+def claiming(*names: str) -> Manifest:
+    sources = [{"name": f"c{index}", "resourceClaimTemplateName": name} for index, name in enumerate(names)]
+    return pod(container(), resourceClaims=sources or [{"name": "c", "resourceClaimName": "mine"}])
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "allowed", "told"),
+    [
+        pytest.param(spec(entry(count=4)), 0, True, "", id="fits"),
+        pytest.param(spec(entry(count=4)), 1, True, "its claim waits until so much is free", id="not now"),
+        pytest.param(spec(entry(count=5)), 0, False, "can never fit", id="never"),
+        pytest.param(spec(entry("foo")), 0, False, "is worth is not known", id="malformed"),
+        pytest.param(spec(entry("compute-domain-daemon.nvidia.com")), 0, True, "", id="no GPU"),
+    ],
+)
+def test_templates_and_the_pods_that_name_them_are_checked_and_not_charged(
+    asked: Manifest, used: int, allowed: bool, told: str
+) -> None:
+    server = Server(NamespaceQuota({"A100": Limit(400)}), train=asked)
+    if used:
+        server.create(claim(entry(count=used)))
+    before = server.used()
+    for manifest in ({**template(), "spec": {"spec": asked}}, claiming("train")):
+        answer = server.create(manifest)
+        assert (answer.allowed, told in "; ".join([answer.message, *answer.warnings])) == (allowed, True)
+        assert answer.status in (HTTPStatus.OK, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert server.used() == before
+
+
+def test_a_pod_with_claims_passes_where_they_are_charged_and_is_refused_where_there_are_none() -> None:
+    assert Server().create(claiming()) == AdmissionResponse("claims")
+    assert Server().create(claiming("not-known-yet")) == AdmissionResponse("claims")
+    refusal = Server(served=False).create(claiming())
+    assert [fault.path for fault in refusal.faults] == ["spec.resourceClaims"]
+
+
+def test_a_pod_that_asks_both_ways_is_charged_for_its_own_and_told_of_its_claims() -> None:
+    server = Server(NamespaceQuota({"A100": Limit(400)}), train=spec(entry(count=4)))
+    both = vcuda_pod(resourceClaims=[{"name": "c", "resourceClaimTemplateName": "train"}])
+    server.create(claim(entry()))
+    answer = server.create(both, "pod-1")
+    assert answer.outcome == "charged"
+    assert any("its claim waits" in warning for warning in answer.warnings)
+    assert server.used() == {"A100": Charge(200, 0, 200)}
+
+
+def test_a_pod_with_claims_stays_in_the_pools_of_its_namespace() -> None:
+    server = Server(NamespaceQuota({"A100": Limit(400)}, pools=("public",)))
+    answer = server.mutate(claiming())
+    in_pool = required(term(requirement(POOL, "In", "public")))
+    assert patched(claiming(), answer)["spec"]["affinity"] == in_pool
+    assert server.validate(patched(claiming(), answer)).outcome == "claims"
+    refusal = server.validate(claiming())
+    assert (refusal.outcome, "pools public" in refusal.message) == ("not-pinned", True)
+
+
+def test_a_resource_that_a_class_gives_its_own_name_is_refused_until_it_is_counted() -> None:
+    server = Server()
+    facts = {**server.policy.claims.devices.classes} if server.policy.claims else {}
+    facts["own"] = msgspec.structs.replace(facts[NVIDIA], extended_resource="example.com/fast")
+    devices = msgspec.structs.replace(server.policy.claim_policy.devices, classes=facts)
+    claims = msgspec.structs.replace(server.policy.claim_policy, devices=devices)
+    server.policy = msgspec.structs.replace(server.policy, claims=claims)
+    [fault] = server.validate(vcuda_pod({"example.com/fast": 1})).faults
+    assert "`example.com/fast: {cards: 1}`" in fault.message
+
+
+def test_every_pin_that_is_written_holds_the_claim_to_that_model_alone() -> None:
+    server = Server()
+    stored = patched(claim(first_of(entry(), share())), server.mutate(claim(first_of(entry(), share()))))
+    for way, driver in zip(stored["spec"]["devices"]["requests"][0]["firstAvailable"], (NVIDIA, HAMI), strict=True):
+        pin = read_pin(way["selectors"][-1]["cel"]["expression"])
+        assert pin == ClaimPin(driver, ("a100", "nvidia-a100-sxm4-40gb"))
