@@ -210,7 +210,9 @@ def test_failure_refuses_what_is_charged_and_lets_be_what_is_only_advised(overla
     policies = {name: hook["failurePolicy"] for name, hook in hooks.items()}
     assert policies == {
         "mutate.quota.vcuda.io": "Ignore",
+        "mutate-claims.quota.vcuda.io": "Ignore",
         "validate.quota.vcuda.io": "Fail",
+        "validate-claims.quota.vcuda.io": "Fail",
         "config.quota.vcuda.io": "Fail",
     }
     assert {hook["timeoutSeconds"] for hook in hooks.values()} == {5}

@@ -1,0 +1,135 @@
+"""Builds claims, and the devices and classes that three DRA drivers publish, as their charts and slices have them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from tests.builders import MODEL, Manifest, nodes
+from vcuda.claims.charges import ClaimPolicy
+from vcuda.claims.devices import Devices, read_class, read_slice
+from vcuda.claims.drivers import DRIVERS
+from vcuda.claims.objects import ClaimSpec, DeviceClass, ResourceSlice
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import EMPTY, Quota
+from vcuda.requests.resources import BUILT_IN, GpuResources
+
+NVIDIA, HAMI, VGPU_MANAGER = (driver.name for driver in DRIVERS)
+M40, A100 = "Tesla M40 24GB", "NVIDIA A100-SXM4-40GB"
+MEMORY = {M40: "24Gi", A100: "40Gi"}
+
+
+def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-0", **fields: Any) -> Manifest:
+    """Return a card that is given out whole, or a MIG partition of one."""
+    texts = {"type": kind, "productName": product, **({"profile": profile} if profile else {})}
+    attributes: Manifest = {key: {"string": text} for key, text in texts.items()}
+    attributes["cudaComputeCapability"] = {"version": "8.0.0"}
+    return {"name": name, "attributes": attributes, "capacity": {"memory": {"value": MEMORY[product]}}, **fields}
+
+
+def shared(product: str, kind: str, cores: str = "100", **fields: Any) -> Manifest:
+    """Return a card of which each claim takes a part."""
+    memory = MEMORY[product]
+    capacity = {
+        "cores": {
+            "value": cores,
+            "requestPolicy": {"default": "100", "validRange": {"min": "0", "max": cores, "step": "1"}},
+        },
+        "memory": {
+            "value": memory,
+            "requestPolicy": {"default": memory, "validRange": {"min": "1Mi", "max": memory, "step": "1Mi"}},
+        },
+    }
+    return device(product, kind, capacity=capacity, allowMultipleAllocations=True, **fields)
+
+
+def slice_of(driver: str, node: str, *devices: Manifest, generation: int = 1) -> ResourceSlice:
+    """Return what a driver publishes on a node."""
+    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": list(devices)}
+    return msgspec.convert({"metadata": {"name": f"{node}-{driver}-{generation}"}, "spec": spec}, ResourceSlice)
+
+
+def device_class(*expressions: str, extended: str | None = None) -> DeviceClass:
+    """Return a class with these selectors."""
+    selectors = [{"cel": {"expression": expression}} for expression in expressions]
+    return msgspec.convert({"spec": {"selectors": selectors, "extendedResourceName": extended}}, DeviceClass)
+
+
+CLASSES = {
+    name: device_class(f"device.driver == '{driver.name}' && device.attributes['{driver.name}'].type == '{kind}'")
+    for driver in DRIVERS
+    for name, kind in driver.classes.items()
+}
+"""The drivers' own classes."""
+
+SLICES = (
+    slice_of(NVIDIA, "old", device(M40)),
+    slice_of(NVIDIA, "new", device(A100), *(device(A100, "mig", each, each) for each in ("1g.5gb", "3g.20gb"))),
+    slice_of(HAMI, "old", shared(M40, "hami-gpu")),
+    slice_of(HAMI, "new", shared(A100, "hami-gpu")),
+    slice_of(VGPU_MANAGER, "new", device(A100), shared(A100, "vgpu", cores="200", name="vgpu-0")),
+)
+NODES = nodes(old={MODEL: "M40"}, new={MODEL: "A100"})
+
+
+def claim_policy(
+    slices: Iterable[ResourceSlice] = SLICES,
+    *,
+    classes: Mapping[str, DeviceClass] = CLASSES,
+    quota: Quota = EMPTY,
+    resources: GpuResources = BUILT_IN,
+    nodes: Nodes = NODES,
+    rows: Mapping[str, tuple[str, ...]] = {},
+) -> ClaimPolicy:
+    """Return what claims are read by where these devices and classes are."""
+    facts = {name: read_class(each) for name, each in classes.items()}
+    return ClaimPolicy.of(Devices.of(map(read_slice, slices), facts), nodes.model_of, quota, resources, rows)
+
+
+def selector(expression: str) -> Manifest:
+    """Return one selector of a request."""
+    return {"cel": {"expression": expression}}
+
+
+def entry(device_class: str = NVIDIA, *expressions: str, **fields: Any) -> Manifest:
+    """Return one request of exactly this, or one entry of ``firstAvailable``."""
+    selectors = {"selectors": [selector(each) for each in expressions]} if expressions else {}
+    return {"deviceClassName": device_class, **selectors, **fields}
+
+
+def share(device_class: str = HAMI, **amounts: str) -> Manifest:
+    """Return a request of a share with these capacities."""
+    return entry(device_class, **({"capacity": {"requests": amounts}} if amounts else {}))
+
+
+def first_of(*entries: Manifest) -> Manifest:
+    """Return a request of the first of these that there is."""
+    return {"firstAvailable": [{"name": f"way-{index}", **each} for index, each in enumerate(entries)]}
+
+
+def spec(*requests: Manifest) -> Manifest:
+    """Return the spec of a claim; a request that is one entry is asked for exactly."""
+    listed = [each if "firstAvailable" in each else {"exactly": each} for each in requests]
+    return {"devices": {"requests": [{"name": f"r{index}", **each} for index, each in enumerate(listed)]}}
+
+
+def claim(*requests: Manifest, **metadata: Any) -> Manifest:
+    """Return a ResourceClaim."""
+    about = {"name": "train-gpu", **metadata}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": about,
+        "spec": spec(*(requests or (entry(),))),
+    }
+
+
+def template(*requests: Manifest) -> Manifest:
+    """Return a ResourceClaimTemplate."""
+    return {**claim(), "kind": "ResourceClaimTemplate", "spec": {"spec": spec(*(requests or (entry(),)))}}
+
+
+def view(manifest: Manifest) -> ClaimSpec:
+    """Return the spec of a claim as the code reads it."""
+    return msgspec.convert(manifest["spec"], ClaimSpec)

@@ -1,0 +1,210 @@
+"""What claims take from a quota, by the devices that three drivers publish, and every way to ask wrongly."""
+
+import pytest
+
+from tests.builders import MODEL, Manifest, nodes
+from tests.claim_builders import (
+    A100,
+    CLASSES,
+    HAMI,
+    M40,
+    NVIDIA,
+    SLICES,
+    claim,
+    claim_policy,
+    device,
+    device_class,
+    entry,
+    first_of,
+    selector,
+    share,
+    shared,
+    slice_of,
+    view,
+)
+from vcuda.claims.charges import ClaimPolicy, worth_of_profile
+from vcuda.claims.request import read_claim
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota
+from vcuda.requests.resources import GpuResources
+
+CARD = Charge(100, 0, 100)
+QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})
+UNITS = GpuResources(
+    own_units={
+        "deviceclass/half.example.com": Charge(50, 0, 50),
+        "deviceclass/rdma.example.com": Charge(),
+        "deviceclass/odd.example.com": CARD,
+    }
+)
+OWN_CLASSES = {
+    **CLASSES,
+    "half.example.com": device_class('device.driver == "gpu.example.com"'),
+    "rdma.example.com": device_class('device.driver == "rdma.example.com"'),
+    "odd.example.com": device_class('device.driver.startsWith("gpu")'),
+    "big": device_class(f'device.driver == "{NVIDIA}" && device.attributes["{NVIDIA}"].type == "gpu"'),
+    "any-type": device_class(f'device.driver == "{NVIDIA}"'),
+    "small-mig": device_class(
+        f'device.driver == "{NVIDIA}" && device.attributes["{NVIDIA}"].type == "mig"',
+        f'device.attributes["{NVIDIA}"].profile == "1g.5gb"',
+    ),
+}
+POLICY = claim_policy(classes=OWN_CLASSES, quota=QUOTA, resources=UNITS)
+MIG = "mig.nvidia.com"
+PROFILE = 'device.attributes["gpu.nvidia.com"].profile'
+
+
+def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLICY) -> Charge:
+    """What a claim with these requests takes of a model; it has no fault."""
+    found = read_claim(view(claim(*requests)), policy)
+    assert found.faults == ()
+    return found.charge(model)
+
+
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        pytest.param([entry()], CARD, id="a whole card"),
+        pytest.param([entry(count=3)], Charge(300, 0, 300), id="count times the worth"),
+        pytest.param([entry(), entry("vfio.gpu.nvidia.com", count=2)], Charge(300, 0, 300), id="the sum"),
+        pytest.param([entry("gpu-manager")], CARD, id="vgpu-manager's whole card"),
+        pytest.param([entry("big")], CARD, id="the operator's own class of a known driver"),
+        pytest.param([entry("any-type")], CARD, id="a class that leaves the type open: at most a card"),
+        pytest.param([entry("half.example.com", count=3)], Charge(150, 0, 150), id="a class in the units table"),
+        pytest.param([entry(), entry("rdma.example.com", count=8)], CARD, id="a class that is worth nothing beside it"),
+        pytest.param([first_of(share(cores="50", memory="1Gi"), entry())], Charge(100, 1024, 100), id="the dearest"),
+        pytest.param([entry(capacity={"requests": {"memory": "20Gi"}})], CARD, id="a capacity that only filters"),
+    ],
+)  # fmt: skip
+def test_whole_cards_units_and_the_dearest_of_several_ways(requests: list[Manifest], expected: Charge) -> None:
+    assert charged(*requests) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        pytest.param(share(cores="30", memory="3000Mi"), Charge(30, 3000), id="as asked"),
+        pytest.param(share(cores="0.5", memory="1500000"), Charge(1, 2), id="rounded up by the steps of the slices"),
+        pytest.param(share(cores="30"), Charge(30, 0, 100), id="memory left out: all of the card's"),
+        pytest.param(share(memory="1Gi"), Charge(100, 1024), id="cores left out: the default, a whole card"),
+        pytest.param(share(), CARD, id="both left out"),
+        pytest.param(share(cores="0", memory="1Gi"), Charge(100, 1024), id="no cores: the drivers then limit none"),
+        pytest.param(share(cores="30", memory="0"), Charge(30, 1), id="no memory: the least that there is"),
+        pytest.param(share("vgpu-manager", cores="150", memory="1Gi"), Charge(150, 1024), id="oversold cores"),
+        pytest.param(share("vgpu-manager"), CARD, id="the default of an oversold card"),
+    ],
+)
+def test_shares_take_what_the_scheduler_counts_for_them(asked: Manifest, expected: Charge) -> None:
+    assert charged(asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        pytest.param([], Charge(30, 0, 100), id="no device yet: nothing that is left out is less than all"),
+        pytest.param([slice_of(HAMI, "new", device(A100, "hami-gpu"))], CARD, id="not shared: the card is taken whole"),
+        pytest.param(
+            [slice_of(HAMI, "old", device(M40, "hami-gpu")), slice_of(HAMI, "new", shared(A100, "hami-gpu"))],
+            Charge(30, 0, 100),
+            id="by the devices of the model, not by others",
+        ),
+        pytest.param(
+            [
+                slice_of(HAMI, "new", device(A100, "hami-gpu"), generation=1),
+                slice_of(HAMI, "new", shared(A100, "hami-gpu"), generation=2),
+            ],
+            Charge(30, 0, 100),
+            id="slices that contradict each other: the newest generation",
+        ),
+    ],
+)
+def test_a_share_by_what_is_published_of_its_model(slices: list[object], expected: Charge) -> None:
+    assert charged(share(cores="30"), policy=claim_policy(slices, quota=QUOTA)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        pytest.param(entry(MIG), Charge(42, 20 * 1024), id="the dearest profile that is offered"),
+        pytest.param(entry(MIG, f"{PROFILE} == '1g.5gb'"), Charge(14, 5 * 1024), id="the profile that it demands"),
+        pytest.param(entry(MIG, f'x && {PROFILE} == "1g.5gb"', count=2), Charge(28, 10 * 1024), id="among others"),
+        pytest.param(entry("small-mig"), Charge(14, 5 * 1024), id="the profile that its class demands"),
+        pytest.param(entry(MIG, f'{PROFILE} == "1g.5gb" || true'), Charge(42, 20 * 1024), id="not demanded, after all"),
+        pytest.param(entry(MIG, f'!({PROFILE} == "1g.5gb")'), Charge(42, 20 * 1024), id="just what is not wanted"),
+        pytest.param(entry(MIG, f'{PROFILE} == "odd"'), CARD, id="a profile that cannot be read"),
+        pytest.param(entry("mig-manager"), CARD, id="no partition is there yet: it could be any"),
+    ],
+)
+def test_mig_partitions_by_profile(asked: Manifest, expected: Charge) -> None:
+    assert charged(asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("profile", "worth"),
+    [
+        ("1g.5gb", Charge(14, 5120)),
+        ("1g.10gb+me.all", Charge(14, 10240)),
+        ("4g.24gb", Charge(57, 24576)),
+        ("7g.80gb", Charge(100, 81920)),
+        ("8g.80gb", CARD),
+        ("", CARD),
+    ],
+)
+def test_the_worth_of_a_profile(profile: str, worth: Charge) -> None:
+    assert worth_of_profile(profile) == worth
+
+
+@pytest.mark.parametrize(
+    ("asked", "path", "sentence"),
+    [
+        (entry("foo"), "exactly.deviceClassName", "`deviceclass/foo: {cards: 1}`, or `deviceclass/foo: {}`"),
+        (entry("odd.example.com"), "exactly.deviceClassName", 'name no driver, so its devices cannot be held to a GPU'),
+        (entry(allocationMode="All"), "exactly.allocationMode", "takes as many devices as there are"),
+        (entry(adminAccess=True), "exactly.adminAccess", "gives devices that others use"),
+        (entry(count=0), "exactly.count", "write a whole number from 1 to 32"),
+        (entry(count=33), "exactly.count", "write a whole number from 1 to 32"),
+        (share(cores="-5"), "exactly.capacity.requests[cores]", "-5 is negative"),
+        (share(memory="many"), "exactly.capacity.requests[memory]", "'many' is no quantity"),
+        (share(memory="9e18"), "exactly.capacity.requests[memory]", "larger than any cluster"),
+        (share(core="5"), "exactly.capacity.requests[core]", "no such capacity; they have cores, memory"),
+        (entry(capacity={"requests": {"cores": "5"}}), "exactly.capacity.requests[cores]", "they have memory"),
+        (entry(selectors=[selector("true")] * 32), "exactly.selectors", "write at most 31"),
+        (first_of(entry(), entry("foo")), "firstAvailable[1].deviceClassName", "is worth is not known"),
+        ({"firstAvailable": []}, "", "write exactly or firstAvailable"),
+    ],
+)  # fmt: skip
+def test_every_way_to_ask_wrongly_is_told_with_its_path(asked: Manifest, path: str, sentence: str) -> None:
+    [fault] = read_claim(view(claim(asked)), POLICY).faults
+    assert fault.path == f"spec.devices.requests[0].{path}".rstrip(".")
+    assert sentence in fault.message
+
+
+def test_all_and_admin_access_are_free_for_what_is_worth_nothing() -> None:
+    found = read_claim(view(claim(entry("rdma.example.com", allocationMode="All", adminAccess=True))), POLICY)
+    assert (found.faults, found.gpus) == ((), ())
+
+
+def test_compute_domains_are_no_gpus() -> None:
+    channel = claim(entry("compute-domain-default-channel.nvidia.com"))
+    assert not read_claim(view(channel), POLICY).gpus
+    assert read_claim(view(channel), POLICY).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("rows", "label", "product", "model"),
+    [
+        pytest.param({}, "M40", M40, "M40", id="by the model of the nodes it is on"),
+        pytest.param({}, "tesla-m40-24gb", M40, "tesla-m40-24gb", id="nodes of a model that nobody has"),
+        pytest.param({"A100": ("Tesla-M*",)}, "M40", M40, "A100", id="the quota's table counts more than nodes"),
+        pytest.param({"A100": ("tesla m??*",), "M40": ("Tesla-M40*",)}, "M40", M40, None, id="rows that overlap"),
+        pytest.param({"X": ("TESLA-M40-24GB",)}, "M40", M40, "X", id="a space equals -, case does not matter"),
+        pytest.param({"Tesla-M40-24GB": ()}, "M40", M40, "Tesla-M40-24GB", id="by its own name"),
+    ],
+)
+def test_the_model_of_a_product(rows: dict[str, tuple[str, ...]], label: str, product: str, model: str | None) -> None:
+    policy = claim_policy(SLICES[:1], quota=QUOTA, nodes=nodes(old={MODEL: label}), rows=rows)
+    assert policy.products.model_of(product) == model
+
+
+def test_a_product_on_nodes_of_two_models_is_of_neither() -> None:
+    slices = [slice_of(NVIDIA, "old", device(M40)), slice_of(NVIDIA, "new", device(M40))]
+    assert claim_policy(slices, quota=QUOTA).products.model_of(M40) is None

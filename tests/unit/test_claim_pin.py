@@ -1,0 +1,193 @@
+"""The selector that holds a claim to one model: written, found again, and trusted only as far as it holds."""
+
+import re
+import string
+
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.builders import Manifest, nodes
+from tests.claim_builders import A100, HAMI, M40, NVIDIA, claim, claim_policy, entry, first_of, share, view
+from vcuda.claims.cel import Facts, read_facts
+from vcuda.claims.charges import ClaimPolicy, ClaimRequest
+from vcuda.claims.pin import MOST_CHARACTERS, ClaimPin, read_pin, write_pin
+from vcuda.claims.products import fold
+from vcuda.claims.request import read_claim
+from vcuda.quota.model import Limit, NamespaceQuota, Quota
+
+QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})
+ROWS = {"A100": ("NVIDIA-A100-*",)}
+POLICY = claim_policy(quota=QUOTA, rows=ROWS)
+
+HOSTILE = st.text(st.sampled_from("""ab-Z "'\\()[]{}^$|.*?+/,:é\u212a"""), max_size=12)
+NAMES = st.text(string.ascii_letters + string.digits + " -_.", min_size=1, max_size=20)
+PINS = st.builds(
+    ClaimPin,
+    st.sampled_from([NVIDIA, HAMI]) | HOSTILE,
+    st.lists((HOSTILE | NAMES).map(fold), min_size=1, max_size=4).map(tuple),
+    st.lists(HOSTILE | st.just("1g.5gb"), max_size=3).map(tuple),
+)
+
+
+def held(*requests: Manifest, policy: ClaimPolicy = POLICY) -> ClaimRequest:
+    return read_claim(view(claim(*requests)), policy)
+
+
+def pinned(*patterns: str, driver: str = NVIDIA) -> str:
+    return write_pin(ClaimPin(driver, patterns))
+
+
+@given(PINS)
+def test_what_is_written_is_read_again_as_it_was(pin: ClaimPin) -> None:
+    assert read_pin(write_pin(pin)) == pin
+
+
+@given(PINS, st.integers(0, 400), HOSTILE.filter(bool))
+def test_whatever_is_changed_in_it_is_never_read_as_what_it_was(pin: ClaimPin, at: int, put: str) -> None:
+    written = write_pin(pin)
+    changed = written[: at % len(written)] + put + written[at % len(written) :]
+    assert read_pin(changed) != pin
+
+
+def test_a_product_with_quotes_and_backslashes_stays_one_literal() -> None:
+    pin = ClaimPin(NVIDIA, (fold('a"] || true || ["\\'), "b(1).c"), ('1g"',))
+    literal = re.compile(r'"(?:[^"\\]|\\.)*"')
+    attributes = "device.attributes[_]"
+    assert literal.sub("_", write_pin(pin)) == (
+        f"_ in {attributes} && {attributes}.productName.matches(_) && {attributes}.?profile.orValue(_) in [_]"
+    )
+    assert read_pin(write_pin(pin)) == pin
+
+
+def test_an_expression_is_never_longer_than_the_api_server_takes() -> None:
+    written = write_pin(ClaimPin(NVIDIA, tuple(f"product-{number:04}" for number in range(2000))))
+    assert len(written) < MOST_CHARACTERS + 500
+    pin = read_pin(written)
+    assert pin
+    assert pin.patterns[0] == "product-0000"
+
+
+def test_a_pin_names_the_model_its_row_and_what_was_seen() -> None:
+    [operation] = held(entry()).patch("M40")
+    assert operation == {
+        "op": "add",
+        "path": "/spec/devices/requests/0/exactly/selectors",
+        "value": [
+            {
+                "cel": {
+                    "expression": f'"productName" in device.attributes["{NVIDIA}"]'
+                    f' && device.attributes["{NVIDIA}"].productName.matches("(?i)^(?:m40|tesla[ -]m40[ -]24gb)$")'
+                }
+            }
+        ],
+    }
+    [operation] = held(entry()).patch("A100")
+    assert "(?:a100|nvidia[ -]a100[ -].*)" in operation["value"][0]["cel"]["expression"]
+
+
+def test_every_way_of_every_request_is_pinned_and_what_is_no_gpu_is_not() -> None:
+    asked = held(
+        first_of(entry(NVIDIA, "true"), share(cores="5")), entry("compute-domain-default-channel.nvidia.com"), entry()
+    )
+    paths = [operation["path"] for operation in asked.patch("M40")]
+    assert paths == [
+        "/spec/devices/requests/0/firstAvailable/0/selectors/-",
+        "/spec/devices/requests/0/firstAvailable/1/selectors",
+        "/spec/devices/requests/2/exactly/selectors",
+    ]
+
+
+def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> None:
+    asked = held(entry("mig.nvidia.com"))
+    [operation] = asked.patch("A100")
+    written = operation["value"][0]["cel"]["expression"]
+    assert written.endswith('.?profile.orValue("") in ["1g.5gb", "3g.20gb"]')
+    narrowed = write_pin(ClaimPin(NVIDIA, ("a100",), ("1g.5gb",)))
+    assert held(entry("mig.nvidia.com", narrowed)).charge("A100").cores == 14
+    # Without profiles it could be any, also one that is not there yet.
+    assert held(entry("mig.nvidia.com", pinned("a100"))).charge("A100").cores == 100
+
+
+@pytest.mark.parametrize(
+    ("requests", "model"),
+    [
+        pytest.param([entry(NVIDIA, pinned("m40"))], "M40", id="by the model's own name"),
+        pytest.param([entry(NVIDIA, "true", pinned("m40", fold(M40)))], "M40", id="beside what others wrote"),
+        pytest.param([entry(NVIDIA, pinned("nvidia-a100-*", fold(A100)))], "A100", id="by a pattern of the table"),
+        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40", id="every way"),
+        pytest.param([entry()], None, id="no selector"),
+        pytest.param([entry(NVIDIA, pinned("m40")), entry()], None, id="one of two requests"),
+        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry())], None, id="one of two ways"),
+        pytest.param([entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("a100"))], None, id="two models"),
+        pytest.param([entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None, id="products of two models in one"),
+        pytest.param([entry(NVIDIA, pinned("m40", "m*"))], None, id="a pattern that is in no table"),
+        pytest.param([entry(NVIDIA, pinned("m40", "h100"))], None, id="a product that nobody knows"),
+        pytest.param([entry(NVIDIA, pinned("m40", driver=HAMI))], None, id="the attribute of another driver"),
+        pytest.param([entry(NVIDIA, f"{pinned('m40')} || true")], None, id="an alternative behind it"),
+        pytest.param([entry(NVIDIA, pinned("m40").replace("^", ""))], None, id="another form"),
+    ],
+)
+def test_the_model_of_a_claim_is_what_its_selectors_hold_it_to(requests: list[Manifest], model: str | None) -> None:
+    assert held(*requests).model() == model
+
+
+def test_a_stored_claim_stays_with_its_model_when_its_nodes_are_away() -> None:
+    selector = held(entry()).patch("M40")[0]["value"][0]["cel"]["expression"]
+    away = claim_policy((), quota=QUOTA, nodes=nodes())
+    stored = held(entry(NVIDIA, selector), policy=away)
+    assert stored.model(lenient=True) == "M40"
+    assert held(entry(NVIDIA, pinned("m40", "nvidia-a100-*"))).model(lenient=True) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "product"),
+    [({"A100": ("*A100*",), "A100-40": (A100,)}, "a100-40"), ({"A100": ("M*",)}, "m40"), (ROWS, None)],
+)
+def test_a_model_whose_patterns_let_in_products_of_another_is_told(
+    rows: dict[str, tuple[str, ...]], product: str | None
+) -> None:
+    assert claim_policy(quota=QUOTA, rows=rows).products.foreign("A100") == product
+
+
+DRIVER = f'device.driver == "{NVIDIA}"'
+TYPE = f"device.attributes['{NVIDIA}'].type"
+
+
+@pytest.mark.parametrize(
+    ("expression", "facts"),
+    [
+        pytest.param(DRIVER, Facts(NVIDIA), id="a driver"),
+        pytest.param(
+            f"{DRIVER} &&\n {TYPE}\t== 'gpu'", Facts(NVIDIA, {(NVIDIA, "type"): frozenset({"gpu"})}), id="both"
+        ),
+        pytest.param(f"{TYPE} in ['a', \"b\"]", Facts(None, {(NVIDIA, "type"): frozenset("ab")}), id="a list"),
+        pytest.param(f"device.x.exists(d, d == 1 || true) && {DRIVER}", Facts(NVIDIA), id="within parentheses"),
+        pytest.param(f"device.attributes['d'].?x.orValue('') == 'y' && {DRIVER}", Facts(NVIDIA), id="a safe access"),
+        *(
+            pytest.param(text, Facts(), id=text)
+            for text in (
+                f"{DRIVER} || true",
+                f"true ? {DRIVER} : true",
+                f"!({DRIVER})",
+                f"!{DRIVER}",
+                f'r{DRIVER}"" + ""',
+                f'device.driver == r"{NVIDIA}"',
+                f'device.driver == "{NVIDIA}" + "x"',
+                f'"""a" && {DRIVER} && "b"""',
+                f"true // && {DRIVER}",
+                f'"\\" && {DRIVER} && "',
+                f"({DRIVER}",
+                "",
+                "§",
+            )
+        ),
+    ],
+)
+def test_only_what_certainly_holds_is_read_from_cel(expression: str, facts: Facts) -> None:
+    assert read_facts([expression]) == facts
+
+
+@given(st.text(st.sampled_from("""device.rv&|?!()[]"'=\\/ \n""" + NVIDIA), max_size=60))
+def test_any_expression_can_be_read(expression: str) -> None:
+    assert read_pin(expression) is None
+    read_facts([expression])
