@@ -33,6 +33,11 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     pod: Pod
     request: PodRequest
 
+    @property
+    def hints(self) -> patches.Hints:
+        """What is set for the system, and for the schemes by which the pod asks."""
+        return self.policy.hints.of(self.request.schemes)
+
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
     """Return the pod under review, or the answer where nothing is left to decide.
@@ -120,7 +125,7 @@ async def mutate(
     forecast = [choice.forecast] if request.dry_run and choice.forecast else []
     return AdmissionResponse(
         "pinned",
-        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, types, policy.hints),
+        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, types, review.hints),
         warnings=review.warnings(*forecast),
         reason=choice.reason,
         model=choice.model,
@@ -145,9 +150,7 @@ def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
     # It takes a card like any other: past the scheduler, that card would be given to another pod too.
-    return AdmissionResponse(
-        "unpinned", patch=patches.unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme
-    )
+    return AdmissionResponse("unpinned", patch=patches.unpinned_patch(review.pod, review.hints), scheme=review.scheme)
 
 
 async def validate(
@@ -168,7 +171,7 @@ async def validate(
     # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
     # it was not asked, as its failurePolicy is Ignore.
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
-    undone += left_to_mutate(patches.unpinned_patch(review.pod, policy.hints))
+    undone += left_to_mutate(patches.unpinned_patch(review.pod, review.hints))
     if pin.model:
         others = card_types.reachable_others(review.pod, review.request.schemes, pin.model, policy.nodes.types)
         undone += [f"its annotations let it have a card of type {kind}, which is no {pin.model}" for kind in others]

@@ -37,7 +37,7 @@ class Scheme(msgspec.Struct, frozen=True):
     ``time_unit``; the newest counts.
     ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there, ``register``
     that in which the device plugin says what cards the node has; ``allocated`` is the annotation of a pod that names
-    those that it was given, by uuid.
+    those that it was given, by uuid. ``scheduler`` places its pods; None: the one that is set for all.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Scheme(msgspec.Struct, frozen=True):
     node_lock: str | None = None
     register: str | None = None
     allocated: str | None = None
+    scheduler: str | None = None
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -156,7 +157,7 @@ VGPU_MANAGER = Scheme(
 )
 
 # The order decides to which of two schemes an annotation belongs that both write, where a pod asks by neither.
-SCHEMES = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
+SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
