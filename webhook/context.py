@@ -13,8 +13,7 @@ import yaml
 from vcuda import errors, k8s_types, kube, workloads
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
-from vcuda.requests.config import QUOTA, QuotaConfig, parse_config
-from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
+from vcuda.requests import config, refusals
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 
@@ -30,7 +29,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     hints: patches.Hints = patches.Hints()
     storable_seconds: float | None = None
     resources: GpuResources = BUILT_IN
-    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
+    runtime_classes: frozenset[str] = refusals.GPU_RUNTIME_CLASSES
 
 
 PolicySource = Callable[[], PolicySnapshot | None]
@@ -48,7 +47,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     cards: kube.FreeCardsInformer
     hints: patches.Hints
     storable_seconds: float
-    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
+    runtime_classes: frozenset[str] = refusals.GPU_RUNTIME_CLASSES
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
@@ -71,7 +70,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             reflector.start()
 
 
-def read_quota(path: Path) -> QuotaConfig:
+def read_quota(path: Path) -> config.QuotaConfig:
     """Return what a file says: the quota document itself, or the ConfigMap that holds it and further keys.
 
     Raises:
@@ -85,10 +84,10 @@ def read_quota(path: Path) -> QuotaConfig:
         documents = []  # the parser below says what is wrong, and where
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = documents[0].get("data") or {}
-        if QUOTA not in data:
-            raise errors.BadInput(f"{path}: the ConfigMap has no key {QUOTA}")
-        return parse_config({str(key): str(value) for key, value in data.items()})
-    return parse_config({QUOTA: text})
+        if config.QUOTA not in data:
+            raise errors.BadInput(f"{path}: the ConfigMap has no key {config.QUOTA}")
+        return config.parse_config({str(key): str(value) for key, value in data.items()})
+    return config.parse_config({config.QUOTA: text})
 
 
 def read_nodes(path: Path, labels: affinity.NodeLabels) -> placement.Nodes:

@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document
-from vcuda.quota.document import WrongValueError, shown
 from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
 from vcuda.quota.yaml import Plain
 from vcuda.requests import scheme_settings
@@ -82,18 +81,18 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     """Return the name of a resource or class that no other table has."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
-        raise WrongValueError(f"write {CLASS}{document.printable(rest)}, for claims and for pods alike")
+        raise document.WrongValueError(f"write {CLASS}{document.printable(rest)}, for claims and for pods alike")
     if not (k8s_types.can_be_name(rest) if domain + slash == CLASS else is_resource(name)):
-        raise WrongValueError(
-            f"{shown(name)} can be no resource; write a name such as nvidia.com/gpu.shared, or of a DeviceClass, "
-            f"{CLASS}NAME"
+        raise document.WrongValueError(
+            f"{document.shown(name)} can be no resource; write a name such as nvidia.com/gpu.shared, "
+            f"or of a DeviceClass, {CLASS}NAME"
         )
     # The built-in rows say what the devices are; a second row would leave open which of the two is meant.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
-        raise WrongValueError(f"is counted already, as a resource of scheme {scheme.name}; leave it out")
+        raise document.WrongValueError(f"is counted already, as a resource of scheme {scheme.name}; leave it out")
     if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
-        raise WrongValueError("is built in; leave it out")
+        raise document.WrongValueError("is built in; leave it out")
     return name
 
 
@@ -101,7 +100,7 @@ def read_worth(value: object) -> int:
     """Return the cores that one of a unit is worth."""
     cores = document.read_cores(value)
     if not cores:
-        raise WrongValueError("0 cards are worth nothing; write {} for that")
+        raise document.WrongValueError("0 cards are worth nothing; write {} for that")
     return cores
 
 
@@ -119,7 +118,7 @@ class _UnitEntry(document.StrictModel):
     @pydantic.model_validator(mode="after")
     def _has_cards(self) -> "_UnitEntry":
         if self.memory and not self.cards:
-            raise WrongValueError("memory without cards; write both, such as {cards: 0.25, memory: 10Gi}")
+            raise document.WrongValueError("memory without cards; write both, such as {cards: 0.25, memory: 10Gi}")
         return self
 
     @property
@@ -145,14 +144,14 @@ def _sentence_of_unit(details: ErrorDetails) -> str:
         case "extra_forbidden":
             hint = document.suggestion(details["loc"][-1], _UnitEntry.model_fields)
             return f"unknown key; {hint or 'the keys here are `cards`, `memory`'}"
-    return f"{shown(details['input'])} stands here; write what one is worth, such as amd.com/gpu: {{cards: 1}}"
+    return f"{document.shown(details['input'])} stands here; write what one is worth, such as amd.com/gpu: {{cards: 1}}"
 
 
 def _read_domain(value: object) -> str:
     domain, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (k8s_types.can_be_name(domain) and (_PREFIX.fullmatch(prefix) or not slash)):
-        raise WrongValueError(
-            f"{shown(value)} is no domain of resources; write one such as acme.com, or acme.com/gpu-*"
+        raise document.WrongValueError(
+            f"{document.shown(value)} is no domain of resources; write one such as acme.com, or acme.com/gpu-*"
         )
     return f"{domain}{slash}{prefix}"
 
@@ -170,4 +169,4 @@ def _read_domains(tree: Plain) -> tuple[str, ...]:
 def _sentence_of_domain(details: ErrorDetails) -> str:
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    return f"{shown(details['input'])} stands here; write a list of domains, such as [acme.com]"
+    return f"{document.shown(details['input'])} stands here; write a list of domains, such as [acme.com]"
