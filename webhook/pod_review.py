@@ -112,7 +112,9 @@ async def mutate(
     if isinstance(review, AdmissionResponse):
         return review
     namespace, asked = review.namespace, review.request
-    candidates = placement.find_candidates(review.pod, asked.schemes, review.quota, policy.nodes, asked.share)
+    candidates = placement.find_candidates(
+        review.pod, asked.schemes, review.quota, policy.nodes, asked.share, has_share=asked.has_share
+    )
     if not candidates.models:
         return _without_model(review, candidates.sentence(namespace, review.quota))
     choice = await _choose(review, candidates, ledgers, choices)
@@ -121,7 +123,9 @@ async def mutate(
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge)
     # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
-    types = card_types.annotations_for(review.pod, asked.schemes, choice.model, policy.nodes.types)
+    types = card_types.annotations_for(
+        review.pod, asked.schemes, choice.model, policy.nodes.types, has_share=asked.has_share
+    )
     forecast = [choice.forecast] if request.dry_run and choice.forecast else []
     return AdmissionResponse(
         "pinned",
@@ -173,8 +177,11 @@ async def validate(
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
     undone += left_to_mutate(patches.unpinned_patch(review.pod, review.hints))
     if pin.model:
-        others = card_types.reachable_others(review.pod, review.request.schemes, pin.model, policy.nodes.types)
-        undone += [f"its annotations let it have a card of type {kind}, which is no {pin.model}" for kind in others]
+        request_of, types = review.request, policy.nodes.types
+        found = card_types.reachable_others(
+            review.pod, request_of.schemes, pin.model, types, has_share=request_of.has_share
+        )
+        undone += [f"its annotations let it have {what}" for what in found]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
     if stray and review.enforced:
         return verdicts.refused(review, "not-pinned", *stray)

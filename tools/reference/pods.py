@@ -21,7 +21,7 @@ from vcuda.kube import NamedLedger
 from vcuda.ledger.ledger import MOST_PENDING, STORABLE_SECONDS, Admitted, Ledger, Pending, Refused
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
-from vcuda.placement.registers import Register
+from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
@@ -38,6 +38,9 @@ NO_HINTS = Hints()
 NODES = builders.nodes(
     one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
 )
+SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}
+IN_MIG_MODE = Register((Card("GPU-0", "M40", mig=True),), ("M40",))
+SLICED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": IN_MIG_MODE}})
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": Register(types=("Tesla M40 24GB", "Tesla P40"))}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'
@@ -137,6 +140,12 @@ def _refused() -> list[Told]:
         Told(
             _answer(CARD, TEAM, nodeName="two").message,
             "The node is in a pool that is not the namespace's: leave it out, or ask for the pool.",
+        ),
+        Told(
+            _answer(SHARE, SMALL, SLICED).message,
+            "HAMi gives a share on such a card a whole slice, and may give a larger one than needed. Ask for whole"
+            " cards, or for another model. Where only some cards of a model are in MIG mode, `/mutate` keeps shares on"
+            " the others.",
         ),
         Told(
             _charge(CARD, TEAM, affinity=required(term(requirement(MODEL, "In", "M40", "P100")))).message,
