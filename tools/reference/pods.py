@@ -23,6 +23,7 @@ from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
+from vcuda.requests.config import parse_config
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledgers import TOO_MANY_NAMESPACES, ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
@@ -191,8 +192,10 @@ def _malformed() -> list[Told]:
 
 def _beside(manifest: builders.Manifest) -> str:
     """What is told of a pod that reaches GPUs beside the count."""
-    request = builders.review(manifest)
-    return asyncio.run(mutate(request, builders.policy_for(TEAM), MemoryLedgers(), RecentChoices())).message
+    schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
+    resources = parse_config({"gpu_quota": "", "gpu_schemes": schedulers}).resources
+    policy = msgspec.structs.replace(builders.policy_for(TEAM), resources=resources)
+    return asyncio.run(mutate(builders.review(manifest), policy, MemoryLedgers(), RecentChoices())).message
 
 
 _SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
@@ -207,6 +210,8 @@ _BESIDE = [
     builders.pod(builders.container(_SHARE, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}])),
     vcuda_pod(_SHARE, annotations={"nvidia.com/vgpu-compute-policy": "none"}),
     builders.pod(builders.container(), annotations={"gpu-fraction": "0.5"}),
+    builders.pod(builders.container({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 100})),
+    builders.pod(builders.container({"nvidia.com/gpu": 1}), builders.container({"nvidia.com/vgpu-number": 1})),
 ]
 
 

@@ -57,7 +57,7 @@ def read_scheduler(value: object) -> str:
 _Name = Annotated[str | None, pydantic.PlainValidator(read_resource)]
 
 
-class _Resources(document.StrictModel):
+class _ResourceNames(document.StrictModel):
     count: _Name = None
     cores: _Name = None
     memory: _Name = None
@@ -65,7 +65,7 @@ class _Resources(document.StrictModel):
 
 
 class _SchemeEntry(document.StrictModel):
-    resources: _Resources = _Resources()
+    resources: _ResourceNames = _ResourceNames()
     memory_mib: Annotated[int | None, pydantic.PlainValidator(read_memory_mib)] = None
     scheduler: Annotated[str | None, pydantic.PlainValidator(read_scheduler)] = None
 
@@ -138,7 +138,7 @@ def sentence(details: ErrorDetails) -> str:
         case "taken":
             return str(details["ctx"]["why"])
         case "extra_forbidden":
-            keys = (_Resources if "resources" in place[:-1] else _SchemeEntry).model_fields
+            keys = (_ResourceNames if "resources" in place[:-1] else _SchemeEntry).model_fields
             hint = document.suggestion(place[-1], keys) or f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
             return f"unknown key; {hint}"
     return f"{shown(details['input'])} stands here; write a mapping such as hami: {{scheduler: hami-scheduler}}"
