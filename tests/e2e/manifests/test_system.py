@@ -138,9 +138,11 @@ def test_the_usage_page_is_for_those_who_may_forward_ports_to_it(controller: Con
 
 @pytest.mark.usefixtures("quota")
 def test_every_metric_that_alerts_and_dashboard_name_is_exported(
-    admin: Cluster, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeProcess
+    admin: Cluster, system: System, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeProcess
 ) -> None:
     """By one of the running parts, or by the API server."""
+    with without_endpoints(system):
+        assert admin.try_create(card_pod("waits", TEAM)).status == HTTPStatus.INTERNAL_SERVER_ERROR
     exported = families(webhook.get("/metrics").body) | families(controller.get("/metrics").body)
     exported |= families(agent.get("/metrics").body)
     used = named_metrics()
