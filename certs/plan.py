@@ -4,62 +4,47 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
-from certs import steps
-from certs.state import (
-    Certificates,
-    DialledEndpoint,
-    Problem,
-    State,
-    fingerprint,
-    in_look_ahead,
-    is_valid,
-    issued,
-    known,
-    names_of,
-    signed_by,
-    trusts,
-    unknown_cas,
-)
+from certs import state as states, steps
 from certs.steps import Decision, RotationPolicy, SeenFor
 from vcuda.x509 import Signed, common_name
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
     """Why it is to be replaced; empty where it is not."""
-    if not is_valid(certificate, now):
+    if not states.is_valid(certificate, now):
         return f"is valid from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
     # One of the future counts for nothing: what is made now would be replaced again and again.
-    if policy.issued_before and issued(certificate) < policy.issued_before <= now:
+    if policy.issued_before and states.issued(certificate) < policy.issued_before <= now:
         return f"was issued before {shown(policy.issued_before)}"
-    if in_look_ahead(certificate, now):
+    if states.in_look_ahead(certificate, now):
         return f"has less than a third of its life left, until {shown(certificate.not_valid_after_utc)}"
     return ""
 
 
-def broken(state: State, now: datetime, policy: RotationPolicy) -> str:
+def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
     """Why the serving Secret is of no use to a webhook that reads it now; empty where it is of use."""
     leaf = state.serving.leaf
     if leaf is None:
         return state.serving.fault
-    if not is_valid(leaf.certificate, now):
+    if not states.is_valid(leaf.certificate, now):
         return f"the leaf {outdated(leaf.certificate, now, policy)}"
-    if missing := names_of(policy.names) - names_of(leaf.certificate):
+    if missing := states.names_of(policy.names) - states.names_of(leaf.certificate):
         return f"the leaf is not for {', '.join(sorted(missing))}"
     if policy.client and common_name(leaf.certificate) != policy.client:
         return f"the leaf is not of the name {policy.client}"
-    if not any(signed_by(leaf.certificate, authority) for authority in known(state)):
+    if not any(states.signed_by(leaf.certificate, authority) for authority in states.known(state)):
         return "the leaf is of a CA that is not known here"
     return ""
 
 
-def published(state: State, authority: Signed | None) -> bool:
+def published(state: states.State, authority: Signed | None) -> bool:
     """Whether every caBundle that may be written has ``authority``."""
     unlocked = (one for one in state.configurations if not one.read_only)
     hooks = (hook for configuration in unlocked for hook in configuration.hooks)
     return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
 
 
-def would_break(state: State, authority: Signed | None, now: datetime) -> bool:
+def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
     """Whether calls that succeed now would fail if ``authority`` signed, of a configuration that is read-only."""
     # That is one which trusts what is served, or is about to be, and not the authority. One that cannot be asked
     # may show what it trusts.
@@ -72,44 +57,49 @@ def would_break(state: State, authority: Signed | None, now: datetime) -> bool:
         hook for configuration in state.configurations if configuration.read_only for hook in configuration.hooks
     )
     without = [hook.bundle for hook in read_only if authority.certificate not in hook.bundle]
-    return any((silent and bundle) or any(trusts(bundle, one, now) for one in leaves) for bundle in without)
+    return any((silent and bundle) or any(states.trusts(bundle, one, now) for one in leaves) for bundle in without)
 
 
-def served_everywhere(state: State, now: datetime) -> bool:
+def served_everywhere(state: states.State, now: datetime) -> bool:
     """Whether some endpoint is ready, and all show a leaf of the current authority."""
     return bool(state.ready()) and not others(state, now)
 
 
-def others(state: State, now: datetime) -> list[DialledEndpoint]:
+def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
     """The endpoints that do not show a leaf of the current authority. One that is not ready counts if it answers."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
-    return [endpoint for endpoint in asked if not trusts(bundle, endpoint.leaf, now)]
+    return [endpoint for endpoint in asked if not states.trusts(bundle, endpoint.leaf, now)]
 
 
-def may_work(state: State, now: datetime) -> bool:
+def may_work(state: states.State, now: datetime) -> bool:
     """Whether a call may succeed: a caBundle trusts what a ready endpoint shows, or one cannot be asked from here."""
     return any(
-        endpoint.leaf is None or trusts(hook.bundle, endpoint.leaf, now)
+        endpoint.leaf is None or states.trusts(hook.bundle, endpoint.leaf, now)
         for endpoint in state.ready()
         for hook in state.hooks()
     )
 
 
-def current_signs(state: State, now: datetime) -> bool:
+def current_signs(state: states.State, now: datetime) -> bool:
     """Whether the current authority can sign a leaf."""
     current = state.authorities.current
-    return current is not None and is_valid(current.certificate, now)
+    return current is not None and states.is_valid(current.certificate, now)
 
 
-def noted_since(state: State, now: datetime, *, served: bool) -> datetime | None:
+def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime | None:
     """Since when the current authority is served everywhere, or the next one trusted everywhere, by the Secret."""
     there = state.authorities
     seen, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
     # What is noted of another authority is of the rotation before. A time in the future was written by a clock that
     # went wrong: it says nothing.
-    if seen is None or authority is None or seen.fingerprint != fingerprint(authority.certificate) or seen.since > now:
+    if (
+        seen is None
+        or authority is None
+        or seen.fingerprint != states.fingerprint(authority.certificate)
+        or seen.since > now
+    ):
         return None
     return seen.since
 
@@ -126,7 +116,7 @@ _UNREGISTERED = (
 )
 
 
-def plan(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
+def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
     """Return what comes next: of these, the first that applies. Their order is the order of the steps."""
     # Nothing is written before a person has seen to these: a wrong clock, or a Secret of somebody else's, would make
     # every step below a mistake.
@@ -146,7 +136,7 @@ def plan(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> 
     )
 
 
-def _authority(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
+def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
     # (a) The next authority is made when the current one is of no use, or has less than its look-ahead left.
     next_ca, current = state.authorities.next_ca, state.authorities.current
     if next_ca is None and current is None:
@@ -156,15 +146,15 @@ def _authority(state: State, now: datetime, policy: RotationPolicy) -> Decision 
     return steps.MakeAuthority(f"{which} {reason}") if reason else None
 
 
-def _bundles(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
+def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # (b) Every caBundle has every authority of which a leaf may be served; (e) a retired one only while that is so.
     # Once nobody serves a leaf of theirs, retired ones are not put back where they are missing: else of two runs, of
     # which one has waited longer than the other, or was killed while it took them out, each would undo the other's
     # work.
-    retired = frozenset((*state.authorities.retired, *unknown_cas(state)))
+    retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
-    wanted = tuple(one for one in known(state) if is_valid(one, now) and (needed or one not in retired))
+    wanted = tuple(one for one in states.known(state) if states.is_valid(one, now) and (needed or one not in retired))
     reason = "it need not trust the retired CA any more" if unwanted else "it has to trust every CA that may be served"
     for configuration in (one for one in state.configurations if not one.read_only):
         bundles = tuple(_bundle(hook.bundle, wanted, unwanted) for hook in configuration.hooks)
@@ -173,13 +163,15 @@ def _bundles(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor)
     return None
 
 
-def _bundle(present: Certificates, wanted: Certificates, unwanted: frozenset[x509.Certificate]) -> Certificates:
+def _bundle(
+    present: states.Certificates, wanted: states.Certificates, unwanted: frozenset[x509.Certificate]
+) -> states.Certificates:
     # What is there, less the unwanted, and what is missing after it. Certificates that are not ours stay.
     kept = tuple(one for one in present if one not in unwanted)
     return (*kept, *(one for one in wanted if one not in kept))
 
 
-def _broken_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
+def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # A serving Secret of no use is mended at once, by the current authority, which has had its overlap.
     reason = broken(state, now, policy)
     if not reason or not current_signs(state, now):
@@ -189,7 +181,7 @@ def _broken_leaf(state: State, now: datetime, policy: RotationPolicy, seen: Seen
     return _settling(state, now, policy, seen.current) or steps.IssueLeaf(reason)
 
 
-def _takeover(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
+def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # (c) The next authority takes over; until it may, whatever it waits for, a leaf in its look-ahead is renewed.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
@@ -197,7 +189,7 @@ def _takeover(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor
     return decision
 
 
-def _promotion(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
+def _promotion(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # The next authority signs from when it has been trusted everywhere for the overlap.
     if state.authorities.next_ca is None:
         return None
@@ -216,20 +208,22 @@ def _promotion(state: State, now: datetime, policy: RotationPolicy, seen: SeenFo
     )
 
 
-def _untrusting(state: State, policy: RotationPolicy) -> Problem | None:
+def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem | None:
     if not policy.registered:
-        return Problem(_UNREGISTERED, policy.commands.replace)
+        return states.Problem(_UNREGISTERED, policy.commands.replace)
     if not any(state.hooks()):
-        return Problem(f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}", policy.commands.register)
+        return states.Problem(
+            f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}", policy.commands.register
+        )
     return None
 
 
-def _ageing_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
+def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # A leaf in its look-ahead is renewed by the current authority where that gains time, and none trusts it less.
     leaf, current = state.serving.leaf, state.authorities.current
-    if leaf is None or current is None or not in_look_ahead(leaf.certificate, now):
+    if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
-    trusted = signed_by(leaf.certificate, current.certificate) or not would_break(state, current, now)
+    trusted = states.signed_by(leaf.certificate, current.certificate) or not would_break(state, current, now)
     if not current_signs(state, now) or not trusted or current.expires <= leaf.expires:
         return None
     return _settling(state, now, policy, seen.current) or steps.IssueLeaf(
@@ -237,29 +231,29 @@ def _ageing_leaf(state: State, now: datetime, policy: RotationPolicy, seen: Seen
     )
 
 
-def _due_leaf(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
+def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # A leaf is renewed in time, and after a change of the authority; the one before is trusted all along.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None:
         return None
-    of_another = not signed_by(leaf.certificate, current.certificate)
+    of_another = not states.signed_by(leaf.certificate, current.certificate)
     reason = "is of the CA before" if of_another else outdated(leaf.certificate, now, policy)
     if not reason:
         return None
     return _settling(state, now, policy, seen.current) or steps.IssueLeaf(f"the leaf {reason}")
 
 
-def _propagation(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
+def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
     # (d) Every ready endpoint is dialled, and shows the leaf that is in the Secret.
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
     return _lag([f"{one.address}: {one.fault or 'an earlier leaf'}" for one in lagging], state, now, policy)
 
 
-def _retirement(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
+def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # (e) A retired authority, which `_bundles` has just found in no caBundle any more, is forgotten.
     retired = state.authorities.retired
-    if not retired and not unknown_cas(state):
+    if not retired and not states.unknown_cas(state):
         return None
     if waiting := _unserved(state, now, policy) or _retained(state, now, policy, seen):
         return waiting
@@ -267,14 +261,14 @@ def _retirement(state: State, now: datetime, policy: RotationPolicy, seen: SeenF
     return steps.Forget("no caBundle has the retired CA any more") if retired and not held else None
 
 
-def _unserved(state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
+def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
     # What has to happen before every endpoint is known to serve a leaf of the current authority; None where it is.
     leaf, current = state.serving.leaf, state.authorities.current
-    if leaf is None or current is None or not signed_by(leaf.certificate, current.certificate):
+    if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
         return steps.Wait("there is no leaf of the current CA yet")
     if not state.ready():
         text = "no endpoint is ready, so none has shown the new leaf, and the old CA stays trusted"
-        return steps.StepRefused((Problem(text, policy.commands.endpoints),))
+        return steps.StepRefused((states.Problem(text, policy.commands.endpoints),))
     if not served_everywhere(state, now):
         return _lag([f"{one.address}: not a leaf of the current CA" for one in others(state, now)], state, now, policy)
     noted = noted_since(state, now, served=True)
@@ -285,34 +279,34 @@ def _unserved(state: State, now: datetime, policy: RotationPolicy) -> Decision |
     return None
 
 
-def _presented_until(state: State, now: datetime, policy: RotationPolicy, *, noted: bool) -> datetime | None:
+def _presented_until(state: states.State, now: datetime, policy: RotationPolicy, *, noted: bool) -> datetime | None:
     # Nobody can ask an API server which certificate it presents: a retired CA stays until none of its leaves can be
     # valid any more, or until a person says that all present the new pair, which is noted. What only the ConfigMap
     # knows was made after that note, perhaps.
     if policy.installed:
         return None
-    possible = (*unknown_cas(state), *(() if noted else state.authorities.retired))
-    return max((one.not_valid_after_utc for one in possible if is_valid(one, now)), default=None)
+    possible = (*states.unknown_cas(state), *(() if noted else state.authorities.retired))
+    return max((one.not_valid_after_utc for one in possible if states.is_valid(one, now)), default=None)
 
 
-def _retained(state: State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> steps.Wait | None:
+def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> steps.Wait | None:
     since = noted_since(state, now, served=True) or now
     left = policy.settle(policy.retention) - seen.served
     return _lasting(since + policy.retention, left, now, "the retired CA stays trusted for its retention")
 
 
-def _lag(told: list[str], state: State, now: datetime, policy: RotationPolicy) -> Decision | None:
+def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
     # Wait for endpoints that do not show the new leaf; one that takes longer than kubelet may is a person's to see.
     if not told or state.serving.leaf is None:
         return None
-    made = issued(state.serving.leaf.certificate)
+    made = states.issued(state.serving.leaf.certificate)
     if now - made < steps.PROPAGATION:
         return steps.Wait(f"not every endpoint serves the new leaf yet ({'; '.join(told)})")
     text = f"not every endpoint serves the leaf of {shown(made)} ({'; '.join(told)})"
-    return steps.StepRefused((Problem(text, policy.commands.restart),))
+    return steps.StepRefused((states.Problem(text, policy.commands.restart),))
 
 
-def _settling(state: State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
+def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
     # A moment for the API servers, in case this run, or a person, has only just changed a caBundle.
     left = policy.settle(policy.overlap) - seen
     return (
@@ -328,30 +322,32 @@ def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> step
     return steps.Wait(reason, until) if until > now else None
 
 
-def _elsewhere(state: State) -> str:
+def _elsewhere(state: states.State) -> str:
     return f" ({'; '.join(state.left_alone)})" if state.left_alone else ""
 
 
-def _end(state: State, now: datetime, policy: RotationPolicy) -> steps.Done | steps.StepRefused:
+def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.Done | steps.StepRefused:
     # All is done, but for what a person has to unlock, and for who should call and answer.
     problems = (*idle(state, now, policy), *state.read_only())
     return steps.StepRefused(problems) if problems else steps.Done(_next_due(state))
 
 
-def idle(state: State, now: datetime, policy: RotationPolicy) -> tuple[Problem, ...]:
+def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[states.Problem, ...]:
     """What a person has to see to before any call can succeed, though the certificates are as they should be.
 
     A fresh leaf may be the first one, for which the webhook waits before it starts: it is given time.
     """
     leaf = state.serving.leaf
-    if leaf and now - issued(leaf.certificate) < steps.PROPAGATION:
+    if leaf and now - states.issued(leaf.certificate) < steps.PROPAGATION:
         return ()
-    uncalled = Problem(f"{_UNCALLED}{_elsewhere(state)}", policy.commands.register)
-    unanswered = Problem("no endpoint is ready, so no call is answered", policy.commands.endpoints)
+    uncalled = states.Problem(f"{_UNCALLED}{_elsewhere(state)}", policy.commands.register)
+    unanswered = states.Problem("no endpoint is ready, so no call is answered", policy.commands.endpoints)
     found = ((uncalled, policy.registered and not any(state.hooks())), (unanswered, not state.ready()))
     return tuple(problem for problem, there in found if there)
 
 
-def _next_due(state: State) -> datetime | None:
+def _next_due(state: states.State) -> datetime | None:
     ours = [one.certificate for one in (state.serving.leaf, state.authorities.current) if one]
-    return min((one.not_valid_after_utc - (one.not_valid_after_utc - issued(one)) / 3 for one in ours), default=None)
+    return min(
+        (one.not_valid_after_utc - (one.not_valid_after_utc - states.issued(one)) / 3 for one in ours), default=None
+    )

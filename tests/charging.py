@@ -25,11 +25,20 @@ OWN = {"tencent.com": 256, "nvidia.com": 1}
 """The domains of vcuda-core and vcuda-memory, whose container says what it takes, with MiB in a unit of memory."""
 COUNTED = {"gpu": ("gpucores", "gpumem", "gpumem-percentage"), "vgpu-number": ("vgpu-cores", "vgpu-memory", "")}
 """A number of vGPUs, and what each of them takes."""
+UNITS: Mapping[str, Amounts] = {
+    "nvidia.com/mig-3g.20gb": (42, 20480, 0),
+    "nvidia.com/mig-7g.80gb": (100, 81920, 0),
+    "deviceclass.resource.kubernetes.io/gpu.nvidia.com": (100, 0, 100),
+    "nvidia.com/hostdev": NOTHING,
+}
+"""What one of each is worth that is built in (NVIDIA's MIG guide: seven slices, and the memory of the profile)."""
+UNKNOWN = ("amd.com/gpu", "nvidia.com/gpu.shared", "deviceclass.resource.kubernetes.io/other.example.com")
+"""What may be a GPU, and nothing says what it is worth."""
 
 
 def asked_by(pod: Mapping[str, Any]) -> Amounts:
     """Return what a pod takes while it runs."""
-    ways = [*OWN, *COUNTED]
+    ways = [*OWN, *COUNTED, *UNITS]
     return plus(*(_effective(pod["spec"], way) for way in ways))
 
 
@@ -51,6 +60,10 @@ def _container(container: Mapping[str, Any], way: str) -> Amounts:
     def ask(name: str) -> int:
         return whole(amounts.get(name if "/" in name else f"nvidia.com/{name}", 0))
 
+    if way in UNITS:
+        worth = UNITS[way]
+        count = ask(way) if worth != NOTHING else 0
+        return count * worth[0], count * worth[1], count * worth[2]
     if way in OWN:
         cores, memory = ask(f"{way}/vcuda-core"), ask(f"{way}/vcuda-memory") * OWN[way]
         return (cores, 0, cores) if cores >= 100 else (cores, memory, 0)
@@ -61,6 +74,25 @@ def _container(container: Mapping[str, Any], way: str) -> Amounts:
     if share == 100 or not (size or percentage):
         return count * cores, 0, count * 100
     return (count * cores, count * size, 0) if size else (count * cores, 0, count * percentage)
+
+
+def gives_more(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod gets more of a GPU than it takes by `asked_by`."""
+    spec = pod["spec"]
+    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+    if spec.get("resourceClaims") or (spec.get("runtimeClassName") == "nvidia" and asked_by(pod) == NOTHING):
+        return True
+    for each in containers:
+        resources = each.get("resources") or {}
+        amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        if any(str(amounts.get(name) or 0) != "0" for name in UNKNOWN):
+            return True
+        if (each.get("securityContext") or {}).get("privileged"):
+            return True
+        variables = [(line["name"], line.get("value")) for line in each.get("env") or []]
+        if any(name == "NVIDIA_VISIBLE_DEVICES" and value not in ("none", "void") for name, value in variables):
+            return True
+    return False
 
 
 def whole(quantity: str | float) -> int:

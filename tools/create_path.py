@@ -29,7 +29,7 @@ from webhook.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("webhook", "vcuda", "controller", "certs")
-MAX_MODULES = 14
+MAX_MODULES = 16
 API_SERVER_TIMEOUT = 10.0
 
 POD: dict[str, Any] = {

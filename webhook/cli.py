@@ -16,7 +16,6 @@ from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
 from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
-from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
 from webhook import app, check as offline
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
@@ -33,7 +32,7 @@ def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one.")
     runtime_classes = cli.option(
         "--gpu-runtime-classes",
-        default=",".join(sorted(GPU_RUNTIME_CLASSES)),
+        default="nvidia",
         metavar="NAMES",
         callback=_names,
         help="Runtime classes that give a pod cards, with commas: refused where it asks for no GPU.",

@@ -16,8 +16,7 @@ from vcuda.claims.devices import NO_DEVICES
 from vcuda.claims.objects import ClaimSpec
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
-from vcuda.requests.config import QUOTA, QuotaConfig, parse_config
-from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
+from vcuda.requests import config, refusals
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
@@ -46,7 +45,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     hints: patches.Hints = patches.Hints()
     storable_seconds: float | None = None
     resources: GpuResources = BUILT_IN
-    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
+    runtime_classes: frozenset[str] = refusals.GPU_RUNTIME_CLASSES
     claims: ClaimPolicy | None = None
     templates: ClaimTemplates = no_templates
     scheduler_users: frozenset[str] = SCHEDULER_USERS
@@ -75,7 +74,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     claims: kube.ClaimPolicies
     templates: kube.TemplateInformer
     dra: kube.ServedWatches
-    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
+    runtime_classes: frozenset[str] = refusals.GPU_RUNTIME_CLASSES
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
@@ -111,7 +110,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
         self.dra.start()
 
 
-def read_quota(path: Path) -> QuotaConfig:
+def read_quota(path: Path) -> config.QuotaConfig:
     """Return what a file says: the quota document itself, or the ConfigMap that holds it and further keys.
 
     Raises:
@@ -125,10 +124,10 @@ def read_quota(path: Path) -> QuotaConfig:
         documents = []  # the parser below says what is wrong, and where
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = documents[0].get("data") or {}
-        if QUOTA not in data:
-            raise errors.BadInput(f"{path}: the ConfigMap has no key {QUOTA}")
-        return parse_config({str(key): str(value) for key, value in data.items()})
-    return parse_config({QUOTA: text})
+        if config.QUOTA not in data:
+            raise errors.BadInput(f"{path}: the ConfigMap has no key {config.QUOTA}")
+        return config.parse_config({str(key): str(value) for key, value in data.items()})
+    return config.parse_config({config.QUOTA: text})
 
 
 def read_nodes(path: Path, labels: affinity.NodeLabels) -> placement.Nodes:

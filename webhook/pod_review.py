@@ -38,6 +38,11 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     request: PodRequest
     charged: bool = True
 
+    @property
+    def hints(self) -> patches.Hints:
+        """What is set for the system, and for the schemes by which the pod asks."""
+        return self.policy.hints.of(self.request.schemes)
+
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
     """Return the pod under review, or the answer where nothing is left to decide.
@@ -117,7 +122,9 @@ async def mutate(
         patch = patches.pools_patch(review.pod, review.quota.pools, policy.hints)
         return AdmissionResponse(CLAIMING, patch=patch, warnings=review.warnings())
     namespace, asked = review.namespace, review.request
-    candidates = placement.find_candidates(review.pod, asked.schemes, review.quota, policy.nodes, asked.share)
+    candidates = placement.find_candidates(
+        review.pod, asked.schemes, review.quota, policy.nodes, asked.share, has_share=asked.has_share
+    )
     if not candidates.models:
         return _without_model(review, candidates.sentence(namespace, review.quota))
     choice = await _choose(review, candidates, ledgers, choices)
@@ -126,11 +133,13 @@ async def mutate(
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge)
     # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
-    types = card_types.annotations_for(review.pod, asked.schemes, choice.model, policy.nodes.types)
+    types = card_types.annotations_for(
+        review.pod, asked.schemes, choice.model, policy.nodes.types, has_share=asked.has_share
+    )
     forecast = [choice.forecast] if request.dry_run and choice.forecast else []
     return AdmissionResponse(
         "pinned",
-        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, types, policy.hints),
+        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, types, review.hints),
         warnings=review.warnings(*forecast),
         reason=choice.reason,
         model=choice.model,
@@ -155,9 +164,7 @@ def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
     # It takes a card like any other: past the scheduler, that card would be given to another pod too.
-    return AdmissionResponse(
-        "unpinned", patch=patches.unpinned_patch(review.pod, review.policy.hints), scheme=review.scheme
-    )
+    return AdmissionResponse("unpinned", patch=patches.unpinned_patch(review.pod, review.hints), scheme=review.scheme)
 
 
 async def validate(
@@ -183,10 +190,13 @@ async def validate(
     # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
     # it was not asked, as its failurePolicy is Ignore.
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
-    undone += left_to_mutate(patches.unpinned_patch(review.pod, policy.hints))
+    undone += left_to_mutate(patches.unpinned_patch(review.pod, review.hints))
     if pin.model:
-        others = card_types.reachable_others(review.pod, review.request.schemes, pin.model, policy.nodes.types)
-        undone += [f"its annotations let it have a card of type {kind}, which is no {pin.model}" for kind in others]
+        request_of, types = review.request, policy.nodes.types
+        found = card_types.reachable_others(
+            review.pod, request_of.schemes, pin.model, types, has_share=request_of.has_share
+        )
+        undone += [f"its annotations let it have {what}" for what in found]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
     if stray and review.enforced:
         return verdicts.refused(review, "not-pinned", *stray)

@@ -10,8 +10,6 @@ import pytest
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import (
-    ENFORCED,
-    SERVED_BY,
     Installation,
     await_ready,
     installed,
@@ -23,43 +21,17 @@ from tests.e2e.installation import (
 )
 from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
 from tests.e2e.workloads import workload
-from tests.integration.reviews import card_pod, gpu_pod, pinned, review_of, with_uid
+from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import eventually
 from vcuda.quota.model import NOT_MUTATED
 
 Team = Callable[[Json], str]
 
 
-def plain_pod(namespace: str) -> Json:
-    return gpu_pod("web", namespace, {"cpu": "1"})
-
-
 @pytest.fixture
 def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
     with installed(cluster, tmp_path) as installation:
         yield installation
-
-
-def test_while_the_webhook_is_dead_nothing_is_created_past_the_quota_and_nobody_else_is_held_up(
-    cluster: Cluster, own: Installation
-) -> None:
-    """Those namespaces are held up that are limited, or that the controller has not labelled out yet."""
-    exempt = {SERVED_BY: own.label, ENFORCED: "false"}
-    with own.team({"quota": {"M40": 8}}) as enforced, cluster.fresh_namespace(exempt) as free:
-        own.replica.kill()
-        for pod in (card_pod("train", enforced), pinned(card_pod("train", enforced))):
-            refused = cluster.try_create(pod)
-            assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
-            assert 'failed calling webhook "validate.quota.vcuda.io"' in refused.message
-        cluster.create(card_pod("train", free))
-        cluster.create(plain_pod(free))
-        cluster.create(plain_pod("default"))
-        cluster.delete_pod("default", "web")
-        cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": enforced, "name": "any"}})
-        cluster.create(plain_pod(enforced))
-        assert [pod["metadata"]["name"] for pod in cluster.pods(enforced)] == ["web"]
-        with started_again(own):
-            cluster.create(card_pod("train", enforced))
 
 
 def test_a_pod_that_mutate_never_saw_is_stored_only_if_it_is_held_to_an_allowed_model(

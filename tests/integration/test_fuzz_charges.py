@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, seed, settings, strategies as
 from tests import strategies
 from tests.both_calls import EVERY_NODE, Webhook, patched
 from tests.builders import MODEL, POOL, Manifest, container, requirement, sidecar, term
-from tests.charging import NOTHING, asked_by
+from tests.charging import NOTHING, UNITS, UNKNOWN, asked_by, gives_more
 from tests.integration.fuzzing import for_a_while
 from tests.node_selection import may_run_on
 from vcuda.placement.placement import Nodes
@@ -29,7 +29,7 @@ SEED = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(2**32)
 ROOM = Limit(10**12, 10**12)
 QUOTAS = [NamespaceQuota({"M40": ROOM, "P100": ROOM}, pools) for pools in ((), ("public",), ("public", "lab"))]
 
-RESOURCES = ["cpu", "example.com/nic", *(name for scheme in SCHEMES for name in scheme.resources)]
+RESOURCES = ["cpu", "example.com/nic", *(name for scheme in SCHEMES for name in scheme.resources), *UNITS, *UNKNOWN]
 PLAIN = [0, "0", "1", 2, "20", "50", "100", "200"]
 QUANTITIES = [*PLAIN, *PLAIN, "99", "150", "1e2", "100.0", "0.1k", "+50", "1Ki", "1500m", "-1", "0.5", "1e-2", "", None]
 SOUND: list[dict[str, Any]] = [{}]
@@ -107,6 +107,20 @@ def selected_otherwise(pod: Manifest, chance: random.Random) -> None:
     pod["spec"].update(chance.choice(others))
 
 
+def reaches_beyond(pod: Manifest, chance: random.Random) -> None:
+    """It has something that gives a GPU beside what is asked for; or nearly."""
+    each = chance.choice(containers(pod))
+    value = chance.choice(["all", "0", "none", "void", "", None])
+    more: list[tuple[Manifest, str, Any]] = [
+        (each, "env", [{"name": "A", "value": "b"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]),
+        (each, "securityContext", {"privileged": chance.choice([True, False, None])}),
+        (pod["spec"], "runtimeClassName", chance.choice(["nvidia", "kata", None])),
+        (pod["spec"], "resourceClaims", chance.choice([[], None, [{"name": "gpu"}]])),
+    ]
+    part, key, given = chance.choice(more)
+    part[key] = given
+
+
 def forged(pod: Manifest, chance: random.Random) -> None:
     notes = pod["metadata"].get("annotations") or {}
     pod["metadata"]["annotations"] = {**notes, chance.choice(FORGED): chance.choice(["P100", "0", "true", "50"])}
@@ -123,7 +137,7 @@ def emptied(pod: Manifest, chance: random.Random) -> None:
 
 
 CHANGES: list[Change] = [asks_more, asks_more, asks_elsewhere, one_more_container, another_start]
-CHANGES += [opened, held_otherwise, selected_otherwise, forged, emptied]
+CHANGES += [reaches_beyond, opened, held_otherwise, selected_otherwise, forged, emptied]
 
 
 @pytest.mark.timeout(900)
@@ -163,6 +177,7 @@ def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
     if not verdict.allowed:
         assert charged == {}
         return "refused"
+    assert not gives_more(stored)
     asked = asked_by(stored)
     if asked == NOTHING:
         assert charged == {}

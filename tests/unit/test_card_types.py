@@ -92,6 +92,56 @@ def test_who_could_get_another_model_s_card_past_mutate_is_refused(annotations: 
     assert webhook(MIXED).validate({**stored, "metadata": {"name": "a", "annotations": exact}}).allowed
 
 
+def sliced(*mig: bool) -> Nodes:
+    """Return a node with a card of HAMi for each, in MIG mode or not."""
+    cards = tuple(Card(f"GPU-{number}", "NVIDIA A100", mode) for number, mode in enumerate(mig))
+    return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": Register(cards, ("NVIDIA A100",))}})
+
+
+MODE = "nvidia.com/vgpu-mode"
+BOTH, ALL_MIG = sliced(True, False), sliced(True)
+ANY_SLICE = "there a share may get a slice of any size that is free; ask for whole cards"
+
+
+@cases(
+    "nodes, limits, mode, written, told",
+    a_share_keeps_off_slices=(BOTH, SHARE, None, "hami-core", ""),
+    that_it_wanted_anyway=(BOTH, SHARE, "hami-core", "hami-core", ""),
+    it_wants_slices_too=(BOTH, SHARE, "hami-core,mig", None, f"annotation {MODE}: {ANY_SLICE}"),
+    no_other_card_is_there=(ALL_MIG, SHARE, None, None, f"the MIG mode of its cards: {ANY_SLICE}"),
+    whole_cards_are_charged_whole=(ALL_MIG, {"nvidia.com/gpu": 1}, "mig", "mig", ""),
+    no_card_in_MIG_mode=(sliced(False), SHARE, None, None, ""),
+)
+def test_no_share_is_let_onto_a_card_in_mig_mode(
+    nodes: Nodes, limits: Mapping[str, int], mode: str | None, written: str | None, told: str
+) -> None:
+    """HAMi gave slices of 14, 42, 100 and 100 cores to four pods charged one core each: which, is not known before."""
+    sent = vcuda_pod(limits, annotations={MODE: mode} if mode else {})
+    asked = webhook(nodes)
+    answer = asked.mutate(sent)
+    assert (answer.allowed, told in answer.message) == (not told, True)
+    if answer.allowed:
+        result = patched(sent, answer.patch)
+        assert result["metadata"]["annotations"].get(MODE) == written
+        assert (list(asked.mutate(result).patch), asked.validate(result).allowed) == ([], True)
+
+
+@cases(
+    "mode, reached",
+    none=(None, True),
+    slices=("mig", True),
+    both=("hami-core,mig", True),
+    neither=("hami-core", False),
+)
+def test_a_share_that_could_get_a_slice_past_mutate_is_refused(mode: str | None, *, reached: bool) -> None:
+    annotations = {USE: "NVIDIA A100", **({MODE: mode} if mode else {})}
+    answer = webhook(BOTH).validate(vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A100")))
+    assert ("its annotations let it have a MIG slice of A100 of any size" in answer.message, answer.allowed) == (
+        reached,
+        not reached,
+    )
+
+
 @cases(
     "kind, model, named",
     a_word=("Tesla M40 24GB", "M40", True),

@@ -39,7 +39,7 @@ def test_the_patch_is_the_one_beside_the_manifest(case: str) -> None:
     """Every pod gets M40 in pools public and lab; where the case is about schedulers, the system has one of its own."""
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
-    types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes())
+    types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
     patch = patch_for(pod, "M40", ("public", "lab"), types, hints)
     assert patch == json.loads((CASES / f"{case}.patch.json").read_text())
 

@@ -28,7 +28,7 @@ OF_USERS = (
         "vcuda.placement.patches",
         "vcuda.k8s_types",
     ),
-    *("vcuda.quota.model", "vcuda.quota.document"),
+    *("vcuda.quota.model", "vcuda.quota.document", "vcuda.requests.config", "vcuda.requests.refusals"),
     *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
     *("webhook.pod_review", "webhook.quota_edit", "webhook.admission"),

@@ -21,8 +21,9 @@ from vcuda.kube import NamedLedger
 from vcuda.ledger.ledger import MOST_PENDING, STORABLE_SECONDS, Admitted, Ledger, Pending, Refused
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
-from vcuda.placement.registers import Register
+from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
+from vcuda.requests.config import parse_config
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledgers import TOO_MANY_NAMESPACES, ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
@@ -38,6 +39,9 @@ NO_HINTS = Hints()
 NODES = builders.nodes(
     one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
 )
+SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}
+IN_MIG_MODE = Register((Card("GPU-0", "M40", mig=True),), ("M40",))
+SLICED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": IN_MIG_MODE}})
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": Register(types=("Tesla M40 24GB", "Tesla P40"))}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'
@@ -139,6 +143,12 @@ def _refused() -> list[Told]:
             "The node is in a pool that is not the namespace's: leave it out, or ask for the pool.",
         ),
         Told(
+            _answer(SHARE, SMALL, SLICED).message,
+            "HAMi gives a share on such a card a whole slice, and may give a larger one than needed. Ask for whole"
+            " cards, or for another model. Where only some cards of a model are in MIG mode, `/mutate` keeps shares on"
+            " the others.",
+        ),
+        Told(
             _charge(CARD, TEAM, affinity=required(term(requirement(MODEL, "In", "M40", "P100")))).message,
             "See that a webhook is ready, and that none registered after ours undoes what it does; then create the pod"
             " again. Or hold it to one model yourself.",
@@ -182,8 +192,10 @@ def _malformed() -> list[Told]:
 
 def _beside(manifest: builders.Manifest) -> str:
     """What is told of a pod that reaches GPUs beside the count."""
-    request = builders.review(manifest)
-    return asyncio.run(mutate(request, builders.policy_for(TEAM), MemoryLedgers(), RecentChoices())).message
+    schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
+    resources = parse_config({"gpu_quota": "", "gpu_schemes": schedulers}).resources
+    policy = msgspec.structs.replace(builders.policy_for(TEAM), resources=resources)
+    return asyncio.run(mutate(builders.review(manifest), policy, MemoryLedgers(), RecentChoices())).message
 
 
 _SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
@@ -198,6 +210,8 @@ _BESIDE = [
     builders.pod(builders.container(_SHARE, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}])),
     vcuda_pod(_SHARE, annotations={"nvidia.com/vgpu-compute-policy": "none"}),
     builders.pod(builders.container(), annotations={"gpu-fraction": "0.5"}),
+    builders.pod(builders.container({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 100})),
+    builders.pod(builders.container({"nvidia.com/gpu": 1}), builders.container({"nvidia.com/vgpu-number": 1})),
 ]
 
 

@@ -14,9 +14,10 @@ from tools.reference.told import Chapter, Told
 from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
-from vcuda.quota.document import MAX_NAMESPACES, parse_quota
+from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
+from vcuda.requests.config import DOMAINS, QUOTA, UNITS, parse_config
 from webhook.ledgers import Ledgers, MemoryLedgers
 from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
@@ -24,6 +25,8 @@ NODES = builders.nodes(one={MODEL: "M40", POOL: "public"})
 
 VALUES = (
     "Team-A: {quota: {M40: 1}}",
+    "a: {allow: [everything]}",
+    "a: {allow: privileged}",
     "a: {quota: [M40]}",
     "[a]",
     "a: 8",
@@ -57,6 +60,20 @@ VALUES = (
 )
 """Documents that can be read, and mean nothing."""
 
+_FURTHER = (
+    (UNITS, "{nvidia.com/gpu: {cards: 1}}"),
+    (UNITS, "{nvidia.com/mig-1g.5gb: {cards: 1}}"),
+    (UNITS, "{deviceclass.resource.kubernetes.io/rdma.example.com: {}}"),
+    (UNITS, "{gpu: {cards: 1}}"),
+    (UNITS, "{amd.com/gpu: 1}"),
+    (UNITS, "{amd.com/gpu: {cards: 0}}"),
+    (UNITS, "{amd.com/gpu: {memory: 10Gi}}"),
+    (UNITS, "{amd.com/gpu: {weight: 1}}"),
+    (DOMAINS, "[acme.com/gpu]"),
+    (DOMAINS, "acme.com"),
+)
+"""Malformed texts of the further keys."""
+
 LARGE = (
     "#" * (MAX_TEXT + 1),
     "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
@@ -87,21 +104,24 @@ def chapters() -> tuple[Chapter, ...]:
         " them, it does not show. `vcuda-webhook` prints them line by line; the Event `MalformedQuota` has them too."
         " Each says what to write instead; in front stands the path."
     )
+    spots_of_keys = "The same; in front of the path stands the key."
     spots = (
         "The same; in front stands a line and a column. What the parsers of JSON and YAML find wrong is told in their"
         " own words, the rest in ours."
     )
     return (
         Chapter("Faults of the quota document", printed, tuple(Told(_fault(text)) for text in (*VALUES, *LARGE))),
+        Chapter("Faults of its further keys", spots_of_keys, tuple(Told(_fault(*each)) for each in _FURTHER)),
         Chapter("Faults of its JSON or YAML", spots, tuple(Told(_fault(text)) for text in UNREADABLE)),
         Chapter("Edits of the quota ConfigMap", "As above.", tuple(_edits())),
         Chapter("Warnings at its edit", "kubectl prints them behind `Warning:`; the edit is made.", tuple(_warnings())),
     )
 
 
-def _fault(text: str) -> str:
+def _fault(*key_and_text: str) -> str:
+    *key, text = key_and_text
     try:
-        parse_quota(text)
+        parse_config({QUOTA: "", **dict.fromkeys(key or [QUOTA], text)})
     except QuotaFault as fault:
         return str(fault)
     raise AssertionError(f"{text[:80]!r} has no fault")

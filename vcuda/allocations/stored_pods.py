@@ -56,7 +56,8 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...]) -> Allocation | None:
     if not annotations and not labels:
         return None
     # A pod may carry what no scheme that it asks by has written: its manifest was copied from another.
-    order = dict.fromkeys((*asked, *SCHEMES))
+    by_name = {scheme.name: scheme for scheme in SCHEMES}
+    order = {scheme.name: by_name[scheme.name] for scheme in (*asked, *SCHEMES)}.values()
     found = {name for name, _ in _claims(annotations, labels, order)}
     return Allocation(annotations, labels, tuple(scheme for scheme in order if scheme.name in found))
 

@@ -22,6 +22,13 @@ MAX_TYPES = 32
 MAX_WORDS = 16
 """Words of a type or model that are compared."""
 
+ANY_SLICE = "there a share may get a slice of any size that is free; ask for whole cards"
+"""Why no share is let onto a card in MIG mode: HAMi takes the first free slice with enough memory, or the one that the
+pod prefers, so that what a share would take cannot be told when the pod is created."""
+
+_MIG, _SHARED = "mig", "hami-core"
+"""Modes of a card; the annotation names those that the pod allows."""
+
 _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
@@ -29,23 +36,31 @@ class CardTypes(msgspec.Struct, frozen=True):
     """The registered types of all nodes, by scheme and model: of this model, and others on the same nodes.
 
     The model's label is the operator's word. Where it names some of the types, the others are another model's; where it
-    names none of them, all are of the model.
+    names none of them, all are of the model. ``sliced`` are the models of which cards are in MIG mode, ``whole``
+    those of which cards are not.
     """
 
     own: Mapping[tuple[str, str], tuple[str, ...]] = {}
     beside: Mapping[tuple[str, str], tuple[str, ...]] = {}
+    sliced: frozenset[tuple[str, str]] = frozenset()
+    whole: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]]) -> "CardTypes":
         """Return those of nodes, given the model and the registers of each."""
         found: dict[tuple[str, str], set[str]] = {}
+        modes: dict[bool, set[tuple[str, str]]] = {True: set(), False: set()}
         for model, registers in nodes:
             for scheme, register in registers.items():
-                found.setdefault((scheme, model or ""), set()).update(register.types)
+                key = (scheme, model or "")
+                found.setdefault(key, set()).update(register.types)
+                for mig in {card.mig for card in register.cards}:
+                    modes[mig].add(key)
         own = {
             key: tuple(sorted(k for k in kinds if is_named(k, key[1])) or sorted(kinds)) for key, kinds in found.items()
         }
-        return cls(own, {key: tuple(sorted(kinds.difference(own[key]))) for key, kinds in found.items()})
+        beside = {key: tuple(sorted(kinds.difference(own[key]))) for key, kinds in found.items()}
+        return cls(own, beside, frozenset(modes[True]), frozenset(modes[False]))
 
     def of_model(self, scheme: str, model: str) -> tuple[str, ...]:
         """Return the types that a model's cards have; none where no node of it has registered any."""
@@ -78,13 +93,13 @@ def _words(name: str) -> list[str]:
 
 
 class Selection(NamedTuple):
-    """The types of a model that a pod may get, none where they are not known; or the annotation that excludes it."""
+    """The types of a model that a pod may get, none where they are not known; or what excludes the model."""
 
     types: tuple[str, ...] = ()
     excluded_by: str | None = None
 
 
-def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes) -> Selection:
+def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> Selection:
     """Return which types of a model a pod may get by its own annotations.
 
     A text that the pod wants, or does not want, counts where it is part of a type or of the model's name.
@@ -94,15 +109,26 @@ def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes) -> Selection:
     kept = [kind for kind in known if contains_any(kind, wanted)] if wanted else list(known)
     if wanted and not kept:
         if not contains_any(model, wanted):
-            return Selection(excluded_by=scheme.wanted_models)
+            return Selection(excluded_by=f"annotation {scheme.wanted_models}")
         kept = list(known)
     left = tuple(kind for kind in kept if not contains_any(kind, unwanted))
     if contains_any(model, unwanted) or (known and not left):
-        return Selection(excluded_by=scheme.unwanted_models)
+        return Selection(excluded_by=f"annotation {scheme.unwanted_models}")
+    if has_share and _sliced(scheme, model, types):
+        if _MIG in pod.annotations.get(str(scheme.card_mode), ""):
+            return Selection(excluded_by=f"annotation {scheme.card_mode}: {ANY_SLICE}")
+        if (scheme.name, model) not in types.whole:
+            return Selection(excluded_by=f"the MIG mode of its cards: {ANY_SLICE}")
     return Selection(left)
 
 
-def annotations_for(pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes) -> Mapping[str, str]:
+def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:
+    return scheme.card_mode is not None and (scheme.name, model) in types.sliced
+
+
+def annotations_for(
+    pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
+) -> Mapping[str, str]:
     """Return the annotations by which the schedulers of these schemes give the pod cards of this model alone.
 
     Types are written in full. Where one is part of another model's, that one is added to what the pod does not want.
@@ -111,7 +137,9 @@ def annotations_for(pod: Pod, schemes: Iterable[Scheme], model: str, types: Card
     for scheme in schemes:
         if not scheme.wanted_models:
             continue
-        usable = select(pod, scheme, model, types).types
+        usable = select(pod, scheme, model, types, has_share=has_share).types
+        if has_share and scheme.card_mode and _sliced(scheme, model, types):
+            found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or _SHARED
         others = types.others(scheme.name, model)
         avoided = sorted(kind for kind in others if contains_any(kind, map(str.casefold, usable)))
         if avoided and scheme.unwanted_models:
@@ -126,16 +154,19 @@ def annotations_for(pod: Pod, schemes: Iterable[Scheme], model: str, types: Card
     return found
 
 
-def reachable_others(pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes) -> Iterator[str]:
-    """Yield the types of other models, on nodes of this one, that a pod could get by its annotations as they are."""
+def reachable_others(
+    pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
+) -> Iterator[str]:
+    """Yield what a pod that is held to a model could get there, by its annotations as they are, and is not charged."""
     # As the schedulers read them: blanks count, and an empty text is part of every name.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _texts(pod, scheme.unwanted_models)
         for kind in types.beside.get((scheme.name, model), ()):
-            if (not wanted or contains_any(kind, map(str.strip, wanted))) and not contains_any(
-                kind, filter(None, unwanted)
-            ):
-                yield kind
+            chosen = not wanted or contains_any(kind, map(str.strip, wanted))
+            if chosen and not contains_any(kind, filter(None, unwanted)):
+                yield f"a card of type {kind}, which is no {model}"
+        if has_share and _sliced(scheme, model, types) and _MIG in pod.annotations.get(str(scheme.card_mode), _MIG):
+            yield f"a MIG slice of {model} of any size"
 
 
 def contains_any(name: str, texts: Iterable[str]) -> bool:

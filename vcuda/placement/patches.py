@@ -9,7 +9,7 @@ from jsonpointer import escape
 
 from vcuda.k8s_types import Operation, Pod, PodSpec, Requirement
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
-from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS
+from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
 """The model a pod was given, for people. Nothing is decided from it: its owner can edit it."""
@@ -22,6 +22,11 @@ class Hints(msgspec.Struct, frozen=True):
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
+
+    def of(self, schemes: Iterable[Scheme]) -> "Hints":
+        """Return the hints for a pod that asks by these schemes: the scheduler of one goes before that for all."""
+        own = next((scheme.scheduler for scheme in schemes if scheme.scheduler), None)
+        return msgspec.structs.replace(self, scheduler=own) if own else self
 
 
 class _Wanted:

@@ -88,13 +88,24 @@ def would_be_pinned(model: str) -> str:
 
 
 def find_candidates(
-    pod: Pod, schemes: tuple[Scheme, ...], quota: NamespaceQuota, nodes: Nodes, share: int = 0
+    pod: Pod,
+    schemes: tuple[Scheme, ...],
+    quota: NamespaceQuota,
+    nodes: Nodes,
+    share: int = 0,
+    *,
+    has_share: bool = False,
 ) -> Candidates:
     """Return the quota's models less those that the pod's annotations, selectors or affinity exclude.
 
-    ``share`` is the most that one of its containers asks for of a card, in cores.
+    ``share`` is the most that one of its containers asks for of a card, in cores; ``has_share``: one asks for less than
+    all of a card.
     """
-    unwanted = {model: _unwanted(pod, schemes, model, nodes.types) for model in quota.limits}
+    selected = {
+        model: [select(pod, scheme, model, nodes.types, has_share=has_share) for scheme in schemes]
+        for model in quota.limits
+    }
+    unwanted = {model: next((s.excluded_by for s in each if s.excluded_by), None) for model, each in selected.items()}
     reach = _reach_of(NodeSelection.of(pod.spec), quota, nodes)
     excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
     models = tuple(model for model in quota.limits if model not in excluded)
@@ -199,11 +210,6 @@ def read_pin(pod: Pod, labels: NodeLabels) -> Pin:
     # Not by its annotation, which its owner can edit. Nobody can edit this part of a stored pod; only, while a
     # scheduling gate holds it back, add to it (KEP-3838): that can hold it to less, never to something else.
     return Pin(limited_values(pod.spec, labels.model), limited_values(pod.spec, labels.pool))
-
-
-def _unwanted(pod: Pod, schemes: tuple[Scheme, ...], model: str, types: CardTypes) -> str | None:
-    excluded = (select(pod, scheme, model, types).excluded_by for scheme in schemes)
-    return next((f"annotation {key}" for key in excluded if key), None)
 
 
 class _Reach(NamedTuple):

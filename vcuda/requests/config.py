@@ -12,18 +12,17 @@ from pydantic_core import ErrorDetails
 from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document
-from vcuda.quota.document import WrongValueError, shown
 from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
 from vcuda.quota.yaml import Plain
-from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NOT_FIXED, GpuResources
+from vcuda.requests import scheme_settings
+from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NOT_FIXED, GpuResources, is_resource
+from vcuda.requests.schemes import SCHEMES
 
-QUOTA, UNITS, DOMAINS = "gpu_quota", "gpu_units", "gpu_domains"
+QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes"
 """The keys of the ConfigMap; that of the quota is settable."""
 
 T = TypeVar("T")
 
-# Kubernetes' rule for the part of a qualified name behind the slash (apimachinery, IsQualifiedName).
-_NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,61}\*", re.ASCII)
 
 
@@ -53,12 +52,22 @@ def parse_config(
     if key not in data:
         faults.append(Fault(f"data.{key}", "is missing; the quota document belongs there"))
     quota = read(key, lambda text: document.parse_quota(text, system), Quota())
+    schemes = read(
+        SCHEME_SETTINGS,
+        lambda text: document.check_text(text, scheme_settings.read_schemes, scheme_settings.sentence),
+        SCHEMES,
+    )
+    taken = GpuResources(schemes)
     nothing: tuple[Mapping[str, Charge], tuple[str, ...]] = {}, ()
-    units = read(UNITS, lambda text: document.check_text(text, _read_units, _sentence_of_unit), nothing[0])
+    units = read(
+        UNITS,
+        lambda text: document.check_text(text, lambda tree: _read_units(tree, taken), _sentence_of_unit),
+        nothing[0],
+    )
     domains = read(DOMAINS, lambda text: document.check_text(text, _read_domains, _sentence_of_domain), nothing[1])
     if faults:
         raise QuotaFault(tuple(faults))
-    resources = GpuResources(own_units=units, own_vendors=domains, version=version)
+    resources = GpuResources(schemes, own_units=units, own_vendors=domains, version=version)
     return QuotaConfig(msgspec.structs.replace(quota, version=version), resources)
 
 
@@ -68,22 +77,22 @@ def _placed(name: str, fault: Fault) -> Fault:
     return Fault(f"{name}{'' if fault.path.startswith('[') else '.'}{fault.path}", fault.message)
 
 
-def read_unit_name(name: str) -> str:
+def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     """Return the name of a resource or class that no other table has."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
-        raise WrongValueError(f"write {CLASS}{document.printable(rest)}, for claims and for pods alike")
-    fitting = k8s_types.can_be_name(rest) if domain + slash == CLASS else _NAME.fullmatch(rest)
-    if not (fitting and k8s_types.can_be_name(domain)):
-        raise WrongValueError(
-            f"{shown(name)} can be no resource; write a name such as nvidia.com/gpu.shared, or of a DeviceClass, "
-            f"{CLASS}NAME"
+        raise document.WrongValueError(f"write {CLASS}{document.printable(rest)}, for claims and for pods alike")
+    if not (k8s_types.can_be_name(rest) if domain + slash == CLASS else is_resource(name)):
+        raise document.WrongValueError(
+            f"{document.shown(name)} can be no resource; write a name such as nvidia.com/gpu.shared, "
+            f"or of a DeviceClass, {CLASS}NAME"
         )
     # The built-in rows say what the devices are; a second row would leave open which of the two is meant.
-    if scheme := BUILT_IN.scheme_of.get(name):
-        raise WrongValueError(f"is counted already, as a resource of scheme {scheme.name}; leave it out")
+    taken: GpuResources = info.context or BUILT_IN
+    if scheme := taken.scheme_of.get(name):
+        raise document.WrongValueError(f"is counted already, as a resource of scheme {scheme.name}; leave it out")
     if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
-        raise WrongValueError("is built in; leave it out")
+        raise document.WrongValueError("is built in; leave it out")
     return name
 
 
@@ -91,7 +100,7 @@ def read_worth(value: object) -> int:
     """Return the cores that one of a unit is worth."""
     cores = document.read_cores(value)
     if not cores:
-        raise WrongValueError("0 cards are worth nothing; write {} for that")
+        raise document.WrongValueError("0 cards are worth nothing; write {} for that")
     return cores
 
 
@@ -109,7 +118,7 @@ class _UnitEntry(document.StrictModel):
     @pydantic.model_validator(mode="after")
     def _has_cards(self) -> "_UnitEntry":
         if self.memory and not self.cards:
-            raise WrongValueError("memory without cards; write both, such as {cards: 0.25, memory: 10Gi}")
+            raise document.WrongValueError("memory without cards; write both, such as {cards: 0.25, memory: 10Gi}")
         return self
 
     @property
@@ -124,8 +133,8 @@ _UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
 )
 
 
-def _read_units(tree: Plain) -> Mapping[str, Charge]:
-    return {name: entry.worth for name, entry in _UNITS.validate_python(tree).items()}
+def _read_units(tree: Plain, taken: GpuResources) -> Mapping[str, Charge]:
+    return {name: entry.worth for name, entry in _UNITS.validate_python(tree, context=taken).items()}
 
 
 def _sentence_of_unit(details: ErrorDetails) -> str:
@@ -135,14 +144,14 @@ def _sentence_of_unit(details: ErrorDetails) -> str:
         case "extra_forbidden":
             hint = document.suggestion(details["loc"][-1], _UnitEntry.model_fields)
             return f"unknown key; {hint or 'the keys here are `cards`, `memory`'}"
-    return f"{shown(details['input'])} stands here; write what one is worth, such as amd.com/gpu: {{cards: 1}}"
+    return f"{document.shown(details['input'])} stands here; write what one is worth, such as amd.com/gpu: {{cards: 1}}"
 
 
 def _read_domain(value: object) -> str:
     domain, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (k8s_types.can_be_name(domain) and (_PREFIX.fullmatch(prefix) or not slash)):
-        raise WrongValueError(
-            f"{shown(value)} is no domain of resources; write one such as acme.com, or acme.com/gpu-*"
+        raise document.WrongValueError(
+            f"{document.shown(value)} is no domain of resources; write one such as acme.com, or acme.com/gpu-*"
         )
     return f"{domain}{slash}{prefix}"
 
@@ -160,4 +169,4 @@ def _read_domains(tree: Plain) -> tuple[str, ...]:
 def _sentence_of_domain(details: ErrorDetails) -> str:
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    return f"{shown(details['input'])} stands here; write a list of domains, such as [acme.com]"
+    return f"{document.shown(details['input'])} stands here; write a list of domains, such as [acme.com]"

@@ -11,6 +11,7 @@ from vcuda.k8s_types import Container, Pod
 from vcuda.quota.model import Allowance
 from vcuda.requests.pod_request import NONE, PodRequest, resources_of
 from vcuda.requests.resources import NOT_FIXED, GpuResources, unit_name
+from vcuda.requests.schemes import Scheme
 
 GPU_RUNTIME_CLASSES = frozenset({"nvidia"})
 """The runtime classes that give a container the cards its variables name, unless somebody says otherwise."""
@@ -76,6 +77,9 @@ def find_refusals(
     if spec.runtime_class_name and spec.runtime_class_name in runtime_classes and not request.asks:
         message = f"runtime class {spec.runtime_class_name} gives a pod cards that it does not ask for; ask for a GPU"
         yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
+    if len({scheme.scheduler for scheme in request.schemes if scheme.scheduler}) > 1:
+        names = " and ".join(scheme.name for scheme in request.schemes)
+        yield Refusal("spec.schedulerName", f"asks by {names}, which have a scheduler each; ask by one of them")
     for path, container in pod.all_containers():
         yield from _of_container(path, container, request, known, extended or ())
     for key, value in pod.annotations.items():
@@ -90,11 +94,15 @@ def find_refusals(
 def _of_container(
     path: str, container: Container, request: PodRequest, known: GpuResources, extended: Collection[str]
 ) -> Iterator[Refusal]:
-    for name, quantity in resources_of(container).items():
+    asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
+    for name in asked:
+        scheme = _uncounted(asked, name, known)
         # A DeviceClass may give its devices any name.
-        uncounted = name in extended and name not in known.scheme_of and known.unit_of(name) is None
-        if quantity not in NONE and (uncounted or known.is_unknown_gpu(name)):
-            yield Refusal(f"{path}.resources.limits[{name}]", _how_to_count(name))
+        of_class = name in extended and name not in known.scheme_of and known.unit_of(name) is None
+        if scheme or of_class or known.is_unknown_gpu(name):
+            yield Refusal(
+                f"{path}.resources.limits[{name}]", _how_to_name(name, scheme) if scheme else _how_to_count(name)
+            )
     if _is_privileged(container):
         message = "a privileged container sees every card of its node; write false"
         yield Refusal(f"{path}.securityContext.privileged", message, Allowance.PRIVILEGED)
@@ -120,6 +128,23 @@ def _is_off(policy: str) -> bool:
 
 def _is_privileged(container: Container) -> bool:
     return container.security_context is not None and bool(container.security_context.privileged)
+
+
+def _uncounted(asked: Collection[str], name: str, known: GpuResources) -> Scheme | None:
+    """Return the scheme whose count this may be by another name: its cores or memory are there, and no count of it."""
+    # The vendor gives so many times the share beside it, whatever one of the resource is said to be worth.
+    if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
+        return None
+    schemes = (known.scheme_of[other] for other in asked if other in known.scheme_of)
+    domain = name.partition("/")[0]
+    return next((s for s in schemes if s.count and s.count not in asked and s.count.startswith(f"{domain}/")), None)
+
+
+def _how_to_name(resource: str, scheme: Scheme) -> str:
+    return (
+        f"this may be the count of {scheme.name} by another name; have it said in key gpu_schemes of the quota "
+        f"ConfigMap: `{scheme.name}: {{resources: {{count: {resource}}}}}`"
+    )
 
 
 def _how_to_count(resource: str) -> str:

@@ -3,6 +3,7 @@
 Built-in rows, and those that the operator adds in further keys of the quota ConfigMap::
 
     gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: worth nothing
+    gpu_schemes: {hami: {resources: {count: nvidia.com/vgpu}}}                              # see `scheme_settings`
     gpu_domains: [acme.com, example.com/gpu-*]                                              # GPU vendors of their own
 """
 
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from vcuda.k8s_types import can_be_name
 from vcuda.quota.model import CORES_PER_CARD, Charge
 from vcuda.requests.schemes import SCHEMES, Scheme
 
@@ -24,11 +26,15 @@ CLASS = "deviceclass/"
 WHOLE_CARD = Charge(CORES_PER_CARD, 0, CORES_PER_CARD)
 NOTHING = Charge()
 
+PLAIN_CARDS = "nvidia.com/gpu"
+"""The resource of NVIDIA's own device plugin: whole cards, where no scheme has the name."""
+
 # Classes of the three DRA drivers (deployments/helm of each), and what is no GPU in the domain of a vendor. A share
 # that is asked for without its capacity is a whole card: so is one of a class of shares, asked for by the class's name.
 BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
+            PLAIN_CARDS,
             "deviceclass/gpu.nvidia.com",
             "deviceclass/vfio.gpu.nvidia.com",
             "deviceclass/hami-core-gpu.project-hami.io",
@@ -73,6 +79,7 @@ VENDORS = (
 )
 """The domains of GPU vendors, or the part of one that its GPUs have; HAMi's and Volcano's device plugins among them."""
 
+_NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # Of NVIDIA's device plugin, with MIG strategy "mixed": what stands behind the memory are media extensions and the like.
 _MIG = re.compile(r"nvidia\.com/mig-([1-7])g\.([1-9][0-9]{0,3})gb(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
@@ -124,7 +131,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     def unit_of(self, resource: str) -> Charge | None:
         """Return what one of a resource is worth that belongs to no scheme; None where no table has it."""
         name = unit_name(resource)
-        return self.own_units.get(name) or BUILT_IN_UNITS.get(name) or _worth_of_profile(name)
+        return self.own_units.get(name) or BUILT_IN_UNITS.get(name) or worth_of_profile(name)
 
     def counts(self, resource: str) -> bool:
         """Return whether whoever asks for this resource is charged."""
@@ -144,12 +151,19 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 BUILT_IN = GpuResources()
 
 
+def is_resource(name: str) -> bool:
+    """Return whether an extended resource can have this name: one with a domain (apimachinery, IsQualifiedName)."""
+    domain, _, rest = name.partition("/")
+    return can_be_name(domain) and _NAME.fullmatch(rest) is not None
+
+
 def unit_name(resource: str) -> str:
     """Return the name of a container's resource in the units table."""
     return CLASS + resource.removeprefix(CLASS_RESOURCE) if resource.startswith(CLASS_RESOURCE) else resource
 
 
-def _worth_of_profile(name: str) -> Charge | None:
+def worth_of_profile(name: str) -> Charge | None:
+    """Return what one slice of a MIG profile is worth; None for any other resource."""
     profile = _MIG.fullmatch(name)
     if not profile:
         return None

@@ -30,6 +30,7 @@ class Scheme(msgspec.Struct, frozen=True):
 
     ``memory_unit`` is in MiB. Where ``count`` is set, cores and memory are per vGPU, and cores that are left out are a
     whole card; ``counts_plain_cards``: the count alone is also how NVIDIA's own device plugin is asked for whole cards.
+    ``card_mode`` is the annotation that says how the card may be shared, where a card may be in MIG mode instead.
     ``allocation_annotations`` and ``allocation_labels`` are what its scheduler and device plugin write on a pod; a name
     that ends in ``-`` stands for every key that begins with it. ``creation_annotations`` are what its own webhook
     writes on a pod that it makes into another: one that still asks by the scheme has a copy. Of the annotations,
@@ -37,7 +38,7 @@ class Scheme(msgspec.Struct, frozen=True):
     ``time_unit``; the newest counts.
     ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there, ``register``
     that in which the device plugin says what cards the node has; ``allocated`` is the annotation of a pod that names
-    those that it was given, by uuid.
+    those that it was given, by uuid. ``scheduler`` places its pods; None: the one that is set for all.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Scheme(msgspec.Struct, frozen=True):
     core_limit: str | None = None
     wanted_models: str | None = None
     unwanted_models: str | None = None
+    card_mode: str | None = None
     allocation_annotations: tuple[str, ...] = ()
     allocation_labels: tuple[str, ...] = ()
     creation_annotations: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class Scheme(msgspec.Struct, frozen=True):
     node_lock: str | None = None
     register: str | None = None
     allocated: str | None = None
+    scheduler: str | None = None
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -69,8 +72,8 @@ class Scheme(msgspec.Struct, frozen=True):
 
     @property
     def model_choices(self) -> tuple[str, ...]:
-        """The annotations by which a pod wants some types of card, or does not want others."""
-        return tuple(name for name in (self.wanted_models, self.unwanted_models) if name)
+        """The annotations by which a pod wants some types of card or way to share them, or does not want others."""
+        return tuple(name for name in (self.wanted_models, self.unwanted_models, self.card_mode) if name)
 
 
 def _gpu_admission_annotations(domain: str) -> tuple[str, ...]:
@@ -114,6 +117,7 @@ HAMI = Scheme(
     memory_percentage="nvidia.com/gpumem-percentage",
     wanted_models="nvidia.com/use-gputype",
     unwanted_models="nvidia.com/nouse-gputype",
+    card_mode="nvidia.com/vgpu-mode",
     allocation_annotations=(
         "hami.io/vgpu-node",
         "hami.io/vgpu-time",
@@ -156,7 +160,7 @@ VGPU_MANAGER = Scheme(
 )
 
 # The order decides to which of two schemes an annotation belongs that both write, where a pod asks by neither.
-SCHEMES = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
+SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:

@@ -15,7 +15,9 @@ from tests.processes import SCRIPTS, ControllerProcess
 from tests.rendered import MANIFESTS
 
 TEAM = "team-a"
-OPERATIONS = MANIFESTS.parent / "docs" / "operations.md"
+ROOT = MANIFESTS.parent
+OPERATIONS = ROOT / "docs" / "operations.md"
+REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
 
 def commands(heading: str) -> list[str]:
@@ -48,8 +50,7 @@ def run(system: System, script: str) -> str:
 def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
     """Everything applied and running, with the example's quota in force in a fresh namespace of its own."""
     directory.mkdir()
-    registered = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
-    admin.kubectl("delete", registered, "-l", "app.kubernetes.io/part-of=vcuda-quota")  # with the CA of an earlier one
+    admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")  # with the CA of an earlier one
     with applied(admin, directory, *components) as system, system.serving(1), system.controller() as controller:
         controller.await_synced()
         admin.create_namespace(TEAM)

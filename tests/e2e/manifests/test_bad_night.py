@@ -11,11 +11,11 @@ import pytest
 from certs.parsing import read_authority
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_published
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published
 from tests.e2e.manifests.operations import TEAM, commands, installed, run
 from tests.e2e.manifests.system import NODE, System, mount_secret, port_of
 from tests.e2e.stage import CA_SECRET, SERVING_SECRET
-from tests.integration.reviews import card_pod, gpu_pod
+from tests.integration.reviews import card_pod, gpu_pod, pinned
 from tests.processes import ControllerProcess, eventually
 from tests.rendered import MANIFESTS, container
 from vcuda.x509 import make_leaf, service_names
@@ -89,13 +89,21 @@ def another_replica(system: System, what: str) -> Iterator[None]:
 
 
 def test_the_webhook_is_gone_and_pods_are_created_while_it_is_put_back(admin: Cluster, night: Night) -> None:
-    """Not charged then, but counted once they are on a node; and charged again when all is put back."""
+    """Not charged then, but counted once they are on a node; and charged again when all is put back.
+
+    Nobody else is held up: who asks for no GPU, or has no limit, or is of the system.
+    """
     system, _ = night
     ignore, fail = commands("The bad night")
     look, put_back = commands("The webhook is down")
     admin.kubectl("scale", "deployment", "vcuda-webhook", "-n", SYSTEM_NAMESPACE, "--replicas=0")
     serve_from(system)
-    await_refusal(admin, card_pod("train", TEAM), 'failed calling webhook "validate.quota.vcuda.io"')
+    for pod in (card_pod("train", TEAM), pinned(card_pod("train", TEAM))):
+        await_refusal(admin, pod, 'failed calling webhook "validate.quota.vcuda.io"')
+    with admin.fresh_namespace() as free:
+        await_enforced(admin, free, enforced=False)
+        ordinary, of_the_system = gpu_pod("web", TEAM, {"cpu": "1"}), restricted(card_pod("train", SYSTEM_NAMESPACE))
+        assert [refusal(admin, pod) for pod in (card_pod("train", free), ordinary, of_the_system)] == [""] * 3
     assert "vcuda-webhook" in run(system, look)
     run(system, put_back)
     assert system.cluster.rest.get(DEPLOYMENT)["spec"]["replicas"] == 3
@@ -112,6 +120,15 @@ def test_the_webhook_is_gone_and_pods_are_created_while_it_is_put_back(admin: Cl
         await_refusal(admin, card_pod("train", TEAM, cards=2), "used: 1 (0 pending), limited: 2, 1 more needed")
     admin.delete_pod(TEAM, "meanwhile")
     admin.delete_node(NODE)
+
+
+def restricted(pod: Json) -> Json:
+    """The pod, of one container, as our own namespace's Pod Security Standard asks for."""
+    [container] = pod["spec"]["containers"]
+    of_pod = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    of_container = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    containers = [{**container, "securityContext": of_container}]
+    return {**pod, "spec": {**pod["spec"], "securityContext": of_pod, "containers": containers}}
 
 
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-webhook"

@@ -8,9 +8,10 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_published, ledger_path
-from tests.e2e.manifests.operations import TEAM, commands, installed, run
+from tests.e2e.manifests.operations import REGISTERED, ROOT, TEAM, commands, installed, run
 from tests.e2e.manifests.system import applied, kubectl_k
 from tests.integration.reviews import card_pod
+from tests.processes import eventually
 from tests.rendered import container
 
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
@@ -32,6 +33,21 @@ def test_ledgers_that_are_deleted_come_back_from_the_pods_and_hold_the_quota(adm
         refused = admin.try_create(card_pod("over", TEAM, cards=2))
         assert refused.status == HTTPStatus.FORBIDDEN
         assert "M40 in namespace team-a, requested: 2 cards, used: 2 (0 pending), limited: 2" in refused.message
+
+
+@pytest.mark.usefixtures("plane")
+def test_a_first_install_holds_up_nobody_who_is_there_while_it_starts(admin: Cluster, tmp_path: Path) -> None:
+    """As its first command, which the README has too, labels them out. Who comes before the controller waits."""
+    label, apply, *_ = commands("Install")[1].splitlines()
+    assert label.partition("#")[0].strip() in (ROOT / "README.md").read_text()
+    with applied(admin, tmp_path / "system") as system, admin.fresh_namespace() as there:
+        admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")
+        run(system, f"{label}\n{apply}")
+        with admin.fresh_namespace() as new:
+            refused = eventually(lambda: admin.try_create(card_pod("train", new), dryRun="All").message)
+            assert 'failed calling webhook "validate.quota.vcuda.io"' in refused
+        admin.create(card_pod("train", there))
+        admin.kubectl("label", "namespaces", "--all", "quota.vcuda.io/enforced-")
 
 
 @pytest.mark.usefixtures("plane")

@@ -1,0 +1,166 @@
+"""Every way to ask for a GPU is counted or refused, tried as a tenant who has ClusterRole edit in his namespace."""
+
+import json
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+
+import pytest
+
+from tests.builders import container, pod, vcuda_pod
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import Installation, controlling, installed, ledger_path
+from tests.e2e.quota_config import KEY
+
+CLASS = "deviceclass.resource.kubernetes.io/"
+UNITS = "{nvidia.com/gpu.shared: {cards: %s}, deviceclass/rdma.example.com: {}}"
+FOUR: Json = {"quota": {"M40": 4}}
+PRIVILEGED: Json = {"securityContext": {"privileged": True}}
+ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """An installation whose units are this module's."""
+    with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
+        yield installation
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime_class(cluster: Cluster) -> Iterator[None]:
+    """Without it the API server refuses a pod that names it before any webhook does."""
+    manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+    cluster.create({**manifest, "handler": "nvidia"})
+    yield
+    cluster.rest.send("DELETE", "/apis/node.k8s.io/v1/runtimeclasses/nvidia").ok()
+
+
+@pytest.fixture
+def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callable[..., tuple[str, Cluster]]]:
+    """Call it with an entry of the quota: a namespace that is held to it, and the API as its tenant."""
+    teams = []
+
+    def enter(**entry: object) -> tuple[str, Cluster]:
+        team = own.team({**FOUR, **entry})
+        teams.append(team)
+        name = team.__enter__()
+        say_worth(own, "0.25")
+        return name, tenant(name)
+
+    yield enter
+    for team in teams:
+        team.__exit__(None, None, None)
+
+
+def say_worth(own: Installation, cards: str) -> None:
+    """Have the operator say what one shared card is worth; on return every replica goes by it."""
+    manifest = own.quota.manifest(json.dumps(own.quota.document()))
+    manifest["data"]["gpu_units"] = UNITS % cards
+    stored = own.cluster.rest.send("PUT", own.quota.path, manifest).ok()
+    own.quota.await_read(stored["metadata"]["resourceVersion"])
+
+
+def named(manifest: Json, namespace: str, name: str = "train") -> Json:
+    return {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace, "name": name}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "cores"),
+    [
+        pytest.param({"nvidia.com/mig-3g.20gb": "2"}, 84, id="MIG"),
+        pytest.param({"nvidia.com/gpu.shared": "6"}, 150, id="shared"),
+        pytest.param({f"{CLASS}gpu.nvidia.com": "2"}, 200, id="a class"),
+        pytest.param({f"{CLASS}rdma.example.com": "2", "nvidia.com/gpu": "1"}, 100, id="beside what is worth nothing"),
+    ],
+)
+def test_what_a_table_has_is_charged_and_pinned(
+    own: Installation, join: Callable[..., tuple[str, Cluster]], limits: Json, cores: int
+) -> None:
+    """Up to the limit: the same once more, and again, does not fit."""
+    namespace, tenant = join()
+    stored = tenant.create(named(vcuda_pod(limits), namespace))
+    assert stored["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
+    assert own.charged(namespace) == {"M40": cores}
+    many = {name: str(int(amount) * 9) for name, amount in limits.items()}
+    assert tenant.try_create(named(vcuda_pod(many), namespace, "more")).is_over_quota
+
+
+REFUSED = {
+    "another resource": (vcuda_pod({"amd.com/gpu": "1"}), "`amd.com/gpu: {cards: 1}`", ""),
+    "another class": (vcuda_pod({f"{CLASS}a.b": "1"}), "`deviceclass/a.b: {cards: 1}`", ""),
+    "a class of MIG": (vcuda_pod({f"{CLASS}mig.nvidia.com": "1"}), "depends on its MIG profile", ""),
+    "all devices": (pod(container(**ALL)), "spec.containers[0].env[0]", "visible-devices"),
+    "all devices at the start": (
+        pod(container(), init=[container(name="init", **ALL)]),
+        "spec.initContainers[0].env[0]",
+        "visible-devices",
+    ),
+    "a runtime class": (pod(container(), runtimeClassName="nvidia"), "spec.runtimeClassName", "runtime-class"),
+    "privileged": (pod(container(**PRIVILEGED)), "spec.containers[0].securityContext.privileged", "privileged"),
+    "privileged beside a card": (
+        pod(container({"nvidia.com/gpu": "1"}), container(name="other", **PRIVILEGED)),
+        "spec.containers[1].securityContext.privileged",
+        "privileged",
+    ),
+    "no control": (
+        pod(container({"nvidia.com/gpu": "1"}, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])),
+        "spec.containers[0].env[0]",
+        "cuda-disable-control",
+    ),
+    "a fraction": (
+        pod(container(), annotations={"gpu-fraction": "0.5"}),
+        "metadata.annotations[gpu-fraction]",
+        "gpu-fraction",
+    ),
+}
+
+
+@pytest.mark.parametrize(("manifest", "told", "allowance"), REFUSED.values(), ids=REFUSED)
+def test_what_no_table_has_and_what_gives_more_is_refused_unless_it_is_allowed(
+    own: Installation, join: Callable[..., tuple[str, Cluster]], manifest: Json, told: str, allowance: str
+) -> None:
+    namespace, tenant = join()
+    answer = tenant.try_create(named(manifest, namespace))
+    assert (answer.status, own.charged(namespace)) == (HTTPStatus.UNPROCESSABLE_ENTITY, {})
+    assert told in answer.message
+    if allowance:
+        allowing, tenant = join(allow=[allowance])
+        tenant.create(named(manifest, allowing))
+
+
+def test_a_claim_is_refused_where_its_devices_are_not_counted(join: Callable[..., tuple[str, Cluster]]) -> None:
+    """Where the API server serves no claims it drops the field, and the pod asks for nothing."""
+    namespace, tenant = join()
+    claims = [{"name": "gpu", "resourceClaimName": "mine"}]
+    answer = tenant.try_create(named(pod(container(), resourceClaims=claims), namespace))
+    assert answer.status == HTTPStatus.UNPROCESSABLE_ENTITY or "resourceClaims" not in answer.ok()["spec"]
+
+
+def test_an_edit_of_the_units_takes_effect_and_what_is_stored_is_counted_anew(
+    own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
+) -> None:
+    """By the replicas at once, at the next pod; by the controller without one."""
+    namespace, tenant = join()
+    tenant.create(named(vcuda_pod({"nvidia.com/gpu.shared": "4"}), namespace))
+    assert own.charged(namespace) == {"M40": 100}
+    say_worth(own, "1")
+    refused = tenant.try_create(named(vcuda_pod({"nvidia.com/gpu.shared": "1"}), namespace, "more"))
+    assert refused.is_over_quota
+    ledgers, _, ledger = ledger_path(namespace).rpartition("/")
+    with controlling(own):
+        say_worth(own, "0.5")
+        cluster.await_object(ledgers, ledger, lambda found: charged_to(found) == 200)
+        say_worth(own, "0.75")
+        cluster.await_object(ledgers, ledger, lambda found: charged_to(found) == 300)
+
+
+def charged_to(ledger: Json) -> int:
+    committed: int = json.loads(ledger["data"]["ledger"])["committed"].get("M40", {}).get("cores", 0)
+    return committed
+
+
+def test_a_malformed_unit_is_refused_when_it_is_edited(own: Installation) -> None:
+    manifest = own.quota.manifest("{}")
+    manifest["data"] |= {"gpu_units": "{amd.com/gpu: {cards: 0.125}, nvidia.com/gpu: {}}", KEY: "{}"}
+    refused = own.cluster.rest.send("PUT", own.quota.path, manifest)
+    paths = [cause["field"] for cause in refused.body["details"]["causes"]]
+    assert paths == ["gpu_units[amd.com/gpu].cards", "gpu_units[nvidia.com/gpu]"]

@@ -1,0 +1,168 @@
+"""What a cluster has set otherwise for its schemes, and pods that HAMi's and vgpu-manager's webhooks change.
+
+A row of ``tests/data/peers/webhooks.json`` is a pod's limits, key ``gpu_schemes``, what the vendor's webhook makes of
+the pod (a JSON Patch), and what must come of it: the charge in cores, MiB and hundredths of card memory, the scheduler.
+"""
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.both_calls import Webhook, patched
+from tests.builders import Manifest, container, held_to, pod, policy_for, vcuda_pod, view
+from tests.tables import cases
+from vcuda.allocations.stored_pods import read_allocation
+from vcuda.errors import QuotaFault
+from vcuda.placement.patches import Hints
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from vcuda.requests.config import parse_config
+from vcuda.requests.pod_request import read_request
+from vcuda.requests.resources import GpuResources
+
+RECORDED = json.loads((Path(__file__).parent.parent / "data" / "peers" / "webhooks.json").read_text())
+QUOTA = NamespaceQuota({"M40": Limit(800)})
+
+
+def known(schemes: str, **data: str) -> GpuResources:
+    return parse_config({"gpu_quota": "", "gpu_schemes": schemes, **data}).resources
+
+
+def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:
+    policy = policy_for(QUOTA)
+    return Webhook(msgspec.structs.replace(policy, resources=known(schemes, **data), hints=Hints(scheduler=scheduler)))
+
+
+@pytest.mark.parametrize("order", ["theirs first", "ours first", "ours alone"])
+@pytest.mark.parametrize("row", RECORDED, ids=lambda row: row["name"])
+def test_charge_pin_and_scheduler_are_the_same_whoever_is_asked_first(row: dict[str, Any], order: str) -> None:
+    """The API server asks ours again after theirs (reinvocationPolicy); then nothing is left to change."""
+    asked, sent = webhook(row["settings"]), vcuda_pod(row["limits"])
+    theirs = row["patch"] if order != "ours alone" else []
+    result = patched(sent, theirs) if order == "theirs first" else sent
+    result = patched(result, asked.mutate(result).patch)
+    if order == "ours first":
+        result = patched(result, theirs)
+        result = patched(result, asked.mutate(result).patch)
+    assert list(asked.mutate(result).patch) == []
+    answer = asked.validate(result)
+    assert (answer.allowed, answer.model, answer.message) == (True, "M40", "")
+    assert asyncio.run(asked.ledgers.usage("team-a"))["M40"].used == Charge(*row["charge"])
+    assert result["spec"].get("schedulerName", "") == row["scheduler"]
+
+
+def test_the_scheduler_for_all_places_those_whose_scheme_has_none() -> None:
+    asked = webhook("hami: {scheduler: hami-scheduler}", "vcuda-scheduler")
+    placed = {}
+    for name in ("nvidia.com/gpu", "nvidia.com/vgpu-number"):
+        sent = vcuda_pod({name: 1})
+        placed[name] = patched(sent, asked.mutate(sent).patch)["spec"]["schedulerName"]
+    assert placed == {"nvidia.com/gpu": "hami-scheduler", "nvidia.com/vgpu-number": "vcuda-scheduler"}
+    wrong = vcuda_pod({"nvidia.com/gpu": 1}, affinity=held_to("M40"), schedulerName="default-scheduler")
+    assert "spec.schedulerName is not the one that places vcuda pods" in asked.validate(wrong).message
+
+
+@pytest.mark.parametrize("call", ["mutate", "validate"])
+def test_a_pod_of_two_schedulers_is_refused(call: str) -> None:
+    asked = webhook("{hami: {scheduler: a}, vgpu-manager: {scheduler: b}}")
+    both = pod(container({"nvidia.com/gpu": 1}), container({"nvidia.com/vgpu-number": 1}), affinity=held_to("M40"))
+    answer = getattr(asked, call)(both)
+    assert answer.message == (
+        "malformed GPU request: spec.schedulerName: asks by hami and vgpu-manager, which have a scheduler each; "
+        "ask by one of them"
+    )
+
+
+SHARE = {"nvidia.com/gpumem": 50, "nvidia.com/gpucores": 10}
+NAME_IT = "have it said in key gpu_schemes of the quota ConfigMap: `hami: {resources: {count: nvidia.com/vgpu}}`"
+
+
+@cases(
+    "units, limits, told",
+    unknown=("", {"nvidia.com/vgpu": 4, **SHARE}, NAME_IT),
+    worth_something_by_itself=("{nvidia.com/vgpu: {cards: 0.1}}", {"nvidia.com/vgpu": 4, **SHARE}, NAME_IT),
+    worth_nothing=("{nvidia.com/vgpu: {}}", {"nvidia.com/vgpu": 4, "nvidia.com/gpucores": 10}, NAME_IT),
+    the_count_is_there=("{nvidia.com/vgpu: {}}", {"nvidia.com/vgpu": 4, "nvidia.com/gpu": 1, **SHARE}, None),
+    no_share_beside=("{nvidia.com/vgpu: {cards: 1}}", {"nvidia.com/vgpu": 4}, None),
+    another_domain=("{acme.com/nic: {}}", {"acme.com/nic": 4, **SHARE}, None),
+    none_of_it=("", {"nvidia.com/vgpu": 0, **SHARE}, None),
+)
+def test_a_share_beside_what_may_be_its_count_is_refused_with_the_setting_to_make(
+    units: str, limits: dict[str, int], told: str | None
+) -> None:
+    answer = webhook("", gpu_units=units).mutate(vcuda_pod(limits))
+    assert (answer.allowed, told is None or told in answer.message) == (told is None, True)
+
+
+NOT_A_NAME = "can be no resource; write a name such as nvidia.com/vgpu"
+
+
+@cases(
+    "text, fault",
+    unknown_scheme=("hamis: {scheduler: a}", ".hamis: unknown scheme; did you mean `hami`?"),
+    no_scheme=("x: {}", ".x: unknown scheme; the schemes are gpu-manager, nvidia-vcuda, hami, vgpu-manager"),
+    no_mapping=("hami: 1", ".hami: 1 stands here; write a mapping such as hami: {scheduler: hami-scheduler}"),
+    unknown_key=("hami: {schedulr: a}", ".hami.schedulr: unknown key; did you mean `scheduler`?"),
+    unknown_resource=("hami: {resources: {counts: a/b}}", ".hami.resources.counts: unknown key; did you mean `count`?"),
+    no_key=("hami: {x: 1}", ".hami.x: unknown key; the keys here are `resources`, `memory_mib`, `scheduler`"),
+    no_domain=("hami: {resources: {count: gpu}}", f'.hami.resources.count: "gpu" {NOT_A_NAME}'),
+    a_number=("hami: {resources: {count: 1}}", f".hami.resources.count: 1 {NOT_A_NAME}"),
+    a_slice=(
+        "hami: {resources: {count: nvidia.com/mig-1g.5gb}}",
+        ".hami.resources.count: is built in as a unit; a scheme has names of its own",
+    ),
+    of_another_scheme=(
+        "hami: {resources: {count: nvidia.com/vgpu-number}}",
+        ".hami.resources.count: nvidia.com/vgpu-number is a resource of scheme vgpu-manager already",
+    ),
+    twice=(
+        "hami: {resources: {count: nvidia.com/gpumem}}",
+        ".hami.resources.count: nvidia.com/gpumem is a resource of scheme hami already",
+    ),
+    fixed=("gpu-manager: {memory_mib: 1}", ".gpu-manager.memory_mib: is fixed in gpu-manager itself; leave it out"),
+    it_has_none=(
+        "vgpu-manager: {resources: {memory_percentage: a.b/c}}",
+        ".vgpu-manager.resources.memory_percentage: vgpu-manager has none; leave it out",
+    ),
+    no_memory=("hami: {memory_mib: 0}", ".hami.memory_mib: 0 is no number of MiB; write a whole one from 1 to 1048576"),
+    a_part=(
+        "hami: {memory_mib: 0.5}",
+        ".hami.memory_mib: 0.5 is no number of MiB; write a whole one from 1 to 1048576",
+    ),
+    no_scheduler=(
+        'hami: {scheduler: ""}',
+        '.hami.scheduler: "" can be no scheduler\'s name; write one such as hami-scheduler',
+    ),
+)
+def test_a_malformed_setting_is_refused_with_its_path(text: str, fault: str) -> None:
+    with pytest.raises(QuotaFault) as caught:
+        known(f"{{{text}}}")
+    assert [str(each) for each in caught.value.faults] == [f"gpu_schemes{fault}"]
+
+
+def test_a_name_in_two_tables_is_refused_and_one_that_a_scheme_has_given_up_is_free() -> None:
+    renamed = "hami: {resources: {count: nvidia.com/vgpu, cores: nvidia.com/vcores}}"
+    with pytest.raises(QuotaFault, match=r"nvidia\.com/vgpu\]: is counted already, as a resource of scheme hami"):
+        known(renamed, gpu_units="nvidia.com/vgpu: {cards: 1}")
+    free = known(renamed, gpu_units="nvidia.com/gpucores: {}")
+    assert (free.is_unknown_gpu("nvidia.com/gpucores"), free.counts("nvidia.com/vcores")) == (False, True)
+    swapped = "hami: {resources: {memory: nvidia.com/gpucores, cores: nvidia.com/gpumem}}"
+    assert read_request(view(vcuda_pod(SHARE)), known(swapped)).charge == Charge(50, 10)
+
+
+def test_records_of_a_renamed_scheme_are_its_own_once() -> None:
+    manifest: Manifest = vcuda_pod({"nvidia.com/vgpu": 1}, annotations={"hami.io/vgpu-node": "a"})
+    request = read_request(view(manifest), known(RECORDED[2]["settings"]))
+    found = read_allocation(view(manifest), request.schemes)
+    assert found
+    assert [scheme.name for scheme in found.schemes] == ["hami"]
+
+
+def test_settings_of_every_pair_of_schemes_that_share_no_name_hold() -> None:
+    for first, second in itertools.permutations(("hami", "vgpu-manager"), 2):
+        both = known(f"{{{first}: {{resources: {{count: a.com/x}}}}, {second}: {{resources: {{count: a.com/y}}}}}}")
+        assert (both.scheme_of["a.com/x"].name, both.scheme_of["a.com/y"].name) == (first, second)
