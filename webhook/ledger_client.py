@@ -258,7 +258,9 @@ class NamespaceLedger:
         # One that was last counted before the quota was edited may miss pods: those that were stored while the
         # namespace was not limited, and no leader was there to drop the ledger. Nor has it what units are worth now.
         config_version = self._shared.store.config_version
-        if any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
+        # Nor claims, where it is from before the API server had any.
+        uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
+        if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger

@@ -129,7 +129,9 @@ class LedgerStore:
                     raise
                 self._sleep(LOOK_AGAIN_SECONDS)
                 continue
-            return Stored(settle(Ledger(), self.count_pods(namespace, timeout)), None, opening=opening)
+            observed = self.count_pods(namespace, timeout)
+            counted = settle(Ledger(), observed, counted_since=observed.resource_version)
+            return Stored(counted, None, opening=opening)
         return stored
 
     def _stored(self, namespace: str, timeout: float) -> Stored | None:
