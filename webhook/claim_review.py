@@ -81,14 +81,14 @@ def _decode(request: AdmissionRequest) -> tuple[str, ClaimSpec, str]:
     return claim.metadata.uid, claim.spec, ""
 
 
-class Candidates(msgspec.Struct, frozen=True, gc=False):
+class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
     """The models of a quota that a claim may get, each with its charge, and why it may not get the others."""
 
     charges: Mapping[str, Charge]
     excluded: Mapping[str, str]
 
     @classmethod
-    def of(cls, asked: ClaimRequest, quota: NamespaceQuota) -> "Candidates":
+    def of(cls, asked: ClaimRequest, quota: NamespaceQuota) -> "ClaimCandidates":
         """Return the models of this quota that the claim's own selectors leave."""
         excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
         return cls({model: asked.charge(model) for model in quota.limits if model not in excluded}, excluded)
@@ -139,7 +139,7 @@ async def mutate(
     if isinstance(review, AdmissionResponse) or request.kind.kind == TEMPLATE:
         return review if isinstance(review, AdmissionResponse) else AdmissionResponse("ignored")
     namespace, quota = review.namespace, review.quota
-    candidates = Candidates.of(review.request, quota)
+    candidates = ClaimCandidates.of(review.request, quota)
     if not candidates.charges:
         refusal = candidates.sentence(namespace, quota)
         return verdicts.refused(review, "not-allowed", refusal) if review.enforced else _unpinned(review, refusal)
@@ -234,7 +234,7 @@ def check_templates(
     for asked in templates:
         if asked.faults:
             return TemplateCheck("malformed", verdicts.malformed_sentence(asked.faults))
-        candidates = Candidates.of(asked, quota)
+        candidates = ClaimCandidates.of(asked, quota)
         if not candidates.charges:
             return TemplateCheck("not-allowed", candidates.sentence(namespace, quota))
         short = candidates.shortages(quota, usage)

@@ -7,7 +7,14 @@ import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.charges import ClaimPolicy
-from vcuda.claims.objects import AllocatedDevice, AllocatedDevices, Allocation, ClaimSpec, ClaimStatus, ResourceClaim
+from vcuda.claims.objects import (
+    AllocatedDevice,
+    AllocatedDevices,
+    ClaimAllocation,
+    ClaimSpec,
+    ClaimStatus,
+    ResourceClaim,
+)
 from vcuda.claims.request import read_claim as read_request
 from vcuda.claims.stored import count_claim
 from vcuda.k8s_types import K8sObject
@@ -81,7 +88,7 @@ class ClaimCounter:
         known = self._held.get(id(claim.spec))
         if known is not None:
             return known[1]
-        allocation = Allocation(AllocatedDevices(claim.allocated))
+        allocation = ClaimAllocation(AllocatedDevices(claim.allocated))
         counted = count_claim(ResourceClaim(spec=claim.spec, status=ClaimStatus(allocation)), self._policy)
         if counted is None or counted.model is None:
             return None

@@ -93,7 +93,7 @@ class AllocatedDevices(K8sStruct, frozen=True, gc=False):
     results: tuple[AllocatedDevice, ...] | None = None
 
 
-class Allocation(K8sStruct, frozen=True, gc=False):
+class ClaimAllocation(K8sStruct, frozen=True, gc=False):
     """What the scheduler has allocated for a claim."""
 
     devices: AllocatedDevices = AllocatedDevices()
@@ -110,7 +110,7 @@ class Consumer(K8sStruct, frozen=True, gc=False):
 class ClaimStatus(K8sStruct, frozen=True, gc=False):
     """What has become of a claim; tenants cannot write it."""
 
-    allocation: Allocation | None = None
+    allocation: ClaimAllocation | None = None
     reserved_for: tuple[Consumer, ...] | None = None
 
 
