@@ -86,6 +86,33 @@ def test_the_view_changes_over_in_one_step(kube: Kube, script: Script) -> None:
     assert views == [["a", "b"]] * 2 + [["c", "d"]] * 4
 
 
+def test_who_reads_objects_by_other_rules_has_those_listed_again_that_did_not_change(
+    kube: Kube, script: Script
+) -> None:
+    """A watch that stands ends for that; nothing is counted as a failure; and what was not kept may be kept now."""
+    listed = [item("a", 1, value=1), item("b", 2, value=-1)]
+    script.answers += [page(10, *listed), page(30, *listed)]
+    script.watches += [stream(event("ADDED", item("c", 11, value=3)), forever), stream(bookmark(31))]
+    offsets, at_list = [0], [0]
+
+    def decode(raw: bytes) -> int | None:
+        return max((thing(raw) or 0) + at_list[0], 0) or None
+
+    def begin() -> bool:
+        before, at_list[0] = at_list[0], offsets[0]
+        return before != at_list[0]
+
+    def look(reflector: Reflector[int]) -> None:
+        if len(reflector.snapshot()) > 1 and not offsets[0]:
+            offsets[0] = 5
+            reflector.list_again()
+
+    done = run(kube, 2, look, decode=decode, on_listing=begin)
+    assert script.asked() == ["LIST", "WATCH 10", "LIST", "WATCH 30"]
+    assert done.values() == {"a": 6, "b": 4}
+    assert done.reflector.counts.failures == 0
+
+
 def test_a_snapshot_never_changes(kube: Kube, script: Script) -> None:
     script.answers.append(page(10, item("a", 1, value=1)))
     script.watches.append(stream(event("ADDED", item("b", 11, value=2))))
