@@ -6,15 +6,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod
+from vcuda.claims import objects
 from vcuda.claims.charges import ClaimPolicy
-from vcuda.claims.objects import (
-    AllocatedDevice,
-    AllocatedDevices,
-    ClaimAllocation,
-    ClaimSpec,
-    ClaimStatus,
-    ResourceClaim,
-)
 from vcuda.claims.request import read_claim as read_request
 from vcuda.claims.stored import count_claim
 from vcuda.k8s_types import K8sObject
@@ -31,8 +24,8 @@ class StoredClaim(msgspec.Struct, frozen=True):
     uid: str
     namespace: str
     name: str
-    spec: ClaimSpec
-    allocated: tuple[AllocatedDevice, ...] = ()
+    spec: objects.ClaimSpec
+    allocated: tuple[objects.AllocatedDevice, ...] = ()
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
@@ -54,11 +47,11 @@ class _Claim(K8sObject, frozen=True, gc=False):
     """A claim, with its spec as text."""
 
     spec: msgspec.Raw = msgspec.Raw(b"{}")
-    status: ClaimStatus | None = None
+    status: objects.ClaimStatus | None = None
 
 
 _CLAIM = msgspec.json.Decoder(_Claim)
-_SPEC = msgspec.json.Decoder(ClaimSpec)
+_SPEC = msgspec.json.Decoder(objects.ClaimSpec)
 
 
 def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
@@ -71,7 +64,7 @@ def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
 
 
 @functools.lru_cache(SPECS_REMEMBERED)
-def _read_spec(raw: bytes) -> ClaimSpec:
+def _read_spec(raw: bytes) -> objects.ClaimSpec:
     return _SPEC.decode(raw)
 
 
@@ -81,15 +74,15 @@ class ClaimCounter:
     def __init__(self, policy: ClaimPolicy) -> None:
         self._policy = policy
         # By identity, as a spec with capacities cannot be hashed; each is kept, so that no other takes its place.
-        self._held: dict[int, tuple[ClaimSpec, ClaimCharge]] = {}
+        self._held: dict[int, tuple[objects.ClaimSpec, ClaimCharge]] = {}
 
     def __call__(self, claim: StoredClaim) -> ClaimCharge | None:
         """Return what a claim takes."""
         known = self._held.get(id(claim.spec))
         if known is not None:
             return known[1]
-        allocation = ClaimAllocation(AllocatedDevices(claim.allocated))
-        counted = count_claim(ResourceClaim(spec=claim.spec, status=ClaimStatus(allocation)), self._policy)
+        status = objects.ClaimStatus(objects.ClaimAllocation(objects.AllocatedDevices(claim.allocated)))
+        counted = count_claim(objects.ResourceClaim(spec=claim.spec, status=status), self._policy)
         if counted is None or counted.model is None:
             return None
         certain = not read_request(claim.spec, self._policy).faults
