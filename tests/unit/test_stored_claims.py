@@ -1,0 +1,251 @@
+"""Stored ResourceClaims: what each takes, from a LIST and from the watch, and what is left out or kept."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jsonpatch
+import pytest
+import structlog
+
+from controller.claim_retrier import MOST_AT_ONCE, REASON, ClaimRetrier
+from controller.claims import ClaimInformer
+from controller.pods import REMEMBER_GONE_SECONDS
+from tests.api_double import ApiDouble
+from tests.builders import Manifest, stored_pod
+from tests.claim_builders import CLASSES, NODES, NVIDIA, claim, claim_policy, view
+from tests.replicas import CARD, POD, Clock
+from vcuda.allocations.stored_claims import ClaimCharge, ClaimCounter, StoredClaim, read_stored_claim
+from vcuda.claims.request import read_claim
+from vcuda.errors import NotFound, Unavailable
+from vcuda.kube import DeviceInformer, LedgerStore, ServedWatches
+from vcuda.ledger.ledger import Ledger, ModelUse, NamespaceUse, ObservedClaims, Pending, settle
+from vcuda.quota.model import OVER_QUOTA, Charge
+
+ONE, TWO = Charge(100, 0, 100), Charge(200, 0, 200)
+COUNTER = ClaimCounter(claim_policy())
+OWN = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{}"
+ALLOCATED = {"allocation": {"devices": {"results": [{"driver": NVIDIA, "pool": "new", "device": "gpu-0"}]}}}
+
+
+def pinned(name: str, *requests: Manifest, **fields: Any) -> Manifest:
+    """Return a claim as it is stored: with its uid, and held to A100."""
+    bare = claim(*requests, name=name, uid=f"{name}-uid", namespace="team-a")
+    patch = read_claim(view(bare), claim_policy()).patch("A100")
+    return {**jsonpatch.apply_patch(bare, json.dumps(patch)), **fields}
+
+
+def stored(manifest: Manifest) -> StoredClaim:
+    return read_stored_claim(json.dumps(manifest).encode())
+
+
+@pytest.mark.parametrize(
+    ("manifest", "taken"),
+    [
+        pytest.param(pinned("a"), ClaimCharge("A100", ONE), id="held to a model"),
+        pytest.param(pinned("a", status=ALLOCATED), ClaimCharge("A100", ONE), id="allocated too"),
+        pytest.param(claim(), None, id="held to none"),
+        pytest.param({**claim(), "status": ALLOCATED}, ClaimCharge("A100", ONE), id="by what was allocated"),
+        pytest.param(claim({"deviceClassName": "unknown"}), None, id="of a class that nobody knows"),
+    ],
+)
+def test_a_claim_takes_what_its_spec_says_and_counts_for_the_model_that_holds_it(
+    manifest: Manifest, taken: ClaimCharge | None
+) -> None:
+    assert COUNTER(stored(manifest)) == taken
+
+
+def test_claims_of_one_spec_keep_it_once() -> None:
+    assert stored(pinned("a")).spec is stored(pinned("b")).spec
+
+
+# From a LIST
+
+
+def extended(name: str, **status: str) -> Manifest:
+    """Return a pod for whose extended resources the scheduler has made a claim."""
+    pod = stored_pod({"nvidia.com/gpu": 1}, uid="pod-uid")
+    return {**pod, "status": {**status, "extendedResourceClaimStatus": {"resourceClaimName": name}}}
+
+
+@pytest.fixture
+def store(api: ApiDouble) -> LedgerStore:
+    return LedgerStore(api.kube, "vcuda-quota", lambda: NODES, claim_price=lambda: COUNTER)
+
+
+@pytest.mark.parametrize(
+    ("pod", "claimed"),
+    [
+        pytest.param(extended("b"), {"A100": ONE}, id="its pod is charged"),
+        pytest.param(extended("b", phase="Succeeded"), {"A100": TWO}, id="its pod has ended"),
+        pytest.param(extended("other"), {"A100": TWO}, id="of another name"),
+        pytest.param({**extended("b"), "spec": {"containers": []}}, {"A100": TWO}, id="its pod asks for nothing"),
+    ],
+)
+def test_a_claim_is_left_out_only_where_a_charged_pods_status_names_it(
+    api: ApiDouble, store: LedgerStore, pod: Manifest, claimed: Mapping[str, Charge]
+) -> None:
+    for name in ("a", "b"):
+        api.store(OWN.format(name), pinned(name, metadata={**pinned(name)["metadata"], "ownerReferences": []}))
+    api.store(POD, pod)
+    ledger = store.read("team-a").ledger
+    assert (ledger.claimed, ledger.claim_resource_version) == (claimed, ledger.pod_resource_version)
+
+
+def test_without_devices_claims_are_not_counted_as_nothing(api: ApiDouble) -> None:
+    store = LedgerStore(api.kube, "vcuda-quota", lambda: NODES)
+    assert store.count_pods("team-a").claims == ObservedClaims("100", {}, {}.keys())
+    api.store(OWN.format("a"), pinned("a"))
+    with pytest.raises(Unavailable, match="devices"):
+        store.count_pods("team-a")
+    assert store.stored_uids("team-a") == {"a-uid"}
+
+
+def test_where_the_api_server_has_no_claims_none_are_counted(api: ApiDouble, store: LedgerStore) -> None:
+    def listed(path: str, *_: object, **__: object) -> Iterator[object]:
+        raise NotFound(404, path)
+
+    api.list_pages = listed  # type: ignore[method-assign, assignment]  # as an API server of 1.30 answers
+    assert store.claims("team-a") == ("", [])
+    assert store.count_claims("team-a", ()) is None
+
+
+# From the watch
+
+
+def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once(api: ApiDouble) -> None:
+    clock, changed = Clock(), list[str]()
+    informer = ClaimInformer(api.kube, changed.append, lambda: COUNTER, clock.monotonic)
+    assert informer.observed("team-a", ()) is None
+    pending = {f"{name}-uid": Pending("A100", CARD) for name in ("a", "b")}
+    ledger = Ledger({}, "99", pending)
+
+    def settled(*left_out: str) -> Ledger:
+        informer.reflector.relist()
+        informer.reflector.synced.set()
+        pods = LedgerStore(api.kube, "vcuda-quota", lambda: NODES, claim_price=lambda: COUNTER).count_pods("team-a")
+        return settle(ledger, type(pods)("100", {}, (), claims=informer.observed("team-a", left_out)))
+
+    api.store(OWN.format("a"), pinned("a"))
+    api.store(OWN.format("x"), claim(name="x", uid="x-uid", namespace="team-a"))
+    ledger = settled()
+    assert (ledger.claimed, [*ledger.pending]) == ({"A100": ONE}, ["b-uid"])
+    assert settled("a").claimed == {}
+    api.remove(OWN.format("a"))
+    ledger = settled()
+    assert (ledger.claimed, [*ledger.pending], {*changed}) == ({}, ["b-uid"], {"team-a"})
+    clock.pass_by(REMEMBER_GONE_SECONDS + 1)
+    assert [*informer.namespaces()] == ["team-a"]
+
+
+def test_while_a_class_is_away_a_claim_takes_what_it_took_before(api: ApiDouble) -> None:
+    """As long as this leader has known it: a class that is deleted and made anew lowers no charge."""
+    own = {"mine": CLASSES["gpu.nvidia.com"]}
+    with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
+    known = claim({"deviceClassName": "mine"}, {"deviceClassName": NVIDIA}, name="a", uid="a-uid", namespace="team-a")
+    patch = read_claim(view(known), claim_policy(classes={**CLASSES, **own})).patch("A100")
+    counters = iter([with_class, with_class, COUNTER, COUNTER])
+    informer = ClaimInformer(api.kube, lambda _: None, lambda: next(counters))
+    api.store(OWN.format("a"), jsonpatch.apply_patch(known, json.dumps(patch)))
+    informer.reflector.relist()
+    informer.reflector.synced.set()
+    found = [informer.observed("team-a", ()) for _ in range(2)]
+    assert [each and each.committed for each in found] == [{"A100": TWO}, {"A100": TWO}]
+
+
+# Whether claims are served
+
+
+def test_watches_begin_once_the_api_server_serves_claims_and_nothing_waits_for_that(api: ApiDouble) -> None:
+    """As when a cluster is upgraded to 1.34 under a webhook that runs."""
+    answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
+    waited: list[float] = []
+
+    class Served:
+        def get(self, path: str) -> bytes:
+            answer = answers.pop(0)
+            if answer:
+                raise answer
+            return path.encode()
+
+    watches = ServedWatches(Served(), DeviceInformer(api.kube).reflectors(), wait=lambda s: bool(waited.append(s)))  # type: ignore[arg-type, func-returns-value]
+    states = [watches.settled, bool(watches.running())]
+    with structlog.testing.capture_logs():
+        watches.run()
+    watches.stop()
+    assert (states, waited[-1], watches.settled) == ([False, False], 60.0, True)
+    assert {*watches.running()} == {"resourceslices", "deviceclasses"}
+
+
+# Waking those that wait
+
+
+def report(used: float) -> NamespaceUse:
+    return NamespaceUse("team-a", "enforce", (ModelUse("A100", 4, used, 0, 4 - used),))
+
+
+def refused(name: str, message: str = f"{OVER_QUOTA}: A100", uid: str | None = None) -> Manifest:
+    about = {"name": name, "uid": uid or f"{name}-uid"}
+    return {"metadata": {"name": f"{name}.1"}, "involvedObject": about, "message": message, "reason": REASON}
+
+
+def waiting(name: str, *made: str) -> Manifest:
+    spec = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]}
+    status = {"resourceClaimStatuses": [{"name": each} for each in made]}
+    return {"metadata": {"name": name, "uid": f"{name}-uid"}, "spec": spec, "status": status}
+
+
+EVENTS, PODS = "/api/v1/namespaces/team-a/events", "/api/v1/namespaces/team-a/pods"
+
+
+def woken(api: ApiDouble) -> list[str]:
+    """Return the pods that were woken since this was asked before."""
+    pods = [each for path, each in api.objects.items() if path.startswith(PODS) and each["metadata"].get("annotations")]
+    return sorted(each["metadata"].pop("annotations") and each["metadata"]["name"] for each in pods)
+
+
+@pytest.mark.parametrize(
+    ("pod", "event", "is_woken"),
+    [
+        pytest.param(waiting("a"), refused("a"), True, id="refused for quota"),
+        pytest.param(waiting("a", "gpu"), refused("a"), False, id="it has its claim by now"),
+        pytest.param(waiting("a"), refused("a", "no such template"), False, id="refused for something else"),
+        pytest.param(waiting("a"), refused("a", uid="of-another"), False, id="another pod of its name was"),
+        pytest.param(waiting("b"), refused("a"), False, id="gone"),
+        pytest.param(waiting("a"), {**refused("a"), "involvedObject": {"name": "../../x"}}, False, id="no name"),
+    ],
+)
+def test_a_pod_whose_claim_was_refused_is_woken_when_quota_is_freed(
+    api: ApiDouble, pod: Manifest, event: Manifest, *, is_woken: bool
+) -> None:
+    api.store(f"{PODS}/{pod['metadata']['name']}", pod)
+    api.store(f"{EVENTS}/a.1", event)
+    retrier = ClaimRetrier(api.kube, lambda: True)
+    retrier.report("team-a", report(4))
+    retrier.reconciler.turn("team-a")
+    assert woken(api) == []
+    retrier.report("team-a", report(3))
+    retrier.reconciler.turn("team-a")
+    assert woken(api) == (["a"] if is_woken else [])
+    retrier.reconciler.turn("team-a")
+    retrier.report("team-a", report(3))
+    retrier.reconciler.turn("team-a")
+    assert woken(api) == []
+    retrier.report("team-a", report(2))
+    retrier.reconciler.turn("team-a")
+    assert woken(api) == (["a"] if is_woken else [])
+
+
+def test_of_many_waiting_pods_some_are_woken_a_turn_and_none_where_claims_are_not_served(api: ApiDouble) -> None:
+    served = [False, True, True]
+    for number in range(MOST_AT_ONCE + 5):
+        api.store(f"{PODS}/a{number}", waiting(f"a{number}"))
+        api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
+    retrier = ClaimRetrier(api.kube, lambda: served.pop(0))
+    retrier.report("team-a", report(0))
+    counts = []
+    for _ in range(3):
+        retrier.reconciler.turn("team-a")
+        counts.append(len(woken(api)))
+    assert counts == [0, MOST_AT_ONCE, 5]
+    assert retrier.reconciler.queue.is_active("team-a")
