@@ -22,9 +22,6 @@ from webhook.ledgers import Ledgers, RecentChoices
 # The group in every kubelet's client certificate. Unlike anything in the pod it is what the API server authenticated.
 NODES_GROUP = "system:nodes"
 
-CLAIMING = "claims"
-"""The outcome of a pod that is admitted without a charge, since its ResourceClaims have theirs."""
-
 # Of the annotations and labels that /mutate would have removed: a pod may have thousands.
 MOST_RECORDS = 10
 
@@ -120,7 +117,7 @@ async def mutate(
     if not review.charged:
         # Which cards it gets is up to its claims, each of which is pinned by itself.
         patch = patches.pools_patch(review.pod, review.quota.pools, policy.hints)
-        return AdmissionResponse(CLAIMING, patch=patch, warnings=review.warnings())
+        return AdmissionResponse("claims", patch=patch, warnings=review.warnings())
     namespace, asked = review.namespace, review.request
     candidates = placement.find_candidates(
         review.pod, asked.schemes, review.quota, policy.nodes, asked.share, has_share=asked.has_share
@@ -225,7 +222,7 @@ def _claiming(review: PodReview, pin: placement.Pin, claimed: TemplateCheck) -> 
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
         return verdicts.refused(review, "not-pinned", *undone)
-    return AdmissionResponse(CLAIMING, warnings=review.warnings(*undone, *claimed.sentences))
+    return AdmissionResponse("claims", warnings=review.warnings(*undone, *claimed.sentences))
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:

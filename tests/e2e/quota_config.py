@@ -17,13 +17,17 @@ CONFIG = {"quota.vcuda.io/config": "true"}
 
 @dataclass(frozen=True)
 class QuotaConfigMap:
-    """The ConfigMap ``name`` in ``namespace``, created with ``labels``; ``readers`` are the replicas that watch it."""
+    """The ConfigMap ``name`` in ``namespace``, created with ``labels``; ``readers`` are the replicas that watch it.
+
+    ``further`` are its keys beside the quota.
+    """
 
     rest: Rest
     namespace: str
     name: str
     labels: Mapping[str, str] = field(default_factory=lambda: dict(CONFIG))
     readers: Sequence[WebhookProcess] = ()
+    further: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def collection(self) -> str:
@@ -76,7 +80,7 @@ class QuotaConfigMap:
     def manifest(self, text: str) -> Json:
         """The ConfigMap as a person writes it, with ``text`` as the document."""
         metadata = {"namespace": self.namespace, "name": self.name, "labels": dict(self.labels)}
-        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text, **self.further}}
 
 
 def named_quota(cluster: Cluster) -> QuotaConfigMap:

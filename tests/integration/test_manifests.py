@@ -233,3 +233,11 @@ def test_the_dashboard_is_one_that_grafana_can_load(objects: list[Json]) -> None
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
     assert {target["datasource"]["uid"] for panel in panels for target in panel["targets"]} == {"${datasource}"}
+
+
+def test_our_mutating_webhook_is_asked_before_those_of_hami_and_vgpu_manager() -> None:
+    """The API server goes by the names of the configurations; HAMi's refuses a pod whose nodeName we move."""
+    [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
+    names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]
+    assert min(names) == found["metadata"]["name"]
+    assert found["webhooks"][0]["reinvocationPolicy"] == "IfNeeded"

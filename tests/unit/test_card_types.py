@@ -82,7 +82,14 @@ def test_a_type_that_no_model_has_left_is_refused(annotations: Mapping[str, str]
     assert (answer.allowed, answer.outcome) == (False, "not-allowed")
 
 
-@cases("annotations", none={}, of_the_other={USE: "A100"}, a_part_of_both={USE: "NVIDIA A10"}, empty={USE: "T4,"})
+@cases(
+    "annotations",
+    none={},
+    of_the_other={USE: "A100"},
+    a_part_of_both={USE: "NVIDIA A10"},
+    an_empty_text={USE: "T4,"},
+    what_is_not_ascii={NOT_USE: "\u017fXM4"},
+)
 def test_who_could_get_another_model_s_card_past_mutate_is_refused(annotations: Mapping[str, str]) -> None:
     """On a node with two types, pinned by its owner while /mutate was not asked."""
     stored: Manifest = vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A10"))

@@ -32,7 +32,8 @@ OF_USERS = (
     *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
     *("webhook.pod_review", "webhook.quota_edit", "webhook.admission"),
-    *("webhook.ledgers", "webhook.ledger_client"),
+    *("webhook.ledgers", "webhook.ledger_client", "webhook.verdicts", "webhook.claim_review"),
+    *("vcuda.claims.request", "vcuda.claims.charges"),
     "controller.stale_gc",
 )
 """Modules whose sentences, log lines aside, all reach users."""

@@ -15,8 +15,11 @@ from vcuda.kube import Counts
 from vcuda.requests.schemes import SCHEMES
 
 OUTCOMES = {
-    "ignored": "not a pod that asks for GPUs, or no creation; at `/quota` another ConfigMap",
+    "ignored": "neither a pod nor a claim that asks for GPUs, or no creation; at `/quota` another ConfigMap",
     "unlimited": "the namespace has no quota",
+    "scheduler": "the scheduler's own claim for a pod's extended resources: that pod is charged",
+    "claims": "a pod whose GPUs are all claimed: each of its claims is charged by itself",
+    "template": "a ResourceClaimTemplate: nothing is charged for it",
     "mirror": "a static pod, shown by its kubelet: it runs already",
     "pinned": "`/mutate`: held to a model",
     "charged": "`/validate`: within the quota, and charged",
@@ -24,7 +27,7 @@ OUTCOMES = {
     "unpinned": "held to no one model that is allowed, and let pass by a quota that does not enforce",
     "over-quota": "refused: too little is free",
     "over-quota-pending": "refused by 429: it would fit but for what is pending",
-    "not-allowed": "refused: none of the models that the pod may use is the namespace's",
+    "not-allowed": "refused: none of the models that the pod or claim may use is the namespace's",
     "not-pinned": "refused: not held to one model that is allowed, or otherwise not as `/mutate` leaves it",
     "malformed": "refused: the request means nothing",
     "busy": "put off by a second: the ledger is full, contended, or it is not known whether a write landed",

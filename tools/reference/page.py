@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tools.reference import events, flags, keys, metrics, others, outcomes, pods, quotas
+from tools.reference import claims, events, flags, keys, metrics, others, outcomes, pods, quotas
 from tools.reference.sources import ROOT
 from tools.reference.told import Chapter
 
@@ -48,5 +48,6 @@ def render() -> str:
 def chapters() -> Iterator[Chapter]:
     """Every chapter of messages."""
     yield from pods.chapters()
+    yield from claims.chapters()
     yield from quotas.chapters()
     yield from others.chapters()

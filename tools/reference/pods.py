@@ -257,6 +257,7 @@ def _undecided() -> list[Told]:
         Told(_damaged(), "The operator has to look: [a damaged ledger](operations.md#a-damaged-ledger)."),
         Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
         Told(_not_ready(Gate()), unread),
+        Told("the devices that ResourceClaims are charged by have not been read yet", unread),
         Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
     ]
 

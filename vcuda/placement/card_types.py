@@ -141,9 +141,11 @@ def annotations_for(
         if has_share and scheme.card_mode and _sliced(scheme, model, types):
             found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or _SHARED
         others = types.others(scheme.name, model)
-        avoided = sorted(kind for kind in others if contains_any(kind, map(str.casefold, usable)))
+        beside = types.beside.get((scheme.name, model), ())
+        similar = (kind for kind in others if contains_any(kind, map(str.casefold, usable)))
+        avoided = sorted(similar, key=lambda kind: (kind not in beside, kind))[:MAX_TYPES]
         if avoided and scheme.unwanted_models:
-            present = _texts(pod, scheme.unwanted_models)
+            present = _excluding(pod, scheme)
             own = [text] if (text := pod.annotations.get(scheme.unwanted_models, "").strip()) else []
             missing = [kind for kind in avoided if kind.casefold() not in present]
             found[scheme.unwanted_models] = ",".join([*own, *missing])
@@ -160,10 +162,10 @@ def reachable_others(
     """Yield what a pod that is held to a model could get there, by its annotations as they are, and is not charged."""
     # As the schedulers read them: blanks count, and an empty text is part of every name.
     for scheme in schemes:
-        wanted, unwanted = _texts(pod, scheme.wanted_models), _texts(pod, scheme.unwanted_models)
+        wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         for kind in types.beside.get((scheme.name, model), ()):
             chosen = not wanted or contains_any(kind, map(str.strip, wanted))
-            if chosen and not contains_any(kind, filter(None, unwanted)):
+            if chosen and not contains_any(kind, unwanted):
                 yield f"a card of type {kind}, which is no {model}"
         if has_share and _sliced(scheme, model, types) and _MIG in pod.annotations.get(str(scheme.card_mode), _MIG):
             yield f"a MIG slice of {model} of any size"
@@ -173,6 +175,12 @@ def contains_any(name: str, texts: Iterable[str]) -> bool:
     """Return whether one of these texts, in lower case, is part of a name."""
     folded = name.casefold()
     return any(text in folded for text in texts)
+
+
+def _excluding(pod: Pod, scheme: Scheme) -> list[str]:
+    # Types are ASCII. What is not compares otherwise in Go, in whose words the schedulers do: it is not relied on.
+    text = pod.annotations.get(scheme.unwanted_models) if scheme.unwanted_models else None
+    return [part.casefold() for part in (text or "").split(",") if part and part.isascii()]
 
 
 def _texts(pod: Pod, annotation: str | None) -> list[str]:

@@ -15,6 +15,8 @@ from vcuda.requests.schemes import SCHEMES
 
 MAX_CARDS = 1024
 """Cards that one node may register; more is a mistake."""
+MAX_TYPES = 16
+"""Types of card on one node: what is registered is written on pods."""
 MAX_TEXT = 128
 """Characters in a card's type or uuid: NVML's own bound is 96."""
 
@@ -69,7 +71,10 @@ def read_register(text: str) -> Register:
         raise ValueError(str(error)) from error
     if len(cards) > MAX_CARDS:
         raise ValueError(f"{len(cards)} cards on one node")
-    return Register(cards, tuple(sorted({card.type for card in cards})))
+    types = tuple(sorted({card.type for card in cards}))
+    if len(types) > MAX_TYPES:
+        raise ValueError(f"cards of {len(types)} types on one node")
+    return Register(cards, types)
 
 
 def _listed(text: str) -> Iterator[Card]:
@@ -91,7 +96,8 @@ def _card(uuid: str, kind: str, *, mig: bool) -> Card:
     # A type is written into a list that commas separate, and read back from there without blanks around it.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
-        if not value or len(value) > MAX_TEXT or not value.isprintable() or "," in value:
+        plain = value.isascii() and value.isprintable() and "," not in value
+        if not value or len(value) > MAX_TEXT or not plain:
             raise ValueError(f"a card with {value[:MAX_TEXT]!r} for its {name}")
     # Interned: thousands of nodes have a few types.
     return Card(uuid, sys.intern(kind), mig)

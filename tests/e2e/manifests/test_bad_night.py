@@ -5,19 +5,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from http import HTTPStatus
 
 import pytest
 
 from certs.parsing import read_authority
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published, ledger_path
 from tests.e2e.manifests.operations import TEAM, commands, installed, run
 from tests.e2e.manifests.system import NODE, System, mount_secret, port_of
 from tests.e2e.stage import CA_SECRET, SERVING_SECRET
 from tests.integration.reviews import card_pod, gpu_pod, pinned
 from tests.processes import ControllerProcess, eventually
 from tests.rendered import MANIFESTS, container
+from vcuda.kube import MERGE_PATCH
 from vcuda.x509 import make_leaf, service_names
 
 pytestmark = pytest.mark.usefixtures("plane")
@@ -142,6 +144,49 @@ def served(night: Night) -> Iterator[System]:
     """The system with a replica of this test's own."""
     with another_replica(night[0], "a replica ready"):
         yield night[0]
+
+
+@pytest.fixture
+def other_team(admin: Cluster) -> Iterator[str]:
+    """The second namespace of the example's quota."""
+    with admin.fresh_namespace(name="team-b") as name:
+        yield name
+    admin.await_gone("/api/v1/namespaces", name)
+
+
+@pytest.mark.timeout(300)
+def test_a_ledger_that_is_lost_comes_back_by_itself_and_a_damaged_one_once_it_is_deleted(
+    admin: Cluster, served: System, other_team: str
+) -> None:
+    """Both when no pod that was charged in them can be stored any more; and what is stored is counted."""
+    unbind, (apply,), (delete,) = (*map(commands, ("A wrong quota or policy", "A lost ledger", "A damaged ledger")),)
+    here, other = card_pod("train", TEAM, cards=2), memory_pod(other_team)
+    admin.create(card_pod("first", TEAM))
+    admin.create(memory_pod(other_team, "first"))
+    run(served, unbind[2])
+    eventually(lambda: patched(admin, other_team, {"data": {"ledger": "{"}}) == HTTPStatus.OK)
+    eventually(lambda: patched(admin, TEAM, {"metadata": {"finalizers": None}}) == HTTPStatus.OK)
+    admin.rest.send("DELETE", ledger_path(TEAM)).ok()
+    began = time.monotonic()
+    await_refusal(admin, here, f"the ledger of namespace {TEAM} was lost; ")
+    await_refusal(admin, other, "cannot be read")
+    run(served, apply)
+    with told("damaged ledger deleted"):
+        run(served, delete.replace("NAMESPACE", other_team))
+        await_created(admin, other)
+    await_refusal(admin, here, "used: 1 (0 pending), limited: 2, 1 more needed")
+    tell("lost ledger made anew", began)
+    admin.delete_pod(TEAM, "first")
+
+
+def patched(cluster: Cluster, namespace: str, patch: Json) -> int:
+    """The status of a patch of the ledger: 403 while the policy that keeps hands off it is in effect."""
+    return cluster.rest.send("PATCH", ledger_path(namespace), patch, content_type=MERGE_PATCH).status
+
+
+def memory_pod(namespace: str, name: str = "train") -> Json:
+    """A pod for a share of a card, which the example's quota of team-b limits by its memory too."""
+    return gpu_pod(name, namespace, {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"})
 
 
 def test_a_quota_that_refuses_everybody_is_replaced_or_deleted(admin: Cluster, served: System) -> None:

@@ -1,0 +1,101 @@
+"""Beside HAMi and vgpu-manager: their webhooks' patches as recorded, asked before ours and after; and registers."""
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import Installation, await_ready, controlling, running
+from tests.e2e.json_server import answering, asks_about_pods, reviewed
+from tests.integration.reviews import gpu_pod
+from tests.processes import eventually
+
+RECORDED = {
+    row["name"]: row for row in json.loads((Path(__file__).parents[1] / "data" / "peers" / "webhooks.json").read_text())
+}
+LABEL = "e2e.vcuda.io/peer"
+"""On the pods that the other webhook is asked about; its value is what it makes of them."""
+USE, NOT_USE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
+REGISTER = [
+    {"id": "GPU-a10", "count": 10, "devmem": 23028, "devcore": 100, "type": "NVIDIA A10", "mode": "hami-core"},
+    {"id": "GPU-a100", "count": 10, "devmem": 40960, "devcore": 100, "type": "NVIDIA A100-SXM4-40GB", "health": True},
+]
+
+
+@pytest.fixture(scope="module")
+def unasked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """An installation that is ready, and that the API server does not ask by itself."""
+    with running(cluster, tmp_path_factory.mktemp("peers")) as own:
+        await_ready(own)
+        yield own
+
+
+def as_recorded(_path: str, review: Json) -> Json:
+    patch = RECORDED[review["request"]["object"]["metadata"]["labels"][LABEL]]["patch"]
+    encoded = base64.b64encode(json.dumps(patch).encode()).decode()
+    return reviewed(review, patchType="JSONPatch", patch=encoded) if patch else reviewed(review)
+
+
+@pytest.mark.parametrize("theirs_first", [True, False], ids=["theirs first", "ours first"])
+def test_a_pod_comes_out_the_same_whoever_is_asked_first(
+    cluster: Cluster, unasked: Installation, *, theirs_first: bool
+) -> None:
+    certificates = unasked.ca.parent
+    ours = [{**hook, "reinvocationPolicy": "IfNeeded"} for hook in unasked.mutating()]
+    with answering(as_recorded, certificates) as url:
+        theirs = asks_about_pods("peer.example.com", url, certificates, LABEL)
+        asked = [theirs, *ours] if theirs_first else [*ours, theirs]
+        with cluster.register_webhooks(mutating=asked, validating=unasked.validating()):
+            for name, row in RECORDED.items():
+                own = replace(unasked, quota=replace(unasked.quota, further={"gpu_schemes": row["settings"]}))
+                with own.team({"quota": {"M40": 8}}) as namespace:
+                    created = cluster.try_create(gpu_pod("train", namespace, row["limits"], labels={LABEL: name}))
+                    assert created.status == HTTPStatus.CREATED, created.message
+                    [usage] = own.ledger(namespace).usages().values()
+                    charge = usage.used
+                    assert [charge.cores, charge.memory, charge.card_memory] == row["charge"], name
+                    spec = cluster.pod(namespace)["spec"]
+                    assert spec["schedulerName"] == (row["scheduler"] or "default-scheduler"), name
+
+
+def test_a_register_is_gone_by_as_soon_as_it_is_there_and_who_got_another_models_card_is_told_of(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The node has cards of two types, of which the label names one."""
+    node = "peers-a10"
+    share = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
+    cluster.create_node(node, {MODEL: "A10"}, share)
+    try:
+        with installation.team({"quota": {"A10": 8}}) as namespace:
+
+            def told() -> dict[str, str]:
+                # Refused while the two calls about it see different registers.
+                answer = cluster.try_create(gpu_pod("next", namespace, share), dryRun="All")
+                annotations = answer.body["metadata"].get("annotations", {})
+                return {key: annotations[key] for key in (USE, NOT_USE) if key in annotations}
+
+            def register(text: str | None) -> None:
+                change = {"metadata": {"annotations": {"hami.io/node-nvidia-register": text}}}
+                cluster.rest.merge_patch(f"/api/v1/nodes/{node}", change)
+
+            eventually(lambda: told() == {USE: "A10"})
+            register("[{")
+            register(json.dumps(REGISTER))
+            eventually(lambda: told() == {USE: "NVIDIA A10", NOT_USE: "NVIDIA A100-SXM4-40GB"})
+            cluster.bind(gpu_pod("train", namespace, share), node)
+            given = {"metadata": {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-a100,NVIDIA,1000,10:;"}}}
+            cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/train", given)
+            with controlling(installation):
+                [event] = cluster.await_events(namespace, "reason=OtherModelAllocated")
+            assert event["message"].startswith("charged to A10, but given card GPU-a100 of node peers-a10")
+            assert installation.charged(namespace) == {"A10": 10}
+            register(None)
+            eventually(lambda: told() == {USE: "A10"})
+    finally:
+        cluster.delete_node(node)

@@ -1,0 +1,83 @@
+"""What is told about ResourceClaims and their templates, each by the code that says it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from tests import builders, claim_builders as made
+from tools.reference.told import Chapter, Told
+from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.claims.request import read_claim
+from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
+from vcuda.requests.resources import WHOLE_CARD, GpuResources
+from webhook.claim_review import CLAIM, check_templates, mutate, validate
+from webhook.context import PolicySnapshot
+from webhook.ledgers import MemoryLedgers, RecentChoices
+
+A_FEW = NamespaceQuota({"A100": Limit(100)})
+TEAM = NamespaceQuota({"M40": Limit(800), "A100": Limit(200)})
+NO_DRIVER = made.device_class('device.driver.startsWith("gpu")')
+CLASSES = {**made.CLASSES, "gpu": NO_DRIVER}
+UNITS = GpuResources(own_units={"deviceclass/gpu": WHOLE_CARD})
+HELD = [made.entry(made.NVIDIA, write_pin(ClaimPin(made.NVIDIA, (name,)))) for name in ("m40", "a100")]
+HOW = (
+    "kubectl prints them as it does those about pods. A claim of a template is refused to Kubernetes' claim controller:"
+    " its pod stays Pending, the Event `FailedResourceClaimCreation` has the sentence, and it is tried again when quota"
+    " is given back. What is a 429 about a pod is a 403 about a claim."
+)
+
+
+def chapters() -> tuple[Chapter, ...]:
+    """Every message about a claim."""
+    return (Chapter("ResourceClaims and their templates: 403 and 422", HOW, tuple(_told())),)
+
+
+def _ask(manifest: builders.Manifest, quota: NamespaceQuota = TEAM, **rows: Any) -> AdmissionResponse:
+    whole = Quota({"team-a": quota})
+    claims = made.claim_policy(classes=CLASSES, quota=whole, resources=UNITS, rows=rows)
+    policy = PolicySnapshot(whole, made.NODES, claims=claims)
+    kind = GroupVersionKind("resource.k8s.io", "v1", manifest["kind"])
+    request, ledgers, choices = builders.review(manifest, kind=kind), MemoryLedgers(), RecentChoices()
+    if manifest["kind"] == CLAIM and not manifest["metadata"].get("uid"):
+        return asyncio.run(mutate(request, policy, ledgers, choices))
+    return asyncio.run(validate(request, policy, ledgers, choices, float("inf")))
+
+
+def _told() -> Sequence[Told]:
+    stored = made.claim(made.entry(), uid="one")
+    warns = NamespaceQuota({"A100": Limit(100)}, mode=Mode.WARN)
+    unread = {**made.claim(), "spec": []}
+    malformed = [
+        made.entry("nic"),
+        made.entry("gpu"),
+        made.entry(allocationMode="All"),
+        made.entry(adminAccess=True),
+        made.entry(count=0),
+        made.entry(selectors=[made.selector("true")] * 32),
+        made.share(cores="-5", memory="9e18", core="5"),
+        {"firstAvailable": []},
+    ]
+    full = {"A100": Usage(Charge(100, 0, 100))}
+    whole = made.claim_policy(quota=Quota({"team-a": A_FEW}))
+    waiting = check_templates([read_claim(made.view(made.claim()), whole)], "team-a", A_FEW, full)
+    product = f'device.attributes["{made.NVIDIA}"].productName == "{made.M40}"'
+    return [
+        Told(_ask(made.claim(*malformed)).message, "Write what it says. A line in gpu_units is the administrator's."),
+        Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for a quota of a model."),
+        Told(_ask(made.claim(*HELD)).message, "Leave the selectors out."),
+        Told(
+            _ask(made.claim(made.entry(made.NVIDIA, product)), NamespaceQuota({"A100": Limit(100)})).message,
+            "The same.",
+        ),
+        Told(_ask(made.claim(), A_FEW, A100=("*",), M40=("*",)).message, "Mend the models' products."),
+        Told(
+            _ask(stored).message, "See that the webhook's mutating registration is there, and no other comes after it."
+        ),
+        Told(_ask(unread).message, "Write a claim as the API has it."),
+        Told(_ask(made.template(made.entry(count=9))).message, "Ask for less, or for more quota."),
+        *(Told(text, "Nothing: it waits, and starts by itself.") for text in waiting.warnings),
+        *(Told(text, "") for text in _ask(made.template(made.entry(count=9)), warns).warnings),
+    ]
