@@ -9,8 +9,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import certificates, metrics, publisher, retrier, settler, stale_gc, workqueue
-from controller.claim_retrier import ClaimRetrier
+from controller import certificates, claim_retrier, metrics, publisher, retrier, settler, stale_gc, workqueue
 from controller.extender import publish, service
 from controller.labels import NamespaceLabels
 from controller.violations import Evictor, ViolationOptions, ViolationWatcher
@@ -85,7 +84,7 @@ class Leader:
         claims = self.settler.claims.reflector
         self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
         gc = gc or stale_gc.GcOptions()
-        self.claim_retrier = ClaimRetrier(kube, lambda: self.dra.served)
+        self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served)
         self.garbage = self._make_gc(gc, registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports))

@@ -12,7 +12,6 @@ from controller.metrics import SettleMetrics
 from controller.pods import PodInformer
 from controller.workqueue import Reconciler
 from vcuda import errors
-from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, NamespaceUse, ObservedPods, is_older, report, settle
 from vcuda.quota.model import NamespaceQuota
@@ -165,7 +164,7 @@ class Settler:
         if stored and stored.deleting:
             self._drop_or_settle(namespace, stored, "its deletion was asked for, and it is made anew")
         ledger, nodes = stored.ledger if stored else Ledger(), self._nodes.current()
-        claims = self.claims.charges(namespace, charged_by_pods(pods, nodes))
+        claims = self.claims.charges(namespace, self.pods.extended_claims(namespace, nodes))
         self._on_report(namespace, report(namespace, limits, ledger, pods, nodes, claims=claims))
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
