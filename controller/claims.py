@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from controller.pods import REMEMBER_GONE_SECONDS
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, read_stored_claim
-from vcuda.kube import CLAIMS, Key, Kube, Reflector
-from vcuda.ledger.ledger import ObservedClaims, charges_by_model
+from vcuda.kube import CLAIMS, Key, Kube, LedgerStore, Reflector
+from vcuda.ledger.ledger import Ledger, ObservedClaims, charges_by_model, is_older
 
 
 class ClaimInformer:
     """All claims. ``on_change`` is called with the namespace of each that comes or goes.
 
-    ``price`` returns what tells a claim's charge, or None as long as it is not known which devices there are.
+    ``store`` tells what a claim takes, and counts those that etcd has.
 
     A claim holds what it takes until it has gone from the store: its finalizer stays as long as pods use it, and when
     it goes Kubernetes itself may give its devices to others.
@@ -23,11 +23,11 @@ class ClaimInformer:
     def __init__(
         self,
         kube: Kube,
+        store: LedgerStore,
         on_change: Callable[[str], None],
-        price: Callable[[], ClaimPrice | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._price = price
+        self._store = store
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class ClaimInformer:
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
         """Yield what each of a namespace's claims takes, but for those of these names, which pods are charged for."""
-        if price := self._price():
+        if price := self._store.claim_price():
             for claim in self.claims(namespace):
                 if claim.name not in extended and (charge := self._charge(claim, price)):
                     yield claim, charge
@@ -56,7 +56,7 @@ class ClaimInformer:
 
         Its version is never newer than what it counts. None as long as claims and devices have not been listed.
         """
-        if not self.reflector.synced.is_set() or self._price() is None:
+        if not self.reflector.synced.is_set() or self._store.claim_price() is None:
             return None
         # The version first, as with pods: what comes in between is counted by a version that does not promise it.
         version = self.reflector.resource_version
@@ -66,6 +66,15 @@ class ClaimInformer:
         committed = charges_by_model((each.model, each.charge) for each in taken.values())
         # One of which it is not known what it takes stays charged by what was decided when it was created.
         return ObservedClaims(version, committed, taken.keys() | gone)
+
+    def as_new_as(self, ledger: Ledger, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
+        """Return what has been seen of a namespace's claims; where the ledger's count is newer, what etcd has."""
+        observed = self.observed(namespace, extended)
+        if observed is None or not is_older(observed.resource_version, ledger.claim_resource_version):
+            return observed
+        # As with pods; and of claims there are few, so that theirs is the watch that is quiet most often.
+        newest = self._store.count_claims(namespace, extended)
+        return newest and newest.after(observed)
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge | None:
         """Return what a claim takes; while its devices are away, as when a driver starts anew, what it took before."""

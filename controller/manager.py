@@ -9,22 +9,11 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import certificates, metrics, publisher, retrier, settler, stale_gc, workqueue
-from controller.claim_retrier import ClaimRetrier
+from controller import certificates, claim_retrier, metrics, publisher, retrier, settler, stale_gc, workqueue
 from controller.extender import publish, service
 from controller.labels import NamespaceLabels
 from controller.violations import Evictor, ViolationOptions, ViolationWatcher
-from vcuda.kube import (
-    ClaimPolicies,
-    DeviceInformer,
-    Kube,
-    LedgerStore,
-    NodeInformer,
-    QuotaInformer,
-    QuotaPlace,
-    Reflector,
-    ServedWatches,
-)
+from vcuda import kube as k8s
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
@@ -38,8 +27,8 @@ class Leader:
 
     def __init__(
         self,
-        kube: Kube,
-        place: QuotaPlace,
+        kube: k8s.Kube,
+        place: k8s.QuotaPlace,
         system_namespace: str,
         labels: NodeLabels,
         registry: CollectorRegistry,
@@ -60,17 +49,17 @@ class Leader:
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace}
-        self.quota = QuotaInformer(kube, place, system, self._quota_changed)
+        self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
         # A node's model is that of the pods on it that are held to none, in any namespace. Through a queue, as nodes
         # come and go by the hundred.
         self._models = workqueue.Reconciler(
             "models", lambda _: self.settler.add_all(), failure="models not followed", key_name="of"
         )
-        self.nodes = NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
+        self.nodes = k8s.NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
         # What devices there are decides what claims take, in any namespace too.
-        devices = DeviceInformer(kube, lambda: self._models.queue.add("devices"))
-        self.claim_policies = ClaimPolicies(self.quota, self.nodes, devices)
-        store = LedgerStore(
+        devices = k8s.DeviceInformer(kube, lambda: self._models.queue.add("devices"))
+        self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
+        store = k8s.LedgerStore(
             kube,
             ledger_namespace,
             self.nodes.current,
@@ -93,9 +82,9 @@ class Leader:
             timing=self._timing,
         )
         claims = self.settler.claims.reflector
-        self.dra = ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
+        self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
         gc = gc or stale_gc.GcOptions()
-        self.claim_retrier = ClaimRetrier(kube, lambda: self.dra.served)
+        self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served)
         self.garbage = self._make_gc(gc, registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports))
@@ -129,7 +118,7 @@ class Leader:
         return stale_gc.StaleAllocationGc(self._kube, self.settler.pods, self.nodes, remove, options.timeout)
 
     def _make_violations(
-        self, options: ViolationOptions, store: LedgerStore, registry: CollectorRegistry
+        self, options: ViolationOptions, store: k8s.LedgerStore, registry: CollectorRegistry
     ) -> ViolationWatcher:
         counted = metrics.EvictionMetrics(registry)
         known = self._kube, store, self.quota, self.nodes
@@ -137,11 +126,11 @@ class Leader:
         pods = self.settler.pods.pods
         return ViolationWatcher(self._kube, self.quota, self.nodes, pods, period=options.period, evictor=evictor)
 
-    def reflectors(self) -> Mapping[str, Reflector[Any]]:
+    def reflectors(self) -> Mapping[str, k8s.Reflector[Any]]:
         """Return the watches that run, by the name of what they follow."""
         return {**self._always(), **self.dra.running()}
 
-    def _always(self) -> Mapping[str, Reflector[Any]]:
+    def _always(self) -> Mapping[str, k8s.Reflector[Any]]:
         return {
             "configmaps": self.quota.reflector,
             "nodes": self.nodes.reflector,

@@ -4,7 +4,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -129,6 +129,10 @@ class PodInformer:
     def pods(self, namespace: str) -> list[StoredPod]:
         """Return a namespace's vcuda pods, finished ones too."""
         return self._by_namespace().get(namespace, [])
+
+    def extended_claims(self, namespace: str, nodes: placement.Nodes) -> Collection[str]:
+        """Return the names of the claims that the scheduler made for charged pods of a namespace."""
+        return charged_by_pods(self.pods(namespace), nodes)
 
     def namespaces(self) -> Iterable[str]:
         """Return the namespaces that have vcuda pods."""

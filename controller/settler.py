@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import structlog
@@ -13,16 +13,7 @@ from controller.pods import PodInformer
 from controller.workqueue import Reconciler
 from vcuda import errors
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
-from vcuda.ledger.ledger import (
-    STORABLE_SECONDS,
-    Ledger,
-    NamespaceUse,
-    ObservedClaims,
-    ObservedPods,
-    is_older,
-    report,
-    settle,
-)
+from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, NamespaceUse, ObservedPods, is_older, report, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
@@ -79,7 +70,7 @@ class Settler:
         self.pods = PodInformer(
             kube, nodes.keys, self.queue.add, clock, self._timing.max_terminating, resources=store.resources
         )
-        self.claims = ClaimInformer(kube, self.queue.add, store.claim_price, clock)
+        self.claims = ClaimInformer(kube, store, self.queue.add, clock)
         self.ledgers = store.reflector(self.queue.add)
         self._store = store
         self._quota = quota
@@ -172,8 +163,9 @@ class Settler:
             stored = self._settle_newest(namespace, stored)
         if stored and stored.deleting:
             self._drop_or_settle(namespace, stored, "its deletion was asked for, and it is made anew")
-        ledger = stored.ledger if stored else Ledger()
-        self._on_report(namespace, report(namespace, limits, ledger, pods, self._nodes.current()))
+        ledger, nodes = stored.ledger if stored else Ledger(), self._nodes.current()
+        claims = self.claims.charges(namespace, self.pods.extended_claims(namespace, nodes))
+        self._on_report(namespace, report(namespace, limits, ledger, pods, nodes, claims=claims))
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
         """Settle the ledger as the watch has brought it; where that was out of date, as it is now.
@@ -206,22 +198,15 @@ class Settler:
         observed = self.pods.observed(namespace, self._nodes.current())
         counted_by_older = is_older(observed.config_version, self._store.config_version)
         if not (is_older(observed.resource_version, ledger.pod_resource_version) or counted_by_older):
-            return msgspec.structs.replace(observed, claims=self._observed_claims(namespace, ledger, observed.extended))
+            return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
         # What units are worth has changed, and the list of all pods by that is not there yet. Or a webhook that counts
         # pods has done so at a later version than a quiet watch has come to, and the API server
         # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
         watched = self.claims.observed(namespace, observed.extended)
         newest = self._store.count_pods(namespace)
-        claims = _joined(newest.claims, watched)
+        claims = newest.claims and newest.claims.after(watched)
         seen = {*newest.seen, *observed.seen}
         return msgspec.structs.replace(newest, seen=seen, vanished=observed.vanished, claims=claims)
-
-    def _observed_claims(self, namespace: str, ledger: Ledger, extended: Collection[str]) -> ObservedClaims | None:
-        observed = self.claims.observed(namespace, extended)
-        if observed is None or not is_older(observed.resource_version, ledger.claim_resource_version):
-            return observed
-        # As with pods; of claims there are few, so that theirs is the watch that is quiet most often.
-        return _joined(self._store.count_claims(namespace, extended), observed)
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str) -> None:
         """Delete a ledger in which nothing is charged that pods do not show; else settle it."""
@@ -277,10 +262,3 @@ class Settler:
         for uid in ended:
             self._log.info("charge of a pod that was gone before it ended", namespace=namespace, uid=uid)
         return absent, ended
-
-
-def _joined(newest: ObservedClaims | None, watched: ObservedClaims | None) -> ObservedClaims | None:
-    """Return a count with those too that the watch had seen before it was made: they were stored once."""
-    if newest is None or watched is None:
-        return newest
-    return msgspec.structs.replace(newest, seen={*newest.seen, *watched.seen})

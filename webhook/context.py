@@ -11,9 +11,7 @@ import structlog
 import yaml
 
 from vcuda import errors, k8s_types, kube, workloads
-from vcuda.claims.charges import ClaimPolicy
-from vcuda.claims.devices import NO_DEVICES
-from vcuda.claims.objects import ClaimSpec
+from vcuda.claims import charges, devices, objects
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
 from vcuda.requests import config, refusals
@@ -23,7 +21,7 @@ SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
 """Who makes the claim for a pod's extended resources, once it has chosen the devices."""
 
 
-ClaimTemplates = Callable[[str, str], ClaimSpec | None]
+ClaimTemplates = Callable[[str, str], objects.ClaimSpec | None]
 """Returns what the claims of a ResourceClaimTemplate ask for, by its namespace and name; None: it is not known."""
 
 
@@ -46,14 +44,16 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     storable_seconds: float | None = None
     resources: GpuResources = BUILT_IN
     runtime_classes: frozenset[str] = refusals.GPU_RUNTIME_CLASSES
-    claims: ClaimPolicy | None = None
+    claims: charges.ClaimPolicy | None = None
     templates: ClaimTemplates = no_templates
     scheduler_users: frozenset[str] = SCHEDULER_USERS
 
     @property
-    def claim_policy(self) -> ClaimPolicy:
+    def claim_policy(self) -> charges.ClaimPolicy:
         """What claims are read by, also where no device is known: a claim is never free."""
-        return self.claims or ClaimPolicy.of(NO_DEVICES, self.nodes.model_of, self.quota, self.resources)
+        return self.claims or charges.ClaimPolicy.of(
+            devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
+        )
 
 
 PolicySource = Callable[[], PolicySnapshot | None]

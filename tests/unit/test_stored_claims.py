@@ -19,7 +19,7 @@ from vcuda.allocations.stored_claims import ClaimCharge, ClaimCounter, StoredCla
 from vcuda.claims.request import read_claim
 from vcuda.errors import NotFound, Unavailable
 from vcuda.kube import DeviceInformer, LedgerStore, ServedWatches
-from vcuda.ledger.ledger import Ledger, ModelUse, NamespaceUse, ObservedClaims, Pending, settle
+from vcuda.ledger.ledger import Ledger, ModelUse, NamespaceUse, ObservedClaims, ObservedPods, Pending, settle
 from vcuda.quota.model import OVER_QUOTA, Charge
 
 ONE, TWO = Charge(100, 0, 100), Charge(200, 0, 200)
@@ -113,9 +113,11 @@ def test_where_the_api_server_has_no_claims_none_are_counted(api: ApiDouble, sto
 # From the watch
 
 
-def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once(api: ApiDouble) -> None:
+def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once(
+    api: ApiDouble, store: LedgerStore
+) -> None:
     clock, changed = Clock(), list[str]()
-    informer = ClaimInformer(api.kube, changed.append, lambda: COUNTER, clock.monotonic)
+    informer = ClaimInformer(api.kube, store, changed.append, clock.monotonic)
     assert informer.observed("team-a", ()) is None
     pending = {f"{name}-uid": Pending("A100", CARD) for name in ("a", "b")}
     ledger = Ledger({}, "99", pending)
@@ -123,8 +125,7 @@ def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once
     def settled(*left_out: str) -> Ledger:
         informer.reflector.relist()
         informer.reflector.synced.set()
-        pods = LedgerStore(api.kube, "vcuda-quota", lambda: NODES, claim_price=lambda: COUNTER).count_pods("team-a")
-        return settle(ledger, type(pods)("100", {}, (), claims=informer.observed("team-a", left_out)))
+        return settle(ledger, ObservedPods("100", {}, (), claims=informer.observed("team-a", left_out)))
 
     api.store(OWN.format("a"), pinned("a"))
     api.store(OWN.format("x"), claim(name="x", uid="x-uid", namespace="team-a"))
@@ -145,7 +146,8 @@ def test_while_a_class_is_away_a_claim_takes_what_it_took_before(api: ApiDouble)
     known = claim({"deviceClassName": "mine"}, {"deviceClassName": NVIDIA}, name="a", uid="a-uid", namespace="team-a")
     patch = read_claim(view(known), claim_policy(classes={**CLASSES, **own})).patch("A100")
     counters = iter([with_class, with_class, COUNTER, COUNTER])
-    informer = ClaimInformer(api.kube, lambda _: None, lambda: next(counters))
+    store = LedgerStore(api.kube, "vcuda-quota", lambda: NODES, claim_price=lambda: next(counters))
+    informer = ClaimInformer(api.kube, store, lambda _: None)
     api.store(OWN.format("a"), jsonpatch.apply_patch(known, json.dumps(patch)))
     informer.reflector.relist()
     informer.reflector.synced.set()

@@ -6,17 +6,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.claims.charges import ClaimPolicy
-from vcuda.claims.objects import (
-    AllocatedDevice,
-    AllocatedDevices,
-    ClaimAllocation,
-    ClaimSpec,
-    ClaimStatus,
-    ResourceClaim,
-)
-from vcuda.claims.request import read_claim as read_request
-from vcuda.claims.stored import count_claim
+from vcuda.claims import charges, objects, request
 from vcuda.k8s_types import K8sObject
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge
@@ -31,8 +21,8 @@ class StoredClaim(msgspec.Struct, frozen=True):
     uid: str
     namespace: str
     name: str
-    spec: ClaimSpec
-    allocated: tuple[AllocatedDevice, ...] = ()
+    spec: objects.ClaimSpec
+    allocated: tuple[objects.AllocatedDevice, ...] = ()
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
@@ -54,11 +44,11 @@ class _Claim(K8sObject, frozen=True, gc=False):
     """A claim, with its spec as text."""
 
     spec: msgspec.Raw = msgspec.Raw(b"{}")
-    status: ClaimStatus | None = None
+    status: objects.ClaimStatus | None = None
 
 
 _CLAIM = msgspec.json.Decoder(_Claim)
-_SPEC = msgspec.json.Decoder(ClaimSpec)
+_SPEC = msgspec.json.Decoder(objects.ClaimSpec)
 
 
 def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
@@ -71,32 +61,39 @@ def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
 
 
 @functools.lru_cache(SPECS_REMEMBERED)
-def _read_spec(raw: bytes) -> ClaimSpec:
+def _read_spec(raw: bytes) -> objects.ClaimSpec:
     return _SPEC.decode(raw)
 
 
 class ClaimCounter:
     """What stored claims take by one policy. Claims of one spec that are held to a model are worked out once."""
 
-    def __init__(self, policy: ClaimPolicy) -> None:
+    def __init__(self, policy: charges.ClaimPolicy) -> None:
         self._policy = policy
         # By identity, as a spec with capacities cannot be hashed; each is kept, so that no other takes its place.
-        self._held: dict[int, tuple[ClaimSpec, ClaimCharge]] = {}
+        self._held: dict[int, tuple[objects.ClaimSpec, ClaimCharge]] = {}
 
     def __call__(self, claim: StoredClaim) -> ClaimCharge | None:
         """Return what a claim takes."""
         known = self._held.get(id(claim.spec))
         if known is not None:
             return known[1]
-        allocation = ClaimAllocation(AllocatedDevices(claim.allocated))
-        counted = count_claim(ResourceClaim(spec=claim.spec, status=ClaimStatus(allocation)), self._policy)
-        if counted is None or counted.model is None:
+        asked = request.read_claim(claim.spec, self._policy)
+        held = asked.model(lenient=True)
+        model = held or self._allocated_model(claim)
+        if model is None or not asked.gpus:
             return None
-        certain = not read_request(claim.spec, self._policy).faults
-        charge = ClaimCharge(counted.model, counted.charge, certain)
-        if counted.held_to:
+        charge = ClaimCharge(model, asked.charge(model), not asked.faults)
+        if held:
             self._held[id(claim.spec)] = claim.spec, charge
         return charge
+
+    def _allocated_model(self, claim: StoredClaim) -> str | None:
+        # Its status is written by the scheduler alone, and so is evidence.
+        names = ((each.driver, each.pool, each.device) for each in claim.allocated)
+        found = (self._policy.devices.by_name.get(name) for name in names)
+        models = {self._policy.products.model_of(offer.product) for offer, _ in filter(None, found)} - {None}
+        return min(filter(None, models), default=None)
 
 
 def charged_by_pods(pods: Iterable[StoredPod], nodes: Nodes) -> frozenset[str]:

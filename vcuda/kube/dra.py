@@ -9,8 +9,7 @@ import structlog
 
 from vcuda import errors
 from vcuda.allocations.stored_claims import ClaimCounter
-from vcuda.claims import devices, objects
-from vcuda.claims.charges import ClaimPolicy
+from vcuda.claims import charges, devices, objects
 from vcuda.kube.client import Kube
 from vcuda.kube.informers import NodeInformer, QuotaInformer
 from vcuda.kube.reflector import Backoff, Reflector
@@ -173,7 +172,7 @@ class TemplateInformer:
 
 class _Made(NamedTuple):
     sources: tuple[object, ...]
-    policy: ClaimPolicy
+    policy: charges.ClaimPolicy
     counter: ClaimCounter
 
 
@@ -186,7 +185,7 @@ class ClaimPolicies:
         self._informer = informer
         self._made: _Made | None = None
 
-    def current(self) -> ClaimPolicy | None:
+    def current(self) -> charges.ClaimPolicy | None:
         """Return the policy; None until quota and devices have been read."""
         made = self._current()
         return made.policy if made else None
@@ -202,7 +201,7 @@ class ClaimPolicies:
             return None
         made = self._made
         if made is None or any(a is not b for a, b in zip(made.sources, (found, read, nodes), strict=True)):
-            policy = ClaimPolicy.of(found, nodes.model_of, read.quota, read.resources)
+            policy = charges.ClaimPolicy.of(found, nodes.model_of, read.quota, read.resources)
             # Two threads may come here at once, and make the same twice.
             self._made = made = _Made((found, read, nodes), policy, ClaimCounter(policy))
         return made

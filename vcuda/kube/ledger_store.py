@@ -17,14 +17,7 @@ from vcuda.claims.objects import API_PATH
 from vcuda.kube import client, objects, watch
 from vcuda.kube.ledger_marks import LedgerMarks, Opening
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import (
-    STORABLE_SECONDS,
-    Ledger,
-    ObservedClaims,
-    ObservedPods,
-    charges_by_model,
-    settle,
-)
+from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, ObservedClaims, ObservedPods, charges_by_model, settle
 from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources

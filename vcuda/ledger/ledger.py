@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
+from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, Shortage, Usage, fits, total
@@ -155,6 +156,10 @@ class ObservedClaims(msgspec.Struct, frozen=True):
     committed: Mapping[str, Charge]
     seen: Collection[str]
 
+    def after(self, earlier: "ObservedClaims | None") -> "ObservedClaims":
+        """Return this count with those seen too that were seen before it was made, and may have gone since."""
+        return msgspec.structs.replace(self, seen={*self.seen, *earlier.seen}) if earlier else self
+
 
 class ObservedPods(msgspec.Struct, frozen=True):
     """What a controller has seen of one namespace's pods, up to ``resource_version``, and of its claims.
@@ -274,11 +279,12 @@ MOST_PODS = 100
 
 
 class PodUse(msgspec.Struct, frozen=True):
-    """One pod that holds cards: cores in hundredths of a card, memory in MiB."""
+    """One pod that holds cards, or one ResourceClaim: cores in hundredths of a card, memory in MiB."""
 
     name: str
     cores: int
     memory: int
+    claim: bool = False
 
 
 class ModelUse(msgspec.Struct, frozen=True):
@@ -321,27 +327,47 @@ class NamespaceUse(msgspec.Struct, frozen=True):
 
 
 def report(
-    namespace: str, quota: NamespaceQuota, ledger: Ledger, pods: Iterable[StoredPod], nodes: Nodes
+    namespace: str,
+    quota: NamespaceQuota,
+    ledger: Ledger,
+    pods: Iterable[StoredPod],
+    nodes: Nodes,
+    *,
+    claims: Iterable[tuple[StoredClaim, ClaimCharge]] = (),
 ) -> NamespaceUse:
-    """Return the report of one namespace: every model of its quota, then others that it uses all the same."""
-    holders: dict[str, list[StoredPod]] = {}
+    """Return the report of one namespace: every model of its quota, then others that it uses all the same.
+
+    Of the ``claims`` those are left out that pods are charged for.
+    """
+    holders: dict[str, list[tuple[StoredPod | StoredClaim, Charge]]] = {}
     unpinned = []
     for pod in pods:
         model = pod.model_on(nodes)
         if pod.live and model:
-            holders.setdefault(model, []).append(pod)
+            holders.setdefault(model, []).append((pod, pod.charge))
         elif pod.live:
             unpinned.append(pod.name)
+    for claim, taken in claims:
+        holders.setdefault(taken.model, []).append((claim, taken.charge))
     usages = ledger.usages()
     models = dict.fromkeys([*quota.limits, *usages])
     used = tuple(_model(model, quota, usages, holders.get(model, [])) for model in models)
     return NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)))
 
 
-def _model(model: str, quota: NamespaceQuota, usages: Mapping[str, Usage], holders: list[StoredPod]) -> ModelUse:
+def _model(
+    model: str,
+    quota: NamespaceQuota,
+    usages: Mapping[str, Usage],
+    holders: list[tuple[StoredPod | StoredClaim, Charge]],
+) -> ModelUse:
     limit = quota.limits.get(model, NO_LIMIT)
     usage = usages.get(model, Usage())
-    largest = sorted(holders, key=lambda pod: (-pod.charge.cores, -pod.charge.memory, pod.name))
+    largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0].name))
+    named = (
+        PodUse(holder.name, charge.cores, charge.memory_under(limit), isinstance(holder, StoredClaim))
+        for holder, charge in largest[:MOST_PODS]
+    )
     return ModelUse(
         model=model,
         limit=limit.cores / CORES_PER_CARD,
@@ -350,7 +376,7 @@ def _model(model: str, quota: NamespaceQuota, usages: Mapping[str, Usage], holde
         available=max(limit.cores - usage.used.cores, 0) / CORES_PER_CARD,
         memory_limit=limit.memory,
         memory_used=None if limit.memory is None else usage.used.memory_under(limit),
-        pods=tuple(PodUse(pod.name, pod.charge.cores, pod.charge.memory_under(limit)) for pod in largest[:MOST_PODS]),
+        pods=tuple(named),
         more_pods=max(len(largest) - MOST_PODS, 0),
         terminating=usage.terminating.cores / CORES_PER_CARD,
     )
