@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from vcuda import errors, k8s_types, kube
+from vcuda.claims.objects import GROUP
 from vcuda.quota.model import Usage
 from webhook import claim_review, context, pod_review, quota_edit
 from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices
@@ -163,7 +164,7 @@ class Service(msgspec.Struct, frozen=True):
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
             return await quota_edit.check_edit(request, self.place, policy, ledgers)
-        if claim_review.is_claim(request):
+        if request.kind.group == GROUP:
             return await self._decide_claim(path, request, policy, deadline, ledgers)
         if policy is None:
             # Pods that the quota says nothing about pass all the same: a webhook that starts must not stop a cluster.

@@ -10,7 +10,7 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda.claims.charges import ClaimPolicy, ClaimRequest, ambiguous
-from vcuda.claims.objects import GROUP, ClaimSpec, ResourceClaim, ResourceClaimTemplate
+from vcuda.claims.objects import ClaimSpec, ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse
@@ -35,13 +35,11 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     request: ClaimRequest
 
 
-def is_claim(request: AdmissionRequest) -> bool:
-    """Return whether a claim or a template of claims is under review."""
-    return request.kind.group == GROUP and request.kind.kind in (CLAIM, TEMPLATE)
-
-
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
     """Return the claim under review, or the answer where nothing is left to decide."""
+    if request.kind.kind not in (CLAIM, TEMPLATE):
+        message = f"this webhook answers for claims, not for {request.kind.kind}; correct the rules that call it"
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     # What a claim asks for cannot be changed once it is stored.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")

@@ -179,11 +179,14 @@ async def validate(
     if isinstance(review, AdmissionResponse):
         return review
     pin = placement.read_pin(review.pod, policy.hints.labels)
-    claimed = await _check_claims(review, ledgers)
-    if claimed.refusal and review.enforced:
-        return verdicts.refused(review, claimed.outcome, claimed.refusal)
+    told: Sequence[str] = ()
+    if review.pod.spec.resource_claims:
+        claimed = await _check_claims(review, ledgers)
+        if claimed.refusal and review.enforced:
+            return verdicts.refused(review, claimed.outcome, claimed.refusal)
+        told = claimed.sentences
     if not review.charged:
-        return _claiming(review, pin, claimed)
+        return _claiming(review, pin, told)
     # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
     # it was not asked, as its failurePolicy is Ignore.
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
@@ -203,7 +206,7 @@ async def validate(
     choices.release(review.namespace, pin.model, review.request.charge)
     uid, charge = review.pod.metadata.uid, review.request.charge
     return await verdicts.charge(
-        request, review, ledgers, deadline, uid=uid, model=pin.model, asked=charge, stray=[*stray, *claimed.sentences]
+        request, review, ledgers, deadline, uid=uid, model=pin.model, asked=charge, stray=[*stray, *told]
     )
 
 
@@ -217,12 +220,12 @@ async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
     return check_templates(asked, review.namespace, review.quota, await ledgers.cached_usage(review.namespace))
 
 
-def _claiming(review: PodReview, pin: placement.Pin, claimed: TemplateCheck) -> AdmissionResponse:
+def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> AdmissionResponse:
     """Answer for a pod whose cards are all claimed: nothing is charged for it."""
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
         return verdicts.refused(review, "not-pinned", *undone)
-    return AdmissionResponse("claims", warnings=review.warnings(*undone, *claimed.sentences))
+    return AdmissionResponse("claims", warnings=review.warnings(*undone, *told))
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:

@@ -63,13 +63,13 @@ class Server:
 
     def mutate(self, manifest: Manifest, **fields: object) -> AdmissionResponse:
         request = self._request(manifest, fields)
-        decide = claim_review.mutate if claim_review.is_claim(request) else pod_review.mutate
+        decide = claim_review.mutate if request.kind.group else pod_review.mutate
         return asyncio.run(decide(request, self.policy, self.ledgers, self.choices))
 
     def validate(self, manifest: Manifest, uid: str = "u-1", **fields: object) -> AdmissionResponse:
         stored = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         request = self._request(stored, fields)
-        decide = claim_review.validate if claim_review.is_claim(request) else pod_review.validate
+        decide = claim_review.validate if request.kind.group else pod_review.validate
         return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, float("inf")))
 
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
@@ -230,6 +230,10 @@ def test_the_schedulers_own_claims_pass_and_nobody_elses_marked_as_such() -> Non
 )
 def test_what_is_none_of_the_quotas_business(manifest: Manifest, fields: dict[str, str], outcome: str) -> None:
     assert Server().mutate(manifest, **fields) == Server().validate(manifest, **fields) == AdmissionResponse(outcome)
+
+
+def test_rules_that_call_for_another_kind_are_to_be_corrected() -> None:
+    assert Server().validate({**claim(), "kind": "ResourceSlice"}).status is HTTPStatus.BAD_REQUEST
 
 
 def test_a_dry_run_is_decided_and_not_kept() -> None:

@@ -77,6 +77,7 @@ def _told() -> Sequence[Told]:
             _ask(stored).message, "See that the webhook's mutating registration is there, and no other comes after it."
         ),
         Told(_ask(unread).message, "Write a claim as the API has it."),
+        Told(_ask({**stored, "kind": "ResourceSlice"}).message, "They tell whoever has registered the webhook: 400."),
         Told(_ask(made.template(made.entry(count=9))).message, "Ask for less, or for more quota."),
         *(Told(text, "Nothing: it waits, and starts by itself.") for text in waiting.warnings),
         *(Told(text, "") for text in _ask(made.template(made.entry(count=9)), warns).warnings),
