@@ -10,9 +10,7 @@ import structlog
 from vcuda import errors
 from vcuda.allocations.stored_claims import ClaimCounter
 from vcuda.claims import charges, devices, objects
-from vcuda.kube.client import Kube
-from vcuda.kube.informers import NodeInformer, QuotaInformer
-from vcuda.kube.reflector import Backoff, Reflector
+from vcuda.kube import client, informers, reflector
 
 SLICES, CLASSES, CLAIMS, TEMPLATES = (
     f"{objects.API_PATH}/{name}"
@@ -27,7 +25,7 @@ _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 _TEMPLATE = msgspec.json.Decoder(objects.ResourceClaimTemplate)
 
 
-def is_served(kube: Kube) -> bool:
+def is_served(kube: client.Kube) -> bool:
     """Return whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on."""
     try:
         kube.get(objects.API_PATH)
@@ -44,8 +42,8 @@ class ServedWatches:
 
     def __init__(
         self,
-        kube: Kube,
-        reflectors: Mapping[str, Reflector[Any]],
+        kube: client.Kube,
+        reflectors: Mapping[str, reflector.Reflector[Any]],
         *,
         on_served: Callable[[], None] = lambda: None,
         ask_again: float = ASK_AGAIN_SECONDS,
@@ -55,12 +53,12 @@ class ServedWatches:
         self._once_unserved = False
         self._kube = kube
         self._all = reflectors
-        self._started: Mapping[str, Reflector[Any]] = {}
+        self._started: Mapping[str, reflector.Reflector[Any]] = {}
         self._on_served = on_served
         self._ask_again = ask_again
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._backoff = Backoff()
+        self._backoff = reflector.Backoff()
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self.run, name="resource.k8s.io", daemon=True)
 
@@ -80,7 +78,7 @@ class ServedWatches:
         """Whether every watch that was started runs."""
         return all(each.alive for each in self._started.values())
 
-    def running(self) -> Mapping[str, Reflector[Any]]:
+    def running(self) -> Mapping[str, reflector.Reflector[Any]]:
         """Return the watches that have been started, by the name of what they follow."""
         return self._started
 
@@ -91,8 +89,8 @@ class ServedWatches:
     def stop(self) -> None:
         """End the watches, and the asking."""
         self._stopping.set()
-        for reflector in self._started.values():
-            reflector.stop()
+        for each in self._started.values():
+            each.stop()
 
     def run(self) -> None:
         """Ask until it is served, and start the watches."""
@@ -108,29 +106,29 @@ class ServedWatches:
                 return
         self._log.info("resource.k8s.io/v1 is served")
         self._on_served()
-        for reflector in self._all.values():
-            reflector.start()
+        for each in self._all.values():
+            each.start()
         self._started = self._all
 
 
 class DeviceInformer:
     """Follows the ResourceSlices and DeviceClasses, put together anew when one changes."""
 
-    def __init__(self, kube: Kube, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, kube: client.Kube, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._stale = True
         self._devices = devices.NO_DEVICES
         # Cards that are alike are kept once, however many there are.
         self._alike: dict[devices.DeviceOffer, devices.DeviceOffer] = {}
-        self._slices: Reflector[devices.PoolSlice] = Reflector(
+        self._slices: reflector.Reflector[devices.PoolSlice] = reflector.Reflector(
             kube, SLICES, lambda raw: devices.read_slice(_SLICE.decode(raw), self._alike), on_event=self._on_event
         )
-        self._classes: Reflector[devices.ClassFacts] = Reflector(
+        self._classes: reflector.Reflector[devices.ClassFacts] = reflector.Reflector(
             kube, CLASSES, lambda raw: devices.read_class(_CLASS.decode(raw)), on_event=self._on_event
         )
 
-    def reflectors(self) -> Mapping[str, Reflector[Any]]:
+    def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
         """Return the watches by the name of what they follow."""
         return {"resourceslices": self._slices, "deviceclasses": self._classes}
 
@@ -156,12 +154,12 @@ class DeviceInformer:
 class TemplateInformer:
     """Follows the ResourceClaimTemplates, and keeps what their claims ask for."""
 
-    def __init__(self, kube: Kube) -> None:
-        self._templates: Reflector[objects.ClaimSpec] = Reflector(
+    def __init__(self, kube: client.Kube) -> None:
+        self._templates: reflector.Reflector[objects.ClaimSpec] = reflector.Reflector(
             kube, TEMPLATES, lambda raw: _TEMPLATE.decode(raw).spec.spec
         )
 
-    def reflectors(self) -> Mapping[str, Reflector[Any]]:
+    def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
         """Return the watches by the name of what they follow."""
         return {"resourceclaimtemplates": self._templates}
 
@@ -179,7 +177,7 @@ class _Made(NamedTuple):
 class ClaimPolicies:
     """What claims are read and charged by, put together anew when the quota, the nodes or the devices have changed."""
 
-    def __init__(self, quota: QuotaInformer, nodes: NodeInformer, informer: DeviceInformer) -> None:
+    def __init__(self, quota: informers.QuotaInformer, nodes: informers.NodeInformer, informer: DeviceInformer) -> None:
         self._quota = quota
         self._nodes = nodes
         self._informer = informer
