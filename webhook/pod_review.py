@@ -51,9 +51,8 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
         return AdmissionResponse("mirror")
     if misnamed := verdicts.misnamed(request.namespace):
         return misnamed
-    asks = asks_for_vcuda(pod, policy.resources)
     if quota is None:
-        return AdmissionResponse("unlimited" if asks else "ignored")
+        return AdmissionResponse("unlimited" if asks_for_vcuda(pod, policy.resources) else "ignored")
     asked = read_request(pod, policy.resources)
     refusals = find_refusals(pod, asked, policy.resources, policy.runtime_classes)
     faults = (*asked.faults, *(refusal.fault for refusal in refusals if refusal.allowance not in quota.allow))
@@ -62,7 +61,7 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
     review = PodReview(request.namespace, quota, policy, faults, (), scheme, pod=pod, request=asked)
     if faults and review.enforced:
         return verdicts.malformed(faults, scheme)
-    return review if asks else _not_charged(review)
+    return review if asked.asks else _not_charged(review)
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
