@@ -37,27 +37,32 @@ DIRTY = "STORED WITH WHAT WAS FORGED"
 TORN = "bound, and torn away"
 GONE = "gone before"
 ALLOWED, HUNG_UP = "allowed", "not answered"
+NOT_ALLOWED = frozenset({"403", "429", "503", HUNG_UP})
+INVENTED = "invented"
+NO_RIGHT = "refused by RBAC"
+"""So also for a while after the API server has come up again: it does not know all rights yet."""
+
 KINDS: Sequence[tuple[str, int, str]] = (
     ("no GPU model", 403, "no GPU model that this pod may use"),
-    ("refused by RBAC", 403, " cannot "),
+    (NO_RIGHT, 403, " cannot "),
     ("refused by policy", 403, "ValidatingAdmissionPolicy"),
     ("refused by ResourceQuota", 403, f"exceeded quota: {NODE}"),
     (GONE, 404, "not found"),
     (GONE, 409, "is being deleted"),
 )
-POD_ANSWERS = REASONS | {"no GPU model"}
+REFUSED = REASONS - {STORED} | {NO_RIGHT}
 ATTACKS: Mapping[str, frozenset[str]] = {
-    "hundreds of Gt and an Lt": POD_ANSWERS,
-    "forged annotations and a node": POD_ANSWERS - {STORED} | {CLEAN},
-    "allocation of a stored pod": REASONS - {STORED} | {"refused by policy", GONE},
-    "binding of a stored pod": frozenset({"refused by RBAC", API_AWAY}),
-    "force-deletion of a bound pod": REASONS - {STORED} | {TORN, GONE},
-    "label enforced=false": frozenset({"refused by policy", API_AWAY}),
-    "label enforced taken off": frozenset({"200", API_AWAY}),
-    "refused by ResourceQuota after the charge": REASONS - {STORED} | {"refused by ResourceQuota"},
-    "forged review of an existing namespace": frozenset({ALLOWED, "403", "429", "503", HUNG_UP}),
-    "forged review of an invented namespace": frozenset({"403", "429", "503", HUNG_UP}),
-    "review of 2.8 MiB": frozenset({ALLOWED, "403", "429", "503", HUNG_UP}),
+    "hundreds of Gt and an Lt": REFUSED | {STORED, "no GPU model"},
+    "forged annotations and a node": REFUSED | {CLEAN, "no GPU model"},
+    "allocation of a stored pod": REFUSED | {"refused by policy", GONE},
+    "binding of a stored pod": frozenset({NO_RIGHT, API_AWAY}),
+    "force-deletion of a bound pod": REFUSED | {TORN, GONE},
+    "label enforced=false": frozenset({"refused by policy", NO_RIGHT, API_AWAY}),
+    "label enforced taken off": frozenset({"200", NO_RIGHT, API_AWAY}),
+    "refused by ResourceQuota after the charge": REFUSED | {"refused by ResourceQuota"},
+    "forged review of an existing namespace": frozenset({ALLOWED, *NOT_ALLOWED}),
+    "forged review of an invented namespace": NOT_ALLOWED,
+    "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED}),
     "half a body, and silence": frozenset({HUNG_UP}),
 }
 """Each with all that it may be answered."""
@@ -197,7 +202,7 @@ class Siege:
         return self._review(with_uid(pinned(self._pod(FEW_CORES))))
 
     def _invented(self) -> str:
-        return self._review(with_uid(pinned(gpu_pod("x", f"invented-{next(self.numbers)}", GPU_REQUESTS[0]))))
+        return self._review(with_uid(pinned(gpu_pod("x", f"{INVENTED}-{next(self.numbers)}", GPU_REQUESTS[0]))))
 
     def _large(self) -> str:
         pod = with_uid(pinned(self._pod()))

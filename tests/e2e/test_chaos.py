@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.attackers import ATTACKS, Siege, prepare
+from tests.e2e.attackers import ATTACKS, INVENTED, Siege, prepare
 from tests.e2e.chaos import (
     REASONS,
     STORED,
@@ -30,11 +30,12 @@ from tests.e2e.chaos import (
 )
 from tests.e2e.cluster import Cluster, administering
 from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
-from tests.e2e.installation import Installation, await_ready, policies, registered, running
+from tests.e2e.installation import LEDGER_NAMESPACE, Installation, await_ready, policies, registered, running
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
 from tests.processes import WebhookProcess, eventually
 
+LEDGERS = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "60"))
 TICK = 2.0
 CALLERS = 64
@@ -91,7 +92,7 @@ def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
 def test_no_death_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota_or_loses_any_of_it(
     own_plane: ControlPlane, own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """64 callers, 12 attackers, a SIGKILL every 2 s; then everything is released, and exactly the quota can be filled."""
+    """64 callers, 12 attackers, a SIGKILL every 2 s; then all is released, and exactly the quota can be filled."""
     caplog.set_level(logging.ERROR, "urllib3")  # its warnings about lost connections are what the counts are about
     with ExitStack() as stack:
         own = stack.enter_context(running(own_cluster, tmp_path, replicas=REPLICAS, patience=WEBHOOK_TIMEOUT))
@@ -99,6 +100,7 @@ def test_no_death_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         groups = [{stack.enter_context(own.team({"quota": q})): q for q in QUOTAS} for _ in range(GROUPS)]
         teams = {namespace: in_cores(quota) for group in groups for namespace, quota in group.items()}
         own_cluster.apply(*policies("allocations.quota.vcuda.io"))
+        stack.enter_context(own.quota.limited(**{"*": {"quota": {"M40": 1}}}))  # what is invented has a limit, too
         stack.enter_context(registered(own))
         other = stack.enter_context(policy(tmp_path, WEBHOOK_TIMEOUT))
         stack.enter_context(own_cluster.register_webhooks(validating=[other]))
@@ -132,6 +134,7 @@ def test_no_death_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         assert managers.kills > 1
         assert [(name, told) for name, counts in siege.counts.items() for told in counts.keys() - ATTACKS[name]] == []
         assert all(siege.counts.values())
+        assert INVENTED not in str(own_cluster.rest.get(LEDGERS))
         assert 0 < memory.worker < MOST_MEMORY
         assert memory.replica < MOST_MEMORY
 
