@@ -47,6 +47,7 @@ KINDS: Sequence[tuple[str, int, str]] = (
     (NO_RIGHT, 403, " cannot "),
     ("refused by policy", 403, "ValidatingAdmissionPolicy"),
     ("refused by ResourceQuota", 403, f"exceeded quota: {NODE}"),
+    (API_AWAY, 403, "not yet ready to handle request"),
     (GONE, 404, "not found"),
     (GONE, 409, "is being deleted"),
 )
@@ -83,7 +84,8 @@ PAUSE = 0.8
 def outcome(answer: Answer) -> str:
     """What a tenant was answered, in a word; the whole answer where it is known of no attack."""
     named = (name for name, status, text in KINDS if answer.status == status and text in answer.message)
-    return next(named, "") or (str(answer.status) if answer.status == HTTPStatus.OK else reason(answer))
+    told = next(named, "") or (str(answer.status) if answer.status == HTTPStatus.OK else reason(answer))
+    return API_AWAY if told not in REASONS and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else told
 
 
 @dataclass(frozen=True)

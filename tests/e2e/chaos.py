@@ -307,11 +307,11 @@ class Ghosts:
         [(model, cores)] = held([pod]).items()
         self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
 
-    def among(self, gone: Set[str]) -> Iterator[tuple[str, str, int]]:
-        """Namespace, model and cores of those whose uids are gone, and whose time is not over yet."""
+    def among(self, known: Set[str], there: Set[str]) -> Iterator[tuple[str, str, int]]:
+        """Namespace, model and cores of those that were known, are not there any more, and whose time is not over."""
         now = time.monotonic()
         for uid, (until, namespace, model, cores) in list(self._found.items()):
-            if uid in gone and now < until:
+            if uid in known and uid not in there and now < until:
                 yield namespace, model, cores
 
 
@@ -337,7 +337,7 @@ class Observer:
             if (counted := by_namespace.get(pod["metadata"]["namespace"])) is not None:
                 counted.update(held([pod]))
         uids = {pod["metadata"]["uid"] for pod in pods}
-        for namespace, model, cores in self.ghosts.among(self.known - uids):
+        for namespace, model, cores in self.ghosts.among(self.known, uids):
             by_namespace[namespace][model] += cores
         self.known |= uids
         for namespace, counts in by_namespace.items():

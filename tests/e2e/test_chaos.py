@@ -100,7 +100,7 @@ def test_no_death_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         groups = [{stack.enter_context(own.team({"quota": q})): q for q in QUOTAS} for _ in range(GROUPS)]
         teams = {namespace: in_cores(quota) for group in groups for namespace, quota in group.items()}
         own_cluster.apply(*policies("allocations.quota.vcuda.io"))
-        stack.enter_context(own.quota.limited(**{"*": {"quota": {"M40": 1}}}))  # what is invented has a limit, too
+        own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # what is invented has a limit, too
         stack.enter_context(registered(own))
         other = stack.enter_context(policy(tmp_path, WEBHOOK_TIMEOUT))
         stack.enter_context(own_cluster.register_webhooks(validating=[other]))
@@ -193,7 +193,7 @@ def await_settled(own: Installation, managers: Controllers, teams: dict[str, dic
         ledgers = {namespace: own.ledger(namespace) for namespace in teams}
         return "\n\n".join([f"{ledgers}", *(candidate.current().output() for candidate in managers.candidates)])
 
-    eventually(all_released, told, STORABLE + 30)
+    eventually(all_released, told, STORABLE + 60)
 
 
 def mend(managers: Controllers) -> None:

@@ -164,6 +164,11 @@ def _refused() -> list[Told]:
             "The same. HAMi and vgpu-manager choose among a node's cards by annotations of the pod; `/mutate` writes"
             " them so that none of another model is chosen.",
         ),
+        Told(
+            _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,
+            "Leave `schedulerName` out. Another scheduler would give away cards that are somebody else's already"
+            " (`--scheduler-name`).",
+        ),
     ]
 
 
