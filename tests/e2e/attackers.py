@@ -62,7 +62,7 @@ ATTACKS: Mapping[str, frozenset[str]] = {
     "label enforced taken off": frozenset({"200", NO_RIGHT, API_AWAY}),
     "refused by ResourceQuota after the charge": REFUSED | {"refused by ResourceQuota"},
     "forged review of an existing namespace": frozenset({ALLOWED, *NOT_ALLOWED}),
-    "forged review of an invented namespace": NOT_ALLOWED,
+    "forged review of an invented namespace": NOT_ALLOWED | {"400"},
     "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED}),
     "half a body, and silence": frozenset({HUNG_UP}),
 }
