@@ -34,7 +34,7 @@ e2e: $(VENV)/installed  ## Run the tests against a real control plane, building 
 chaos: $(VENV)/installed  ## Kill every part again and again under load for ten minutes, with tenants attacking, and count what is stored
 	$(ASSETS) && export CHAOS_SECONDS=600 && $(BIN)/pytest tests/e2e -m chaos -s
 
-reread: $(VENV)/installed  ## Wait for the API server to take up a new client certificate by itself (seven minutes)
+reread: $(VENV)/installed  ## Wait for the API server to take up a new client certificate by itself (six minutes)
 	$(ASSETS) $(BIN)/pytest tests/e2e/test_client_certificates.py -m reread
 
 bench: $(VENV)/installed  ## Measure what a pod costs with us, beside webhooks that do nothing and beside none, and our parts
