@@ -55,8 +55,12 @@ def could_reach_gpus(pod: Pod) -> bool:
         return True
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
-            if container.env or _is_privileged(container) or "/" in "".join(resources_of(container)):
+            if _is_privileged(container) or (container.resources and "/" in "".join(resources_of(container))):
                 return True
+            # The other variables that are refused matter beside a resource alone.
+            for variable in container.env or ():
+                if variable.name == VISIBLE_DEVICES:
+                    return True
     return False
 
 
