@@ -164,8 +164,8 @@ class Service(msgspec.Struct, frozen=True):
             # Without a quota in force too: this is how a broken one is mended.
             return await quota_edit.check_edit(request, self.place, policy, ledgers)
         if policy is None:
-            # Pods that have nothing to do with GPUs pass all the same: a webhook that starts must not stop a cluster. Any
-            # resource with a domain may be one of the units, so who asks for one waits.
+            # Pods that have nothing to do with GPUs pass all the same: a webhook that starts must not stop a cluster.
+            # Any resource with a domain may be one of the units, so who asks for one waits.
             pod = pod_review.gpu_pod_of(request)
             if isinstance(pod, k8s_types.AdmissionResponse):
                 return pod
