@@ -31,10 +31,10 @@ fuzz: $(VENV)/installed  ## Send the webhook what no caller should, for ten minu
 e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once; K8S=1.30.14 for another version than the newest
 	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
-chaos: $(VENV)/installed  ## Kill every part again and again under load, and count what is stored
-	$(ASSETS) $(BIN)/pytest tests/e2e -m chaos -s
+chaos: $(VENV)/installed  ## Kill every part again and again under load for ten minutes, with tenants attacking, and count what is stored
+	$(ASSETS) && export CHAOS_SECONDS=600 && $(BIN)/pytest tests/e2e -m chaos -s
 
-reread: $(VENV)/installed  ## Wait for the API server to take up a new client certificate by itself (seven minutes)
+reread: $(VENV)/installed  ## Wait for the API server to take up a new client certificate by itself (six minutes)
 	$(ASSETS) $(BIN)/pytest tests/e2e/test_client_certificates.py -m reread
 
 bench: $(VENV)/installed  ## Measure what a pod costs with us, beside webhooks that do nothing and beside none, and our parts

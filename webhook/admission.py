@@ -167,7 +167,8 @@ class Service(msgspec.Struct, frozen=True):
         if request.kind.group == GROUP:
             return await self._decide_claim(path, request, policy, deadline, ledgers)
         if policy is None:
-            # Pods that the quota says nothing about pass all the same: a webhook that starts must not stop a cluster.
+            # Pods that have nothing to do with GPUs pass all the same: a webhook that starts must not stop a cluster.
+            # Any resource with a domain may be one of the units, so who asks for one waits.
             pod = pod_review.gpu_pod_of(request)
             if isinstance(pod, k8s_types.AdmissionResponse):
                 return pod

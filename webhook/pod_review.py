@@ -24,6 +24,7 @@ NODES_GROUP = "system:nodes"
 
 # Of the annotations and labels that /mutate would have removed: a pod may have thousands.
 MOST_RECORDS = 10
+MOST_OF_SCHEDULER = 63  # characters of a name that is not ours
 
 _PODS = msgspec.json.Decoder(Pod)
 
@@ -53,19 +54,18 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
         return AdmissionResponse("mirror")
     if misnamed := verdicts.misnamed(request.namespace):
         return misnamed
-    asks = asks_for_vcuda(pod, policy.resources)
     if quota is None:
-        return AdmissionResponse("unlimited" if asks else "ignored")
+        return AdmissionResponse("unlimited" if asks_for_vcuda(pod, policy.resources) else "ignored")
     asked = read_request(pod, policy.resources)
     extended = policy.claims.devices.extended_resources if policy.claims else None
     refusals = find_refusals(pod, asked, policy.resources, policy.runtime_classes, extended)
     faults = (*asked.faults, *(refusal.fault for refusal in refusals if refusal.allowance not in quota.allow))
     # The schemes by which the pod asks, and whether by units.
     scheme = ",".join([*(scheme.name for scheme in asked.schemes), *["units"] * asked.by_units])
-    review = PodReview(request.namespace, quota, policy, faults, (), scheme, pod=pod, request=asked, charged=asks)
+    review = PodReview(request.namespace, quota, policy, faults, (), scheme, pod=pod, request=asked, charged=asked.asks)
     if faults and review.enforced:
         return verdicts.malformed(faults, scheme)
-    return review if asks or (pod.spec.resource_claims and policy.claims) else _not_charged(review)
+    return review if review.charged or (pod.spec.resource_claims and policy.claims) else _not_charged(review)
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
@@ -198,8 +198,9 @@ async def validate(
         )
         undone += [f"its annotations let it have {what}" for what in found]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
+    stray += other_scheduler(review)
     if stray and review.enforced:
-        return verdicts.refused(review, "not-pinned", *stray)
+        return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pin.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     # What /mutate has chosen for this pod counts no more: from here on its charge does.
@@ -239,6 +240,16 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
         yield f"it carries allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
     if any(operation["path"] == "/spec/schedulerName" for operation in patch):
         yield "spec.schedulerName is not the one that places vcuda pods"
+
+
+def other_scheduler(review: PodReview) -> Iterator[str]:
+    """Yield why a pod may not name its scheduler, where another one places all vcuda pods."""
+    placing, named = review.policy.hints.scheduler, review.pod.spec.scheduler_name
+    # Each would give away cards that it believes to be free: what is charged once would be used by two. Units are
+    # counted on each node by Kubernetes itself, whoever places them.
+    if placing and review.request.schemes and named not in ("", placing, patches.DEFAULT_SCHEDULER):
+        why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
+        yield f"spec.schedulerName must be {placing}, or left out: {why}"
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:

@@ -1,8 +1,9 @@
 """The extender of the leading controller, put together: it listens once all pods and nodes have been listed."""
 
+import io
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from http import HTTPStatus
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -31,6 +32,8 @@ MAX_BODY = 128 * 2**20
 LARGE_BODY = 2**20
 """Bytes from which on a body is read only when no other such is; by their names nodes take far less."""
 
+ANSWER_PART = 8 * 2**20
+
 Verb = Callable[[bytes], bytes]
 """Answers the body of one kind of request; raises BadInput where it is none."""
 
@@ -58,26 +61,44 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
 
     large = threading.Lock()
 
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         started = time.perf_counter()
-        path = environ["PATH_INFO"]
-        if environ["REQUEST_METHOD"] == "GET" and path == "/version":
-            return httpd.reply(start_response, HTTPStatus.OK, __version__)
-        length = environ.get("CONTENT_LENGTH", "")
-        if environ["REQUEST_METHOD"] == "POST" and not (length.isdigit() and int(length) <= MAX_BODY):
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        verb = verbs.get(path) if method == "POST" else None
+        length = environ.get("CONTENT_LENGTH") or ("" if method == "POST" else "0")
+        # In chunks nobody says how much will come; and what is for no verb is read too, to find the next request.
+        unbounded = "HTTP_TRANSFER_ENCODING" in environ or not length.isdigit()
+        if unbounded or int(length) > (MAX_BODY if verb else LARGE_BODY):
             # What follows cannot be told from a next request; cheroot hangs up after this answer.
-            return httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"0 to {MAX_BODY} bytes are wanted")
-        verb = verbs.get(path) if environ["REQUEST_METHOD"] == "POST" else None
-        with large if int(length or 0) > LARGE_BODY else nullcontext():
-            # In parts: asked for all at once, cheroot's reader clears room for the whole with every packet.
-            body = b"".join(iter(lambda: environ["wsgi.input"].read(2**16), b""))
-            if verb is None:
-                return httpd.reply(start_response, HTTPStatus.NOT_FOUND, "not found")
-            status, answer = _answer(verb, body)
-        metrics.seconds.labels(path.rpartition("/")[2]).observe(time.perf_counter() - started)
-        return httpd.reply(start_response, status, answer, "application/json" if status == HTTPStatus.OK else "")
+            told = f"0 to {MAX_BODY} bytes are wanted"
+            yield from httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, told)
+        elif method == "GET" and path == "/version":
+            yield from httpd.reply(start_response, HTTPStatus.OK, __version__)
+        else:
+            # Until the answer is taken too: it may be as large as the body.
+            with large if int(length) > LARGE_BODY else nullcontext():
+                body = _read(environ)
+                if verb is None:
+                    yield from httpd.reply(start_response, HTTPStatus.NOT_FOUND, "not found")
+                    return
+                status, answer = _answer(verb, body)
+                del body
+                metrics.seconds.labels(path.rpartition("/")[2]).observe(time.perf_counter() - started)
+                content_type = "application/json" if status == HTTPStatus.OK else ""
+                [data] = httpd.reply(start_response, status, answer, content_type)
+                # cheroot makes two copies of each part.
+                yield from (data[begin : begin + ANSWER_PART] for begin in range(0, len(data), ANSWER_PART))
 
     return application
+
+
+def _read(environ: WSGIEnvironment) -> bytes:
+    # In parts: asked for all at once, cheroot's reader clears room for the whole with every packet. They are not kept
+    # until there are all: small blocks stay with the thread that got them, and each of the threads would keep a body.
+    body = io.BytesIO()
+    while part := environ["wsgi.input"].read(2**16):
+        body.write(part)
+    return body.getvalue()
 
 
 def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:

@@ -7,9 +7,9 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -91,10 +91,9 @@ class Callers:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, number: int, stop: threading.Event) -> None:
-        labels = {REPLICA: str(number % self.replicas)}
+        labels = self.labels(number)
         for turn in itertools.count():
-            group = int((time.monotonic() - self.started) / self.stay)
-            namespaces = self.groups[min(group, len(self.groups) - 1)]
+            namespaces = self.present()
             pod = self._pod(f"train-{number}-{turn}", namespaces[number // self.replicas % len(namespaces)], labels)
             answer = self._create(pod)
             with self.lock:
@@ -104,6 +103,15 @@ class Callers:
                 self._delete(pod, stop)
             if stop.wait(random.uniform(0, PAUSE)):  # noqa: S311  # a load
                 return
+
+    def present(self) -> Sequence[str]:
+        """The namespaces of the present group."""
+        group = int((time.monotonic() - self.started) / self.stay)
+        return self.groups[min(group, len(self.groups) - 1)]
+
+    def labels(self, number: int) -> Mapping[str, str]:
+        """Those by which one of the replicas is asked."""
+        return {REPLICA: str(number % self.replicas)}
 
     def _pod(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
         asks = {ASKS: "true"} if random.random() < SLOW_PART else {}  # noqa: S311  # a load
@@ -194,6 +202,35 @@ def replicas(installation: Installation) -> Iterator[Sequence[Victim[WebhookProc
 
 
 @dataclass
+class Memory:
+    """The most memory that one of the replicas had, in MiB: its worker alone, and all its processes together."""
+
+    worker: int = 0
+    replica: int = 0
+    samples: int = 0
+
+    def sample(self, victims: Sequence[Victim[WebhookProcess]], stop: threading.Event) -> None:
+        """Look at each that is there, until told to stop. The kernel keeps the most that a process ever had."""
+        while not stop.wait(MEMORY_PAUSE):
+            for process in filter(None, [victim.serving() for victim in victims]):
+                # It may have ended meanwhile, or have no worker yet.
+                with suppress(OSError, ValueError):
+                    worker = process.worker()
+                    self.worker = max(self.worker, kernel_says(worker, "status", "VmHWM"))
+                    parts = [kernel_says(pid, "smaps_rollup", "Pss") for pid in (worker, process.process.pid)]
+                    self.replica = max(self.replica, sum(parts))
+                    self.samples += 1
+
+
+def kernel_says(pid: int, file: str, field_name: str) -> int:
+    """A figure of a process, in MiB."""
+    found = re.search(rf"^{field_name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
+    if not found:
+        raise ProcessLookupError(pid)
+    return int(found[1]) // 1024
+
+
+@dataclass
 class Controllers:
     """Candidates for one lease."""
 
@@ -215,9 +252,9 @@ class Controllers:
 
 
 @contextmanager
-def controllers(installation: Installation, count: int, *, storable: int) -> Iterator[Controllers]:
-    """So many controllers, which take a pod for never stored after ``storable`` seconds."""
-    flags = flags_of(installation, "--storable-seconds", str(storable))
+def controllers(installation: Installation, count: int, *more: str) -> Iterator[Controllers]:
+    """So many controllers, with these further flags."""
+    flags = flags_of(installation, *more)
     with ThreadPoolExecutor() as threads:
         every = [Victim(lambda: ControllerProcess(*flags), threads) for _ in range(count)]
         try:
@@ -229,7 +266,7 @@ def controllers(installation: Installation, count: int, *, storable: int) -> Ite
 
 CORES = "tencent.com/vcuda-core"
 PODS = "/api/v1/pods"
-LOOK_PAUSE = 0.02
+LOOK_PAUSE, MEMORY_PAUSE = 0.02, 0.2
 WATCH_SECONDS = 5.0
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 """What the client raises where the API server is away, or goes away within an answer."""
@@ -258,22 +295,54 @@ def model_of(pod: Json) -> str:
     return str(model)
 
 
+class Ghosts:
+    """Bound pods that were torn away: their containers may run on, so that what they hold is held for a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._found: dict[str, tuple[float, str, str, int]] = {}
+
+    def add(self, pod: Json, deleted: float) -> None:
+        """Remember a pod whose deletion was asked for at this moment, or later."""
+        [(model, cores)] = held([pod]).items()
+        self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
+
+    def among(self, known: Set[str], there: Set[str]) -> Iterator[tuple[str, str, int]]:
+        """Namespace, model and cores of those that were known, are not there any more, and whose time is not over."""
+        now = time.monotonic()
+        for uid, (until, namespace, model, cores) in list(self._found.items()):
+            if uid in known and uid not in there and now < until:
+                yield namespace, model, cores
+
+
 @dataclass
 class Observer:
     """What was seen of some namespaces.
 
-    ``most``: the most cores of each model, by namespace. ``looks``: how often. ``lost``: how often in vain.
+    ``most``: the most cores of each model, by namespace. ``looks``: how often. ``lost``: how often in vain. ``known``:
+    the uids of all pods that there were.
     """
 
     most: Mapping[str, dict[str, int]]
+    ghosts: Ghosts
     looks: int = 0
     lost: int = 0
+    known: set[str] = field(default_factory=set)
 
     def see(self, pods: Sequence[Json]) -> None:
+        """Count what is held by the pods of one moment, and by those that were torn away before it."""
         self.looks += 1
-        for namespace, most in self.most.items():
-            for model, cores in held([pod for pod in pods if pod["metadata"]["namespace"] == namespace]).items():
-                most[model] = max(most.get(model, 0), cores)
+        by_namespace = {namespace: Counter[str]() for namespace in self.most}
+        for pod in pods:
+            if (counted := by_namespace.get(pod["metadata"]["namespace"])) is not None:
+                counted.update(held([pod]))
+        uids = {pod["metadata"]["uid"] for pod in pods}
+        for namespace, model, cores in self.ghosts.among(self.known, uids):
+            by_namespace[namespace][model] += cores
+        self.known |= uids
+        for namespace, counts in by_namespace.items():
+            most = self.most[namespace]
+            most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
 
     def list(self, rest: Rest, stop: threading.Event) -> None:
         """LIST until told to stop. Without a resourceVersion that is a quorum read of one moment."""

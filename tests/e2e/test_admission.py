@@ -3,13 +3,18 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
 from tests.builders import MODEL, POOL, container, held_to, required, requirement, term
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import Installation, await_nodes
+from tests.e2e.installation import Installation, await_nodes, await_ready, registered, running, tenant_of
+from tests.e2e.second_scheduler import NAME, PREDICATING
 from tests.integration.reviews import card_pod, gpu_pod
+from tests.processes import serving
 
 Team = Callable[[Json], str]
 
@@ -247,3 +252,22 @@ def test_nobody_is_warned_where_the_quota_only_audits(cluster: Cluster, installa
         "admission", lambda line: (line["path"], line["namespace"]) == ("/validate", namespace)
     )
     assert logged["outcome"] == "over-quota-allowed"
+
+
+def for_scheduler(name: str, namespace: str) -> Json:
+    pod = card_pod(name, namespace)
+    return {**pod, "spec": {**pod["spec"], "schedulerName": name}}
+
+
+def test_no_scheduler_but_ours_is_named_where_all_vcuda_pods_have_one(cluster: Cluster, tmp_path: Path) -> None:
+    """Another one does not ask the extender, and would give away cards that are another pod's."""
+    with running(cluster, tmp_path) as base, serving(*base.flags, "--scheduler-name", NAME, ca=base.ca) as replica:
+        own = replace(base, replicas=[replica], quota=replace(base.quota, readers=[replica]))
+        await_ready(own)
+        with registered(own), own.team({"quota": {"M40": 2}}) as namespace, tenant_of(cluster, namespace) as tenant:
+            for scheduler in (PREDICATING, "nobody"):
+                answer = tenant.try_create(for_scheduler(scheduler, namespace))
+                assert answer.status == HTTPStatus.FORBIDDEN
+                assert f"spec.schedulerName must be {NAME}, or left out: {scheduler} does not" in answer.message
+            for scheduler in ("default-scheduler", NAME):
+                assert tenant.create(for_scheduler(scheduler, namespace))["spec"]["schedulerName"] == NAME

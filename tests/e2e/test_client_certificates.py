@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ class Requiring(Server):
         self.cluster = cluster
         self.certificates = certificates
         self.presented: list[x509.Certificate] = []
+        self.connections: dict[object, x509.Certificate] = {}
+        self.hung_up = threading.Event()
         super().__init__(("127.0.0.1", port), Allowing)
 
     def get_request(self) -> Any:
@@ -60,20 +63,33 @@ class Requiring(Server):
 
 
 class Allowing(BaseHTTPRequestHandler):
-    """Notes who asks."""
+    """Notes who asks, and what each connection was opened with."""
 
     server: Requiring
 
     def do_POST(self) -> None:
         review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        shown = self.connection.getpeercert(binary_form=True)
-        self.server.presented.append(x509.load_der_x509_certificate(shown))
+        shown = x509.load_der_x509_certificate(self.connection.getpeercert(binary_form=True))
+        self.server.presented.append(shown)
+        self.server.connections.setdefault(self.client_address, shown)
+        body = json.dumps(reviewed(review)).encode()
         self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(json.dumps(reviewed(review)).encode())
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Nobody reads it."""
+
+
+class Keeping(Allowing):
+    """Leaves each connection open for the next call, as our webhook does."""
+
+    protocol_version = "HTTP/1.1"
+
+    def finish(self) -> None:
+        self.server.hung_up.set()
+        super().finish()
 
 
 def published(cluster: Cluster) -> str:
@@ -238,19 +254,27 @@ def test_no_call_is_refused_while_the_pair_is_renewed_and_its_ca_replaced(requir
 @pytest.mark.reread
 @pytest.mark.timeout(2 * REREAD_SECONDS)
 def test_the_api_server_reads_the_pair_again_by_itself(required: Presenting) -> None:
-    """Every five minutes; it closes its connections then, and nothing but a call that is under way may fail by it."""
-    required.presented()
+    """Every five minutes it closes what it has open with the old one; nothing but a call under way may fail by it.
+
+    For any new connection it reads the files at once. So one is kept in use here, and only its end brings the new pair.
+    """
+    server = required.server
+    server.RequestHandlerClass = Keeping
+    server.connections.clear()
+    old = required.presented()
     time.sleep(1.1)  # as above
     required.rotate("--issued-before", utc_now())
     required.install()
 
-    def is_presented() -> bool:
+    def is_hung_up() -> bool:
         refusal = required.refusal()
         assert refusal == "" or "use of closed network connection" in refusal
-        return required.server.presented[-1] == required.installed()
+        return server.hung_up.wait(1)  # a call a second: one that rests for 90 s would be closed for that
 
-    eventually(is_presented, timeout=REREAD_SECONDS)
+    assert required.presented() == old
+    eventually(is_hung_up, timeout=REREAD_SECONDS)
     assert required.presented() == required.installed()
+    assert [*server.connections.values()] == [old, required.installed()]
 
 
 @pytest.fixture

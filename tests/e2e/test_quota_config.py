@@ -122,7 +122,8 @@ def test_a_webhook_started_on_a_malformed_quota_waits_for_a_good_one_and_lets_po
         namespace = stack.enter_context(own.free_team())
         own.replica.await_log("quota document malformed")
         assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
-        cluster.create(gpu_pod("web", namespace, {"example.com/nic": "1"}))  # asked about, as the name has a slash
+        # Asked about, for the annotation's name. Any resource with a slash waits: it may be one of the units.
+        cluster.create(gpu_pod("web", namespace, {"cpu": "1"}, annotations={"example.com/gpu": "none"}))
         refused = cluster.try_create(card_pod("train", namespace))
         assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
         assert 'failed calling webhook "validate.quota.vcuda.io"' in refused.message

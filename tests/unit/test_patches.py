@@ -137,6 +137,10 @@ def test_a_second_call_patches_nothing(case: Admitted) -> None:
 @for_every_admitted_pod
 def test_what_is_pinned_is_then_accepted_and_charged(case: Admitted) -> None:
     verdict = case.webhook.validate(case.patched)
+    places, named = case.webhook.policy.hints.scheduler, case.patched["spec"].get("schedulerName", "")
+    if places and named not in ("", places) and case.quota.mode is Mode.ENFORCE:
+        assert f"spec.schedulerName must be {places}" in verdict.message
+        return
     assert verdict.allowed, verdict.message
     assert verdict.model == case.answer.model
     used = asyncio.run(case.webhook.ledgers.usage("team-a"))[case.answer.model].used

@@ -29,6 +29,7 @@ OF_USERS = (
         "vcuda.k8s_types",
     ),
     *("vcuda.quota.model", "vcuda.quota.document", "vcuda.requests.config", "vcuda.requests.refusals"),
+    *("vcuda.requests.scheme_settings", "vcuda.placement.card_types", "vcuda.allocations.given_cards"),
     *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
     *("webhook.pod_review", "webhook.quota_edit", "webhook.admission"),

@@ -8,6 +8,7 @@ import pytest
 from tests.both_calls import Webhook
 from tests.builders import Manifest, container, held_to, pod, policy_for, quota_faults, review, vcuda_pod, view
 from tests.tables import cases
+from vcuda.errors import MOST_FAULTS
 from vcuda.k8s_types import AdmissionResponse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
@@ -197,3 +198,9 @@ def test_an_operators_vendor_and_runtime_class_are_looked_at_too() -> None:
 )
 def test_a_name_that_nothing_has_is_a_fault(allow: str, fault: str) -> None:
     assert list(map(str, quota_faults(f"team-a: {{allow: {allow}}}"))) == [f"team-a.allow{fault}"]
+
+
+def test_a_pod_of_very_many_resources_is_judged_one_by_one() -> None:
+    """In a pass over them: each against all the others would take a minute here."""
+    answer = refused(vcuda_pod({"nvidia.com/gpumem": 1, **{f"nvidia.com/x{number}": 1 for number in range(20_000)}}))
+    assert (answer.outcome, len(answer.faults)) == ("malformed", MOST_FAULTS + 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, strategies as st
 
 from tests.both_calls import Webhook, patched
 from tests.builders import Manifest, container, held_to, pod, policy_for, vcuda_pod, view
@@ -142,6 +143,24 @@ def test_a_malformed_setting_is_refused_with_its_path(text: str, fault: str) -> 
     with pytest.raises(QuotaFault) as caught:
         known(f"{{{text}}}")
     assert [str(each) for each in caught.value.faults] == [f"gpu_schemes{fault}"]
+
+
+TEXTS = st.sampled_from(["hami", "a.b/c", "nvidia.com/gpu", ""])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
+KEYS = st.sampled_from(["hami", "vgpu-manager", "gpu-manager", "resources", "count", "memory_mib", "scheduler"])
+TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner))
+
+
+@given(TREES | st.dictionaries(KEYS, st.dictionaries(KEYS, TREES)))
+def test_whatever_is_written_is_settings_or_faults(tree: object) -> None:
+    try:
+        schemes = known(json.dumps(tree)).schemes
+    except QuotaFault as refusal:
+        paths = [fault.path for fault in refusal.faults]
+    else:
+        paths = [f"gpu_schemes.{name}" for name in {name for scheme in schemes for name in scheme.resources}]
+        assert len(paths) == sum(len(scheme.resources) for scheme in schemes)
+    assert all(path.startswith(("gpu_schemes", "data.gpu_schemes")) for path in paths)
 
 
 def test_a_name_in_two_tables_is_refused_and_one_that_a_scheme_has_given_up_is_free() -> None:

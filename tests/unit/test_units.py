@@ -1,13 +1,16 @@
 """Units: what one of a resource is worth that no scheme has, by the built-in rows and by the operator's."""
 
+import json
+
 import pytest
+from hypothesis import given, strategies as st
 
 from controller.pods import PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, container, pod, sidecar, stored_pod, vcuda_pod, view
 from tests.replicas import POD, Replica
 from tests.tables import cases
-from vcuda.errors import QuotaFault
+from vcuda.errors import Fault, QuotaFault
 from vcuda.kube import LedgerStore, QuotaInformer, QuotaPlace
 from vcuda.ledger.ledger import Ledger, ObservedPods, Refused, settle
 from vcuda.placement.placement import Nodes
@@ -77,7 +80,7 @@ def test_an_amount_that_is_none_is_a_fault_with_its_path(amount: object) -> None
 
 
 WORTH = "write what one is worth, such as amd.com/gpu: {cards: 1}"
-NAMES = "write a name such as nvidia.com/gpu.shared, or of a DeviceClass, deviceclass/NAME"
+SPELLING = "write a name such as nvidia.com/gpu.shared, or of a DeviceClass, deviceclass/NAME"
 DOMAINS = "write one such as acme.com, or acme.com/gpu-*"
 
 
@@ -97,7 +100,7 @@ DOMAINS = "write one such as acme.com, or acme.com/gpu-*"
         ),
         ("amd.com/gpu: {card: 1}", "[amd.com/gpu].card: unknown key; did you mean `cards`?"),
         ("amd.com/gpu: 1", f"[amd.com/gpu]: 1 stands here; {WORTH}"),
-        ("gpu: {cards: 1}", f'.gpu: "gpu" can be no resource; {NAMES}'),
+        ("gpu: {cards: 1}", f'.gpu: "gpu" can be no resource; {SPELLING}'),
     ],
 )
 def test_a_malformed_unit_is_refused_with_its_path(units: str, fault: str) -> None:
@@ -210,3 +213,20 @@ def test_a_replica_counts_a_ledger_anew_that_was_counted_by_older_units(api: Api
     replica.store.resources = world.quota.resources
     replica.store.write("team-a", Ledger({}, "103", config_version="1"), replica.store.read("team-a"))
     assert isinstance(replica.charge("uid-1"), Refused)
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+NAMES = st.sampled_from(["amd.com/gpu", "nvidia.com/gpu", "deviceclass/a", "cards", "memory"]) | st.text(max_size=8)
+TREES = st.recursive(PLAIN, lambda each: st.lists(each, max_size=3) | st.dictionaries(NAMES, each, max_size=3))
+
+
+@given(TREES.map(json.dumps) | st.text(max_size=40), st.sampled_from(["gpu_units", "gpu_domains"]))
+def test_whatever_stands_there_is_read_or_refused_with_a_path(text: str, key: str) -> None:
+    read = GpuResources()
+    faults: tuple[Fault, ...] = ()
+    try:
+        read = parse_config({"gpu_quota": "", key: text}).resources
+    except QuotaFault as refused:
+        faults = refused.faults
+    assert all(fault.path.removeprefix("data.").startswith(key) and fault.message for fault in faults)
+    assert all(worth.cores > 0 or worth == Charge() for worth in read.own_units.values())

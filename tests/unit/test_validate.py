@@ -218,19 +218,23 @@ def of_indices(count: int) -> dict[str, str]:
         ({"labels": {"nvidia.com/assigned-phase": "x"}}, "it carries allocation records: nvidia.com/assigned-phase"),
         ({"annotations": of_indices(20_000)}, f"records: {', '.join(of_indices(10))} and 19990 more"),
         ({"schedulerName": "default-scheduler"}, "spec.schedulerName is not the one that places vcuda pods"),
+        (
+            {"schedulerName": "volcano"},
+            "must be gpu-scheduler, or left out: volcano does not know",
+        ),
     ],
-    ids=["nodeName", "an annotation", "a label", "20,000 annotations", "the scheduler"],
+    ids=["nodeName", "an annotation", "a label", "20,000 annotations", "the default scheduler", "another scheduler"],
 )
 @pytest.mark.parametrize("mode", Mode)
 def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest, what: str, mode: Mode) -> None:
-    """A tenant can make /mutate time out, and its failurePolicy is Ignore."""
+    """A tenant can make /mutate time out, and its failurePolicy is Ignore. It leaves a scheduler that is named."""
     hints = Hints(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
     ledgers, asked = MemoryLedgers(), builders.review(pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields}))
     answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), DEADLINE))
     told = answer.message if mode is Mode.ENFORCE else "".join(answer.warnings)
     assert (answer.allowed, bool(used(ledgers))) == (mode is not Mode.ENFORCE,) * 2
-    assert told.startswith(f"{NOT_MUTATED}: ") is (mode is not Mode.AUDIT)
+    assert told.startswith((f"{NOT_MUTATED}: ", "spec.schedulerName must")) is (mode is not Mode.AUDIT)
     assert what in told or mode is Mode.AUDIT
 
 

@@ -271,6 +271,11 @@ def test_a_quota_file(text: str, path: Path) -> None:
     assert read_quota(path).quota.namespaces["team-a"].limits == {"M40": Limit(800)}
 
 
+def test_a_config_maps_further_keys_are_read_too(path: Path) -> None:
+    path.write_text('{kind: ConfigMap, data: {gpu_quota: "", gpu_units: "{a.b/c: {cards: 1}}"}}')
+    assert read_quota(path).resources.own_units == {"a.b/c": Charge(100, 0, 100)}
+
+
 @pytest.mark.parametrize("text", ["kind: ConfigMap", "kind: ConfigMap\ndata: {other: x}"])
 def test_a_config_map_without_a_quota(text: str, path: Path) -> None:
     path.write_text(text)

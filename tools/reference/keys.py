@@ -43,7 +43,8 @@ OURS = {
         "The model that the pod was given, for people. Nothing is decided from it.",
     ),
     "quota.vcuda.io/retried-at": Told(
-        "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController, Job, or pod without its claim",
+        "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController or Job, and of a pod that waits for its"
+        " claim",
         "set by the controller",
         "When it was last made to try again, because quota has become free.",
     ),

@@ -24,6 +24,7 @@ from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from tools.reference.told import Chapter, Told
 from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Unplaceable, read_card_request, read_cards
+from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.errors import UnsupportedVersion
@@ -49,6 +50,16 @@ def chapters() -> tuple[Chapter, ...]:
         Chapter("The Event MalformedQuota", "On the quota ConfigMap.", tuple(_malformed())),
         Chapter(
             "The Event NotCounted", "On the pod.", (Told(NOT_COUNTED_MESSAGE.format("team-a"), "Create the pod anew."),)
+        ),
+        Chapter(
+            "The Event OtherModelAllocated",
+            "On the pod.",
+            (
+                Told(
+                    str(OtherCard("A10", "gpu-1", "GPU-0055", "NVIDIA A100-SXM4-40GB", ("A100",))),
+                    "Give each type of card nodes of its own, or see who changed the pod; then create it anew.",
+                ),
+            ),
         ),
         Chapter(
             "The Event StaleAllocationRemoved",

@@ -84,6 +84,7 @@ def section() -> str:
     """A table for each label."""
     reasons = {each.value: f"{each.why}{'' if each.is_expected else '; look at it'}" for each in KeepReason}
     schemes = {scheme.name: f"`{scheme.cores}` and the like; several stand with commas" for scheme in SCHEMES}
+    schemes["units"] = "a resource of no scheme: a MIG profile, a DeviceClass, a row of `gpu_units`"
     return "\n\n".join(
         [
             _table("outcome", "vcuda_admissions_total, and the webhook's log", OUTCOMES),

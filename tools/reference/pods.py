@@ -42,7 +42,8 @@ NODES = builders.nodes(
 SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}
 IN_MIG_MODE = Register((Card("GPU-0", "M40", mig=True),), ("M40",))
 SLICED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": IN_MIG_MODE}})
-MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": Register(types=("Tesla M40 24GB", "Tesla P40"))}})
+TWO_TYPES = Register((Card("GPU-0", "Tesla M40 24GB", mig=True),), ("Tesla M40 24GB", "Tesla P40"))
+MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'
 LIMITED = (
@@ -160,9 +161,14 @@ def _refused() -> list[Told]:
             " require its name by node affinity.",
         ),
         Told(
-            _charge(model, SMALL, nodes=MIXED).message,
+            _charge(SHARE, SMALL, nodes=MIXED).message,
             "The same. HAMi and vgpu-manager choose among a node's cards by annotations of the pod; `/mutate` writes"
             " them so that none of another model is chosen.",
+        ),
+        Told(
+            _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,
+            "Leave `schedulerName` out. Another scheduler would give away cards that are somebody else's already"
+            " (`--scheduler-name`).",
         ),
     ]
 

@@ -17,7 +17,7 @@ from vcuda.kube import QuotaPlace
 from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
-from vcuda.requests.config import DOMAINS, QUOTA, UNITS, parse_config
+from vcuda.requests.config import DOMAINS, QUOTA, SCHEME_SETTINGS, UNITS, parse_config
 from webhook.ledgers import Ledgers, MemoryLedgers
 from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
@@ -69,6 +69,11 @@ _FURTHER = (
     (UNITS, "{amd.com/gpu: {cards: 0}}"),
     (UNITS, "{amd.com/gpu: {memory: 10Gi}}"),
     (UNITS, "{amd.com/gpu: {weight: 1}}"),
+    (SCHEME_SETTINGS, "{hami: {scheduler: Hami_1, memory_mib: 0}, hamis: {}, x: {}}"),
+    (SCHEME_SETTINGS, "{hami: {resources: {count: gpu, cores: nvidia.com/mig-1g.5gb}, schedulr: a, x: 1}}"),
+    (SCHEME_SETTINGS, "{hami: {resources: {count: nvidia.com/vgpu-number}}, gpu-manager: {memory_mib: 1}}"),
+    (SCHEME_SETTINGS, "{vgpu-manager: {resources: {memory_percentage: nvidia.com/part}}}"),
+    (SCHEME_SETTINGS, "{hami: hami-scheduler}"),
     (DOMAINS, "[acme.com/gpu]"),
     (DOMAINS, "acme.com"),
 )

@@ -55,8 +55,12 @@ def could_reach_gpus(pod: Pod) -> bool:
         return True
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
-            if container.env or _is_privileged(container) or "/" in "".join(resources_of(container)):
+            if _is_privileged(container) or (container.resources and "/" in "".join(resources_of(container))):
                 return True
+            # The other variables that are refused matter beside a resource alone.
+            for variable in container.env or ():
+                if variable.name == VISIBLE_DEVICES:
+                    return True
     return False
 
 
@@ -95,8 +99,9 @@ def _of_container(
     path: str, container: Container, request: PodRequest, known: GpuResources, extended: Collection[str]
 ) -> Iterator[Refusal]:
     asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
+    without_count = _without_count(asked, known)
     for name in asked:
-        scheme = _uncounted(asked, name, known)
+        scheme = _uncounted(without_count, name, known) if without_count else None
         # A DeviceClass may give its devices any name.
         of_class = name in extended and name not in known.scheme_of and known.unit_of(name) is None
         if scheme or of_class or known.is_unknown_gpu(name):
@@ -130,14 +135,19 @@ def _is_privileged(container: Container) -> bool:
     return container.security_context is not None and bool(container.security_context.privileged)
 
 
-def _uncounted(asked: Collection[str], name: str, known: GpuResources) -> Scheme | None:
-    """Return the scheme whose count this may be by another name: its cores or memory are there, and no count of it."""
+def _without_count(asked: Collection[str], known: GpuResources) -> list[Scheme]:
+    """Return the schemes whose cores or memory are asked for, and whose count is not."""
+    schemes = dict.fromkeys(known.scheme_of[name] for name in asked if name in known.scheme_of)
+    return [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
+
+
+def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
+    """Return the one of these schemes whose count this may be by another name."""
     # The vendor gives so many times the share beside it, whatever one of the resource is said to be worth.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
-    schemes = (known.scheme_of[other] for other in asked if other in known.scheme_of)
     domain = name.partition("/")[0]
-    return next((s for s in schemes if s.count and s.count not in asked and s.count.startswith(f"{domain}/")), None)
+    return next((scheme for scheme in schemes if scheme.count and scheme.count.startswith(f"{domain}/")), None)
 
 
 def _how_to_name(resource: str, scheme: Scheme) -> str:

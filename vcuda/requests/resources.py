@@ -10,7 +10,6 @@ Built-in rows, and those that the operator adds in further keys of the quota Con
 import functools
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -83,26 +82,17 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # Of NVIDIA's device plugin, with MIG strategy "mixed": what stands behind the memory are media extensions and the like.
 _MIG = re.compile(r"nvidia\.com/mig-([1-7])g\.([1-9][0-9]{0,3})gb(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
+PROFILE = "nvidia.com/mig-"
+LONGEST = 253 + len("/") + 63
+"""Characters of a resource's name: a domain's and those behind it."""
 
 
-class VendorDomain(NamedTuple):
-    """The resources of a domain whose names begin with ``prefix``; with none, those of its subdomains too."""
-
-    domain: str
-    prefix: str = ""
-
-    @classmethod
-    def of(cls, written: str) -> "VendorDomain":
-        """Return what ``acme.com`` or ``acme.com/gpu-*`` says."""
-        domain, _, prefix = written.partition("/")
-        return cls(domain.casefold(), prefix.removesuffix("*").casefold())
-
-    def has(self, resource: str) -> bool:
-        """Return whether this resource is of it."""
-        domain, _, name = resource.casefold().partition("/")
-        if self.prefix:
-            return domain == self.domain and name.startswith(self.prefix)
-        return domain == self.domain or domain.endswith(f".{self.domain}")
+def _pattern_of(domain: str) -> str:
+    # Of a whole domain those of its subdomains too; of a part the resources whose names begin so.
+    name, _, prefix = domain.partition("/")
+    if prefix:
+        return f"{re.escape(name)}/{re.escape(prefix.removesuffix('*'))}"
+    return rf"(?:[^/]*\.)?{re.escape(name)}/"
 
 
 class GpuResources(msgspec.Struct, frozen=True, dict=True):
@@ -124,14 +114,17 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
 
     @functools.cached_property
-    def vendors(self) -> tuple[VendorDomain, ...]:
-        """The domains in which a resource that no table has may well be a GPU."""
-        return tuple(map(VendorDomain.of, (*VENDORS, *self.own_vendors)))
+    def vendors(self) -> re.Pattern[str]:
+        """Matches the beginning of a resource that may well be a GPU where no table has it."""
+        # One pattern: a pod may have tens of thousands of resources, and each is looked at.
+        patterns = map(_pattern_of, (*VENDORS, *self.own_vendors))
+        return re.compile("|".join(patterns), re.ASCII | re.IGNORECASE)
 
     def unit_of(self, resource: str) -> Charge | None:
         """Return what one of a resource is worth that belongs to no scheme; None where no table has it."""
         name = unit_name(resource)
-        return self.own_units.get(name) or BUILT_IN_UNITS.get(name) or worth_of_profile(name)
+        worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
+        return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
 
     def counts(self, resource: str) -> bool:
         """Return whether whoever asks for this resource is charged."""
@@ -139,9 +132,10 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     def is_unknown_gpu(self, resource: str) -> bool:
         """Return whether this may well be a GPU, and no table says what it is worth."""
-        if resource in self.scheme_of or self.unit_of(resource) is not None:
+        # One that is longer can be no resource: the API server refuses it (IsQualifiedName).
+        if len(resource) > LONGEST or resource in self.scheme_of or self.unit_of(resource) is not None:
             return False
-        return resource.startswith(CLASS_RESOURCE) or any(vendor.has(resource) for vendor in self.vendors)
+        return resource.startswith(CLASS_RESOURCE) or self.vendors.match(resource) is not None
 
     def counts_like(self, other: "GpuResources") -> bool:
         """Return whether every pod is charged the same by both."""

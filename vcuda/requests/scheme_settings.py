@@ -27,6 +27,17 @@ MAX_MEMORY_MIB = 1024 * 1024
 _TAKEN = "taken"
 
 
+_BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
+
+
+def read_scheme_name(name: str) -> str:
+    """Return the name of a scheme that there is."""
+    if name not in _BY_NAME:
+        hint = document.suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
+        raise WrongValueError(f"unknown scheme; {hint}")
+    return name
+
+
 def read_resource(value: object) -> str:
     """Return a name that an extended resource can have."""
     if not isinstance(value, str) or not is_resource(value):
@@ -75,7 +86,10 @@ class _SchemeEntry(document.StrictModel):
         return {key: name for key, name in self.resources.model_dump().items() if name is not None}
 
 
-_ENTRIES = pydantic.TypeAdapter(dict[str, _SchemeEntry], config=pydantic.ConfigDict(strict=True))
+_ENTRIES: pydantic.TypeAdapter[dict[str, _SchemeEntry]] = pydantic.TypeAdapter(
+    dict[Annotated[str, pydantic.AfterValidator(read_scheme_name)], _SchemeEntry],
+    config=pydantic.ConfigDict(strict=True),
+)
 
 
 def read_schemes(tree: Plain) -> tuple[Scheme, ...]:
@@ -103,13 +117,9 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
 
 
 def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str, ...], str]]:
-    by_name = {scheme.name: scheme for scheme in SCHEMES}
     for name, entry in entries.items():
-        scheme = by_name.get(name)
-        if scheme is None:
-            hint = document.suggestion(name, by_name) or f"the schemes are {', '.join(by_name)}"
-            yield (name,), f"unknown scheme; {hint}"
-        elif scheme.count is None:
+        scheme = _BY_NAME[name]
+        if scheme.count is None:
             # Constants of gpu-manager's and gpu-admission's code: a cluster that has others has another scheme.
             fixed = (("resources", bool(entry.names)), ("memory_mib", entry.memory_mib is not None))
             yield from (((name, key), f"is fixed in {name} itself; leave it out") for key, given in fixed if given)

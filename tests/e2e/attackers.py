@@ -1,0 +1,280 @@
+"""Tenants that try to get past the quota while everything around them dies, and what each of them was answered."""
+
+import itertools
+import json
+import random
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+from tests.builders import MODEL, required, requirement, term
+from tests.e2e.chaos import API_AWAY, AWAY, GPU_REQUESTS, REASONS, STORED, Callers, Ghosts, reason
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import ENFORCED
+from tests.e2e.rest import Answer, Rest
+from tests.integration.reviews import gpu_pod, pinned, review_of, with_uid
+from tests.processes import WebhookProcess
+from vcuda.kube import MERGE_PATCH
+
+NODE = "chaos-m40"
+FORGED = {
+    "tencent.com/predicate-node": NODE,
+    "tencent.com/predicate-gpu-idx-0": "0",
+    "tencent.com/gpu-assigned": "true",
+    "tencent.com/predicate-time": "9999999999999999999",
+}
+FPGA = "example.com/fpga"
+CLEAN = "stored without what was forged"
+DIRTY = "STORED WITH WHAT WAS FORGED"
+TORN = "bound, and torn away"
+GONE = "gone before"
+ALLOWED, HUNG_UP = "allowed", "not answered"
+NOT_ALLOWED = frozenset({"403", "429", "503", HUNG_UP})
+INVENTED = "invented"
+NO_RIGHT = "refused by RBAC"
+"""So also for a while after the API server has come up again: it does not know all rights yet."""
+
+KINDS: Sequence[tuple[str, int, str]] = (
+    ("no GPU model", 403, "no GPU model that this pod may use"),
+    (NO_RIGHT, 403, " cannot "),
+    ("refused by policy", 403, "ValidatingAdmissionPolicy"),
+    ("refused by ResourceQuota", 403, f"exceeded quota: {NODE}"),
+    (API_AWAY, 403, "not yet ready to handle request"),
+    (GONE, 404, "not found"),
+    (GONE, 409, "is being deleted"),
+)
+REFUSED = REASONS - {STORED} | {NO_RIGHT}
+ATTACKS: Mapping[str, frozenset[str]] = {
+    "hundreds of Gt and an Lt": REFUSED | {STORED, "no GPU model"},
+    "forged annotations and a node": REFUSED | {CLEAN, "no GPU model"},
+    "allocation of a stored pod": REFUSED | {"refused by policy", GONE},
+    "binding of a stored pod": frozenset({NO_RIGHT, API_AWAY}),
+    "force-deletion of a bound pod": REFUSED | {TORN, GONE},
+    "label enforced=false": frozenset({"refused by policy", NO_RIGHT, API_AWAY}),
+    "label enforced taken off": frozenset({"200", NO_RIGHT, API_AWAY}),
+    "refused by ResourceQuota after the charge": REFUSED | {"refused by ResourceQuota"},
+    "forged review of an existing namespace": frozenset({ALLOWED, *NOT_ALLOWED}),
+    "forged review of an invented namespace": NOT_ALLOWED | {"400"},
+    "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED}),
+    "half a body, and silence": frozenset({HUNG_UP}),
+}
+"""Each with all that it may be answered."""
+
+FEW_CORES = {"tencent.com/vcuda-core": 5, "tencent.com/vcuda-memory": 1}
+"""For what stays charged though it is never stored: others shall have something left."""
+
+SELECTIONS = (
+    required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0"))),
+    required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "1000"))),
+)
+LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 80} for number in range(25_000)]}
+SILENT, SILENT_SECONDS = 30, 3.0
+PAUSE = 0.8
+"""Seconds, on an average, between two tries of one attacker."""
+
+
+def outcome(answer: Answer) -> str:
+    """What a tenant was answered, in a word; the whole answer where it is known of no attack."""
+    named = (name for name, status, text in KINDS if answer.status == status and text in answer.message)
+    told = next(named, "") or (str(answer.status) if answer.status == HTTPStatus.OK else reason(answer))
+    return API_AWAY if told not in REASONS and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else told
+
+
+@dataclass(frozen=True)
+class Siege:
+    """What tenants of ClusterRole `edit` do, each in the last namespace of the group that the callers are in.
+
+    ``tenant`` may edit those, ``admin`` stands for the scheduler. ``counts`` are their answers, by attack.
+    """
+
+    callers: Callers
+    admin: Rest
+    tenant: Rest
+    replicas: Sequence[WebhookProcess]
+    ghosts: Ghosts
+    counts: Mapping[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in ATTACKS})
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def attackers(self) -> list[Callable[[threading.Event], None]]:
+        """One thread each, for `in_threads`."""
+        does = dict(
+            zip(
+                ATTACKS,
+                (
+                    *(self._selection, self._forged, self._allocation, self._binding, self._tear_away, self._exempt),
+                    *(self._unlabel, self._beyond_resource_quota, self._existing, self._invented, self._large),
+                    self._silence,
+                ),
+                strict=True,
+            )
+        )
+
+        def repeat(name: str, once: Callable[[], str]) -> Callable[[threading.Event], None]:
+            def attack(stop: threading.Event) -> None:
+                while not stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # a load
+                    with suppress(*AWAY):  # the API server is away
+                        self.counts[name][once()] += 1
+
+            return attack
+
+        return [repeat(name, once) for name, once in does.items()]
+
+    @property
+    def _namespace(self) -> str:
+        return self.callers.present()[-1]
+
+    def _pod(self, limits: Json = GPU_REQUESTS[0], **metadata: object) -> Json:
+        """Every replica is asked in its turn."""
+        number = next(self.numbers)
+        return gpu_pod(f"attack-{number}", self._namespace, limits, labels=self.callers.labels(number), **metadata)
+
+    def _create(self, pod: Json, **spec: object) -> tuple[str, Json]:
+        answer = self.tenant.send("POST", pods_of(pod), {**pod, "spec": {**pod["spec"], **spec}})
+        return outcome(answer), answer.body
+
+    def _selection(self) -> str:
+        pod = self._pod()
+        answer, _ = self._create(pod, affinity=random.choice(SELECTIONS))  # noqa: S311  # a load
+        self._delete(pod)
+        return answer
+
+    def _forged(self) -> str:
+        pod = self._pod(annotations=FORGED)
+        answer, stored = self._create(pod, nodeName=NODE)
+        self._delete(pod)
+        if answer != STORED:
+            return answer
+        forged = stored["spec"].get("nodeName") or stored["metadata"]["annotations"].keys() & FORGED.keys()
+        return DIRTY if forged else CLEAN
+
+    def _allocation(self) -> str:
+        pod = self._pod()
+        answer, _ = self._create(pod)
+        if answer != STORED:
+            return answer
+        patched = self._patch(f"{pods_of(pod)}/{pod['metadata']['name']}", {"annotations": FORGED})
+        self._delete(pod)
+        return patched
+
+    def _binding(self) -> str:
+        return outcome(self.tenant.send("POST", *binding(self._pod())))
+
+    def _tear_away(self) -> str:
+        pod = self._pod()
+        answer, stored = self._create(pod)
+        if answer != STORED:
+            return answer
+        if self.admin.send("POST", *binding(pod)).status != HTTPStatus.CREATED:
+            return GONE
+        asked = time.monotonic()
+        if not self._delete(pod):
+            return API_AWAY
+        self.ghosts.add(stored, asked)
+        return TORN
+
+    def _delete(self, pod: Json) -> bool:
+        path = f"{pods_of(pod)}/{pod['metadata']['name']}"
+        return self.tenant.send("DELETE", path, {"gracePeriodSeconds": 0}).status == HTTPStatus.OK
+
+    def _exempt(self) -> str:
+        return self._label("false")
+
+    def _unlabel(self) -> str:
+        return self._label(None)
+
+    def _label(self, value: str | None) -> str:
+        path = f"/api/v1/namespaces/{self._namespace}"
+        return self._patch(path, {"labels": {ENFORCED: value}})
+
+    def _patch(self, path: str, metadata: Json) -> str:
+        return outcome(self.tenant.send("PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH))
+
+    def _beyond_resource_quota(self) -> str:
+        return self._create(self._pod({**FEW_CORES, FPGA: 1}))[0]
+
+    def _existing(self) -> str:
+        return self._review(with_uid(pinned(self._pod(FEW_CORES))))
+
+    def _invented(self) -> str:
+        return self._review(with_uid(pinned(gpu_pod("x", f"{INVENTED}-{next(self.numbers)}", GPU_REQUESTS[0]))))
+
+    def _large(self) -> str:
+        pod = with_uid(pinned(self._pod()))
+        pod["spec"]["containers"][0] |= LARGE
+        return self._review(pod, dryRun=True)
+
+    def _replica(self) -> WebhookProcess:
+        """Another one may have taken its place, at the same address."""
+        return random.choice(self.replicas)  # noqa: S311  # a load
+
+    def _review(self, pod: Json, **fields: object) -> str:
+        try:
+            reply = self._replica().send("POST", "/validate", json.dumps(review_of(pod, **fields)))
+        except (OSError, HTTPException):
+            return HUNG_UP
+        if reply.status != HTTPStatus.OK:
+            return str(reply.status)
+        response = reply.decoded()["response"]
+        return ALLOWED if response["allowed"] else str(response["status"]["code"])
+
+    def _silence(self) -> str:
+        """So many connections at a time: some send half of a large body, some nothing."""
+        with ExitStack() as held, suppress(OSError):
+            for number in range(SILENT):
+                connection = held.enter_context(connected(self._replica()))
+                if number % 2:
+                    connection.sendall(
+                        b"POST /validate HTTP/1.1\r\nHost: x\r\nContent-Length: 2900000\r\n\r\n" + b" " * 2**16
+                    )
+            time.sleep(SILENT_SECONDS)
+        return HUNG_UP
+
+
+def pods_of(pod: Json) -> str:
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
+
+
+def binding(pod: Json) -> tuple[str, Json]:
+    """Where to send what binds the pod, and what."""
+    name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": NODE}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": FORGED}, "target": target}
+    return f"{pods_of(pod)}/{name}/binding", body
+
+
+@contextmanager
+def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
+    """A connection that gives up after a while, and as soon as it cannot send."""
+    parts = urlsplit(replica.url)
+    with (
+        socket.create_connection((parts.hostname, parts.port or 0), timeout=SILENT_SECONDS) as raw,
+        replica.tls.wrap_socket(raw, server_hostname=parts.hostname) as connection,
+    ):
+        yield connection
+
+
+def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
+    """Let user `tenant` edit the namespaces, and their own labels, and let a ResourceQuota refuse what has FPGAs."""
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    rule = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "patch"]}
+    cluster.create({**rbac, "kind": "ClusterRole", "metadata": {"name": NODE}, "rules": [rule]})
+    cluster.create_node(NODE, {MODEL: "M40"}, {"tencent.com/vcuda-core": "100000"})
+    for namespace in namespaces:
+        metadata = {"namespace": namespace, "name": NODE}
+        hard = {"hard": {f"requests.{FPGA}": "0"}}
+        cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": hard})
+        # The controller manager writes this too, some time later.
+        path = f"/api/v1/namespaces/{namespace}/resourcequotas/{NODE}/status"
+        cluster.rest.merge_patch(path, {"status": {**hard, "used": {f"requests.{FPGA}": "0"}}})
+        for role in ("edit", NODE):
+            about = {**rbac, "kind": "RoleBinding", "metadata": {**metadata, "name": role}}
+            refers = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+            subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
+            cluster.create({**about, "roleRef": refers, "subjects": [subject]})

@@ -1,0 +1,97 @@
+"""Ways past the quota that need a whole control plane to try, by a user of ClusterRole `edit`."""
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+import pytest
+
+from tests.builders import MODEL, held_to
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import (
+    Installation,
+    await_committed,
+    await_enforced,
+    await_published,
+    tenant_of,
+)
+from tests.integration.reviews import card_pod
+from tests.processes import ControllerProcess
+from vcuda.kube import MERGE_PATCH
+
+YEAR = 365 * 24 * 3600
+UNGATED = {"spec": {"schedulingGates": None}}
+
+
+@pytest.fixture
+def m40(create_node: Callable[..., str]) -> str:
+    return create_node("not-tried-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
+
+
+def with_spec(pod: Json, **spec: object) -> Json:
+    return {**pod, "spec": {**pod["spec"], **spec}}
+
+
+def gated(name: str, namespace: str, **spec: object) -> Json:
+    return with_spec(card_pod(name, namespace), schedulingGates=[{"name": "example.com/wait"}], **spec)
+
+
+def patch(user: Cluster, namespace: str, name: str, change: Json) -> int:
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    return user.rest.send("PATCH", path, change, content_type=MERGE_PATCH).status
+
+
+@pytest.mark.usefixtures("scheduler")
+def test_gated_pods_from_before_the_limit_count_by_what_holds_them_and_at_the_latest_by_their_node(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
+) -> None:
+    """They are stored, and nobody is asked about their gates. None runs that is not counted, and what is new waits."""
+    with installation.free_team() as team, tenant_of(cluster, team) as tenant:
+        await_enforced(cluster, team, enforced=False)
+        tenant.create(gated("open", team))
+        tenant.create(gated("narrowed", team))
+        tenant.create(gated("held", team, nodeSelector={MODEL: "P100"}))
+        with installation.quota.limited(**{team: {"quota": {"M40": 2}}}):
+            await_enforced(cluster, team)
+            await_committed(installation, team, P100=100)
+            await_published(cluster, team, lambda report: report["unpinned"] == ["narrowed", "open"])
+            assert patch(tenant, team, "narrowed", {"spec": {"nodeSelector": {MODEL: "M40"}}}) == HTTPStatus.OK
+            await_committed(installation, team, M40=100, P100=100)
+            assert patch(tenant, team, "open", UNGATED) == HTTPStatus.OK
+            assert cluster.await_bound(team, "open")["spec"]["nodeName"] == m40
+            await_committed(installation, team, M40=200, P100=100)
+            assert tenant.try_create(card_pod("next", team)).is_over_quota
+        assert controller.process.poll() is None
+
+
+def test_the_gates_of_a_pod_that_was_charged_do_not_let_it_change_its_model(
+    cluster: Cluster, team: Callable[[Json], str]
+) -> None:
+    """The API server lets who gated it narrow its node selection, and nothing else."""
+    namespace = team({"quota": {"M40": 1}})
+    with tenant_of(cluster, namespace) as tenant:
+        tenant.create(gated("train", namespace))
+        for affinity in (held_to("P100"), None):
+            change = {"spec": {"affinity": affinity}}
+            assert patch(tenant, namespace, "train", change) == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert tenant.try_create(gated("next", namespace)).is_over_quota
+
+
+def test_no_deadline_or_grace_period_of_its_own_ends_a_running_pod_for_the_quota(
+    cluster: Cluster, installation: Installation, led_team: Callable[[Json], str], m40: str
+) -> None:
+    """A pod ends by what its kubelet writes. Deleted with a year to end in, it is there, and counts."""
+    namespace = led_team({"quota": {"M40": 1}})
+    cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=YEAR), m40)
+    with tenant_of(cluster, namespace) as tenant:
+        path = f"/api/v1/namespaces/{namespace}/pods/train"
+        failed = {"status": {"phase": "Failed"}}
+        status = tenant.rest.send("PATCH", f"{path}/status", failed, content_type=MERGE_PATCH)
+        assert (status.status, "pods/status" in status.message) == (HTTPStatus.FORBIDDEN, True)
+        patch(tenant, namespace, "train", failed)  # what is not written through the subresource is left out
+        assert patch(tenant, namespace, "train", {"spec": {"activeDeadlineSeconds": 1}}) == HTTPStatus.OK
+        tenant.rest.send("DELETE", path, {"gracePeriodSeconds": YEAR}).ok()
+        going = cluster.pod(namespace)
+        assert (going["metadata"]["deletionGracePeriodSeconds"], going["status"]["phase"]) == (YEAR, "Pending")
+        await_committed(installation, namespace, M40=100)
+        assert tenant.try_create(card_pod("next", namespace)).is_over_quota
+    cluster.delete_pod(namespace, "train")

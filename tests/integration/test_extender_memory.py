@@ -1,0 +1,120 @@
+"""What the extender takes of memory for the largest bodies at once; as a process of its own, so that it can be told."""
+
+import itertools
+import re
+import ssl
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from threading import Event
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.extender.publish import ExtenderMetrics
+from controller.extender.service import MAX_BODY, Listening, create_application, serve, verbs_of
+from tests.api_double import ApiDouble
+from tests.e2e.installation import CLIENT, CLIENT_NAME, make_certificates
+from tests.extended import Leader
+from tests.processes import PATIENCE, OwnProcess
+from vcuda.logs import configure
+from vcuda.tls import ServingCertificate
+
+SENDERS = 8
+CAUTIOUS, LARGEST = 128, 640
+"""MiB. It takes 72 at rest; of the largest bodies one is held at a time, and its answer, which may be as large."""
+
+HEAD, END = b'{"Pod":{},"Nodes":{"items":[', b"{}]}}"
+NODE = b'{"metadata":{"annotations":{"about":"' + b"n" * 2**16 + b'"},"name":"node-%08d"}},'
+PRIORITIZE = ("POST", "/scheduler/prioritize")
+FEW, SLOW = {0, 413}, {0, 200, 408, 500}
+"""Answers, 0 where it hangs up without one; eight clients on one machine may be too slow for the time that is given."""
+
+
+class Extender(OwnProcess):
+    """It answers who has the scheduler's certificate, and knows no pods."""
+
+    def await_start(self) -> None:
+        self.port: int = self.await_log("listening")["port"]
+
+    def most_memory(self) -> int:
+        """The most it ever had resident, in MiB."""
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found
+        return int(found[1]) // 1024
+
+
+@pytest.fixture
+def extender(tmp_path: Path) -> Iterator[Extender]:
+    make_certificates(tmp_path)
+    with Extender((sys.executable, "-m", __name__, tmp_path), {}) as running:
+        yield running
+        running.kill()  # it has no handler for SIGTERM
+
+
+def largest(end: bytes) -> Iterator[bytes]:
+    """The largest body, of whole nodes as the scheduler sends it; all of it where its end is sent."""
+    count, rest = divmod(MAX_BODY - len(HEAD) - len(END), len(NODE % 0))
+    yield from itertools.chain([HEAD], (NODE % number for number in range(count)), [b" " * rest, end])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shown", "request_line", "end", "chunked", "answers", "most"),
+    [
+        ("", PRIORITIZE, b"", False, FEW, CAUTIOUS),
+        ("", PRIORITIZE, END, False, FEW, CAUTIOUS),
+        (CLIENT, PRIORITIZE, b"", False, SLOW, LARGEST),
+        (CLIENT, PRIORITIZE, END, False, SLOW, LARGEST),
+        (CLIENT, ("POST", "/scheduler/predicates"), END, False, SLOW, LARGEST),
+        (CLIENT, PRIORITIZE, END, True, FEW, CAUTIOUS),
+        (CLIENT, ("POST", "/unknown"), b"", False, FEW, CAUTIOUS),
+        (CLIENT, ("GET", "/unknown"), END, True, FEW, CAUTIOUS),
+        (CLIENT, ("GET", "/version"), b"", False, FEW, CAUTIOUS),
+    ],
+)
+def test_of_the_largest_bodies_at_once_one_is_held_and_none_of_a_stranger(  # noqa: PLR0917  # the columns of the table
+    extender: Extender,
+    tmp_path: Path,
+    shown: str,
+    request_line: tuple[str, str],
+    end: bytes,
+    chunked: bool,
+    answers: set[int],
+    most: int,
+) -> None:
+    """Whole or half-sent: eight half-sent ones took 1,278 MiB, and so did eight that came in chunks."""
+    context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    if shown:
+        context.load_cert_chain(tmp_path / shown / "tls.crt", tmp_path / shown / "tls.key")
+    length = {} if chunked else {"Content-Length": str(MAX_BODY)}
+
+    def send(_: int) -> int:
+        with (
+            closing(HTTPSConnection("127.0.0.1", extender.port, timeout=PATIENCE, context=context)) as connection,
+            suppress(OSError, HTTPException),
+        ):
+            connection.request(*request_line, largest(end), length, encode_chunked=chunked)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+        return 0
+
+    with ThreadPoolExecutor(SENDERS) as pool:
+        assert set(pool.map(send, range(SENDERS))) <= answers
+    print(f"at most {extender.most_memory()} MiB")
+    assert extender.most_memory() < most
+
+
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    certificate = ServingCertificate(directory, client_ca=directory / "ca.crt", client_required=True)
+    application = create_application(verbs_of(Leader(ApiDouble()).allocator), ExtenderMetrics(CollectorRegistry()))
+    server = serve(Listening(("127.0.0.1", 0), certificate, client_name=CLIENT_NAME), application)
+    configure("info")
+    structlog.get_logger().info("listening", port=server.port)
+    Event().wait()
