@@ -43,8 +43,7 @@ OURS = {
         "The model that the pod was given, for people. Nothing is decided from it.",
     ),
     "quota.vcuda.io/retried-at": Told(
-        "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController or Job, and of a pod that waits for its"
-        " claim",
+        "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController, Job, or pod without its claim",
         "set by the controller",
         "When it was last made to try again, because quota has become free.",
     ),
