@@ -22,7 +22,7 @@ def cluster(scheme: str, /, **types: tuple[str, ...]) -> Nodes:
     """Return one node of each model with cards of these types; ``_`` stands for ``-`` in a model's name."""
     models = {model.replace("_", "-"): kinds for model, kinds in types.items()}
     cards = {model: tuple(Card(f"GPU-{kind}", kind) for kind in kinds) for model, kinds in models.items()}
-    registers = {model: {scheme: Register(cards[model], kinds)} for model, kinds in models.items()}
+    registers = {model: {scheme: Register.of(*cards[model])} for model, kinds in models.items()}
     return Nodes.of({model: {MODEL: model} for model in models}, LABELS, registers)
 
 
@@ -102,7 +102,7 @@ def test_who_could_get_another_model_s_card_past_mutate_is_refused(annotations: 
 def sliced(*mig: bool) -> Nodes:
     """Return a node with a card of HAMi for each, in MIG mode or not."""
     cards = tuple(Card(f"GPU-{number}", "NVIDIA A100", mode) for number, mode in enumerate(mig))
-    return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": Register(cards, ("NVIDIA A100",))}})
+    return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": Register.of(*cards)}})
 
 
 MODE = "nvidia.com/vgpu-mode"

@@ -11,8 +11,8 @@ from vcuda.placement.placement import Nodes
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
 
-CARDS = Register((Card("GPU-a10", "NVIDIA A10"), Card("GPU-a100", "NVIDIA A100")), ("NVIDIA A10", "NVIDIA A100"))
-BIG = Register((Card("GPU-b", "NVIDIA A100"),), ("NVIDIA A100",))
+CARDS = Register.of(Card("GPU-a10", "NVIDIA A10"), Card("GPU-a100", "NVIDIA A100"))
+BIG = Register.of(Card("GPU-b", "NVIDIA A100"))
 NODES = Nodes.of(
     {"mixed": {MODEL: "A10"}, "big": {MODEL: "A100"}},
     LABELS,

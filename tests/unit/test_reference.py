@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tools.reference import events, flags, keys, metrics, outcomes, page
 from tools.reference.sources import ROOT, Sentence, sentences
-from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE
+from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, PROFILE
 
 DOCUMENTS = (
     "README.md",
@@ -107,6 +107,7 @@ def test_every_annotation_and_label_is_told_and_no_other() -> None:
     there = keys.in_the_source() | keys.in_the_manifests()
     assert there - keys.OURS.keys() - keys.of_schemes() - BUILT_IN.scheme_of.keys() == {
         CLASS_RESOURCE,
+        PROFILE,
         "nvidia.com/hostdev",
     }
     assert keys.OURS.keys() - there == set()

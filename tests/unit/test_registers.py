@@ -43,7 +43,8 @@ FORMS = cases("written", hami=as_hami, hami_up_to_2_7=as_hami_text, vgpu_manager
 
 @FORMS
 def test_uuid_type_and_mode_of_every_card_are_read(written: Any) -> None:
-    assert read_register(written(OURS)) == Register(tuple(OURS), (OURS[0].type, OURS[1].type))
+    assert read_register(written(OURS)) == Register.of(*OURS)
+    assert Register.of(*OURS).types == (OURS[0].type, OURS[1].type)
     assert read_register(written([])) == Register()
 
 

@@ -40,9 +40,9 @@ NODES = builders.nodes(
     one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
 )
 SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}
-IN_MIG_MODE = Register((Card("GPU-0", "M40", mig=True),), ("M40",))
+IN_MIG_MODE = Register.of(Card("GPU-0", "M40", mig=True))
 SLICED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": IN_MIG_MODE}})
-TWO_TYPES = Register((Card("GPU-0", "Tesla M40 24GB", mig=True),), ("Tesla M40 24GB", "Tesla P40"))
+TWO_TYPES = Register.of(Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'

@@ -49,18 +49,20 @@ class CardTypes(msgspec.Struct, frozen=True):
     def of(cls, nodes: Iterable[tuple[str | None, Registers]]) -> "CardTypes":
         """Return those of nodes, given the model and the registers of each."""
         found: dict[tuple[str, str], set[str]] = {}
-        modes: dict[bool, set[tuple[str, str]]] = {True: set(), False: set()}
+        sliced, whole = set(), set()
         for model, registers in nodes:
             for scheme, register in registers.items():
                 key = (scheme, model or "")
                 found.setdefault(key, set()).update(register.types)
-                for mig in {card.mig for card in register.cards}:
-                    modes[mig].add(key)
+                if register.sliced:
+                    sliced.add(key)
+                if register.whole:
+                    whole.add(key)
         own = {
             key: tuple(sorted(k for k in kinds if is_named(k, key[1])) or sorted(kinds)) for key, kinds in found.items()
         }
         beside = {key: tuple(sorted(kinds.difference(own[key]))) for key, kinds in found.items()}
-        return cls(own, beside, frozenset(modes[True]), frozenset(modes[False]))
+        return cls(own, beside, frozenset(sliced), frozenset(whole))
 
     def of_model(self, scheme: str, model: str) -> tuple[str, ...]:
         """Return the types that a model's cards have; none where no node of it has registered any."""

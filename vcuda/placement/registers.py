@@ -33,10 +33,21 @@ class Card(msgspec.Struct, frozen=True, gc=False):
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one node as one device plugin has them, and their types, each once."""
+    """The cards of one node as one device plugin has them, and their types, each once.
+
+    ``sliced``: a card is in MIG mode; ``whole``: one is not. Kept, as all nodes are gone through at each change.
+    """
 
     cards: tuple[Card, ...] = ()
     types: tuple[str, ...] = ()
+    sliced: bool = False
+    whole: bool = False
+
+    @classmethod
+    def of(cls, *cards: Card) -> "Register":
+        """Return the register of these cards."""
+        modes = {card.mig for card in cards}
+        return cls(cards, tuple(sorted({card.type for card in cards})), True in modes, False in modes)
 
     def type_of(self, uuid: str) -> str | None:
         """Return the type of the card with this uuid; None where there is no such card."""
@@ -66,15 +77,12 @@ def read_register(text: str) -> Register:
     """Return what is registered in an annotation; raise ValueError where that cannot be made out."""
     listed = text.lstrip().startswith("[")
     try:
-        cards = tuple(_listed(text) if listed else _separated(text))
+        register = Register.of(*(_listed(text) if listed else _separated(text)))
     except UNDECODABLE as error:
         raise ValueError(str(error)) from error
-    if len(cards) > MAX_CARDS:
-        raise ValueError(f"{len(cards)} cards on one node")
-    types = tuple(sorted({card.type for card in cards}))
-    if len(types) > MAX_TYPES:
-        raise ValueError(f"cards of {len(types)} types on one node")
-    return Register(cards, types)
+    if len(register.cards) > MAX_CARDS or len(register.types) > MAX_TYPES:
+        raise ValueError(f"{len(register.cards)} cards of {len(register.types)} types on one node")
+    return register
 
 
 def _listed(text: str) -> Iterator[Card]:
