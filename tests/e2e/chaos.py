@@ -35,6 +35,7 @@ SLOWEST, REFUSED_PART = 1.5, 0.1
 
 STORED = "stored"
 OVER_QUOTA = "over quota"
+LEDGER_LOST = "ledger lost, or killed while it was made (429)"
 BUSY = "busy, come again (429)"
 NOT_PINNED = "not held to a model: /mutate was not reached"
 WEBHOOK_AWAY = "webhook not reached"
@@ -45,6 +46,7 @@ _REASONS = (
     (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
     (NOT_PINNED, {403}, r"held to one GPU model that namespace \S+ may use"),
     (POLICY, {403}, rf"{REFUSAL}$"),
+    (LEDGER_LOST, {429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
     (BUSY, {429}, r"try again in 1 s$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-\d)?\.quota\.vcuda\.io\""),
     (API_AWAY, {500, 503, 504}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),

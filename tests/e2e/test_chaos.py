@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.attackers import ATTACKS, INVENTED, Siege, prepare
 from tests.e2e.chaos import (
+    LEDGER_LOST,
     REASONS,
     STORED,
     Callers,
@@ -26,11 +27,13 @@ from tests.e2e.chaos import (
     controllers,
     held,
     policy,
+    reason,
     replicas,
 )
 from tests.e2e.cluster import Cluster, administering
 from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
 from tests.e2e.installation import LEDGER_NAMESPACE, Installation, await_ready, policies, registered, running
+from tests.e2e.rest import Answer
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
 from tests.processes import WebhookProcess, eventually
@@ -47,6 +50,9 @@ WEBHOOK_TIMEOUT = 5
 STORABLE = 40
 """Seconds. The API server ends a request after REQUEST_TIMEOUT, both webhooks included, and etcd its own part of it
 after some 7 s more; so a pod that was charged STORABLE seconds ago, and is not found, is never stored any more."""
+
+DEFAULT_STORABLE = 75
+"""That of the replicas: for so many seconds nothing is admitted where a ledger was lost."""
 
 MAX_TERMINATING = 5
 """Seconds for which the charge of a bound pod that was torn away is held, whoever leads."""
@@ -210,8 +216,15 @@ def released(own: Installation, namespace: str) -> bool:
 def fill(cluster: Cluster, namespace: str, quota: dict[str, int]) -> Counter[str]:
     """Create pods of half a card until nothing fits, which is said; the cores that are then held."""
     half = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16}
-    for number in range(sum(quota.values()) // 50 + 3):
+
+    def create(number: int) -> Answer | None:
+        """A replica that dies while it makes a ledger leaves one that counts as lost, for a while."""
         answer = cluster.try_create(gpu_pod(f"fill-{number}", namespace, half))
+        return None if reason(answer) == LEDGER_LOST else answer
+
+    for number in range(sum(quota.values()) // 50 + 3):
+        answer = eventually(partial(create, number), timeout=2 * DEFAULT_STORABLE)
+        assert answer
         if answer.status != HTTPStatus.CREATED:
             assert "exceeded GPU quota" in answer.message, answer
     return held(cluster.pods(namespace))
@@ -226,8 +239,10 @@ def report(
         print(f"  {count:6d} {name}")
     print("killed:", ", ".join(f"{name} {count} times" for name, count in killed.most_common()))
     for how, observer in zip(("listed", "watched"), observers, strict=True):
-        seen = (f"{most} of {quota}" for most, quota in zip(observer.most.values(), teams.values(), strict=True))
-        print(f"{observer.looks} states {how}, {observer.lost} times in vain; at most cores {', '.join(seen)}")
+        print(f"{observer.looks} states {how}, {observer.lost} times in vain; the most cores of each namespace:")
+        seen = Counter(f"{most} of {quota}" for most, quota in zip(observer.most.values(), teams.values(), strict=True))
+        for told, count in seen.items():
+            print(f"  {count:6d} namespaces {told}")
 
 
 def tell_attacks(siege: Siege, memory: Memory) -> None:

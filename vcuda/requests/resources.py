@@ -65,6 +65,7 @@ VENDORS = (
     "gpu.intel.com",
     "habana.ai",
     "tencent.com/vcuda-*",
+    "tke.cloud.tencent.com/qgpu-*",
     "volcano.sh/vgpu-*",
     "huawei.com/Ascend*",
     "aliyun.com/gpu-*",
