@@ -13,6 +13,7 @@ from celpy import celtypes
 from celpy.adapter import json_to_cel
 
 from tests.rendered import BASE, Json, one, rendered
+from vcuda.requests.refusals import COMPUTE_POLICY, KAI
 from vcuda.requests.schemes import SCHEMES
 
 KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
@@ -92,6 +93,7 @@ def pod(annotations: Json | None = None, labels: Json | None = None) -> Json:
 
 ANNOTATIONS = sorted(
     {name for s in SCHEMES for name in (*s.allocation_annotations, *s.creation_annotations, *s.model_choices)}
+    | {*KAI, f"nvidia.com{COMPUTE_POLICY}", f"acme.com{COMPUTE_POLICY}"}
 )
 LABELS = sorted({name for scheme in SCHEMES for name in scheme.allocation_labels})
 CHANGES = [
