@@ -203,7 +203,8 @@ class Leader:
 
     def _reconcilers(self) -> tuple[workqueue.Reconciler, ...]:
         parts = (self.settler, self.publisher, self.namespaces, self.retrier, self.claim_retrier, self.garbage)
-        return (self._models, self.violations.reconciler, *(part.reconciler for part in parts))
+        others = (self._models, self.settler.unlimited, self.violations.reconciler)
+        return (*others, *(part.reconciler for part in parts))
 
     def _quota_changed(self) -> None:
         self.settler.pods.count_anew()

@@ -10,7 +10,7 @@ import structlog
 from controller.claims import ClaimInformer
 from controller.metrics import SettleMetrics
 from controller.pods import PodInformer
-from controller.workqueue import Reconciler
+from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, NamespaceUse, ObservedPods, is_older, report, settle
@@ -66,6 +66,11 @@ class Settler:
             "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
+        # Those without a limit have turns of their own: thousands may go at once, and what is freed elsewhere is not to
+        # wait until the ledger of each is deleted.
+        self.unlimited = Reconciler(
+            "unlimited", self._reconcile_unlimited, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
+        )
         self._timing = timing or SettleTiming()
         self.pods = PodInformer(
             kube, nodes.keys, self.queue.add, clock, self._timing.max_terminating, resources=store.resources
@@ -95,7 +100,8 @@ class Settler:
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
             # A ledger with a turn to come, or one just now, may differ for a moment: events are at work on it.
-            if known and not self.queue.is_active(namespace) and self._differs(known):
+            active = self.queue.is_active(namespace) or self.unlimited.queue.is_active(namespace)
+            if known and not active and self._differs(known):
                 self._metrics.drift.inc()
                 self._log.warning("ledger differs from the pods; mending", namespace=namespace)
             self.queue.add(namespace)
@@ -119,14 +125,31 @@ class Settler:
         return {*named, *with_ledger, *self.pods.namespaces(), *self.claims.namespaces(), *self._others()}
 
     def _reconcile(self, namespace: str) -> None:
+        if self._quota.current() is None or self._limits(namespace):
+            self._settle_or_retry(namespace, self.queue)
+        else:
+            self.unlimited.queue.add(namespace)
+
+    def _reconcile_unlimited(self, namespace: str) -> None:
+        self._settle_or_retry(namespace, self.unlimited.queue)
+
+    def _settle_or_retry(self, namespace: str, queue: WorkQueue) -> None:
         with self._metrics.seconds.time():
             try:
                 self.settle(namespace)
             except errors.Conflict:
-                self.queue.retry(namespace, CONFLICT_RETRY_SECONDS)
+                queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
                 self._log.warning("ledger lost", namespace=namespace, error=str(lost))
-                self.queue.retry(namespace, lost.left)
+                queue.retry(namespace, lost.left)
+
+    def _limits(self, namespace: str) -> NamespaceQuota | None:
+        quota = self._quota.current()
+        return quota.for_namespace(namespace) if quota and self._is_there(namespace) else None
+
+    def _is_there(self, namespace: str) -> bool:
+        # Where a pod is there is a namespace, though the watch of namespaces may not have brought it yet.
+        return bool(self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace))
 
     def settle(self, namespace: str) -> None:
         """Settle one namespace's ledger and report its usage.
@@ -145,10 +168,7 @@ class Settler:
             if stored:
                 self._settle_newest(namespace, stored)
             return
-        # Where a pod is there is a namespace, though the watch of namespaces may not have brought it yet.
-        exists = self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace)
-        limits = quota.for_namespace(namespace) if exists else None
-        if limits:
+        if limits := self._limits(namespace):
             self._settle_limited(namespace, limits, stored)
             return
         self._on_report(namespace, None)
@@ -217,7 +237,8 @@ class Settler:
             self._write(namespace, ledger, stored)
             return
         with contextlib.suppress(errors.NotFound):
-            self._store.drop(namespace, stored.version)
+            # The mark of a namespace that is gone goes with it.
+            self._store.drop(namespace, stored.version, marked=self._is_there(namespace))
             self._log.info("ledger dropped", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:
@@ -234,7 +255,7 @@ class Settler:
             self.queue.add(namespace, since + self._timing.pending_ttl - now)
             return
         self._store.drop(namespace, version)
-        del self._unreadable[namespace]
+        self._unreadable.pop(namespace, None)
         self._log.warning("damaged ledger dropped", namespace=namespace)
 
     def _overdue(self, namespace: str, ledger: Ledger) -> tuple[set[str], set[str]]:

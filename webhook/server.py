@@ -194,8 +194,6 @@ class WebhookServer(BaseApplication):
             "worker_class": WebhookWorker,
             "asgi_loop": "uvloop",
             "asgi_lifespan": "off",
-            # A request whose client has gone is not cancelled: its charge may be written already, and is told of so.
-            "asgi_disconnect_grace_period": 30,
             "worker_connections": max_connections(),
             "keepalive": int(KEEP_ALIVE_SECONDS),
             "graceful_timeout": int(self.settings.drain) + 10,

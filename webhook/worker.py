@@ -44,6 +44,9 @@ MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 # Letters of an error; the parser's repeat what was sent, which may be long.
 MAX_MESSAGE = 300
 
+# For how long a request whose client has gone is decided on: its charge may be written already, and is told of so.
+DISCONNECT_GRACE_SECONDS = 30.0
+
 # How long what was written just now may take to leave the process, before its connection's output is shut down.
 FLUSH_SECONDS = 0.05
 
@@ -83,6 +86,7 @@ class WebhookProtocol(ASGIProtocol):
     _request_ready: asyncio.Event
     _resume_reading: Any
     _safe_write: Any
+    _task: asyncio.Task[None] | None
 
     def __init__(self, worker: "WebhookWorker", sock: socket.socket) -> None:
         super().__init__(worker)
@@ -107,9 +111,14 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.FIRST)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Forget the connection; what is being decided for it goes on a while."""
         self.worker.leave(self)
+        # gunicorn's own timer would keep all of the connection, its TLS buffers too, for as long as the grace period.
+        task, self._task = self._task, None
         super().connection_lost(exc)
+        if task is not None and not task.done():
+            cancelling = self.worker.loop.call_later(DISCONNECT_GRACE_SECONDS, task.cancel)
+            task.add_done_callback(lambda _: cancelling.cancel())
         self._request_ready.set()
 
     def data_received(self, data: bytes) -> None:

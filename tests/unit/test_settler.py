@@ -288,6 +288,15 @@ def test_what_went_while_nobody_watched_is_held_for_30_s(api: ApiDouble, replica
     assert replica.usage() == {"M40": Usage(ONE)}
 
 
+def test_those_without_a_limit_wait_for_a_turn_of_their_own(api: ApiDouble, replica: Replica) -> None:
+    """However many ledgers are deleted with their namespaces, what is freed elsewhere is given back at once."""
+    settling = Settling(api, replica, Ledger({}, COUNTED), gone=True)
+    settling.settler.reconciler.turn("team-a")
+    assert (LEDGER in api.objects, settling.settler.unlimited.queue.next()) == (True, "team-a")
+    settling.settler.unlimited.turn("team-a")
+    assert LEDGER not in api.objects
+
+
 def test_the_ledger_of_a_namespace_that_is_gone_is_dropped_once_nothing_is_pending_or_may_run(
     api: ApiDouble, replica: Replica
 ) -> None:

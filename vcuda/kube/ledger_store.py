@@ -214,13 +214,14 @@ class LedgerStore:
         metadata = _CONFIG_MAP.decode(raw).metadata
         return Stored(ledger, metadata.resource_version, len(raw), deleting=metadata.deletion_timestamp is not None)
 
-    def drop(self, namespace: str, version: str) -> None:
-        """Delete the ledger with its mark, if it is still the one read at ``version``; else Conflict, or NotFound.
+    def drop(self, namespace: str, version: str, *, marked: bool = True) -> None:
+        """Delete the ledger, if it is still the one read at ``version``; else Conflict, or NotFound.
 
-        Who needs one after that makes it anew at once: there is to be nothing in it that pods do not show.
+        With its mark, if it is ``marked``: then who needs one after that makes it anew at once. So there is to be
+        nothing in it that pods do not show.
         """
         # The mark as it is now belongs to this ledger: after another it will be of another version.
-        mark = self._marks.current(namespace)
+        mark = self._marks.current(namespace) if marked else Opening("")
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self._kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
         preconditions = {"resourceVersion": _CONFIG_MAP.decode(raw).metadata.resource_version}
