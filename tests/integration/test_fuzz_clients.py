@@ -232,6 +232,21 @@ def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None
     assert after - before < 32
 
 
+def test_what_a_connection_held_is_free_as_soon_as_it_is_gone(target: Target) -> None:
+    """Not only when the time is over for which what is being decided for it goes on."""
+
+    def come_and_go() -> None:
+        with ExitStack() as stack:
+            for _ in range(CROWD):
+                stack.enter_context(half_a_head(target))
+
+    come_and_go()
+    before = target.note_memory("after one crowd")
+    for _ in range(30):
+        come_and_go()
+    assert target.note_memory("after thirty more") - before < 25
+
+
 def slow_large(target: Target) -> socket.socket:
     """Sends of a large body what is taken at once, and then nothing."""
     connection = target.shake_hands()
