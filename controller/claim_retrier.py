@@ -18,7 +18,7 @@ from vcuda.kube import MERGE_PATCH, Kube, objects, segment
 from vcuda.ledger.ledger import NamespaceUse
 
 REASON = "FailedResourceClaimCreation"
-MOST_AT_ONCE = 20  # pods of a namespace that are woken in one turn, the longest refused first; a turn takes a second
+MOST_AT_ONCE = 20  # pods of a namespace that are looked at in a turn, the longest refused first; a turn takes a second
 # The Event of a refusal may be written after the quota was freed, and the pod then waits for a turn more.
 NEXT_LOOK_SECONDS = 5.0
 
@@ -124,13 +124,13 @@ class ClaimRetrier:
         if told is None or not self._served():
             return None
         due = [pod for pod in refused_pods(self._kube, namespace) if pod.uid not in told]
-        woken = 0
-        for pod in due:
-            if woken == MOST_AT_ONCE:
-                return 0.0
-            told.add(pod.uid)
-            woken += self._wake(namespace, pod)
-        return NEXT_LOOK_SECONDS if woken else None
+        now = due[:MOST_AT_ONCE]
+        told.update(pod.uid for pod in now)
+        # Counted is who is looked at: Events that somebody makes up are not to hold up other namespaces.
+        woken = [self._wake(namespace, pod) for pod in now]
+        if len(due) > len(now):
+            return 0.0
+        return NEXT_LOOK_SECONDS if any(woken) else None
 
     def _wake(self, namespace: str, known: InvolvedPod) -> bool:
         """Change the pod's annotation, if it still waits."""

@@ -251,3 +251,13 @@ def test_of_many_waiting_pods_some_are_woken_a_turn_and_none_where_claims_are_no
         counts.append(len(woken(api)))
     assert counts == [0, MOST_AT_ONCE, 5]
     assert retrier.reconciler.queue.is_active("team-a")
+
+
+def test_of_pods_that_events_make_up_few_are_looked_for_in_a_turn(api: ApiDouble) -> None:
+    """Whoever may write Events holds up nobody in other namespaces."""
+    for number in range(3 * MOST_AT_ONCE):
+        api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
+    retrier = ClaimRetrier(api.kube, lambda: True)
+    retrier.report("team-a", report(0))
+    retrier.reconciler.turn("team-a")
+    assert (api.calls.count("GET"), retrier.reconciler.queue.is_active("team-a")) == (MOST_AT_ONCE, True)
