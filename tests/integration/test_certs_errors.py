@@ -22,6 +22,7 @@ from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube
 
 NOW = datetime.now(UTC)
+"""When the tests were collected: minutes before the last of them runs, and the server's answers carry its own time."""
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 VERSION = Answer({"gitVersion": "v1.36.3"})
@@ -142,7 +143,7 @@ def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_to
         configuration("elsewhere", {}, url="https://example.com/x"),
     ]
     script.answers += [MISSING, NONE, Answer({"items": items}), MISSING, NO_SLICES]
-    state = store.read(lambda: NOW)
+    state = store.read(lambda: datetime.now(UTC))
     assert [(one.name, bool(one.read_only)) for one in state.configurations] == [("vcuda-quota", False), ("lost", True)]
     [problem] = state.read_only()
     assert problem.command == (
@@ -156,7 +157,7 @@ def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, stor
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
     script.answers += [Answer(theirs), NONE, Answer({"items": items}), MISSING, NO_SLICES]
-    state = store.read(lambda: NOW)
+    state = store.read(lambda: datetime.now(UTC))
     assert (state.tool, [one.name for one in state.configurations]) == ("cert-manager", ["vcuda-quota"])
     assert state.problems == ()
     assert plan(state, NOW, POLICY, SeenFor()) == Done(None)
