@@ -8,6 +8,7 @@ import pytest
 
 from tests.builders import container, pod, vcuda_pod
 from tests.e2e.cluster import Cluster, Json
+from tests.e2e.dra import served
 from tests.e2e.installation import Installation, controlling, installed, ledger_path
 from tests.e2e.quota_config import KEY
 
@@ -134,9 +135,8 @@ def test_a_pod_with_a_claim_is_refused_where_claims_are_not_counted(
     namespace, tenant = join()
     claims = [{"name": "gpu", "resourceClaimName": "mine"}]
     answer = tenant.try_create(named(pod(container(), resourceClaims=claims), namespace))
-    served = cluster.rest.send("GET", "/apis/resource.k8s.io/v1").status == HTTPStatus.OK
     dropped = answer.status == HTTPStatus.CREATED and "resourceClaims" not in answer.body["spec"]
-    assert served or dropped or answer.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert served(cluster) or dropped or answer.status == HTTPStatus.UNPROCESSABLE_ENTITY
     assert own.charged(namespace) == {}
 
 
