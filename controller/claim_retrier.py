@@ -11,10 +11,10 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from controller.retrier import RETRY_ANNOTATION, FreeQuota, may_pass_later
+from controller.retrier import RETRY_ANNOTATION, FreeQuota, RefusedObject, refused_by_events
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
-from vcuda.kube import MERGE_PATCH, Kube, objects, segment
+from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.ledger.ledger import NamespaceUse
 
 REASON = "FailedResourceClaimCreation"
@@ -62,35 +62,7 @@ class ClaimingPod(k8s_types.K8sObject, frozen=True, gc=False):
         return self.metadata.deletion_timestamp is None and any(each.name not in made for each in wanted)
 
 
-class InvolvedPod(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The pod that an Event is about."""
-
-    name: str = ""
-    uid: str = ""
-
-
-class FailedClaim(k8s_types.K8sStruct, frozen=True, gc=False):
-    """An Event of the claim controller."""
-
-    involved_object: InvolvedPod = InvolvedPod()
-    message: str | None = None
-    first_timestamp: str | None = None
-
-
-_EVENT = msgspec.json.Decoder(FailedClaim)
 _POD = msgspec.json.Decoder(ClaimingPod)
-
-
-def refused_pods(kube: Kube, namespace: str) -> list[InvolvedPod]:
-    """Return the pods of which Events tell that a claim was refused for quota, the longest refused first."""
-    first: dict[InvolvedPod, str] = {}
-    pages = kube.list_pages(f"/api/v1/namespaces/{segment(namespace)}/events", {"fieldSelector": f"reason={REASON}"})
-    for event in objects.decode_each(_EVENT, (raw for page in pages for raw in page.items)):
-        pod, since = event.involved_object, event.first_timestamp or ""
-        # Whoever may write Events in the namespace may have one name anything.
-        if k8s_types.can_be_name(pod.name) and may_pass_later(event.message or ""):
-            first[pod] = min(since, first.get(pod, since))
-    return sorted(first, key=lambda pod: (first[pod], pod.name))
 
 
 class ClaimRetrier:
@@ -123,7 +95,8 @@ class ClaimRetrier:
         told = self._told.get(namespace)
         if told is None or not self._served():
             return None
-        due = [pod for pod in refused_pods(self._kube, namespace) if pod.uid not in told]
+        first = refused_by_events(self._kube, namespace, REASON)
+        due = [pod for pod in sorted(first, key=lambda pod: (first[pod], pod.name)) if pod.uid not in told]
         now = due[:MOST_AT_ONCE]
         told.update(pod.uid for pod in now)
         # Counted is who is looked at: Events that somebody makes up are not to hold up other namespaces.
@@ -132,7 +105,7 @@ class ClaimRetrier:
             return 0.0
         return NEXT_LOOK_SECONDS if any(woken) else None
 
-    def _wake(self, namespace: str, known: InvolvedPod) -> bool:
+    def _wake(self, namespace: str, known: RefusedObject) -> bool:
         """Change the pod's annotation, if it still waits."""
         path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(known.name)}"
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -205,22 +205,23 @@ def _take(
     return took
 
 
-class InvolvedOwner(k8s_types.K8sStruct, frozen=True, gc=False):
-    """What an Event is about."""
+class RefusedObject(k8s_types.K8sStruct, frozen=True, gc=False):
+    """What an Event of a refusal is about."""
 
     kind: str = ""
     name: str = ""
+    uid: str = ""
 
 
-class FailedCreate(k8s_types.K8sStruct, frozen=True, gc=False):
-    """An Event of reason FailedCreate."""
+class RefusalEvent(k8s_types.K8sStruct, frozen=True, gc=False):
+    """An Event that tells why something could not be created."""
 
-    involved_object: InvolvedOwner = InvolvedOwner()
+    involved_object: RefusedObject = RefusedObject()
     message: str | None = None
     first_timestamp: str | None = None
 
 
-_EVENT = msgspec.json.Decoder(FailedCreate)
+_EVENT = msgspec.json.Decoder(RefusalEvent)
 _OWNER = msgspec.json.Decoder(Owner)
 
 
@@ -242,16 +243,24 @@ def _refused_by_condition(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
                 yield RefusedOwner(f"{collection}/{segment(owner.metadata.name)}", since, owner)
 
 
+def refused_by_events(kube: Kube, namespace: str, reason: str) -> dict[RefusedObject, str]:
+    """Return what Events of this reason tell was refused for quota, each with its first refusal that is remembered."""
+    first: dict[RefusedObject, str] = {}
+    pages = kube.list_pages(f"/api/v1/namespaces/{segment(namespace)}/events", {"fieldSelector": f"reason={reason}"})
+    for event in objects.decode_each(_EVENT, (raw for page in pages for raw in page.items)):
+        told, since = event.involved_object, event.first_timestamp or ""
+        # Whoever may write Events in the namespace may have one name anything, another namespace's path too.
+        if k8s_types.can_be_name(told.name) and may_pass_later(event.message or ""):
+            first[told] = min(since, first.get(told, since))
+    return first
+
+
 def _refused_by_event(kube: Kube, namespace: str, in_time: Callable[[], bool]) -> Iterator[RefusedOwner]:
     """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered."""
     first: dict[str, str] = {}
-    pages = kube.list_pages(f"/api/v1/namespaces/{segment(namespace)}/events", {"fieldSelector": "reason=FailedCreate"})
-    for event in objects.decode_each(_EVENT, (raw for page in pages for raw in page.items)):
-        kind, name = event.involved_object.kind, event.involved_object.name
-        # Whoever may write Events in the namespace may have one name anything, another namespace's path too.
-        if kind in _WITH_EVENT and k8s_types.can_be_name(name) and may_pass_later(event.message or ""):
-            path = f"{_COLLECTIONS[kind].format(segment(namespace))}/{segment(name)}"
-            since = event.first_timestamp or ""
+    for told, since in refused_by_events(kube, namespace, "FailedCreate").items():
+        if told.kind in _WITH_EVENT:
+            path = f"{_COLLECTIONS[told.kind].format(segment(namespace))}/{segment(told.name)}"
             first[path] = min(since, first.get(path, since))
     # In another order each time: where there are more than can be read in time, each has its turn.
     for path, since in random.sample(sorted(first.items()), len(first)):
