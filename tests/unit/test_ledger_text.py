@@ -1,0 +1,75 @@
+"""The text of a ledger: what is written is read back, it stays small, and what is damaged is not guessed at."""
+
+import json
+import uuid
+
+import pytest
+from hypothesis import given, strategies as st
+
+from vcuda.ledger.ledger import MOST_PENDING, Ledger, Pending, Terminating
+from vcuda.ledger.text import read_ledger, write_ledger
+from vcuda.quota.model import Charge
+
+ANY_CHARGES = st.builds(Charge, st.integers(0, 800), st.integers(0, 10_000), st.integers(0, 800))
+ANY_MODELS = st.sampled_from(("M40", "P100", "a b"))
+ANY_UIDS = st.uuids().map(str) | st.text(max_size=40)
+ANY_COUNTS = st.dictionaries(st.text(max_size=8), ANY_CHARGES, max_size=3)
+ANY_VERSIONS = st.integers(0).map(str) | st.just("")
+ANY_LEDGERS = st.builds(
+    Ledger,
+    ANY_COUNTS,
+    ANY_VERSIONS,
+    st.dictionaries(ANY_UIDS, st.builds(Pending, ANY_MODELS, ANY_CHARGES), max_size=8),
+    st.dictionaries(ANY_UIDS, st.builds(Terminating, ANY_MODELS, ANY_CHARGES, st.integers(0, 86400)), max_size=8),
+    ANY_VERSIONS,
+    ANY_COUNTS,
+    ANY_VERSIONS,
+)
+
+
+@given(ANY_LEDGERS)
+def test_what_is_written_is_read_back(ledger: Ledger) -> None:
+    assert read_ledger(write_ledger(ledger)) == ledger
+
+
+@given(st.uuids())
+def test_a_uid_is_read_back_only_as_it_was(made: uuid.UUID) -> None:
+    """The API server compares uids letter by letter, so one in capitals is another one."""
+    uids = {str(made), str(made).upper(), made.hex}
+    ledger = Ledger(pending={uid: Pending("M40", Charge(1)) for uid in uids})
+    assert read_ledger(write_ledger(ledger)).pending.keys() == uids
+
+
+@pytest.mark.parametrize(
+    ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="of 20 shapes")]
+)
+def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
+    """In bytes of the ConfigMap's JSON, where every quote is escaped; 20 kB is where writes get slow."""
+    pending = {
+        str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MOST_PENDING)
+    }
+    ledger = Ledger({f"model-{number}": Charge(800, 4096, 800) for number in range(8)}, "123456789", pending)
+    assert len(json.dumps(write_ledger(ledger))) < bytes_
+
+
+COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[%s]]}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("[]", id="no object"),
+        pytest.param('{"committed": {}, "podResourceVersion": "", "pending": {}}', id="no format"),
+        pytest.param("{", id="cut off"),
+        pytest.param('{"format": 2}', id="of a later release"),
+        pytest.param('{"format": "1"}', id="a format that is no number"),
+        pytest.param('{"format": 1}', id="without what belongs in it"),
+        pytest.param(COUNTED % "1, 0", id="short"),
+        pytest.param(COUNTED % '1, 0, 0, "abc"', id="a uid cut off"),
+        pytest.param(COUNTED % f'1, 0, 0, "{"!" * 22}"', id="no Base64"),
+    ],
+)
+def test_what_is_damaged_is_not_guessed_at(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_ledger(text)
