@@ -224,10 +224,12 @@ class LedgerStore:
         mark = self._marks.current(namespace) if marked else Opening("")
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self._kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
-        preconditions = {"resourceVersion": _CONFIG_MAP.decode(raw).metadata.resource_version}
+        left = _CONFIG_MAP.decode(raw).metadata
         # Where its deletion was asked for before, it went with its finalizer.
-        with contextlib.suppress(errors.NotFound):
-            self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
+        if left.deletion_timestamp is None:
+            preconditions = {"resourceVersion": left.resource_version}
+            with contextlib.suppress(errors.NotFound):
+                self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
         self._marks.remove(mark)
 
     def reflector(self, on_change: Callable[[str], None]) -> Reflector[NamedLedger]:
