@@ -284,7 +284,7 @@ STORABLE = 3
 """Seconds, in these tests, after which a pod that was admitted can no longer be stored."""
 
 PROMPTLY = 2.0
-"""Seconds within which a charge is released."""
+"""Seconds within which a charge is released, and who waits for a claim has it."""
 
 
 def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> list[Flag]:
