@@ -17,6 +17,7 @@ from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
 from webhook import app, check as offline
+from webhook.context import SCHEDULER_USERS
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
 FAILED = 1
@@ -34,14 +35,18 @@ def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--gpu-runtime-classes",
         default="nvidia",
         metavar="NAMES",
-        callback=_names,
+        callback=_runtime_classes,
         help="Runtime classes that give a pod cards, with commas: refused where it asks for no GPU.",
     )
     return cli.model_label_option(cli.pool_label_option(scheduler_name(runtime_classes(command))))
 
 
 def _names(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
-    names = frozenset(filter(None, map(str.strip, text.split(","))))
+    return frozenset(filter(None, map(str.strip, text.split(","))))
+
+
+def _runtime_classes(context: click.Context, option: click.Parameter, text: str) -> frozenset[str]:
+    names = _names(context, option, text)
     for name in names:
         if not can_be_name(name):
             raise click.BadParameter(f"{name!r} can be no runtime class; write names with commas, such as nvidia.")
@@ -80,6 +85,13 @@ def main() -> None:
 @cli.ledger_namespace_option
 @cli.storable_option
 @_hint_options
+@cli.option(
+    "--scheduler-users",
+    default=",".join(SCHEDULER_USERS),
+    metavar="NAMES",
+    callback=_names,
+    help="Users, with commas, whose claims are for pods that are charged: all your schedulers, and nobody else.",
+)
 @cli.option("--drain-seconds", default=5.0, type=cli.FiniteRange(0, 600), help="Work on after readiness has failed.")
 @cli.log_level_option
 @cli.option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
@@ -102,6 +114,7 @@ def serve(
     gpu_runtime_classes: frozenset[str],
     pool_label: str,
     model_label: str,
+    scheduler_users: frozenset[str],
     drain_seconds: float,
     log_level: str,
     standalone: bool,
@@ -132,7 +145,7 @@ def serve(
     if standalone:
         if quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
-        embedded = Standalone(quota, nodes, hints, gpu_runtime_classes)
+        embedded = Standalone(quota, nodes, hints, gpu_runtime_classes, scheduler_users)
         _or_exit(embedded.policy)
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
             _run(Settings(bind, certificates, drain_seconds, callers), embedded.make_service)
@@ -152,6 +165,7 @@ def serve(
         failure.end,
         storable_seconds,
         gpu_runtime_classes,
+        scheduler_users,
     )
     _or_exit(cluster.check)
     try:

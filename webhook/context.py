@@ -18,7 +18,7 @@ from vcuda.requests import config, refusals
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
-"""Who makes the claim for a pod's extended resources, once it has chosen the devices."""
+"""Who makes the claim for a pod's extended resources, once it has chosen the devices; a flag adds other schedulers."""
 
 
 ClaimTemplates = Callable[[str, str], objects.ClaimSpec | None]
@@ -75,6 +75,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     templates: kube.TemplateInformer
     dra: kube.ServedWatches
     runtime_classes: frozenset[str] = refusals.GPU_RUNTIME_CLASSES
+    scheduler_users: frozenset[str] = SCHEDULER_USERS
 
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
@@ -94,6 +95,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             self.runtime_classes,
             self.claims.current(),
             self.templates.find,
+            self.scheduler_users,
         )
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:

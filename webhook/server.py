@@ -54,6 +54,7 @@ class Cluster(msgspec.Struct, frozen=True):
     end: Callable[[str], None] = k8s.end_process
     storable_seconds: float = STORABLE_SECONDS
     runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
+    scheduler_users: frozenset[str] = context.SCHEDULER_USERS
 
     def check(self) -> None:
         """Read the credentials once before anything is started; nothing is sent.
@@ -76,7 +77,16 @@ class Cluster(msgspec.Struct, frozen=True):
         claims, templates = k8s.ClaimPolicies(quota, nodes, devices), k8s.TemplateInformer(kube)
         dra = k8s.ServedWatches(kube, {**devices.reflectors(), **templates.reflectors()})
         policy = context.ClusterPolicy(
-            quota, nodes, cards, self.hints, self.storable_seconds, claims, templates, dra, self.runtime_classes
+            quota,
+            nodes,
+            cards,
+            self.hints,
+            self.storable_seconds,
+            claims,
+            templates,
+            dra,
+            self.runtime_classes,
+            self.scheduler_users,
         )
         metrics = _metrics(certificate)
         store = k8s.LedgerStore(
@@ -102,6 +112,7 @@ class Standalone(msgspec.Struct, frozen=True):
     nodes: Path | None
     hints: patches.Hints
     runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
+    scheduler_users: frozenset[str] = context.SCHEDULER_USERS
 
     def policy(self) -> context.PolicySnapshot:
         """Read the files; BadInput where one of them cannot be read, or has faults."""
@@ -109,7 +120,12 @@ class Standalone(msgspec.Struct, frozen=True):
         nodes = context.read_nodes(self.nodes, labels) if self.nodes else placement.Nodes(labels)
         read = context.read_quota(self.quota)
         return context.PolicySnapshot(
-            read.quota, nodes, self.hints, resources=read.resources, runtime_classes=self.runtime_classes
+            read.quota,
+            nodes,
+            self.hints,
+            resources=read.resources,
+            runtime_classes=self.runtime_classes,
+            scheduler_users=self.scheduler_users,
         )
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:

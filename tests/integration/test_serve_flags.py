@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.claim_builders import claim
 from tests.integration.reviews import card_pod, gpu_pod, patched
 from tests.processes import PATIENCE, SCRIPTS, serving
 from webhook.cli import main, serve
@@ -104,6 +105,17 @@ def test_the_environment_alone_is_enough(files: Path) -> None:
         server.review("/mutate", gpu_pod("web", "team-a", {}), uid="u-web")
         server.terminate()
         assert "u-web" in [line.get("uid") for line in server.logs() if line["level"] == "debug"]
+
+
+def test_claims_of_the_schedulers_that_a_flag_names_pass_and_of_no_others(files: Path) -> None:
+    named = {"system:kube-scheduler", "system:serviceaccount:kai:scheduler"}
+    flag = f"--scheduler-users={', '.join(named)}"
+    with serving("--standalone", "--quota", files / "good.yaml", flag) as server:
+        for user in (*named, "alice", "system:serviceaccount:kai:binder"):
+            asked = claim(namespace="team-a", uid=user)
+            about = {"kind": {"group": "resource.k8s.io", "version": "v1", "kind": asked["kind"]}}
+            answer = server.review("/validate", asked, userInfo={"username": user}, **about)
+            assert answer["allowed"] is (user in named)
 
 
 def test_a_flag_wins_over_its_variable(files: Path) -> None:

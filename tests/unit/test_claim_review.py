@@ -218,6 +218,14 @@ def test_the_schedulers_own_claims_pass_and_nobody_elses_marked_as_such() -> Non
     assert server.used() == {}
 
 
+def test_whose_claims_pass_as_the_schedulers_is_a_setting_that_names_all_of_them() -> None:
+    server, volcano = Server(), UserInfo("system:serviceaccount:volcano:scheduler")
+    assert server.validate(claim(), user_info=volcano).outcome == "not-pinned"
+    server.policy = msgspec.structs.replace(server.policy, scheduler_users=frozenset({volcano.username}))
+    assert server.validate(claim(), user_info=volcano) == AdmissionResponse("scheduler")
+    assert server.validate(claim(), user_info=SCHEDULER).outcome == "not-pinned"
+
+
 @pytest.mark.parametrize(
     ("manifest", "fields", "outcome"),
     [
