@@ -16,8 +16,7 @@ from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
 from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
-from webhook import app, check as offline
-from webhook.context import SCHEDULER_USERS
+from webhook import app, check as offline, context
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
 FAILED = 1
@@ -45,8 +44,8 @@ def _names(_context: click.Context, _option: click.Parameter, text: str) -> froz
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
-def _runtime_classes(context: click.Context, option: click.Parameter, text: str) -> frozenset[str]:
-    names = _names(context, option, text)
+def _runtime_classes(where: click.Context, option: click.Parameter, text: str) -> frozenset[str]:
+    names = _names(where, option, text)
     for name in names:
         if not can_be_name(name):
             raise click.BadParameter(f"{name!r} can be no runtime class; write names with commas, such as nvidia.")
@@ -87,7 +86,7 @@ def main() -> None:
 @_hint_options
 @cli.option(
     "--scheduler-users",
-    default=",".join(SCHEDULER_USERS),
+    default=",".join(context.SCHEDULER_USERS),
     metavar="NAMES",
     callback=_names,
     help="Users, with commas, whose claims are for pods that are charged: all your schedulers, and nobody else.",
