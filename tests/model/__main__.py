@@ -1,0 +1,67 @@
+"""Explores the model of the ledger: `python -m tests.model [--full] [--broken RULE]`."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+
+from tests.model.cases import FULL, MUTANTS, SMALL
+from tests.model.explore import Explored, explore
+from tests.model.world import Bounds
+
+REST_EVERY = 200
+
+
+def main() -> int:
+    """Print a table of what was explored; return 1 where something is wrong, or a broken rule shows nowhere."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description="explore the model of the ledger")
+    parser.add_argument("--full", action="store_true", help="within large bounds too (some minutes, 2 GB)")
+    parser.add_argument("--broken", metavar="RULE", help="only show how this broken rule admits too much")
+    asked = parser.parse_args()
+    if asked.broken:
+        return show_broken(asked.broken)
+    found = explore_all(FULL if asked.full else SMALL)
+    survivors = [each.broken for each in MUTANTS if not explore(each.broken_bounds, rest_every=each.rest_every).fault]
+    print(f"{len(MUTANTS)} broken rules, {len(MUTANTS) - len(survivors)} found out", *survivors, sep=", not: ")
+    return 1 if survivors or any(each.fault for each in found) else 0
+
+
+def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
+    """Explore each, and print a line of it, and the way to what is wrong."""
+    found = []
+    print(f"{'states':>10}{'transitions':>13}{'seconds':>9}  bounds")
+    for title, bounds in cases.items():
+        result = explore(bounds, progress, REST_EVERY)
+        found.append(result)
+        print(f"\r{result.states:>10,}{result.transitions:>13,}{result.seconds:>9.1f}  {title}", flush=True)
+        if result.fault:
+            show(result)
+    print(f"{sum(each.states for each in found):>10,} states in {sum(each.seconds for each in found):.0f} s")
+    return found
+
+
+def progress(states: int) -> None:
+    """Show on a terminal that it goes on."""
+    if sys.stderr.isatty():
+        print(f"\r{states:>10,}", end="", file=sys.stderr, flush=True)
+
+
+def show_broken(rule: str) -> int:
+    """Show what comes of one broken rule."""
+    mutant = next((each for each in MUTANTS if each.broken == rule), None)
+    if mutant is None:
+        print("must be one of:", *(each.broken for each in MUTANTS), sep="\n  ")
+        return 2
+    result = explore(mutant.broken_bounds, rest_every=mutant.rest_every)
+    show(result)
+    return 1 if result.fault else 0
+
+
+def show(result: Explored) -> None:
+    """Print the way to what is wrong, step by step."""
+    for number, step in enumerate(result.trace, 1):
+        print(f"{number:>4}  {step}")
+    print(f"      {result.fault or 'nothing is wrong'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What is explored: the rules within several bounds, and each rule broken in turn, which has to be found out."""
+
+from typing import NamedTuple
+
+from tests.model.world import Bounds
+
+EXACT = Bounds(reserve=0)
+"""As the code is today: nothing is reserved, and every yes is a confirmed write."""
+
+RESERVING = Bounds()
+
+SMALL = {
+    "nothing reserved": EXACT,
+    "nothing reserved, asked again": EXACT._replace(asked_again=True),
+    "nothing reserved, three pods in groups": EXACT._replace(pods=3, limit=2),
+    "nothing reserved, crash and loss": EXACT._replace(crashes=1, losses=1),
+    "nothing reserved, in a new namespace": EXACT._replace(losses=1, new_namespace=True),
+    "reserving": RESERVING,
+    "reserving, one replica that crashes": RESERVING._replace(replicas=1, crashes=1),
+    "reserving, in a new namespace": RESERVING._replace(replicas=1, losses=1, new_namespace=True),
+}
+"""Within a minute, in `make test`."""
+
+FULL = SMALL | {
+    "nothing reserved, three pods asked again": EXACT._replace(pods=3, limit=2, asked_again=True),
+    "nothing reserved, crash, loss, asked again": EXACT._replace(crashes=1, losses=1, asked_again=True),
+    "nothing reserved, a longer deadline": EXACT._replace(deadline=2, crashes=1, losses=1),
+    "reserving, asked again": RESERVING._replace(asked_again=True),
+    "reserving, a crash": RESERVING._replace(crashes=1),
+    "reserving, a loss": RESERVING._replace(losses=1),
+    "reserving, a new namespace, and a loss": RESERVING._replace(losses=1, new_namespace=True),
+    "reserving, a longer deadline": RESERVING._replace(deadline=2),
+    "reserving, a longer lease": RESERVING._replace(lease=2),
+    "reserving, three pods": RESERVING._replace(pods=3),
+    "reserving two of two, one replica": RESERVING._replace(limit=2, pods=3, reserve=2, replicas=1, crashes=1),
+}
+"""By `python -m tests.model --full`."""
+
+
+class Mutant(NamedTuple):
+    """One rule broken, and the bounds within which that shows. ``rests``: only in what is left when all is quiet."""
+
+    rule: str
+    broken: str
+    bounds: Bounds
+    rests: bool = False
+
+    @property
+    def broken_bounds(self) -> Bounds:
+        """The bounds with the rule broken."""
+        return self.bounds._replace(broken=self.broken)
+
+    @property
+    def rest_every(self) -> int:
+        """How often a world is let come to rest."""
+        return 20 if self.rests else 0
+
+
+TODAY = EXACT._replace(asked_again=True)
+LOSING = EXACT._replace(losses=1)
+OPENING = EXACT._replace(losses=1, new_namespace=True)
+
+MUTANTS = [
+    Mutant("DEADLINE", "a deadline from the yes", EXACT),
+    Mutant("DEADLINE", "a new deadline when asked again", TODAY),
+    Mutant("CAS", "no compare-and-swap", EXACT),
+    Mutant("SYNC", "yes before the write is confirmed", EXACT),
+    Mutant("SYNC", "synced beside others' reservations", RESERVING),
+    Mutant("GRANT", "granted from the old reservation", RESERVING),
+    Mutant("GRANT", "granted from the new reservation", RESERVING),
+    Mutant("GRANT", "granted without a lease", RESERVING),
+    Mutant("GRANT", "a lease from the answer", RESERVING),
+    Mutant("FLUSH", "flushed in two writes", RESERVING),
+    Mutant("UNKNOWN", "a read of the old version settles it", RESERVING),
+    Mutant("LOSTRES", "a lost reservation is renewed", RESERVING._replace(asked_again=True)),
+    Mutant("NEWID", "an id that outlives its process", RESERVING._replace(crashes=1)),
+    Mutant("SETTLE", "settled by an older view", EXACT),
+    Mutant("SETTLE", "a count from another view", EXACT),
+    Mutant("GONE", "gone without an age", EXACT),
+    Mutant("GONE", "gone without a read", EXACT),
+    Mutant("GONE", "gone without a margin", EXACT),
+    Mutant("GONE", "never gone", EXACT, rests=True),
+    Mutant("REAP", "reaped after the lease alone", RESERVING._replace(deadline=2)),
+    Mutant("REAP", "reaped after the deadline alone", RESERVING._replace(lease=2)),
+    Mutant("REAP", "reaped without a margin", RESERVING),
+    Mutant("REAP", "reaped though renewed", RESERVING),
+    Mutant("REAP", "reaped without a LIST", RESERVING),
+    Mutant("REAP", "reaped by an earlier LIST", RESERVING),
+    Mutant("REAP", "reaped without its count", RESERVING),
+    Mutant("REAP", "never reaped", RESERVING._replace(replicas=1, crashes=1), rests=True),
+    Mutant("LOSS", "made anew and used at once", LOSING),
+    Mutant("OPEN", "opened beside a mark", OPENING),
+    Mutant("OPEN", "opened without a mark", OPENING),
+    Mutant("OPEN", "opened on a later version", OPENING),
+    Mutant("REFUSE", "refused by the ledger", EXACT),
+    Mutant("REFUSE", "refused by a LIST and what is pending", EXACT),
+]

@@ -1,0 +1,140 @@
+"""Walks through every world that the rules lead to, nearest first, and tells the way to the first that is wrong."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.model.keeping import keeping
+from tests.model.serving import Step, serving
+from tests.model.world import ASKED, AWAY, NOT_PENDING, STORED, WAITING, Bounds, World, canonical, first, simplified
+
+
+class Explored(NamedTuple):
+    """What was found: ``fault`` is empty where every world is right; ``trace`` are the steps to the one that is not."""
+
+    states: int
+    transitions: int
+    seconds: float
+    fault: str = ""
+    trace: tuple[str, ...] = ()
+
+
+def steps(world: World, bounds: Bounds) -> list[Step]:
+    """Return every step that some rule allows."""
+    return [*serving(world, bounds), *keeping(world, bounds)]
+
+
+def fault_of(world: World, bounds: Bounds) -> str:
+    """Return what is wrong with a world.
+
+    Never are more pods live or still storable than the limit; and no 403 is given that an exact count would not give.
+    """
+    live = sum(pod.stage == STORED for pod in world.pods)
+    storable = sum(pod.stage == ASKED and pod.yes for pod in world.pods)
+    if live + storable > bounds.limit:
+        return f"{live} live and {storable} that may be stored are more than {bounds.limit}"
+    for pod in world.pods:
+        if world.exists and pod.stage == ASKED and WAITING in pod.at:
+            others = live + sum(
+                each is not pod and each.stage == ASKED and (each.yes or each.pending != NOT_PENDING)
+                for each in world.pods
+            )
+            if _refusable(world, live, bounds) >= bounds.limit > others:
+                return f"a 403 though only {others} are used"
+    return ""
+
+
+def _refusable(world: World, live: int, bounds: Bounds) -> int:
+    """REFUSE: by what a 403 is decided: a LIST begun after the request."""
+    if bounds.broken == "refused by the ledger":
+        return world.committed + world.pending
+    if bounds.broken == "refused by a LIST and what is pending":
+        return live + sum(pod.pending != NOT_PENDING and pod.stage != STORED for pod in world.pods)
+    return live
+
+
+def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, rest_every: int = 0) -> Explored:
+    """Explore to the end, or to the first fault; every so many worlds are let come to rest as well."""
+    began, transitions = time.monotonic(), 0
+    start = canonical(first(bounds), bounds)
+    # World by world how it was come by. Equal parts are kept once: else a million worlds do not fit into memory.
+    before: dict[World, World | None] = {start: None}
+    shared: dict[object, object] = {}
+    queue = deque([start])
+    while queue:
+        world = queue.popleft()
+        for _, after in steps(world, bounds):
+            transitions += 1
+            new = canonical(after, bounds)
+            if new in before:
+                continue
+            new = new._replace(pods=tuple(shared.setdefault(pod, pod) for pod in new.pods))  # type: ignore[misc]  # each is its equal
+            before[new] = world
+            if len(before) % 20_000 == 0:
+                told(len(before))
+            fault = fault_of(new, bounds)
+            if not fault and rest_every and len(before) % rest_every == 0:
+                fault = unrest_of(new, bounds)
+            if fault:
+                seconds = time.monotonic() - began
+                return Explored(len(before), transitions, seconds, fault, _trace(new, before, bounds))
+            queue.append(new)
+    return Explored(len(before), transitions, time.monotonic() - began)
+
+
+def _trace(world: World, before: dict[World, World | None], bounds: Bounds) -> tuple[str, ...]:
+    path = [world]
+    while (earlier := before[path[-1]]) is not None:
+        path.append(earlier)
+    # Played again, so that a pod and a replica have one name all the way.
+    at, sentences = first(bounds), []
+    for to in path[-2::-1]:
+        words, at = next(step for step in steps(at, bounds) if canonical(step[1], bounds) == to)
+        sentences.append(str(words[0]).format(*words[1:]))
+        at = simplified(at, bounds)
+    return tuple(sentences)
+
+
+RESTING = (
+    "the ledger is made",
+    "marked",
+    "the write of",
+    "{} has its write",
+    "a write lands",
+    "{} finds",
+    "{} sends",
+    "settled",
+    "p{} is proven",
+    "a LIST",
+    "the reservation",
+    "a tick",
+)
+"""What goes on by itself when nobody asks, stores or deletes any more, by how soon it does."""
+
+
+def unrest_of(world: World, bounds: Bounds) -> str:
+    """Return what is left over when all goes quiet and everybody follows the rules: it should be what is live."""
+    quiet = world._replace(
+        pods=tuple(pod._replace(at=tuple(AWAY if at == WAITING else at for at in pod.at)) for pod in world.pods)
+    )
+    for _ in range(200):
+        found = [(_rank(words), new) for words, new in steps(quiet, bounds) if new != quiet and _rank(words) >= 0]
+        if not found:
+            break
+        quiet = min(found, key=lambda each: each[0])[1]
+    live = sum(pod.stage == STORED for pod in quiet.pods)
+    if quiet.committed == live and not quiet.pending and not any(each.amount for each in quiet.reserved):
+        return ""
+    reserved = [each.amount for each in quiet.reserved]
+    return f"at rest {live} are live, {quiet.committed} counted, {quiet.pending} pending, {reserved} reserved"
+
+
+def _rank(words: tuple[object, ...]) -> float:
+    sentence = str(words[0])
+    if sentence.startswith("{} sends") and (words[2] or words[4]):
+        return -1
+    rank = next((number for number, each in enumerate(RESTING) if sentence.startswith(each)), -1)
+    # The newest view first, or it would settle for ever by views that see nothing.
+    newest = isinstance(words[-1], int) and sentence.startswith(("settled", "the reservation"))
+    return rank + 0.5 - int(str(words[-1])) / 100 if newest else rank

@@ -1,0 +1,314 @@
+"""The rules of the API server and its callers, of time, and of the replicas. Each yields the steps that it allows."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+from tests.model.world import (
+    ASKED,
+    AWAY,
+    DELETED,
+    FLUSHED,
+    GRANTED,
+    NEVER,
+    NEW,
+    NO_LATE,
+    NO_WRITE,
+    NOT_PENDING,
+    NOTHING,
+    STORED,
+    SYNCED,
+    WAITING,
+    Bounds,
+    LateWrite,
+    Pod,
+    Replica,
+    Reserved,
+    World,
+    Write,
+)
+
+Step = tuple[tuple[object, ...], World]
+"""What happens (a sentence with gaps, and what fills them), and the world after it."""
+
+NONE: Mapping[int, Replica] = {}
+
+Rule = Callable[[World, Bounds], Iterator[Step]]
+
+
+def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica] = NONE, **others: Any) -> World:
+    """Return the world with these pods and replicas in place of those of their numbers; ``others`` are its fields."""
+    new_pods = tuple(pods.get(i, pod) for i, pod in enumerate(world.pods)) if pods else world.pods
+    new_replicas = tuple(replicas.get(r, each) for r, each in enumerate(world.replicas)) if replicas else world.replicas
+    return world._replace(pods=new_pods, replicas=new_replicas, **others)
+
+
+def name(replica: int) -> str:
+    """Return what a replica is called in a trace."""
+    return "ABCDEF"[replica]
+
+
+def place(pod: Pod, replica: int, where: int) -> Pod:
+    """Return the pod as it stands when this replica has it there."""
+    return pod._replace(at=(*pod.at[:replica], where, *pod.at[replica + 1 :]))
+
+
+def reserve(world: World, slot: int, amount: int, bounds: Bounds) -> tuple[Reserved, ...]:
+    """Return the reservations with a new one in its slot; its age begins again."""
+    kept_age = bounds.broken == "reaped though renewed"
+    new = Reserved(amount, world.reserved[slot].age if kept_age else 0) if amount else NOTHING
+    return (*world.reserved[:slot], new, *world.reserved[slot + 1 :])
+
+
+def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
+    """CAS: after a write has landed every other one that was computed before is refused."""
+    if bounds.broken == "no compare-and-swap":
+        return world
+    losers = {
+        number: replica._replace(write=NO_WRITE)
+        for number, replica in enumerate(world.replicas)
+        if number != sender and replica.write != NO_WRITE and not replica.write.landed
+    }
+    pods = {}
+    for i, pod in enumerate(world.pods):
+        kept = tuple(BACK.get(where, where) if r in losers else where for r, where in enumerate(pod.at))
+        if pod.late or kept != pod.at:
+            pods[i] = pod._replace(at=kept, late=0)
+    return change(world, pods, losers, late=(NO_LATE,) * len(world.late), opening=False)
+
+
+BACK = {FLUSHED: GRANTED, SYNCED: WAITING}
+"""What becomes of a pod whose write is refused."""
+
+
+def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
+    """DEADLINE: a pod is stored once, only after a yes, and before its deadline; `time_passes` holds the last."""
+    asked_new = False
+    for i, pod in enumerate(world.pods):
+        if (pod.stage == NEW and not asked_new) or (pod.stage == ASKED and bounds.asked_again):
+            asked_new |= pod.stage == NEW
+            again = pod.stage == ASKED and bounds.broken != "a new deadline when asked again"
+            asked = pod._replace(stage=ASKED, age=pod.age if again else 0)
+            for r, where in enumerate(pod.at):
+                if where == AWAY:
+                    yield ("p{} is asked of {}", i, name(r)), change(world, {i: place(asked, r, WAITING)})
+        if pod.stage == ASKED and pod.yes:
+            yield ("p{} is stored", i), change(world, {i: pod._replace(stage=STORED, stored_at=world.newest + 1)})
+        if pod.stage == STORED:
+            yield ("p{} is deleted", i), change(world, {i: pod._replace(stage=DELETED, deleted_at=world.newest + 1)})
+
+
+def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
+    """DEADLINE: what was not stored until then never is."""
+    pods = {}
+    for i, pod in enumerate(world.pods):
+        waits = bounds.broken == "a deadline from the yes" and not pod.yes
+        age = pod.age + (pod.stage == ASKED and not waits)
+        stage = NEVER if age > bounds.deadline else pod.stage
+        pending = min(pod.pending + 1, bounds.deadline + 1) if pod.pending != NOT_PENDING else NOT_PENDING
+        # Who waits for an answer is not there any more.
+        at = tuple(AWAY if where == WAITING else where for where in pod.at) if stage > ASKED else pod.at
+        pods[i] = pod._replace(stage=stage, age=age, pending=pending, at=at)
+    longest = bounds.lease + 1
+    replicas = {
+        r: Replica(
+            each.reserved,
+            min(each.lease + 1, longest),
+            each.write._replace(age=min(each.write.age + 1, longest)) if each.write != NO_WRITE else NO_WRITE,
+        )
+        for r, each in enumerate(world.replicas)
+    }
+    oldest = bounds.lease + bounds.deadline + 1
+    reserved = tuple(each._replace(age=min(each.age + 1, oldest)) if each.amount else each for each in world.reserved)
+    yield ("a tick",), change(world, pods, replicas, reserved=reserved)
+
+
+def left(world: World, replica: int, bounds: Bounds) -> int:
+    """GRANT: what a replica may still grant: what every outcome of its write under way leaves, while its lease runs."""
+    reserved, lease, write = world.replicas[replica]
+    granted = sum(pod.at[replica] == GRANTED for pod in world.pods)
+    flushed = sum(pod.at[replica] == FLUSHED for pod in world.pods)
+    if bounds.broken == "granted from the new reservation" and write != NO_WRITE:
+        return write.reserve - granted if write.age <= bounds.lease else 0
+    if lease > bounds.lease and bounds.broken != "granted without a lease":
+        return 0
+    if write == NO_WRITE or bounds.broken == "granted from the old reservation":
+        return reserved - granted - flushed
+    return min(reserved - granted - flushed, write.reserve - granted)
+
+
+def grant(world: World, bounds: Bounds) -> Iterator[Step]:
+    """GRANT: a yes from the reservation, without a write. IDEM: a uid that is known to be pending has its yes."""
+    for r in range(bounds.replicas):
+        for i, pod in enumerate(world.pods):
+            if pod.at[r] == WAITING and pod.known:
+                yield (
+                    ("{1} says yes to p{0}, which is pending", i, name(r)),
+                    change(world, {i: _yes(place(pod, r, AWAY))}),
+                )
+            if pod.at[r] == WAITING and left(world, r, bounds) > 0:
+                yield ("{} grants p{}", name(r), i), change(world, {i: _yes(place(pod, r, GRANTED))})
+
+
+def _yes(pod: Pod) -> Pod:
+    return pod._replace(yes=True) if pod.stage == ASKED else pod
+
+
+class Batch(NamedTuple):
+    """What one write holds: pods that it adds, those granted before, and the next reservation."""
+
+    replica: int
+    added: tuple[int, ...]
+    flushed: tuple[int, ...]
+    reserve: int
+
+
+def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
+    """SYNC and FLUSH: one write adds what waits, moves what was granted to pending, and sets the next reservation."""
+    for r, replica in enumerate(world.replicas):
+        if replica.write != NO_WRITE or not world.exists or _is_lost(world, r, bounds):
+            continue
+        waiting = [i for i, pod in enumerate(world.pods) if pod.at[r] == WAITING]
+        granted = tuple(i for i, pod in enumerate(world.pods) if pod.at[r] == GRANTED)
+        groups = {(), *((i,) for i in waiting), *([tuple(waiting)] if not bounds.reserve else [])}
+        for group in sorted(groups):
+            for amount in range(bounds.reserve + 1):
+                if not (group or granted or replica.reserved or amount):
+                    continue
+                # Beside a charge the reservation stays as it is: another is another write.
+                if group and amount not in (replica.reserved - len(granted), replica.reserved):
+                    continue
+                batch = Batch(r, group, granted, amount)
+                if fits(world, batch, bounds):
+                    yield send(world, batch, bounds)
+
+
+def _is_lost(world: World, r: int, bounds: Bounds) -> bool:
+    unchecked = bounds.broken == "a lost reservation is renewed"
+    return world.replicas[r].reserved > 0 and world.reserved[r] == NOTHING and not unchecked
+
+
+def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
+    """SYNC: what raises the sum of everything needs room for it."""
+    own = world.reserved[batch.replica].amount
+    if bounds.broken == "a lost reservation is renewed" and not own:
+        own = world.replicas[batch.replica].reserved
+    others = sum(each.amount for slot, each in enumerate(world.reserved) if slot != batch.replica)
+    if bounds.broken == "synced beside others' reservations":
+        others = 0
+    added = sum(world.pods[i].pending == NOT_PENDING for i in batch.added)
+    moved = sum(world.pods[i].pending == NOT_PENDING for i in batch.flushed)
+    raises = added > 0 or moved + batch.reserve > own
+    sums = world.committed + world.pending + added + moved + others + batch.reserve
+    return not raises or sums <= bounds.limit
+
+
+def send(world: World, batch: Batch, bounds: Bounds) -> Step:
+    """FLUSH: a lease is as old as the sending of the write that renews it."""
+    r, added, flushed, amount = batch
+    pods = {i: place(world.pods[i], r, FLUSHED) for i in flushed}
+    for i in added:
+        synced = place(world.pods[i], r, SYNCED)
+        pods[i] = _yes(synced) if bounds.broken == "yes before the write is confirmed" else synced
+    words = ("{} sends a write: adds {}, flushes {}, reserves {}", name(r), list(added), list(flushed), amount)
+    return words, change(world, pods, {r: world.replicas[r]._replace(write=Write(amount))})
+
+
+def writes_land(world: World, bounds: Bounds) -> Iterator[Step]:
+    """CAS: a write lands while its version is the ledger's, also one that nobody waits for."""
+    if not world.exists:
+        return
+    for r, replica in enumerate(world.replicas):
+        if replica.write != NO_WRITE and not replica.write.landed:
+            carried = (SYNCED,) if bounds.broken == "flushed in two writes" else (SYNCED, FLUSHED)
+            pods = {i: _pending(pod) for i, pod in enumerate(world.pods) if pod.at[r] in carried}
+            lands = {r: replica._replace(write=replica.write._replace(landed=True))}
+            reserved = reserve(world, r, replica.write.reserve, bounds)
+            yield (
+                ("the write of {} lands", name(r)),
+                compare_and_swap(change(world, pods, lands, reserved=reserved), bounds, r),
+            )
+    for number, late in enumerate(world.late):
+        if late != NO_LATE:
+            pods = {i: _pending(pod)._replace(late=0) for i, pod in enumerate(world.pods) if pod.late >> number & 1}
+            reserved = reserve(world, late.slot, late.reserve, bounds)
+            done = (*world.late[:number], NO_LATE, *world.late[number + 1 :])
+            yield (
+                ("a write lands that nobody waits for",),
+                compare_and_swap(change(world, pods, late=done, reserved=reserved), bounds),
+            )
+
+
+def _pending(pod: Pod) -> Pod:
+    return pod._replace(pending=0, known=True)
+
+
+def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
+    """What a replica learns of its write. UNKNOWN: without an answer it is under way until its version is gone.
+
+    LOSTRES: whose reservation is gone has none, and has no longer to flush what it granted.
+    """
+    for r, replica in enumerate(world.replicas):
+        write = replica.write
+        if write.landed:
+            lease = 0 if bounds.broken == "a lease from the answer" else write.age
+            pods = {i: _confirmed(pod, r, bounds) for i, pod in enumerate(world.pods) if pod.at[r] in BACK}
+            yield ("{} has its write confirmed", name(r)), change(world, pods, {r: Replica(write.reserve, lease)})
+        elif write == NO_WRITE and world.exists and _is_lost(world, r, bounds):
+            pods = {i: place(pod, r, AWAY) for i, pod in enumerate(world.pods) if pod.at[r] == GRANTED}
+            yield ("{} finds its reservation gone", name(r)), change(world, pods, {r: Replica(0, bounds.lease + 1)})
+        # Where nothing is reserved, another write from the same version does no harm: one of the two lands, and no yes
+        # comes from one that is not confirmed. With a reservation what is left of it would be unknown.
+        elif write != NO_WRITE and (not bounds.reserve or bounds.broken == "a read of the old version settles it"):
+            for number in [n for n, late in enumerate(world.late) if late == NO_LATE][:1]:
+                pods = {
+                    i: place(pod, r, BACK[pod.at[r]])._replace(late=pod.late | 1 << number)
+                    for i, pod in enumerate(world.pods)
+                    if pod.at[r] in BACK
+                }
+                left_behind = (*world.late[:number], LateWrite(r, write.reserve), *world.late[number + 1 :])
+                yield (
+                    ("{} gives its write up, having read the old version", name(r)),
+                    change(world, pods, {r: replica._replace(write=NO_WRITE)}, late=left_behind),
+                )
+
+
+def _confirmed(pod: Pod, r: int, bounds: Bounds) -> Pod:
+    if pod.at[r] == SYNCED:
+        return _yes(place(pod, r, AWAY))
+    moved = place(pod, r, AWAY)
+    return _pending(moved) if bounds.broken == "flushed in two writes" else moved
+
+
+def crash(world: World, bounds: Bounds) -> Iterator[Step]:
+    """NEWID: a process that starts has an id of its own; what the one before had reserved is left to REAP."""
+    if not world.crashes:
+        return
+    number = bounds.crashes - world.crashes
+    slot = bounds.replicas + number
+    for r, replica in enumerate(world.replicas):
+        under_way = replica.write != NO_WRITE and not replica.write.landed
+        pods = {
+            i: place(pod, r, AWAY)._replace(late=pod.late | (under_way and pod.at[r] in BACK) << number)
+            for i, pod in enumerate(world.pods)
+        }
+        reserved = list(world.reserved)
+        late = list(world.late)
+        fresh = Replica(0, bounds.lease + 1)
+        if bounds.broken == "an id that outlives its process":
+            fresh = Replica(world.reserved[r].amount, 0)
+            pods = {i: pod._replace(late=0) for i, pod in pods.items()}
+        else:
+            reserved[slot], reserved[r] = world.reserved[r], NOTHING
+            if under_way and world.exists:
+                late[number] = LateWrite(slot, replica.write.reserve)
+        after = change(world, pods, {r: fresh}, reserved=tuple(reserved), late=tuple(late), crashes=world.crashes - 1)
+        yield ("{} crashes and starts again", name(r)), after
+
+
+RULES: tuple[Rule, ...] = (api_server, time_passes, grant, sync_and_flush, writes_land, outcomes, crash)
+
+
+def serving(world: World, bounds: Bounds) -> Iterator[Step]:
+    """Every step of the callers, of time and of the replicas."""
+    return chain.from_iterable(rule(world, bounds) for rule in RULES)

@@ -1,0 +1,216 @@
+"""What the model knows: one namespace's pods, the replicas, the ledger, and the writes that are under way.
+
+Time is in ticks. Every age is that of a real event and stops growing where it makes no difference any more, so the
+worlds are finite though time is not. "Longer than X" is X and one tick: the tick is the margin. Who observes an age
+starts to count when it sees the thing, never before it began; so one age stands for all observers, also late ones.
+"""
+
+from typing import NamedTuple
+
+# A pod's way; NEVER: its deadline has passed.
+NEW, ASKED, STORED, DELETED, NEVER = range(5)
+
+# Where a replica has a pod. FLUSHED and SYNCED: in its write that is under way, granted before, or granted by it.
+AWAY, WAITING, GRANTED, FLUSHED, SYNCED = range(5)
+
+NOT_PENDING = -1
+UNLISTED = -1
+EVERYTHING = 99
+
+
+class Bounds(NamedTuple):
+    """How large the model is, and the one rule that is ``broken``.
+
+    Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``: with 0 every yes is a write. ``lease`` and
+    ``deadline`` are in ticks; ``crashes`` and ``losses`` (of the ledger) may happen so often.
+    """
+
+    limit: int = 1
+    pods: int = 2
+    replicas: int = 2
+    reserve: int = 1
+    lease: int = 1
+    deadline: int = 1
+    crashes: int = 0
+    losses: int = 0
+    asked_again: bool = False
+    new_namespace: bool = False
+    broken: str = ""
+
+    @property
+    def overdue(self) -> int:
+        """The age from which a pending charge may be proven absent."""
+        return {"gone without an age": 0, "gone without a margin": self.deadline}.get(self.broken, self.deadline + 1)
+
+    @property
+    def reapable(self) -> int:
+        """The age from which a reservation may be reaped."""
+        return {
+            "reaped after the lease alone": self.lease + 1,
+            "reaped after the deadline alone": self.deadline + 1,
+            "reaped without a margin": self.lease + self.deadline,
+        }.get(self.broken, self.lease + self.deadline + 1)
+
+    @property
+    def late_writes(self) -> int:
+        """How many writes may be under way for which nobody waits."""
+        return max(self.crashes, self.reserve == 0, self.broken == "a read of the old version settles it")
+
+
+class Pod(NamedTuple):
+    """One uid.
+
+    ``stored_at`` and ``deleted_at`` count the events since the version that the ledger's pods were counted at; 0 is
+    before it. ``pending`` is the age of its entry; ``known``: it has had one. ``late`` are the late writes that have
+    it, by their bits.
+    """
+
+    stage: int = NEW
+    age: int = 0
+    yes: bool = False
+    stored_at: int = 0
+    deleted_at: int = 0
+    pending: int = NOT_PENDING
+    known: bool = False
+    at: tuple[int, ...] = ()
+    late: int = 0
+
+
+class Write(NamedTuple):
+    """A replica's write under way, with the reservation it sets; none where that is -1. The age is since sending."""
+
+    reserve: int = -1
+    landed: bool = False
+    age: int = 0
+
+
+NO_WRITE = Write()
+
+
+class Replica(NamedTuple):
+    """What one replica believes to have reserved; ``lease`` is the age of its last confirmed write."""
+
+    reserved: int
+    lease: int
+    write: Write = NO_WRITE
+
+
+class Reserved(NamedTuple):
+    """A reservation in the ledger; none where its amount is 0. ``listed``: how new the LIST is that was begun after
+    it was old enough to be reaped.
+    """
+
+    amount: int = 0
+    age: int = 0
+    listed: int = UNLISTED
+
+
+NOTHING = Reserved()
+
+
+class LateWrite(NamedTuple):
+    """A write that nobody waits for, and that may land as long as its version is the ledger's."""
+
+    slot: int = -1
+    reserve: int = 0
+
+
+NO_LATE = LateWrite()
+
+
+class World(NamedTuple):
+    """One state. ``reserved`` has a slot for each replica, each id of one that crashed, and the lost ledger's.
+
+    ``marked``: the namespace is known to have had a ledger; ``opening``: somebody who set that mark has read the
+    ledger before, as it still is.
+    """
+
+    pods: tuple[Pod, ...]
+    replicas: tuple[Replica, ...]
+    reserved: tuple[Reserved, ...]
+    late: tuple[LateWrite, ...]
+    exists: bool
+    marked: bool
+    opening: bool
+    crashes: int
+    losses: int
+
+    @property
+    def newest(self) -> int:
+        """The last event: how new a consistent LIST is."""
+        return max(max(pod.stored_at, pod.deleted_at) for pod in self.pods)
+
+    @property
+    def committed(self) -> int:
+        """What the ledger has counted: the pods that were live at its version."""
+        return sum(
+            not pod.stored_at and (pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > 0))
+            for pod in self.pods
+        )
+
+    @property
+    def pending(self) -> int:
+        """How many charges are pending."""
+        return sum(pod.pending != NOT_PENDING for pod in self.pods)
+
+
+def first(bounds: Bounds) -> World:
+    """The world before anything happens."""
+    idle = Replica(0, bounds.lease + 1)
+    slots = bounds.replicas + bounds.crashes + 1
+    opened = not bounds.new_namespace
+    return World(
+        (Pod(at=(AWAY,) * bounds.replicas),) * bounds.pods,
+        (idle,) * bounds.replicas,
+        (NOTHING,) * slots,
+        (NO_LATE,) * bounds.late_writes,
+        opened,
+        opened,
+        False,
+        bounds.crashes,
+        bounds.losses,
+    )
+
+
+def canonical(world: World, bounds: Bounds) -> World:
+    """The one world that stands for all which differ only in who is called what, and in what can matter no more."""
+    plain = simplified(world, bounds)
+    ordered = plain._replace(pods=tuple(sorted(plain.pods)))
+    return min(ordered, _swapped(ordered)) if bounds.replicas == 2 else ordered
+
+
+def simplified(world: World, bounds: Bounds) -> World:
+    """The world without what can matter no more."""
+    pods = tuple(_simplified(pod, bounds) for pod in world.pods)
+    replicas = tuple(_without_use(replica, number, world, bounds) for number, replica in enumerate(world.replicas))
+    return world._replace(pods=pods, replicas=replicas)
+
+
+def _simplified(pod: Pod, bounds: Bounds) -> Pod:
+    stage, age, yes, stored_at, deleted_at, pending, known, at, late = pod
+    if stage == ASKED:
+        # After a yes another one changes nothing.
+        return pod if not (yes and known) else Pod(stage, age, yes, stored_at, deleted_at, pending, False, at, late)
+    # An entry whose pod has its end counts as old: it may be dropped earlier than in truth.
+    pending = bounds.deadline + 1 if pending != NOT_PENDING else NOT_PENDING
+    settled = stage in (DELETED, NEVER) and not (stored_at or deleted_at)
+    if settled:
+        stage = NEVER
+    return Pod(stage, 0, False, stored_at, deleted_at, pending, False, at, late)
+
+
+def _without_use(replica: Replica, number: int, world: World, bounds: Bounds) -> Replica:
+    reserved, lease, write = replica
+    held = sum(pod.at[number] in (GRANTED, FLUSHED) for pod in world.pods)
+    if lease <= bounds.lease and reserved <= held:
+        lease = bounds.lease + 1  # nothing is left to be granted by it
+    if write.reserve == 0:
+        write = write._replace(age=bounds.lease + 1)
+    return Replica(reserved, lease, write)
+
+
+def _swapped(world: World) -> World:
+    pods = tuple(sorted(pod._replace(at=(pod.at[1], pod.at[0])) for pod in world.pods))
+    reserved = (world.reserved[1], world.reserved[0], *world.reserved[2:])
+    late = tuple(each._replace(slot=1 - each.slot) if each.slot in (0, 1) else each for each in world.late)
+    return world._replace(pods=pods, replicas=world.replicas[::-1], reserved=reserved, late=late)
