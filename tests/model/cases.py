@@ -12,16 +12,17 @@ RESERVING = Bounds()
 SMALL = {
     "nothing reserved": EXACT,
     "nothing reserved, asked again": EXACT._replace(asked_again=True),
-    "nothing reserved, three pods in groups": EXACT._replace(pods=3, limit=2),
+    "nothing reserved, three pods in groups, one replica": EXACT._replace(pods=3, limit=2, replicas=1),
     "nothing reserved, crash and loss": EXACT._replace(crashes=1, losses=1),
     "nothing reserved, in a new namespace": EXACT._replace(losses=1, new_namespace=True),
     "reserving": RESERVING,
     "reserving, one replica that crashes": RESERVING._replace(replicas=1, crashes=1),
     "reserving, in a new namespace": RESERVING._replace(replicas=1, losses=1, new_namespace=True),
 }
-"""Within a minute, in `make test`."""
+"""Some 40,000 worlds: what `make test` explores."""
 
 FULL = SMALL | {
+    "nothing reserved, three pods in groups": EXACT._replace(pods=3, limit=2),
     "nothing reserved, three pods asked again": EXACT._replace(pods=3, limit=2, asked_again=True),
     "nothing reserved, crash, loss, asked again": EXACT._replace(crashes=1, losses=1, asked_again=True),
     "nothing reserved, a longer deadline": EXACT._replace(deadline=2, crashes=1, losses=1),

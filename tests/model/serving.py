@@ -38,9 +38,12 @@ Rule = Callable[[World, Bounds], Iterator[Step]]
 
 def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica] = NONE, **others: Any) -> World:
     """Return the world with these pods and replicas in place of those of their numbers; ``others`` are its fields."""
-    new_pods = tuple(pods.get(i, pod) for i, pod in enumerate(world.pods)) if pods else world.pods
-    new_replicas = tuple(replicas.get(r, each) for r, each in enumerate(world.replicas)) if replicas else world.replicas
-    return world._replace(pods=new_pods, replicas=new_replicas, **others)
+    new_pods = tuple([pods.get(i, pod) for i, pod in enumerate(world.pods)]) if pods else world.pods
+    new_replicas = world.replicas
+    if replicas:
+        new_replicas = tuple([replicas.get(r, each) for r, each in enumerate(world.replicas)])
+    changed = World(new_pods, new_replicas, *world[2:])
+    return changed._replace(**others) if others else changed
 
 
 def name(replica: int) -> str:

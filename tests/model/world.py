@@ -5,6 +5,7 @@ worlds are finite though time is not. "Longer than X" is X and one tick: the tic
 starts to count when it sees the thing, never before it began; so one age stands for all observers, also late ones.
 """
 
+import functools
 from typing import NamedTuple
 
 # A pod's way; NEVER: its deadline has passed.
@@ -175,42 +176,47 @@ def first(bounds: Bounds) -> World:
 def canonical(world: World, bounds: Bounds) -> World:
     """The one world that stands for all which differ only in who is called what, and in what can matter no more."""
     plain = simplified(world, bounds)
-    ordered = plain._replace(pods=tuple(sorted(plain.pods)))
+    ordered = World(tuple(sorted(plain.pods)), *plain[1:])
     return min(ordered, _swapped(ordered)) if bounds.replicas == 2 else ordered
 
 
 def simplified(world: World, bounds: Bounds) -> World:
     """The world without what can matter no more."""
-    pods = tuple(_simplified(pod, bounds) for pod in world.pods)
-    replicas = tuple(_without_use(replica, number, world, bounds) for number, replica in enumerate(world.replicas))
-    return world._replace(pods=pods, replicas=replicas)
+    pods = tuple([_simplified(pod, bounds.deadline) for pod in world.pods])
+    replicas = tuple([_without_use(each, r, world.pods, bounds.lease) for r, each in enumerate(world.replicas)])
+    return World(pods, replicas, *world[2:])
 
 
-def _simplified(pod: Pod, bounds: Bounds) -> Pod:
-    stage, age, yes, stored_at, deleted_at, pending, known, at, late = pod
-    if stage == ASKED:
+# A few hundred pods make up a million worlds.
+@functools.cache
+def _simplified(pod: Pod, deadline: int) -> Pod:
+    if pod.stage == ASKED:
         # After a yes another one changes nothing.
-        return pod if not (yes and known) else Pod(stage, age, yes, stored_at, deleted_at, pending, False, at, late)
+        return pod._replace(known=False) if pod.yes else pod
+    settled = pod.stage in (DELETED, NEVER) and not (pod.stored_at or pod.deleted_at)
     # An entry whose pod has its end counts as old: it may be dropped earlier than in truth.
-    pending = bounds.deadline + 1 if pending != NOT_PENDING else NOT_PENDING
-    settled = stage in (DELETED, NEVER) and not (stored_at or deleted_at)
-    if settled:
-        stage = NEVER
-    return Pod(stage, 0, False, stored_at, deleted_at, pending, False, at, late)
+    pending = deadline + 1 if pod.pending != NOT_PENDING else NOT_PENDING
+    return pod._replace(stage=NEVER if settled else pod.stage, age=0, yes=False, pending=pending, known=False)
 
 
-def _without_use(replica: Replica, number: int, world: World, bounds: Bounds) -> Replica:
+def _without_use(replica: Replica, number: int, pods: tuple[Pod, ...], longest: int) -> Replica:
     reserved, lease, write = replica
-    held = sum(pod.at[number] in (GRANTED, FLUSHED) for pod in world.pods)
-    if lease <= bounds.lease and reserved <= held:
-        lease = bounds.lease + 1  # nothing is left to be granted by it
-    if write.reserve == 0:
-        write = write._replace(age=bounds.lease + 1)
-    return Replica(reserved, lease, write)
+    if lease <= longest and reserved <= sum(pod.at[number] in (GRANTED, FLUSHED) for pod in pods):
+        return Replica(reserved, longest + 1, _without_age(write, longest))  # nothing is left to be granted by it
+    return replica if write.reserve else Replica(reserved, lease, _without_age(write, longest))
+
+
+def _without_age(write: Write, longest: int) -> Write:
+    return write if write.reserve else Write(0, write.landed, longest + 1)
 
 
 def _swapped(world: World) -> World:
-    pods = tuple(sorted(pod._replace(at=(pod.at[1], pod.at[0])) for pod in world.pods))
+    pods = tuple(sorted([_swapped_pod(pod) for pod in world.pods]))
     reserved = (world.reserved[1], world.reserved[0], *world.reserved[2:])
-    late = tuple(each._replace(slot=1 - each.slot) if each.slot in (0, 1) else each for each in world.late)
-    return world._replace(pods=pods, replicas=world.replicas[::-1], reserved=reserved, late=late)
+    late = tuple([each._replace(slot=1 - each.slot) if each.slot in (0, 1) else each for each in world.late])
+    return World(pods, world.replicas[::-1], reserved, late, *world[4:])
+
+
+@functools.cache
+def _swapped_pod(pod: Pod) -> Pod:
+    return pod._replace(at=pod.at[::-1])
