@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,12 +16,15 @@ from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from tests.builders import MODEL, required, requirement, term
-from tests.e2e.chaos import API_AWAY, AWAY, GPU_REQUESTS, REASONS, STORED, Callers, Ghosts, reason
+from tests.e2e.chaos import API_AWAY, CLAIM_REQUESTS, GPU_REQUESTS, REASONS, STORED, Callers, path_of, reason
 from tests.e2e.cluster import Cluster, Json
+from tests.e2e.dra import NVIDIA, PRODUCTS, claim
 from tests.e2e.installation import ENFORCED
+from tests.e2e.observer import AWAY, Ghosts
 from tests.e2e.rest import Answer, Rest
 from tests.integration.reviews import gpu_pod, pinned, review_of, with_uid
 from tests.processes import WebhookProcess
+from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.kube import MERGE_PATCH
 
 NODE = "chaos-m40"
@@ -32,6 +35,7 @@ FORGED = {
     "tencent.com/predicate-time": "9999999999999999999",
 }
 FPGA = "example.com/fpga"
+PROTECTION = "resource.kubernetes.io/delete-protection"
 CLEAN = "stored without what was forged"
 DIRTY = "STORED WITH WHAT WAS FORGED"
 TORN = "bound, and torn away"
@@ -43,7 +47,7 @@ NO_RIGHT = "refused by RBAC"
 """So also for a while after the API server has come up again: it does not know all rights yet."""
 
 KINDS: Sequence[tuple[str, int, str]] = (
-    ("no GPU model", 403, "no GPU model that this pod may use"),
+    ("no GPU model", 403, "no GPU model that this "),
     (NO_RIGHT, 403, " cannot "),
     ("refused by policy", 403, "ValidatingAdmissionPolicy"),
     ("refused by ResourceQuota", 403, f"exceeded quota: {NODE}"),
@@ -67,6 +71,12 @@ ATTACKS: Mapping[str, frozenset[str]] = {
     "half a body, and silence": frozenset({HUNG_UP}),
 }
 """Each with all that it may be answered."""
+
+CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
+    "claim held to a model by hand, marked as the scheduler's": REFUSED | {STORED, "no GPU model"},
+    "finalizer of a claim": REFUSED | {"refused by policy", GONE},
+}
+"""Those where there are ResourceClaims."""
 
 FEW_CORES = {"tencent.com/vcuda-core": 5, "tencent.com/vcuda-memory": 1}
 """For what stays charged though it is never stored: others shall have something left."""
@@ -100,7 +110,7 @@ class Siege:
     tenant: Rest
     replicas: Sequence[WebhookProcess]
     ghosts: Ghosts
-    counts: Mapping[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in ATTACKS})
+    counts: Mapping[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
@@ -116,6 +126,8 @@ class Siege:
                 strict=True,
             )
         )
+        if self.callers.claims:
+            does |= dict(zip(CLAIM_ATTACKS, (self._planted, self._unprotected), strict=True))
 
         def repeat(name: str, once: Callable[[], str]) -> Callable[[threading.Event], None]:
             def attack(stop: threading.Event) -> None:
@@ -137,7 +149,7 @@ class Siege:
         return gpu_pod(f"attack-{number}", self._namespace, limits, labels=self.callers.labels(number), **metadata)
 
     def _create(self, pod: Json, **spec: object) -> tuple[str, Json]:
-        answer = self.tenant.send("POST", pods_of(pod), {**pod, "spec": {**pod["spec"], **spec}})
+        answer = self.tenant.send("POST", path_of(pod), {**pod, "spec": {**pod["spec"], **spec}})
         return outcome(answer), answer.body
 
     def _selection(self) -> str:
@@ -160,7 +172,7 @@ class Siege:
         answer, _ = self._create(pod)
         if answer != STORED:
             return answer
-        patched = self._patch(f"{pods_of(pod)}/{pod['metadata']['name']}", {"annotations": FORGED})
+        patched = self._patch(f"{path_of(pod)}/{pod['metadata']['name']}", {"annotations": FORGED})
         self._delete(pod)
         return patched
 
@@ -181,8 +193,32 @@ class Siege:
         return TORN
 
     def _delete(self, pod: Json) -> bool:
-        path = f"{pods_of(pod)}/{pod['metadata']['name']}"
+        path = f"{path_of(pod)}/{pod['metadata']['name']}"
         return self.tenant.send("DELETE", path, {"gracePeriodSeconds": 0}).status == HTTPStatus.OK
+
+    def _planted(self) -> str:
+        """Held to some model as /mutate would, and to be left out by whoever believes in annotations."""
+        entry = CLAIM_REQUESTS[1]["exactly"]
+        expression = write_pin(ClaimPin(NVIDIA, (random.choice([*PRODUCTS]).lower(),)))  # noqa: S311  # a load
+        asked = {"name": "gpu", "exactly": {**entry, "selectors": [{"cel": {"expression": expression}}]}}
+        answer, made = self._claim(asked, annotations={"resource.kubernetes.io/extended-resource-claim": "true"})
+        self._delete(made)
+        return answer
+
+    def _unprotected(self) -> str:
+        answer, made = self._claim(CLAIM_REQUESTS[0], finalizers=[PROTECTION])
+        if answer != STORED:
+            return answer
+        patched = self._patch(f"{path_of(made)}/{made['metadata']['name']}", {"finalizers": None})
+        self._delete(made)
+        return patched
+
+    def _claim(self, asked: Json, **metadata: object) -> tuple[str, Json]:
+        """Every replica is asked in its turn."""
+        number = next(self.numbers)
+        made = claim(self._namespace, f"attack-{number}", asked)
+        made["metadata"] |= {"labels": self.callers.labels(number), **metadata}
+        return outcome(self.tenant.send("POST", path_of(made), made)), made
 
     def _exempt(self) -> str:
         return self._label("false")
@@ -238,15 +274,11 @@ class Siege:
         return HUNG_UP
 
 
-def pods_of(pod: Json) -> str:
-    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
-
-
 def binding(pod: Json) -> tuple[str, Json]:
     """Where to send what binds the pod, and what."""
     name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": NODE}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": FORGED}, "target": target}
-    return f"{pods_of(pod)}/{name}/binding", body
+    return f"{path_of(pod)}/{name}/binding", body
 
 
 @contextmanager

@@ -1,13 +1,12 @@
-"""Many callers that create pods and delete them again, and keep count of what they were answered."""
+"""Many callers that create pods and claims and delete them again, and keep count of what they were answered."""
 
 import itertools
-import json
 import random
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,14 +15,13 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from tests.builders import MODEL
-from tests.e2e.cluster import Json
-from tests.e2e.installation import REPLICA, Installation, flags_of
+from tests.e2e.cluster import Json, webhook
+from tests.e2e.dra import HAMI, claim, claiming, claims_path, request, template
+from tests.e2e.installation import CLAIM_RULE, REPLICA, Installation, flags_of
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
-from tests.e2e.rest import Answer, Rest, states
+from tests.e2e.rest import Answer, Rest
 from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, ControllerProcess, OwnProcess, WebhookProcess
 
@@ -44,11 +42,12 @@ API_AWAY = "API server or etcd not reached"
 
 _REASONS = (
     (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
-    (NOT_PINNED, {403}, r"held to one GPU model that namespace \S+ may use"),
+    (NOT_PINNED, {403}, r"held to (the products of )?one GPU model that namespace \S+ may use"),
     (POLICY, {403}, rf"{REFUSAL}$"),
-    (LEDGER_LOST, {429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
-    (BUSY, {429}, r"try again in 1 s$"),
-    (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-\d)?\.quota\.vcuda\.io\""),
+    # Claims are never told to come again by 429.
+    (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
+    (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
+    (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
     (API_AWAY, {500, 503, 504}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
 )
 
@@ -57,9 +56,15 @@ GPU_REQUESTS: Sequence[Json] = (
     {"tencent.com/vcuda-core": 100},
     {"tencent.com/vcuda-core": 200},
 )
-SLOW_PART = 0.3
-"""The part of the pods that wait for another webhook."""
+CLAIM_REQUESTS: Sequence[Json] = (
+    request(),
+    request(count=2),
+    request(HAMI, capacity={"requests": {"cores": "50", "memory": "4Gi"}}),
+)
+SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.3, 0.25, 0.15
+"""The parts of what is created that wait for another webhook, that are claims, and pods with a template of one."""
 
+MEMORY_PAUSE = 0.2
 HOLD, PAUSE = 0.3, 0.2
 """Seconds, at most, for which a pod is kept, and between two tries of one caller."""
 
@@ -81,28 +86,32 @@ REASONS = frozenset({STORED, API_AWAY, *(name for name, _, _ in _REASONS)})
 class Callers:
     """So many callers, each through one of the replicas; ``counts`` are their answers by reason.
 
-    They share out the namespaces of one group, and go on to the next group every ``stay`` seconds.
+    They share out the namespaces of one group, and go on to the next group every ``stay`` seconds. ``claims``: they
+    create ResourceClaims, too, and pods that have one made by a template of `templates`.
     """
 
     rest: Rest
     groups: Sequence[Sequence[str]]
     replicas: int
     stay: float
+    claims: bool = False
     started: float = field(default_factory=time.monotonic)
     counts: Counter[str] = field(default_factory=Counter)
+    claim_counts: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, number: int, stop: threading.Event) -> None:
         labels = self.labels(number)
         for turn in itertools.count():
             namespaces = self.present()
-            pod = self._pod(f"train-{number}-{turn}", namespaces[number // self.replicas % len(namespaces)], labels)
-            answer = self._create(pod)
+            namespace = namespaces[number // self.replicas % len(namespaces)]
+            made = self._manifest(f"train-{number}-{turn}", namespace, labels)
+            answer = self._create(made)
             with self.lock:
-                self.counts[answer] += 1
+                (self.claim_counts if made["kind"] == "ResourceClaim" else self.counts)[answer] += 1
             if answer in (STORED, API_AWAY):
                 stop.wait(random.uniform(0, HOLD))  # noqa: S311  # a load
-                self._delete(pod, stop)
+                self._delete(made, stop)
             if stop.wait(random.uniform(0, PAUSE)):  # noqa: S311  # a load
                 return
 
@@ -115,19 +124,24 @@ class Callers:
         """Those by which one of the replicas is asked."""
         return {REPLICA: str(number % self.replicas)}
 
-    def _pod(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
+    def _manifest(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
+        kind = random.random() if self.claims else 1  # noqa: S311  # a load
+        if kind < TEMPLATE_PART:
+            return labelled(claiming(namespace, name, resourceClaimTemplateName=f"gpu-{labels[REPLICA]}"), labels)
         asks = {ASKS: "true"} if random.random() < SLOW_PART else {}  # noqa: S311  # a load
+        if kind < TEMPLATE_PART + CLAIM_PART:
+            return labelled(claim(namespace, name, random.choice(CLAIM_REQUESTS)), {**labels, **asks})  # noqa: S311  # a load
         return gpu_pod(name, namespace, random.choice(GPU_REQUESTS), labels={**labels, **asks})  # noqa: S311  # a load
 
-    def _create(self, pod: Json) -> str:
+    def _create(self, made: Json) -> str:
         try:
-            return reason(self.rest.send("POST", f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods", pod))
+            return reason(self.rest.send("POST", path_of(made), made))
         except HTTPError:
             return API_AWAY
 
-    def _delete(self, pod: Json, stop: threading.Event) -> None:
-        """Delete the pod, stored or not, until the API server says that it is gone."""
-        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+    def _delete(self, made: Json, stop: threading.Event) -> None:
+        """Delete the pod or claim, stored or not, until the API server says that it is gone, or will be."""
+        path = f"{path_of(made)}/{made['metadata']['name']}"
         while not stop.is_set():
             try:
                 answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
@@ -136,6 +150,22 @@ class Callers:
             if answer is not None and answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
                 return
             stop.wait(PAUSE)
+
+
+def labelled(manifest: Json, labels: Mapping[str, str]) -> Json:
+    return {**manifest, "metadata": {**manifest["metadata"], "labels": dict(labels)}}
+
+
+def path_of(made: Json) -> str:
+    namespace = made["metadata"]["namespace"]
+    return claims_path(namespace) if made["kind"] == "ResourceClaim" else f"/api/v1/namespaces/{namespace}/pods"
+
+
+def templates(namespace: str, replicas: int) -> list[Json]:
+    """One for each replica, which is asked about its claims; of the last the other policy is asked, too."""
+    every = [{REPLICA: str(number)} for number in range(replicas)]
+    every[-1][ASKS] = "true"
+    return [template(namespace, f"gpu-{labels[REPLICA]}", labels=labels) for labels in every]
 
 
 def think(_path: str, review: Json) -> Json:
@@ -149,7 +179,8 @@ def think(_path: str, review: Json) -> Json:
 def policy(directory: Path, timeout: int) -> Iterator[Json]:
     """The webhook, running, as an item of a configuration; ``directory`` holds its certificate and ``ca.crt``."""
     with answering(think, directory) as url:
-        yield asks_about_pods("policy.e2e.vcuda.io", url, directory, ASKS, sideEffects="None", timeoutSeconds=timeout)
+        about = {"rules": [*webhook("")["rules"], CLAIM_RULE], "sideEffects": "None", "timeoutSeconds": timeout}
+        yield asks_about_pods("policy.e2e.vcuda.io", url, directory, ASKS, **about)
 
 
 P = TypeVar("P", bound=OwnProcess)
@@ -264,101 +295,3 @@ def controllers(installation: Installation, count: int, *more: str) -> Iterator[
         finally:
             for candidate in every:
                 candidate.current().kill()
-
-
-CORES = "tencent.com/vcuda-core"
-PODS = "/api/v1/pods"
-LOOK_PAUSE, MEMORY_PAUSE = 0.02, 0.2
-WATCH_SECONDS = 5.0
-AWAY = (ApiException, HTTPError, json.JSONDecodeError)
-"""What the client raises where the API server is away, or goes away within an answer."""
-
-
-def held(pods: Sequence[Json]) -> Counter[str]:
-    """The cores that the pods hold of each model. It shares no line with the code it judges."""
-    cores: Counter[str] = Counter()
-    for pod in pods:
-        if pod["status"].get("phase") not in ("Succeeded", "Failed"):
-            cores[model_of(pod)] += sum(
-                int(container["resources"]["limits"][CORES]) for container in pod["spec"]["containers"]
-            )
-    return cores
-
-
-def model_of(pod: Json) -> str:
-    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    [model] = {
-        value
-        for term in required["nodeSelectorTerms"]
-        for expression in term["matchExpressions"]
-        if expression["key"] == MODEL
-        for value in expression["values"]
-    }
-    return str(model)
-
-
-class Ghosts:
-    """Bound pods that were torn away: their containers may run on, so that what they hold is held for a while."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._found: dict[str, tuple[float, str, str, int]] = {}
-
-    def add(self, pod: Json, deleted: float) -> None:
-        """Remember a pod whose deletion was asked for at this moment, or later."""
-        [(model, cores)] = held([pod]).items()
-        self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
-
-    def among(self, known: Set[str], there: Set[str]) -> Iterator[tuple[str, str, int]]:
-        """Namespace, model and cores of those that were known, are not there any more, and whose time is not over."""
-        now = time.monotonic()
-        for uid, (until, namespace, model, cores) in list(self._found.items()):
-            if uid in known and uid not in there and now < until:
-                yield namespace, model, cores
-
-
-@dataclass
-class Observer:
-    """What was seen of some namespaces.
-
-    ``most``: the most cores of each model, by namespace. ``looks``: how often. ``lost``: how often in vain. ``known``:
-    the uids of all pods that there were.
-    """
-
-    most: Mapping[str, dict[str, int]]
-    ghosts: Ghosts
-    looks: int = 0
-    lost: int = 0
-    known: set[str] = field(default_factory=set)
-
-    def see(self, pods: Sequence[Json]) -> None:
-        """Count what is held by the pods of one moment, and by those that were torn away before it."""
-        self.looks += 1
-        by_namespace = {namespace: Counter[str]() for namespace in self.most}
-        for pod in pods:
-            if (counted := by_namespace.get(pod["metadata"]["namespace"])) is not None:
-                counted.update(held([pod]))
-        uids = {pod["metadata"]["uid"] for pod in pods}
-        for namespace, model, cores in self.ghosts.among(self.known, uids):
-            by_namespace[namespace][model] += cores
-        self.known |= uids
-        for namespace, counts in by_namespace.items():
-            most = self.most[namespace]
-            most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
-
-    def list(self, rest: Rest, stop: threading.Event) -> None:
-        """LIST until told to stop. Without a resourceVersion that is a quorum read of one moment."""
-        while not stop.wait(LOOK_PAUSE):
-            try:
-                self.see(rest.get(PODS)["items"])
-            except AWAY:
-                self.lost += 1
-
-    def follow(self, rest: Rest, stop: threading.Event) -> None:
-        """See the state after every single change, until told to stop; LIST anew where the watch ends or breaks."""
-        while not stop.wait(LOOK_PAUSE):
-            try:
-                for pods in states(rest, PODS, time.monotonic() + WATCH_SECONDS, {}):
-                    self.see(pods)
-            except (*AWAY, RuntimeError):
-                self.lost += 1

@@ -14,8 +14,14 @@ FROM_MINOR = 34
 """The first Kubernetes that serves it by default."""
 
 NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
-PRODUCTS = {"A100": "NVIDIA A100-SXM4-40GB", "H100": "NVIDIA H100 80GB HBM3"}
-MEMORY = {"A100": "40Gi", "H100": "80Gi"}
+PRODUCTS = {
+    "A100": "NVIDIA A100-SXM4-40GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "M40": "Tesla M40 24GB",
+    "P100": "Tesla P100-PCIE-16GB",
+    "V100": "Tesla V100-SXM2-32GB",
+}
+MEMORY = {"A100": "40Gi", "H100": "80Gi", "M40": "24Gi", "P100": "16Gi", "V100": "32Gi"}
 EXTENDED = "nvidia.com/gpu"
 
 CLASSES = {
@@ -79,6 +85,7 @@ def partition(number: int, model: str, profile: str) -> Json:
 @contextmanager
 def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
     """`with` this there are the drivers' classes, and the nodes with these devices, each of the model of the first."""
+    nodes: set[str] = set()
     with ExitStack() as teardown:
         for name, (driver, kind, extended) in CLASSES.items():
             expression = f'device.driver == "{driver}" && device.attributes["{driver}"].type == "{kind}"'
@@ -89,8 +96,10 @@ def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
         for each in slices:
             products = {product: model for model, product in PRODUCTS.items()}
             model = products[each.devices[0]["attributes"]["productName"]["string"]]
-            cluster.create_node(each.node, {MODEL: model})
-            teardown.callback(cluster.delete_node, each.node)
+            if each.node not in nodes:
+                cluster.create_node(each.node, {MODEL: model})
+                teardown.callback(cluster.delete_node, each.node)
+            nodes.add(each.node)
             cluster.create(manifest := each.manifest())
             teardown.callback(cluster.delete, f"/apis/{VERSION}/resourceslices/{manifest['metadata']['name']}")
         yield
@@ -106,11 +115,10 @@ def claim(namespace: str, name: str, *requests: Json) -> Json:
     return {**about("ResourceClaim", name, namespace), "spec": spec}
 
 
-def template(namespace: str, name: str, *requests: Json) -> Json:
-    return {
-        **about("ResourceClaimTemplate", name, namespace),
-        "spec": {"spec": claim(namespace, name, *requests)["spec"]},
-    }
+def template(namespace: str, name: str, *requests: Json, **metadata: object) -> Json:
+    """``metadata`` is that of the claims."""
+    spec = {"metadata": metadata, "spec": claim(namespace, name, *requests)["spec"]}
+    return {**about("ResourceClaimTemplate", name, namespace), "spec": spec}
 
 
 def claiming(namespace: str, name: str, **source: str) -> Json:

@@ -13,26 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.attackers import ATTACKS, INVENTED, Siege, prepare
+from tests.e2e.attackers import ATTACKS, CLAIM_ATTACKS, INVENTED, Siege, prepare
 from tests.e2e.chaos import (
+    CLAIM_REQUESTS,
     LEDGER_LOST,
     REASONS,
     STORED,
     Callers,
     Controllers,
-    Ghosts,
     Memory,
-    Observer,
     Victim,
     controllers,
-    held,
     policy,
     reason,
     replicas,
+    templates,
 )
 from tests.e2e.cluster import Cluster, administering
 from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
+from tests.e2e.dra import HAMI, NVIDIA, Published, card, claim, claims, claims_path, published, served, shared_card
 from tests.e2e.installation import LEDGER_NAMESPACE, Installation, await_ready, policies, registered, running
+from tests.e2e.observer import CLAIMS, PODS, Ghosts, Observer, held
 from tests.e2e.rest import Answer
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
@@ -77,6 +78,18 @@ pod that is still to be stored, and no leader here lives that long: what a names
 """
 
 
+CARDS = 8
+SLICES = [
+    each
+    for model in ("M40", "P100", "V100")
+    for each in (
+        Published(NVIDIA, f"dra-{model.lower()}", [card(number, model) for number in range(CARDS)]),
+        Published(HAMI, f"dra-{model.lower()}", [shared_card(number, model, "hami-gpu") for number in range(CARDS)]),
+    )
+]
+"""What claims are made for, where the API server has them."""
+
+
 @pytest.fixture(scope="module")
 def own_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane to kill, impatient with requests."""
@@ -98,14 +111,22 @@ def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
 def test_no_death_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota_or_loses_any_of_it(
     own_plane: ControlPlane, own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """64 callers, 12 attackers, a SIGKILL every 2 s; then all is released, and exactly the quota can be filled."""
+    """64 callers, 14 attackers, a SIGKILL every 2 s; then all is released, and exactly the quota can be filled.
+
+    They create pods, and where there are ResourceClaims, those and pods with a template of one.
+    """
+    claiming = served(own_cluster)
     caplog.set_level(logging.ERROR, "urllib3")  # its warnings about lost connections are what the counts are about
     with ExitStack() as stack:
+        if claiming:
+            stack.enter_context(published(own_cluster, *SLICES))
         own = stack.enter_context(running(own_cluster, tmp_path, replicas=REPLICAS, patience=WEBHOOK_TIMEOUT))
         await_ready(own)
         groups = [{stack.enter_context(own.team({"quota": q})): q for q in QUOTAS} for _ in range(GROUPS)]
         teams = {namespace: in_cores(quota) for group in groups for namespace, quota in group.items()}
-        own_cluster.apply(*policies("allocations.quota.vcuda.io"))
+        own_cluster.apply(*policies("allocations.quota.vcuda.io", "claims.quota.vcuda.io"))
+        for manifest in [each for team in teams for each in (templates(team, REPLICAS) if claiming else ())]:
+            own_cluster.create(manifest)
         own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # what is invented has a limit, too
         stack.enter_context(registered(own))
         other = stack.enter_context(policy(tmp_path, WEBHOOK_TIMEOUT))
@@ -116,10 +137,12 @@ def test_no_death_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         besieged = [[*group][-1] for group in groups]
         prepare(own_cluster, besieged)
         tenant = stack.enter_context(closing(Cluster(own_cluster.control_plane, own_plane.tokens["tenant"])))
-        callers = Callers(own_cluster.rest, [list(group) for group in groups], REPLICAS, SECONDS / GROUPS)
+        callers = Callers(own_cluster.rest, [list(group) for group in groups], REPLICAS, SECONDS / GROUPS, claiming)
         ghosts, memory = Ghosts(MAX_TERMINATING), Memory()
         siege = Siege(callers, own_cluster.rest, tenant.rest, own.replicas, ghosts)
-        observers = (Observer({team: {} for team in teams}, ghosts), Observer({team: {} for team in teams}, ghosts))
+        paths = (PODS, CLAIMS) if claiming else (PODS,)
+        listing, watching = (Observer({team: {} for team in teams}, ghosts, paths) for _ in range(2))
+        observers = listing, watching
 
         with observed(own_cluster, observers):
             many = [partial(callers.call, number) for number in range(CALLERS)]
@@ -130,16 +153,18 @@ def test_no_death_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         gc.collect()  # here, where those warnings are expected
         report(callers, killed, observers, teams)
         tell_attacks(siege, memory)
+        known = {**ATTACKS, **(CLAIM_ATTACKS if claiming else {})}
 
         for observer in observers:
             assert list(exceeded(observer, teams)) == []
         assert filled == teams
-        assert callers.counts.keys() <= REASONS
+        assert callers.counts.keys() | callers.claim_counts.keys() <= REASONS
         assert callers.counts[STORED] > CALLERS // 2
+        assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert killed == {**BY_PLAN, "leader": managers.kills}
         assert managers.kills > 1
-        assert [(name, told) for name, counts in siege.counts.items() for told in counts.keys() - ATTACKS[name]] == []
-        assert all(siege.counts.values())
+        assert [(name, told) for name, counts in siege.counts.items() for told in counts.keys() - known[name]] == []
+        assert siege.counts.keys() == known.keys()
         assert INVENTED not in str(own_cluster.rest.get(LEDGERS))
         assert 0 < memory.worker < MOST_MEMORY
         assert memory.replica < MOST_MEMORY
@@ -209,17 +234,24 @@ def mend(managers: Controllers) -> None:
 
 def released(own: Installation, namespace: str) -> bool:
     own.cluster.rest.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}).ok()
+    if served(own.cluster):
+        own.cluster.rest.send("DELETE", claims_path(namespace)).ok()
     ledger = own.ledger(namespace)
     return not ledger.usages()
 
 
 def fill(cluster: Cluster, namespace: str, quota: dict[str, int]) -> Counter[str]:
-    """Create pods of half a card until nothing fits, which is said; the cores that are then held."""
+    """Create pods of half a card, and claims in their turn, until nothing fits, which is said; the cores then held."""
     half = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16}
+    claiming = served(cluster)
 
     def create(number: int) -> Answer | None:
         """A replica that dies while it makes a ledger leaves one that counts as lost, for a while."""
-        answer = cluster.try_create(gpu_pod(f"fill-{number}", namespace, half))
+        name = f"fill-{number}"
+        by_claim = claiming and number % 2
+        answer = cluster.try_create(
+            claim(namespace, name, CLAIM_REQUESTS[-1]) if by_claim else gpu_pod(name, namespace, half)
+        )
         return None if reason(answer) == LEDGER_LOST else answer
 
     for number in range(sum(quota.values()) // 50 + 3):
@@ -227,7 +259,7 @@ def fill(cluster: Cluster, namespace: str, quota: dict[str, int]) -> Counter[str
         assert answer
         if answer.status != HTTPStatus.CREATED:
             assert "exceeded GPU quota" in answer.message, answer
-    return held(cluster.pods(namespace))
+    return held([*cluster.pods(namespace), *(claims(cluster, namespace) if claiming else ())])
 
 
 def report(
@@ -237,9 +269,12 @@ def report(
     print(f"\n{sum(callers.counts.values())} creations by {CALLERS} callers in {SECONDS:g} s:")
     for name, count in callers.counts.most_common():
         print(f"  {count:6d} {name}")
+    for name, count in callers.claim_counts.most_common():
+        print(f"  {count:6d} {name} (claims)")
     print("killed:", ", ".join(f"{name} {count} times" for name, count in killed.most_common()))
     for how, observer in zip(("listed", "watched"), observers, strict=True):
-        print(f"{observer.looks} states {how}, {observer.lost} times in vain; the most cores of each namespace:")
+        seen_in = f"{observer.looks} states {how}, {observer.lost} times in vain, {observer.claims} claims at most"
+        print(f"{seen_in}; the most cores of each namespace:")
         seen = Counter(f"{most} of {quota}" for most, quota in zip(observer.most.values(), teams.values(), strict=True))
         for told, count in seen.items():
             print(f"  {count:6d} namespaces {told}")

@@ -1,0 +1,206 @@
+"""What stored pods and ResourceClaims hold of each GPU model, at every moment that LISTs and watches tell of."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Json
+from tests.e2e.dra import PRODUCTS, VERSION
+from tests.e2e.rest import Rest
+
+CORES = "tencent.com/vcuda-core"
+PODS, CLAIMS = "/api/v1/pods", f"/apis/{VERSION}/resourceclaims"
+LOOK_PAUSE = 0.02
+WATCH_SECONDS = 5.0
+AWAY = (ApiException, HTTPError, json.JSONDecodeError)
+"""What the client raises where the API server is away, or goes away within an answer."""
+
+
+def held(objects: Sequence[Json]) -> Counter[str]:
+    """The cores that pods and claims hold of each model. It shares no line with the code it judges."""
+    cores: Counter[str] = Counter()
+    for each in objects:
+        cores.update(held_by_claim(each) if "devices" in each["spec"] else held_by_pod(each))
+    return cores
+
+
+def held_by_pod(pod: Json) -> dict[str, int]:
+    # What it uses by claims is held by these.
+    if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("resourceClaims"):
+        return {}
+    containers = pod["spec"]["containers"]
+    return {model_of(pod): sum(int(container["resources"]["limits"][CORES]) for container in containers)}
+
+
+def held_by_claim(claim: Json) -> Counter[str]:
+    """A whole card for each device, or of a shared one what was asked for."""
+    cores: Counter[str] = Counter()
+    for request in claim["spec"]["devices"]["requests"]:
+        asked = request["exactly"]
+        share = asked.get("capacity", {}).get("requests", {}).get("cores", 100)
+        cores[model_in(json.dumps(asked["selectors"]))] += asked["count"] * int(share)
+    return cores
+
+
+def model_of(pod: Json) -> str:
+    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    [model] = {
+        value
+        for term in required["nodeSelectorTerms"]
+        for expression in term["matchExpressions"]
+        if expression["key"] == MODEL
+        for value in expression["values"]
+    }
+    return str(model)
+
+
+def model_in(selectors: str) -> str:
+    """The one model whose products the selectors of a request name."""
+    [model] = [model for model in PRODUCTS if model.casefold() in selectors.casefold()]
+    return model
+
+
+class Ghosts:
+    """Bound pods that were torn away: their containers may run on, so that what they hold is held for a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._found: dict[str, tuple[float, str, str, int]] = {}
+
+    def add(self, pod: Json, deleted: float) -> None:
+        """Remember a pod whose deletion was asked for at this moment, or later."""
+        [(model, cores)] = held([pod]).items()
+        self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
+
+    def among(self, known: Set[str], there: Set[str], now: float) -> Iterator[tuple[str, str, int]]:
+        """Namespace, model and cores of those that were known, are not there any more, and whose time is not over."""
+        for uid, (until, namespace, model, cores) in list(self._found.items()):
+            if uid in known and uid not in there and now < until:
+                yield namespace, model, cores
+
+
+class Change(NamedTuple):
+    """An event of a watch, and when it was heard of."""
+
+    version: int
+    heard: float
+    event: Json
+
+
+class Stored:
+    """What several collections hold at one version of the whole store, and from there on change by change."""
+
+    def __init__(self, rest: Rest, paths: Sequence[str]) -> None:
+        self._rest = rest
+        self._paths = paths
+        # Without a resourceVersion that is a quorum read; the others are read as they were at that moment.
+        first = rest.get(paths[0])
+        version = str(first["metadata"]["resourceVersion"])
+        others = [rest.get(path, resourceVersion=version, resourceVersionMatch="Exact") for path in paths[1:]]
+        items = chain.from_iterable(listing["items"] for listing in (first, *others))
+        self._objects = {item["metadata"]["uid"]: item for item in items}
+        self._version = int(version)
+
+    def objects(self) -> list[Json]:
+        return list(self._objects.values())
+
+    def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], float]]:
+        """Yield the state after each change within so many seconds, once all watches have told of it.
+
+        Raises what broke the watches, once everything is yielded that they had told before.
+        """
+        logs: list[list[Change]] = [[] for _ in self._paths]
+        ends = [threads.submit(self._record, *each, seconds) for each in zip(self._paths, logs, strict=True)]
+        broken = [error for end in ends if (error := end.exception())]
+        # A watch has told everything up to the last that it told of; beyond that only one of them would be heard.
+        until = min(log[-1].version if log else self._version for log in logs)
+        for change in sorted(chain.from_iterable(logs), key=lambda change: change.version):
+            if change.version <= until and change.event["type"] != "BOOKMARK":
+                self._apply(change.event)
+                yield self.objects(), change.heard
+        self._version = until
+        for error in broken:
+            raise error
+
+    def _apply(self, event: Json) -> None:
+        self._objects.pop(uid := event["object"]["metadata"]["uid"], None)
+        if event["type"] != "DELETED":
+            self._objects[uid] = event["object"]
+
+    def _record(self, path: str, log: list[Change], seconds: float) -> None:
+        about = {"resourceVersion": str(self._version), "allowWatchBookmarks": "true"}
+        with closing(self._rest.watch(path, seconds, **about)) as events:
+            for event in events:
+                if event["type"] == "ERROR":
+                    raise ApiException(reason=f"the watch ended with {event['object']}")
+                version = int(event["object"]["metadata"]["resourceVersion"])
+                log.append(Change(version, time.monotonic(), event))
+
+
+@dataclass
+class Observer:
+    """What was seen of some namespaces.
+
+    ``most``: the most cores of each model, by namespace. ``looks``: how often. ``lost``: how often in vain. ``claims``:
+    how many claims there were at most. ``known``: the uids of all that there was.
+    """
+
+    most: Mapping[str, dict[str, int]]
+    ghosts: Ghosts
+    paths: Sequence[str] = (PODS,)
+    looks: int = 0
+    lost: int = 0
+    claims: int = 0
+    known: set[str] = field(default_factory=set)
+
+    def see(self, objects: Sequence[Json], now: float) -> None:
+        """Count what is held by the pods and claims of one moment, and by those that were torn away before it."""
+        self.looks += 1
+        self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))
+        by_namespace = {namespace: Counter[str]() for namespace in self.most}
+        for each in objects:
+            if (counted := by_namespace.get(each["metadata"]["namespace"])) is not None:
+                counted.update(held([each]))
+        uids = {each["metadata"]["uid"] for each in objects}
+        for namespace, model, cores in self.ghosts.among(self.known, uids, now):
+            by_namespace[namespace][model] += cores
+        self.known |= uids
+        for namespace, counts in by_namespace.items():
+            most = self.most[namespace]
+            most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
+
+    def list(self, rest: Rest, stop: threading.Event) -> None:
+        """LIST until told to stop."""
+        while not stop.wait(LOOK_PAUSE):
+            try:
+                self.see(Stored(rest, self.paths).objects(), time.monotonic())
+            except AWAY:
+                self.lost += 1
+
+    def follow(self, rest: Rest, stop: threading.Event) -> None:
+        """See the state after every single change, until told to stop; LIST anew where a watch ends or breaks."""
+        start = partial(Stored, rest, self.paths)
+        stored: Stored | None = None
+        with ThreadPoolExecutor(len(self.paths)) as threads:
+            while not stop.wait(LOOK_PAUSE):
+                try:
+                    if stored is None:
+                        stored = start()
+                        self.see(stored.objects(), time.monotonic())
+                    for objects, heard in stored.follow(threads, WATCH_SECONDS):
+                        self.see(objects, heard)
+                except AWAY:
+                    self.lost += 1
+                    stored = None
