@@ -61,7 +61,7 @@ CLAIM_REQUESTS: Sequence[Json] = (
     request(count=2),
     request(HAMI, capacity={"requests": {"cores": "50", "memory": "4Gi"}}),
 )
-SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.3, 0.25, 0.15
+SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.3, 0.3, 0.05
 """The parts of what is created that wait for another webhook, that are claims, and pods with a template of one."""
 
 MEMORY_PAUSE = 0.2
