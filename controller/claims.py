@@ -48,8 +48,8 @@ class ClaimInformer:
         """Yield what each of a namespace's claims takes, but for those of these names, which pods are charged for."""
         if price := self._store.claim_price():
             for claim in self.claims(namespace):
-                if claim.name not in extended and (charge := self._charge(claim, price)):
-                    yield claim, charge
+                if claim.name not in extended:
+                    yield claim, self._charge(claim, price)
 
     def observed(self, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
         """Return what has been seen of a namespace's claims, but for those that pods are charged for.
@@ -60,10 +60,10 @@ class ClaimInformer:
             return None
         # The version first, as with pods: what comes in between is counted by a version that does not promise it.
         version = self.reflector.resource_version
-        taken = {claim.uid: charge for claim, charge in self.charges(namespace, extended)}
+        taken = {claim.uid: each.charges for claim, each in self.charges(namespace, extended) if each.charges}
         with self._lock:
             gone = {uid for uid, (home, _) in self._gone.items() if home == namespace}
-        committed = charges_by_model((each.model, each.charge) for each in taken.values())
+        committed = charges_by_model(each for charges in taken.values() for each in charges.items())
         # One of which it is not known what it takes stays charged by what was decided when it was created.
         return ObservedClaims(version, committed, taken.keys() | gone)
 
@@ -76,16 +76,16 @@ class ClaimInformer:
         newest = self._store.count_claims(namespace, extended)
         return newest and newest.after(observed)
 
-    def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge | None:
+    def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge:
         """Return what a claim takes; while its devices are away, as when a driver starts anew, what it took before."""
         found = price(claim)
         with self._lock:
-            if found is None:
-                self._known.pop(claim.uid, None)
-            elif found.certain:
+            if not found.certain:
+                before = self._known.get(claim.uid)
+                return found.raised_by(before) if before else found
+            self._known.pop(claim.uid, None)
+            if found.charges:
                 self._known[claim.uid] = found
-            else:
-                found = self._known.get(claim.uid, found)
         return found
 
     def _by_namespace(self) -> dict[str, list[StoredClaim]]:

@@ -15,7 +15,8 @@ from tests.api_double import ApiDouble
 from tests.builders import Manifest, stored_pod
 from tests.claim_builders import CLASSES, NODES, NVIDIA, claim, claim_policy, view
 from tests.replicas import CARD, POD, Clock
-from vcuda.allocations.stored_claims import ClaimCharge, ClaimCounter, StoredClaim, read_stored_claim
+from tests.tables import cases
+from vcuda.allocations.stored_claims import ClaimCounter, StoredClaim, read_stored_claim
 from vcuda.claims.request import read_claim
 from vcuda.errors import NotFound, Unavailable
 from vcuda.kube import DeviceInformer, LedgerStore, ServedWatches
@@ -25,7 +26,6 @@ from vcuda.quota.model import OVER_QUOTA, Charge
 ONE, TWO = Charge(100, 0, 100), Charge(200, 0, 200)
 COUNTER = ClaimCounter(claim_policy())
 OWN = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{}"
-ALLOCATED = {"allocation": {"devices": {"results": [{"driver": NVIDIA, "pool": "new", "device": "gpu-0"}]}}}
 
 
 def pinned(name: str, *requests: Manifest, **fields: Any) -> Manifest:
@@ -39,20 +39,64 @@ def stored(manifest: Manifest) -> StoredClaim:
     return read_stored_claim(json.dumps(manifest).encode())
 
 
-@pytest.mark.parametrize(
-    ("manifest", "taken"),
-    [
-        pytest.param(pinned("a"), ClaimCharge("A100", ONE), id="held to a model"),
-        pytest.param(pinned("a", status=ALLOCATED), ClaimCharge("A100", ONE), id="allocated too"),
-        pytest.param(claim(), None, id="held to none"),
-        pytest.param({**claim(), "status": ALLOCATED}, ClaimCharge("A100", ONE), id="by what was allocated"),
-        pytest.param(claim({"deviceClassName": "unknown"}), None, id="of a class that nobody knows"),
-    ],
+M40_CARD, A100_CARD, SLICE, AWAY = (
+    (NVIDIA, *name) for name in (("old", "gpu-0"), ("new", "gpu-0"), ("new", "3g.20gb"), ("gone", "gpu-0"))
 )
-def test_a_claim_takes_what_its_spec_says_and_counts_for_the_model_that_holds_it(
-    manifest: Manifest, taken: ClaimCharge | None
+
+
+def given(manifest: Manifest, *devices: tuple[str, str, str], request: str = "r0") -> Manifest:
+    """Return a claim to which the scheduler has allocated these devices."""
+    results = [dict(zip(("driver", "pool", "device"), each, strict=True), request=request) for each in devices]
+    return {**manifest, "status": {"allocation": {"devices": {"results": results}}}}
+
+
+ALL = {"deviceClassName": NVIDIA, "allocationMode": "All"}
+MIG = {"deviceClassName": "mig.nvidia.com"}
+UNKNOWN = {"deviceClassName": "unknown"}
+PAIR = {"deviceClassName": NVIDIA, "count": 2}
+
+
+@cases(
+    "manifest, charges",
+    held_to_a_model=(pinned("a"), {"A100": ONE}),
+    held_and_given_just_that=(given(pinned("a"), A100_CARD), {"A100": ONE}),
+    held_to_none=(claim(), {}),
+    held_to_none_and_given_a_device=(given(claim(), A100_CARD), {"A100": ONE}),
+    of_a_class_that_nobody_knows=(claim(UNKNOWN), {}),
+    given_a_card_by_such_a_class=(given(claim(UNKNOWN), M40_CARD), {"M40": ONE}),
+    given_another_models_card=(given(pinned("a"), M40_CARD), {"A100": ONE, "M40": ONE}),
+    given_one_of_another_model_beside_its_own=(
+        given(pinned("a", PAIR), M40_CARD, A100_CARD),
+        {"A100": TWO, "M40": ONE},
+    ),
+    given_devices_of_two_models=(given(claim(PAIR), M40_CARD, A100_CARD), {"A100": ONE, "M40": ONE}),
+    all_devices_that_there_are=(given(claim(ALL), *[A100_CARD] * 3), {"A100": Charge(300, 0, 300)}),
+    a_partition_by_its_class=(given(claim(MIG), SLICE), {"A100": Charge(42, 20480)}),
+    one_that_is_known_and_one_that_is_not=(given(claim(PAIR), A100_CARD, AWAY), {"A100": TWO}),
+    held_and_given_one_that_is_not_known=(given(pinned("a"), AWAY), {"A100": ONE}),
+    given_nothing_that_is_known=(given(claim(), AWAY), {}),
+)
+def test_a_claim_takes_what_its_spec_says_and_its_status_raises_that_and_never_lowers_it(
+    manifest: Manifest, charges: Mapping[str, Charge]
 ) -> None:
+    taken = COUNTER(stored(manifest))
+    assert taken.charges == charges
     assert COUNTER(stored(manifest)) == taken
+    assert taken.uncounted is (not charges)
+
+
+@cases(
+    "manifest, told",
+    its_own=(given(pinned("a"), A100_CARD), ""),
+    anothers=(
+        given(pinned("a"), A100_CARD, M40_CARD),
+        "charged to A100, but given card gpu-0 of node old, a Tesla M40 24GB, of model M40",
+    ),
+    not_known=(given(pinned("a"), AWAY), ""),
+    held_to_none=(given(claim(), M40_CARD), ""),
+)
+def test_a_device_of_another_model_than_the_claim_is_held_to_is_told_of(manifest: Manifest, told: str) -> None:
+    assert str(COUNTER(stored(manifest)).other or "") == told
 
 
 def test_claims_of_one_spec_keep_it_once() -> None:
@@ -139,11 +183,18 @@ def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once
     assert [*informer.namespaces()] == ["team-a"]
 
 
-def test_while_a_class_is_away_a_claim_takes_what_it_took_before(api: ApiDouble) -> None:
+@cases(
+    "requests, taken",
+    one_of_two=([{"deviceClassName": "mine"}, {"deviceClassName": NVIDIA}], TWO),
+    the_only_one=([{"deviceClassName": "mine"}], ONE),
+)
+def test_while_a_class_is_away_a_claim_takes_what_it_took_before(
+    api: ApiDouble, requests: list[Manifest], taken: Charge
+) -> None:
     """As long as this leader has known it: a class that is deleted and made anew lowers no charge."""
     own = {"mine": CLASSES["gpu.nvidia.com"]}
     with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
-    known = claim({"deviceClassName": "mine"}, {"deviceClassName": NVIDIA}, name="a", uid="a-uid", namespace="team-a")
+    known = claim(*requests, name="a", uid="a-uid", namespace="team-a")
     patch = read_claim(view(known), claim_policy(classes={**CLASSES, **own})).patch("A100")
     counters = iter([with_class, with_class, COUNTER, COUNTER])
     store = LedgerStore(api.kube, "vcuda-quota", lambda: NODES, claim_price=lambda: next(counters))
@@ -152,7 +203,7 @@ def test_while_a_class_is_away_a_claim_takes_what_it_took_before(api: ApiDouble)
     informer.reflector.relist()
     informer.reflector.synced.set()
     found = [informer.observed("team-a", ()) for _ in range(2)]
-    assert [each and each.committed for each in found] == [{"A100": TWO}, {"A100": TWO}]
+    assert [each and each.committed for each in found] == [{"A100": taken}] * 2
 
 
 # Whether claims are served

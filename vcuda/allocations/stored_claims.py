@@ -1,43 +1,62 @@
 """Stored ResourceClaims as the ledger counts them."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims import charges, objects, request
+from vcuda.claims.devices import DeviceOffer
 from vcuda.k8s_types import K8sObject
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge
+from vcuda.requests.resources import WHOLE_CARD
 
 SPECS_REMEMBERED = 4096
 """Claims made from one template are alike: each spec is kept and decoded once."""
 
 
 class StoredClaim(msgspec.Struct, frozen=True):
-    """What is kept of a claim that is stored; it counts by its spec, allocated or not, which cannot change any more."""
+    """What is kept of a claim that is stored; it counts by its spec, allocated or not, which cannot change any more.
+
+    ``terminating``: its deletion has been accepted, and it goes with the last pod that uses it.
+    """
 
     uid: str
     namespace: str
     name: str
     spec: objects.ClaimSpec
     allocated: tuple[objects.AllocatedDevice, ...] = ()
+    created: str = ""
+    terminating: bool = False
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
-    """The model that a claim is charged to, and what it takes.
+    """What a claim takes of each model, by its spec and by the devices that it was given, whichever is more.
 
-    ``certain``: its classes say so; else one of them is away just now, and more may be taken.
+    ``held`` is the model that its spec holds it to. ``certain``: its classes and its devices are all known; else one of
+    them is away just now, and more may be taken. ``fault``: what the quota refuses in the way it asks, or empty.
+    ``uncounted``: it asks for GPUs, as far as is known, and nothing tells of which model. ``other`` is a device that it
+    was given of another model than it is held to.
     """
 
-    model: str
-    charge: Charge
+    charges: Mapping[str, Charge] = {}
+    held: str | None = None
     certain: bool = True
+    fault: str = ""
+    uncounted: bool = False
+    other: OtherCard | None = None
+
+    def raised_by(self, before: "ClaimCharge") -> "ClaimCharge":
+        """Return this, and of each model as much as it took before."""
+        models = dict.fromkeys([*self.charges, *before.charges])
+        charges = {each: self.charges.get(each, Charge()).peak(before.charges.get(each, Charge())) for each in models}
+        return msgspec.structs.replace(self, charges=charges, uncounted=self.uncounted and not charges)
 
 
-ClaimPrice = Callable[[StoredClaim], ClaimCharge | None]
-"""Returns None where a claim takes nothing that is counted, or is held to no model."""
+ClaimPrice = Callable[[StoredClaim], ClaimCharge]
 
 
 class _Claim(K8sObject, frozen=True, gc=False):
@@ -57,7 +76,15 @@ def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
     metadata, status = claim.metadata, claim.status
     allocated = status.allocation.devices.results if status and status.allocation else None
     spec = _read_spec(bytes(claim.spec))
-    return StoredClaim(metadata.uid, metadata.namespace, metadata.name, spec, allocated or ())
+    return StoredClaim(
+        metadata.uid,
+        metadata.namespace,
+        metadata.name,
+        spec,
+        allocated or (),
+        metadata.creation_timestamp or "",
+        metadata.deletion_timestamp is not None,
+    )
 
 
 @functools.lru_cache(SPECS_REMEMBERED)
@@ -72,28 +99,75 @@ class ClaimCounter:
         self._policy = policy
         # By identity, as a spec with capacities cannot be hashed; each is kept, so that no other takes its place.
         self._held: dict[int, tuple[objects.ClaimSpec, ClaimCharge]] = {}
+        self._models: dict[str, str | None] = {}
 
-    def __call__(self, claim: StoredClaim) -> ClaimCharge | None:
+    def __call__(self, claim: StoredClaim) -> ClaimCharge:
         """Return what a claim takes."""
         known = self._held.get(id(claim.spec))
-        if known is not None:
+        # As nearly always: every device is of the model that was asked for, and no more than that.
+        if known is not None and all(self._model_of(each) == known[1].held for each in claim.allocated):
             return known[1]
         asked = request.read_claim(claim.spec, self._policy)
-        held = asked.model(lenient=True)
-        model = held or self._allocated_model(claim)
-        if model is None or not asked.gpus:
-            return None
-        charge = ClaimCharge(model, asked.charge(model), not asked.faults)
-        if held:
-            self._held[id(claim.spec)] = claim.spec, charge
-        return charge
+        held = asked.model(lenient=True) if asked.gpus else None
+        taken = {held: asked.charge(held)} if held else {}
+        fault = str(asked.faults[0]) if asked.faults else ""
+        uncounted = not held and bool(asked.gpus or asked.faults)
+        found = ClaimCharge(taken, held, certain=not asked.faults, fault=fault, uncounted=uncounted)
+        if held and not asked.faults:
+            self._held[id(claim.spec)] = claim.spec, found
+        return self._with_devices(claim, asked, found) if claim.allocated else found
 
-    def _allocated_model(self, claim: StoredClaim) -> str | None:
+    def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
+        """Return what a claim takes by its spec, raised to what it was given."""
+        given = self._given(claim, asked, found.held)
+        if not found.held and len(given) == 1:
+            # What else it asks for, of which nobody knows a model, counts for the one that is known.
+            given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
+        return msgspec.structs.replace(
+            found.raised_by(ClaimCharge(given)),
+            certain=found.certain and all(map(self._offer, claim.allocated)),
+            other=self._other_card(claim, found.held) if found.held else None,
+        )
+
+    def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, held: str | None) -> Mapping[str, Charge]:
+        """Return what the allocated devices are worth, by model."""
         # Its status is written by the scheduler alone, and so is evidence.
-        names = ((each.driver, each.pool, each.device) for each in claim.allocated)
-        found = (self._policy.devices.by_name.get(name) for name in names)
-        models = {self._policy.products.model_of(offer.product) for offer, _ in filter(None, found)} - {None}
-        return min(filter(None, models), default=None)
+        models = [self._model_of(each) for each in claim.allocated]
+        main = held or min(filter(None, models), default=None)
+        entries = asked.by_request_name(claim.spec)
+        given: dict[str, Charge] = {}
+        for device, own in zip(claim.allocated, models, strict=True):
+            entry, model = entries.get(device.request), own or main
+            # Of a class in no table it is a whole card, if it is one; a class of the table without an entry is no GPU.
+            unlisted = WHOLE_CARD if own and asked.faults else Charge()
+            worth = asked.worth(entry, model) if entry and model else unlisted
+            if model and worth != Charge():
+                given[model] = given.get(model, Charge()) + worth
+        return given
+
+    def _other_card(self, claim: StoredClaim, held: str) -> OtherCard | None:
+        """Return the first device that is of another model than the one that the claim is held to."""
+        for device in claim.allocated:
+            model, known = self._model_of(device), self._offer(device)
+            if known is None or not known[0].product or model == held:
+                continue
+            # A product that is of no model, or of two, may still be one that it was held to.
+            if model or not self._policy.products.among(self._policy.products.patterns_of(held))(known[0].product):
+                models = (model,) if model else ()
+                return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)
+        return None
+
+    def _offer(self, device: objects.AllocatedDevice) -> tuple[DeviceOffer, str] | None:
+        return self._policy.devices.by_name.get((device.driver, device.pool, device.device))
+
+    def _model_of(self, device: objects.AllocatedDevice) -> str | None:
+        known = self._offer(device)
+        if known is None:
+            return None
+        product = known[0].product
+        if product not in self._models:
+            self._models[product] = self._policy.products.model_of(product) if product else None
+        return self._models[product]
 
 
 def charged_by_pods(pods: Iterable[StoredPod], nodes: Nodes) -> frozenset[str]:

@@ -14,7 +14,7 @@ import msgspec
 
 from vcuda.claims.devices import Capacity, DeviceOffer, Devices
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, UnitWorth
-from vcuda.claims.objects import DeviceEntry
+from vcuda.claims.objects import ClaimSpec, DeviceEntry
 from vcuda.claims.pin import ClaimPin, add_selector, write_pin
 from vcuda.claims.products import Products, Rows
 from vcuda.errors import Fault
@@ -78,16 +78,22 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
         """The entries that are worth something."""
         return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
+    def by_request_name(self, spec: ClaimSpec) -> Mapping[str, ClaimEntry]:
+        """Return the entries that are worth something, by the name that an allocation calls them by."""
+        names = [request.name for request in spec.devices.requests or ()]
+        return {"/".join(filter(None, (names[each.request], each.entry.name))): each for each in self.gpus}
+
     def charge(self, model: str) -> Charge:
         """Return what the claim takes of this model's quota; of ``firstAvailable`` the dearest entry counts."""
         dearest: dict[int, Charge] = {}
         for entry in self.gpus:
-            worth = self._worth(entry, model)
+            worth = self.worth(entry, model)
             taken = Charge(*(entry.count * each for each in (worth.cores, worth.memory, worth.card_memory)))
             dearest[entry.request] = dearest.get(entry.request, Charge()).peak(taken)
         return total(dearest.values())
 
-    def _worth(self, entry: ClaimEntry, model: str) -> Charge:
+    def worth(self, entry: ClaimEntry, model: str) -> Charge:
+        """Return what one device of this entry takes of this model's quota."""
         match entry.found.kind:
             case Kind.UNIT:
                 return entry.found.worth

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from vcuda import errors, k8s_types
-from vcuda.allocations.stored_claims import ClaimPrice, StoredClaim, charged_by_pods, read_stored_claim
+from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, charged_by_pods, read_stored_claim
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.claims.objects import API_PATH
 from vcuda.kube import client, objects, watch
@@ -153,16 +153,26 @@ class LedgerStore:
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
         """Return what a namespace's claims take but for these, from a consistent LIST; None where none are served."""
-        version, stored = self.claims(namespace, timeout)
-        price = self.claim_price()
+        version, priced = self.priced_claims(namespace, extended, timeout)
         if not version:
             return None
+        known = {claim.uid: taken.charges for claim, taken in priced if taken.charges}
+        committed = charges_by_model(each for taken in known.values() for each in taken.items())
+        return ObservedClaims(version, committed, known.keys())
+
+    def priced_claims(
+        self, namespace: str, extended: Collection[str], timeout: float = 10
+    ) -> tuple[str, Sequence[tuple[StoredClaim, ClaimCharge]]]:
+        """Return the version of a consistent LIST (empty where none are served), and what each claim takes.
+
+        Left out are those of these names, which pods are charged for. Raises Unavailable: there are claims, and which
+        devices there are is not known yet.
+        """
+        version, stored = self.claims(namespace, timeout)
+        price = self.claim_price()
         if price is None and stored:
             raise errors.Unavailable("the devices that ResourceClaims are charged by have not been read yet")
-        taken = {each.uid: price(each) for each in stored if each.name not in extended} if price else {}
-        known = {uid: each for uid, each in taken.items() if each}
-        committed = charges_by_model((each.model, each.charge) for each in known.values())
-        return ObservedClaims(version, committed, known.keys())
+        return version, [(each, price(each)) for each in stored if each.name not in extended] if price else []
 
     def stored_uids(self, namespace: str, timeout: float = 10) -> frozenset[str]:
         """Return the uids of a namespace's vcuda pods and of its claims, from consistent LISTs."""

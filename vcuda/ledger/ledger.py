@@ -348,7 +348,8 @@ def report(
         elif pod.live:
             unpinned.append(pod.name)
     for claim, taken in claims:
-        holders.setdefault(taken.model, []).append((claim, taken.charge))
+        for model, charge in taken.charges.items():
+            holders.setdefault(model, []).append((claim, charge))
     usages = ledger.usages()
     models = dict.fromkeys([*quota.limits, *usages])
     used = tuple(_model(model, quota, usages, holders.get(model, [])) for model in models)
