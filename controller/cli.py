@@ -14,7 +14,7 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import httpd, manager, settler, stale_gc, violations
+from controller import httpd, manager, settler, stale_gc, violation_watcher
 from controller.elector import Elector, LeaseTiming
 from controller.extender import publish, service
 from controller.node.cli import node
@@ -85,7 +85,7 @@ main.add_command(node)
 )
 @cli.option(
     "--audit-period",
-    default=int(violations.ViolationOptions().period),
+    default=int(violation_watcher.ViolationOptions().period),
     type=click.IntRange(1, 86400),
     help="Seconds for which a pod has to be beyond its quota before it is evicted, and after which it is tried again.",
 )
@@ -224,7 +224,7 @@ def run(
         ledger_namespace=ledger_namespace,
         timing=timing,
         gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
-        violations=violations.ViolationOptions(audit_period, enforce_audit, delete_after_evictions),
+        violations=violation_watcher.ViolationOptions(audit_period, enforce_audit, delete_after_evictions),
         listening=listening,
         webhook_service=webhook_service,
     )

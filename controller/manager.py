@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry
 from controller import certificates, claim_retrier, metrics, publisher, retrier, settler, stale_gc, workqueue
 from controller.extender import publish, service
 from controller.labels import NamespaceLabels
-from controller.violations import Evictor, ViolationOptions, ViolationWatcher
+from controller.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
 from vcuda import kube as k8s
+from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
@@ -123,8 +124,20 @@ class Leader:
         counted = metrics.EvictionMetrics(registry)
         known = self._kube, store, self.quota, self.nodes
         evictor = Evictor(*known, counted, delete_after=options.delete_after) if options.evict else None
-        pods = self.settler.pods.pods
-        return ViolationWatcher(self._kube, self.quota, self.nodes, pods, period=options.period, evictor=evictor)
+        return ViolationWatcher(
+            self._kube,
+            self.quota,
+            self.nodes,
+            self.settler.pods.pods,
+            claims=self.charged_claims,
+            period=options.period,
+            evictor=evictor,
+        )
+
+    def charged_claims(self, namespace: str) -> Iterable[tuple[StoredClaim, ClaimCharge]]:
+        """Return what each of a namespace's claims takes, but for those that pods are charged for."""
+        extended = self.settler.pods.extended_claims(namespace, self.nodes.current())
+        return self.settler.claims.charges(namespace, extended)
 
     def reflectors(self) -> Mapping[str, k8s.Reflector[Any]]:
         """Return the watches that run, by the name of what they follow."""

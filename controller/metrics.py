@@ -50,20 +50,22 @@ class EvictionMetrics:
 
 
 class ViolationsCollector(Collector):
-    """The pods that their quota would not let in, counted by namespace and finding (a pair of them each)."""
+    """What their quota would not let in, counted by the kind of object, namespace and finding."""
 
-    def __init__(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+    def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._counts = counts
 
     # Collected when Prometheus asks: gauges that were set would go on telling of namespaces that have gone.
     def collect(self) -> Iterable[Metric]:
-        """Yield one family."""
-        pods = GaugeMetricFamily(
-            "vcuda_audit_pods", "Pods that their quota would not let in.", labels=["namespace", "finding"]
+        """Yield a family for pods, and one for claims."""
+        labels = ["namespace", "finding"]
+        pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not let in.", labels=labels)
+        claims = GaugeMetricFamily(
+            "vcuda_audit_claims", "ResourceClaims that their quota would not let in.", labels=labels
         )
-        for labels, count in self._counts().items():
-            pods.add_metric(labels, count)
-        return [pods]
+        for (kind, *values), count in self._counts().items():
+            (pods if kind == "Pod" else claims).add_metric(values, count)
+        return [pods, claims]
 
 
 class UsageCollector(Collector):

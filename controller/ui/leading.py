@@ -127,7 +127,7 @@ class LeaderSource:
 
     def _found(self) -> Sequence[snapshot.PodFinding]:
         found = [(each.violation, each.at) for each in self._leader.violations.ongoing()]
-        return [snapshot.PodFinding(one.pod.namespace, one.pod.name, one.message, at) for one, at in found]
+        return [snapshot.PodFinding(one.holder.namespace, one.holder.name, one.message, at) for one, at in found]
 
     def _certificates(self) -> Sequence[snapshot.Certificate] | None:
         shown = self._leader.certificates.shown() if self._leader.certificates else None

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import EvictionMetrics
-from controller.violations import EvictionOutcome, Evictor, Violation, ViolationKind
+from controller.violation_watcher import EvictionOutcome, Evictor
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import LEDGER_NAMESPACE, Installation, await_committed, controlling, limited_team
@@ -198,10 +198,9 @@ def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namesp
     created = cluster.create(card_pod("train", namespace))
     stored = read_stored(msgspec.convert(created, Pod), LABELS)
     assert stored
-    judged = Violation(ViolationKind.OVER_QUOTA, stored, "for the test", evictable=True)
-    another = msgspec.structs.replace(judged, pod=msgspec.structs.replace(stored, uid="another"))
+    another = msgspec.structs.replace(stored, uid="another")
     with closing(kube):
-        assert evictor.evict(another) == EvictionOutcome.GONE
+        assert evictor.evict(another, "for the test") == EvictionOutcome.GONE
         assert [pod["metadata"]["uid"] for pod in cluster.pods(namespace)] == [stored.uid]
-        assert evictor.evict(judged) == EvictionOutcome.EVICTED
+        assert evictor.evict(stored, "for the test") == EvictionOutcome.EVICTED
     assert going(cluster, namespace) or not cluster.pods(namespace)

@@ -9,7 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import EvictionMetrics, ViolationsCollector
-from controller.violations import Evictor, ViolationWatcher
+from controller.violation_watcher import Evictor, ViolationWatcher
 from tests.api_double import ApiDouble, Delivery, Script, lost_reply, lost_request
 from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
 from tests.replicas import Clock
@@ -147,7 +147,7 @@ def test_each_pod_beyond_the_quota_is_told_once_and_counted(api: Cluster) -> Non
     assert api.calls.count("POST") == 2
     assert watched.counted("pods", namespace="team-a", finding="over-quota") == 2
     found = watched.watcher.ongoing()
-    assert [each.violation.pod.name for each in found] == ["newest", "new"]
+    assert [each.violation.holder.name for each in found] == ["newest", "new"]
     assert all(each.at.endswith("Z") for each in found)
     [event] = api.events("newest.")
     assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", "uid-newest")

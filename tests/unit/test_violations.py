@@ -25,7 +25,7 @@ def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPo
 
 def found(*pods: StoredPod, quota: NamespaceQuota = FOUR, at: Nodes = AT) -> list[tuple[str, str]]:
     """Return the name of each pod that is found, and what is wrong with it."""
-    return [(finding.pod.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
+    return [(finding.holder.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
 
 
 def over(*names: str) -> list[tuple[str, str]]:
@@ -163,6 +163,11 @@ LIMITS = st.builds(Limit, st.sampled_from([0, 100, 400, 900]), st.sampled_from([
 QUOTAS = st.dictionaries(st.sampled_from(["M40", "P100"]), LIMITS).map(NamespaceQuota)
 
 
+def charged(finding: Violation) -> StoredPod:
+    assert isinstance(finding.holder, StoredPod)
+    return finding.holder
+
+
 def charge_on(model: str, pods: Sequence[StoredPod]) -> Charge:
     return total(each.charge for each in pods if each.model_on(AT) == model)
 
@@ -170,14 +175,14 @@ def charge_on(model: str, pods: Sequence[StoredPod]) -> Charge:
 @given(QUOTAS, PODS)
 def test_the_rest_fits_and_with_any_one_back_it_does_not(quota: NamespaceQuota, pods: list[StoredPod]) -> None:
     findings = [f for f in find_violations("team-a", quota, pods, AT) if f.kind != ViolationKind.UNPINNED]
-    evicted = {finding.pod.uid for finding in findings}
+    evicted = {finding.holder.uid for finding in findings}
     staying = [each for each in pods if each.live and not each.terminating]
     kept = [each for each in staying if each.uid not in evicted]
     for model in ("M40", "P100", "A100"):
         limit = quota.limits.get(model, Limit(0))
         used = charge_on(model, kept)
         assert fits(limit, Charge(), used)
-        for gone in (f.pod for f in findings if f.pod.model_on(AT) == model):
+        for gone in (charged(f) for f in findings if charged(f).model_on(AT) == model):
             older = [each for each in kept if (each.created, each.name) < (gone.created, gone.name)]
             assert not fits(limit, charge_on(model, older), gone.charge)
             assert not fits(limit, used, gone.charge)
@@ -186,10 +191,10 @@ def test_the_rest_fits_and_with_any_one_back_it_does_not(quota: NamespaceQuota, 
 @given(QUOTAS, PODS)
 def test_while_those_that_are_evicted_end_no_other_pod_is_found(quota: NamespaceQuota, pods: list[StoredPod]) -> None:
     found_now = find_violations("team-a", quota, pods, AT)
-    gone = {finding.pod.uid for finding in found_now if finding.evictable}
+    gone = {finding.holder.uid for finding in found_now if finding.evictable}
     after = [msgspec.structs.replace(each, terminating=each.terminating or each.uid in gone) for each in pods]
-    left = {finding.pod.uid for finding in find_violations("team-a", quota, after, AT)}
-    assert left == {finding.pod.uid for finding in found_now} - gone
+    left = {finding.holder.uid for finding in find_violations("team-a", quota, after, AT)}
+    assert left == {finding.holder.uid for finding in found_now} - gone
 
 
 @pytest.mark.parametrize("deletion", [None, "2026-01-01T00:00:00Z"])

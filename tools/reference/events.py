@@ -26,11 +26,13 @@ class Told(NamedTuple):
 
 TOLD = {
     Posted("BeyondQuota", "Warning"): Told(
-        "a pod",
-        "The pod would not be let in by the quota as it is now: it does not fit beside the older ones that do, or its"
-        " model is not the namespace's. It was created before that, or while the webhook was not asked. Once for each"
-        " pod; not where the quota only audits.",
-        "Delete it or raise the limit. With `--enforce-audit` it is evicted, where the quota is enforced.",
+        "a pod or a ResourceClaim",
+        "It would not be let in by the quota as it is now: it does not fit beside the older pods and claims that do, its"
+        " model is not the namespace's, or (a claim) it asks in a way that is refused, such as `All` or `adminAccess`."
+        " It was created before that, or while the webhook was not asked. Once for each; not where the quota only"
+        " audits.",
+        "Delete it or raise the limit. With `--enforce-audit` a pod is evicted, where the quota is enforced; a claim"
+        " never is, so delete the pods that use it.",
     ),
     Posted("CertificateNotRenewed", "Warning"): Told(
         "the webhook's Service",
@@ -63,16 +65,18 @@ TOLD = {
         "Correct the document; `vcuda-webhook check --quota FILE POD.yaml` tries it beforehand.",
     ),
     Posted("NotCounted", "Warning"): Told(
-        "a pod",
+        "a pod or a ResourceClaim",
         "A vcuda pod in a limited namespace is held to no model and runs on no node that has one, so no quota counts"
-        " it: it was created before the namespace was limited. Not where the quota only audits.",
-        "Create the pod anew.",
+        " it: it was created before the namespace was limited. Or a claim that is held to none, and has no device of"
+        " one that is known. Not where the quota only audits.",
+        "Create the pod or the claim anew.",
     ),
     Posted("OtherModelAllocated", "Warning"): Told(
-        "a pod",
+        "a pod or a ResourceClaim",
         "Its device plugin gave it a card of another model than it is charged to, by the pod's annotations and what the"
-        " node registers. The charge stays: annotations prove nothing. Once for each pod; not where the quota only"
-        " audits.",
+        " node registers. The charge stays: annotations prove nothing. Or the scheduler gave a claim such a device, by"
+        " the claim's status and the ResourceSlices: then it counts for both models. Once for each; not where the quota"
+        " only audits.",
         "Give each type of card nodes of its own, or see who changed the pod's annotations; then create the pod anew.",
     ),
     Posted("StaleAllocationRemoved", "Normal"): Told(

@@ -18,7 +18,8 @@ from controller.extender.strategy import UNSEEN, assign, least_free
 from controller.metrics import GarbageMetrics
 from controller.publisher import KEY, NAME
 from controller.stale_gc import PatchRemover, StaleObject
-from controller.violations import NOT_COUNTED_MESSAGE
+from controller.violation_watcher import NOT_COUNTED_MESSAGE
+from controller.violations import CLAIM_NOT_COUNTED_MESSAGE
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
@@ -49,11 +50,16 @@ def chapters() -> tuple[Chapter, ...]:
         ),
         Chapter("The Event MalformedQuota", "On the quota ConfigMap.", tuple(_malformed())),
         Chapter(
-            "The Event NotCounted", "On the pod.", (Told(NOT_COUNTED_MESSAGE.format("team-a"), "Create the pod anew."),)
+            "The Event NotCounted",
+            "On the pod, or on the claim.",
+            (
+                Told(NOT_COUNTED_MESSAGE.format("team-a"), "Create the pod anew."),
+                Told(CLAIM_NOT_COUNTED_MESSAGE.format("team-a"), "Create the claim anew, or the pod that has it made."),
+            ),
         ),
         Chapter(
             "The Event OtherModelAllocated",
-            "On the pod.",
+            "On the pod; on a claim with the device's name, and `; it counts for both`, as its status is evidence.",
             (
                 Told(
                     str(OtherCard("A10", "gpu-1", "GPU-0055", "NVIDIA A100-SXM4-40GB", ("A100",))),

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from controller.node.names import KeepReason
-from controller.violations import EvictionOutcome, ViolationKind
+from controller.violation_watcher import EvictionOutcome
+from controller.violations import ViolationKind
 from tools.reference.markdown import code, table
 from tools.reference.others import removal_rules
 from tools.reference.sources import calls
@@ -39,9 +40,9 @@ OUTCOMES = {
     "quota-deleted": "`/quota`: the ConfigMap goes",
 }
 FINDINGS = {
-    ViolationKind.UNPINNED: "held to no model and on no node that has one, so no quota counts it",
-    ViolationKind.NOT_ALLOWED: "on a model that is not the namespace's",
-    ViolationKind.OVER_QUOTA: "does not fit beside the older pods that do",
+    ViolationKind.UNPINNED: "held to no model and on no node that has one (a claim: without a device of a model that is known), so no quota counts it",
+    ViolationKind.NOT_ALLOWED: "on a model that is not the namespace's; or a claim that asks in a way that is refused, such as `All`",
+    ViolationKind.OVER_QUOTA: "does not fit beside the older pods and claims that do",
     ViolationKind.OTHER_MODEL: "given a card of another model than it is charged to",
 }
 EVICTIONS = {
@@ -89,7 +90,9 @@ def section() -> str:
         [
             _table("outcome", "vcuda_admissions_total, and the webhook's log", OUTCOMES),
             _table("scheme", "vcuda_admissions_total and vcuda_gc_annotations_total", schemes),
-            _table("finding", "vcuda_audit_pods", {kind: FINDINGS[kind] for kind in ViolationKind}),
+            _table(
+                "finding", "vcuda_audit_pods and vcuda_audit_claims", {kind: FINDINGS[kind] for kind in ViolationKind}
+            ),
             _table(
                 "outcome of an eviction",
                 "vcuda_audit_evictions_total",

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from vcuda.k8s_types import K8sObject, K8sStruct, Quantity
 
 GROUP = "resource.k8s.io"
-API_PATH = f"/apis/{GROUP}/v1"
+API_VERSION = f"{GROUP}/v1"
+API_PATH = f"/apis/{API_VERSION}"
 
 
 EXACT_COUNT = "ExactCount"

@@ -1,0 +1,179 @@
+"""Claims that their namespace's quota would not let in: found beside the pods, told of, and never deleted."""
+
+import json
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from controller.metrics import EvictionMetrics, ViolationsCollector
+from controller.violation_watcher import Evictor, ViolationWatcher, event_of
+from controller.violations import PricedClaim, Violation, find_violations
+from tests.api_double import ApiDouble
+from tests.builders import LABELS, MODEL, Manifest, held_to, nodes, stored_pod, view
+from tests.replicas import Clock
+from tests.tables import cases
+from vcuda.allocations.given_cards import OtherCard
+from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
+from vcuda.allocations.stored_pods import StoredPod, read_stored
+from vcuda.claims.objects import ClaimSpec
+from vcuda.errors import Unavailable
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
+
+AT = nodes(**{"gpu-1": {MODEL: "P100"}})
+TWO = NamespaceQuota({"M40": Limit(200)})
+FAULT = "spec.devices.requests[0].exactly.allocationMode: All takes as many devices as there are"
+CARD = Charge(100, 0, 100)
+
+
+def pod(name: str, age: int, cards: int = 1, **fields: Any) -> StoredPod:
+    created = f"2026-01-01T{23 - age:02}:00:00Z"
+    return StoredPod(f"uid-{name}", "team-a", name, "M40", "", True, Charge(100 * cards), created, **fields)
+
+
+def claim(name: str, age: int = 1, *, terminating: bool = False, given: int = 0, **taken: Any) -> PricedClaim:
+    """Return one created ``age`` hours ago, held to M40 for a card unless said otherwise; ``given``: cards of P100."""
+    created = f"2026-01-01T{23 - age:02}:00:00Z"
+    stored = StoredClaim(f"uid-{name}", "team-a", name, ClaimSpec(), (), created, terminating)
+    charges = {"M40": CARD, **({"P100": Charge(100 * given)} if given else {})}
+    return stored, ClaimCharge(**{"charges": charges, "held": "M40", **taken})
+
+
+def uncounted(name: str, **fields: Any) -> PricedClaim:
+    return claim(name, charges={}, held=None, uncounted=True, **fields)
+
+
+def found(*holders: StoredPod | PricedClaim, quota: NamespaceQuota = TWO) -> list[Violation]:
+    pods = [each for each in holders if isinstance(each, StoredPod)]
+    claims = [each for each in holders if isinstance(each, tuple)]
+    return list(find_violations("team-a", quota, pods, AT, claims))
+
+
+OTHER = OtherCard("M40", "gpu-1", "gpu-0", "Tesla P100", ("P100",))
+BOTH = NamespaceQuota({"M40": Limit(200), "P100": Limit(100)})
+
+
+@cases(
+    "holders, quota, expected",
+    within=([claim("a", 2), claim("b")], TWO, []),
+    the_newest=([claim("a", 3), claim("b", 2), claim("c")], TWO, [("c", "over-quota")]),
+    the_newest_of_pods_and_claims=([claim("a", 3), pod("b", 2, 2), claim("c")], TWO, [("b", "over-quota")]),
+    one_that_goes=([claim("a", 3), claim("b", 2), claim("c", terminating=True)], TWO, []),
+    of_a_model_that_is_not_allowed=([claim("a", charges={"A100": CARD}, held="A100")], TWO, [("a", "not-allowed")]),
+    given_another_models_card=([claim("a", given=1, other=OTHER)], BOTH, [("a", "other-model")]),
+    given_one_that_is_not_allowed=([claim("a", given=1, other=OTHER)], TWO, [("a", "not-allowed")]),
+    given_too_many_of_another=([claim("a", given=2, other=OTHER)], BOTH, [("a", "over-quota")]),
+    held_to_none_and_given_nothing=([uncounted("a")], TWO, [("a", "unpinned")]),
+    held_to_none_and_goes=([uncounted("a", terminating=True)], TWO, []),
+    held_to_none_and_counted_by_its_devices=([claim("a", held=None)], TWO, []),
+    asked_for_in_a_way_that_is_refused=([claim("a", fault=FAULT)], TWO, [("a", "not-allowed")]),
+    worth_nothing=([claim("a", charges={}, held=None)], TWO, []),
+)
+def test_what_is_found(
+    holders: list[StoredPod | PricedClaim], quota: NamespaceQuota, expected: list[tuple[str, str]]
+) -> None:
+    assert [(each.holder.name, each.kind.value) for each in found(*holders, quota=quota)] == expected
+
+
+@cases(
+    "holders, reason, said",
+    beyond=(
+        [claim("a", 2), claim("b", charges={"M40": Charge(200)})],
+        "BeyondQuota",
+        "beyond GPU quota: M40 in namespace team-a, used: 3 cards, limited: 2 cards; this claim takes 2 cards and",
+    ),
+    another_models_card=(
+        [claim("a", given=1, other=OTHER)],
+        "OtherModelAllocated",
+        "charged to M40, but given card gpu-0 of node gpu-1, a Tesla P100, of model P100; it counts for both",
+    ),
+    of_no_model=([uncounted("a")], "NotCounted", "the GPU quota of namespace team-a does not count this claim: it is"),
+    asked_for_so=([claim("a", fault=FAULT)], "BeyondQuota", f"namespace team-a would not let it in: {FAULT}"),
+    of_no_model_and_asked_for_so=([uncounted("a", fault=FAULT)], "NotCounted", f"have it counted; {FAULT}"),
+)
+def test_what_is_said_of_a_claim_is_said_by_an_event_on_it(holders: list[PricedClaim], reason: str, said: str) -> None:
+    [violation] = found(*holders, quota=BOTH)
+    event = event_of(violation)
+    assert (event.subject.kind, event.subject.api_version) == ("ResourceClaim", "resource.k8s.io/v1")
+    assert (event.subject.uid, event.reason) == (violation.holder.uid, reason)
+    assert said in event.message
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_no_claim_is_ever_evicted(mode: Mode) -> None:
+    violations = found(claim("a", 3), claim("b", 2), claim("c"), quota=NamespaceQuota({"M40": Limit(0)}, mode=mode))
+    assert [(each.holder.name, each.evictable) for each in violations] == [(name, False) for name in "cba"]
+
+
+# Beside an API server
+
+PODS = "/api/v1/namespaces/team-a/pods"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
+
+
+def limit(api: ApiDouble, entry: Manifest) -> None:
+    path = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+    metadata = {"name": "gpuquota", "namespace": "kube-system"}
+    api.store(path, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": entry})}})
+
+
+def quota_of(api: ApiDouble) -> QuotaInformer:
+    informer = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+    informer.reflector.relist()
+    return informer
+
+
+@pytest.mark.parametrize("mode", ["enforce", "warn", "audit"])
+def test_each_claim_is_told_once_and_counted_beside_the_pods(api: ApiDouble, mode: str) -> None:
+    limit(api, {"quota": {"M40": 1}, "mode": mode})
+    claims, registry, clock = [claim("old", 3), claim("new"), uncounted("free")], CollectorRegistry(), Clock()
+    watcher = ViolationWatcher(
+        api.kube,
+        quota_of(api),
+        NodeInformer(api.kube, LABELS),
+        lambda _: [],
+        claims=lambda _: claims,
+        period=60,
+        clock=clock.monotonic,
+    )
+    registry.register(ViolationsCollector(watcher.counts))
+    for _ in range(3):
+        watcher.reconcile("team-a")
+    events = sorted(path.rpartition("/")[2] for path in api.objects if "/events/" in path)
+    told = [] if mode == "audit" else ["free.not-counted-uid-free", "new.over-quota-uid-new"]
+    assert (events, api.calls.count("POST")) == (told, len(told))
+    for finding in ("over-quota", "unpinned"):
+        labels = {"namespace": "team-a", "finding": finding}
+        assert registry.get_sample_value("vcuda_audit_claims", labels) == 1
+        assert registry.get_sample_value("vcuda_audit_pods", labels) is None
+    claims.clear()
+    watcher.reconcile("team-a")
+    assert watcher.ongoing() == []
+
+
+def test_a_pod_is_evicted_for_what_older_claims_take_and_not_while_that_is_not_known(api: ApiDouble) -> None:
+    """What etcd has of claims is looked at too."""
+    limit(api, {"quota": {"M40": 2}})
+    quota, registry = quota_of(api), CollectorRegistry()
+    manifest = stored_pod({"tencent.com/vcuda-core": 100}, uid="uid-new", affinity=held_to("M40"))
+    metadata = {
+        **manifest["metadata"],
+        "name": "new",
+        "namespace": "team-a",
+        "creationTimestamp": "2026-01-01T22:00:00Z",
+    }
+    api.store(f"{PODS}/new", {**manifest, "metadata": metadata})
+    assert read_stored(view(manifest), LABELS)
+    prices = {"a": [None, ClaimCharge({"M40": Charge(200)}, "M40")]}
+    api.store(f"{CLAIMS}/a", {"metadata": {"name": "a", "uid": "uid-a", "creationTimestamp": "2026-01-01T20:00:00Z"}})
+
+    def price() -> Any:
+        found = prices["a"].pop(0)
+        return (lambda _: found) if found else None
+
+    store = LedgerStore(api.kube, "vcuda-quota", lambda: AT, claim_price=price)
+    evictor = Evictor(api.kube, store, quota, NodeInformer(api.kube, LABELS), EvictionMetrics(registry))
+    with pytest.raises(Unavailable, match="devices"):
+        evictor.evict_newest("team-a", {"uid-new": 0})
+    assert evictor.evict_newest("team-a", {"uid-new": 0}) == "uid-new"
