@@ -27,10 +27,9 @@ class Told(NamedTuple):
 TOLD = {
     Posted("BeyondQuota", "Warning"): Told(
         "a pod or a ResourceClaim",
-        "It would not be let in by the quota as it is now: it does not fit beside the older pods and claims that do, its"
-        " model is not the namespace's, or (a claim) it asks in a way that is refused, such as `All` or `adminAccess`."
-        " It was created before that, or while the webhook was not asked. Once for each; not where the quota only"
-        " audits.",
+        "It would not be let in by the quota as it is now: it does not fit beside the older pods and claims that do,"
+        " its model is not the namespace's, or (a claim) it asks in a way that is refused (`All`, `adminAccess`). It"
+        " was created before that, or while the webhook was not asked. Once for each; not where the quota only audits.",
         "Delete it or raise the limit. With `--enforce-audit` a pod is evicted, where the quota is enforced; a claim"
         " never is, so delete the pods that use it.",
     ),

@@ -40,8 +40,8 @@ OUTCOMES = {
     "quota-deleted": "`/quota`: the ConfigMap goes",
 }
 FINDINGS = {
-    ViolationKind.UNPINNED: "held to no model and on no node that has one (a claim: without a device of a model that is known), so no quota counts it",
-    ViolationKind.NOT_ALLOWED: "on a model that is not the namespace's; or a claim that asks in a way that is refused, such as `All`",
+    ViolationKind.UNPINNED: "held to no model and on no node (a claim: given no device) of one, so no quota counts it",
+    ViolationKind.NOT_ALLOWED: "on a model that is not the namespace's; or a claim asks in a way that is refused",
     ViolationKind.OVER_QUOTA: "does not fit beside the older pods and claims that do",
     ViolationKind.OTHER_MODEL: "given a card of another model than it is charged to",
 }

@@ -1,0 +1,152 @@
+"""Claims that the quota would not let in, and devices of another model than was charged: told of, and charged.
+
+The devices are allocated by the real scheduler. Nobody asks the webhooks: everything here slipped by.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster, Json, administering
+from tests.e2e.control_plane import Settings, running_control_plane
+from tests.e2e.dra import (
+    NVIDIA,
+    PRODUCTS,
+    VERSION,
+    Published,
+    card,
+    claim,
+    claiming,
+    claims,
+    devices_of,
+    published,
+    request,
+    require_dra,
+    template,
+)
+from tests.e2e.installation import (
+    Installation,
+    await_committed,
+    await_published,
+    await_ready,
+    controlling,
+    limited_team,
+    registered,
+    running,
+)
+from tests.e2e.quota_config import named_quota
+from tests.processes import ControllerProcess, eventually
+
+A100 = Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(3)])
+H100 = Published(NVIDIA, "h100-1", [card(number, "H100") for number in range(2)])
+
+
+@pytest.fixture(scope="module")
+def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("claims-audit") / "control-plane"
+    settings = Settings(own_identities=True)
+    with running_control_plane(assets, directory, settings) as found, administering(found) as admin:
+        require_dra(admin)
+        with published(admin, A100, H100):
+            yield admin
+
+
+@pytest.fixture(scope="module")
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with running(cluster, tmp_path_factory.mktemp("installation"), quota=named_quota(cluster)) as found:
+        await_ready(found)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def controller(installation: Installation, account: Cluster) -> Iterator[ControllerProcess]:
+    """One with the rights of the manifests."""
+    with controlling(installation, "--audit-period", "2", kubeconfig=account.kubeconfig) as found:
+        yield found
+
+
+def of(model: str, **fields: str) -> Json:
+    """A request that only this model's cards meet, by a selector that a person would write."""
+    expression = f'device.attributes["{NVIDIA}"].productName == "{PRODUCTS[model]}"'
+    found = request(NVIDIA, selectors=[{"cel": {"expression": expression}}])
+    return {**found, "exactly": {**found["exactly"], **fields}}
+
+
+def told(cluster: Cluster, team: str, reason: str, name: str = "") -> Json:
+    """The Event of this reason on a claim whose name begins so."""
+
+    def about(event: Json) -> bool:
+        return bool(event["involvedObject"]["name"].startswith(name))
+
+    selector = f"reason={reason},involvedObject.kind=ResourceClaim"
+    return next(filter(about, cluster.await_events(team, selector, lambda found: any(map(about, found)))))
+
+
+def test_a_claim_that_slipped_by_is_told_of_and_counts_as_soon_as_it_has_a_device(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess
+) -> None:
+    with limited_team(installation, {"quota": {"A100": 1}}) as team:
+        cluster.create(claim(team, "waiting", of("A100")))
+        event = told(cluster, team, "NotCounted")
+        [stored] = claims(cluster, team)
+        assert event["involvedObject"]["uid"] == stored["metadata"]["uid"]
+        controller.await_metric("vcuda_audit_claims", 1, namespace=team, finding="unpinned")
+        cluster.create(claiming(team, "train", resourceClaimName="waiting"))
+        cluster.await_bound(team)
+        await_committed(installation, team, A100=100)
+        eventually(lambda: not controller.samples("vcuda_audit_claims", namespace=team))
+        report = await_published(cluster, team, lambda found: bool(found["models"][0]["pods"]))
+        assert [(each["name"], each["claim"]) for each in report["models"][0]["pods"]] == [("waiting", True)]
+
+
+def test_claims_of_a_template_and_of_all_devices_that_slipped_by_are_beyond_the_quota(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess
+) -> None:
+    """Each is charged for what it was given."""
+    with limited_team(installation, {"quota": {"A100": 1}}) as team:
+        cluster.create(template(team, "gpu", of("H100")))
+        cluster.create(claiming(team, "train", resourceClaimTemplateName="gpu"))
+        assert "may not use GPU model H100" in told(cluster, team, "BeyondQuota", "train-gpu")["message"]
+        cluster.create(claim(team, "every", of("A100", allocationMode="All")))
+        assert "All takes as many devices as there are" in told(cluster, team, "NotCounted", "every")["message"]
+        cluster.create(claiming(team, "greedy", resourceClaimName="every"))
+        assert "this claim takes 3 cards" in told(cluster, team, "BeyondQuota", "every")["message"]
+        await_committed(installation, team, A100=300, H100=100)
+        for finding in ("not-allowed", "over-quota"):
+            assert controller.metric("vcuda_audit_claims", namespace=team, finding=finding) == 1
+
+
+def test_a_device_of_another_model_than_was_charged_is_told_of_and_charged_too(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess
+) -> None:
+    """A card is another than its driver said when the claim was pinned and allocated."""
+    with limited_team(installation, {"quota": {"A100": 2, "H100": 1}}) as team:
+        with registered(installation):
+            cluster.create(claim(team, "gpu", of("A100")))
+        cluster.create(claiming(team, "train", resourceClaimName="gpu"))
+        cluster.await_bound(team)
+        [device] = devices_of(claims(cluster, team)[0])
+        await_committed(installation, team, A100=100)
+        exchange(cluster, A100, [called("H100", each) for each in A100.devices])
+        event = told(cluster, team, "OtherModelAllocated")
+        card_name = device.rpartition("/")[2]
+        said = f"charged to A100, but given card {card_name} of node a100-1, a H100, of model H100; it counts for both"
+        assert said in event["message"]
+        await_committed(installation, team, A100=100, H100=100)
+        assert controller.metric("vcuda_audit_claims", namespace=team, finding="other-model") == 1
+        exchange(cluster, A100, A100.devices)
+        await_committed(installation, team, A100=100)
+
+
+def called(product: str, device: Json) -> Json:
+    """The device with this product; the name of a model is always that model's."""
+    return {**device, "attributes": {**device["attributes"], "productName": {"string": product}}}
+
+
+def exchange(cluster: Cluster, published: Published, devices: list[Json]) -> None:
+    """Let the driver of a node publish other devices."""
+    manifest = published._replace(devices=devices).manifest()
+    path = f"/apis/{VERSION}/resourceslices/{manifest['metadata']['name']}"
+    pool = cluster.rest.get(path)["spec"]["pool"]
+    cluster.rest.merge_patch(path, {"spec": {"devices": devices, "pool": {"generation": pool["generation"] + 1}}})
