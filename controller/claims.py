@@ -1,13 +1,12 @@
 """The ResourceClaims of the cluster, watched, and what the ledger wants to know of them."""
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 
-from controller.pods import REMEMBER_GONE_SECONDS
+from controller.pods import GoneUids
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, read_stored_claim
-from vcuda.kube import CLAIMS, Key, Kube, LedgerStore, Reflector
+from vcuda.kube import CLAIMS, Kube, LedgerStore, Reflector
 from vcuda.ledger.ledger import Ledger, ObservedClaims, charges_by_model, is_older
 
 
@@ -29,20 +28,18 @@ class ClaimInformer:
     ) -> None:
         self._store = store
         self._on_change = on_change
-        self._clock = clock
         self._lock = threading.Lock()
-        self._gone: dict[str, tuple[str, float]] = {}
+        self._gone = GoneUids(clock)
         self._known: dict[str, ClaimCharge] = {}
-        self._grouped: tuple[Mapping[Key, StoredClaim] | None, dict[str, list[StoredClaim]]] = (None, {})
         self.reflector = Reflector(kube, CLAIMS, read_stored_claim, on_event=self._on_event, page_size=1000)
 
     def claims(self, namespace: str) -> list[StoredClaim]:
         """Return a namespace's claims."""
-        return self._by_namespace().get(namespace, [])
+        return self.reflector.within(namespace)
 
     def namespaces(self) -> Iterable[str]:
         """Return the namespaces that have claims."""
-        return list(self._by_namespace())
+        return self.reflector.namespaces()
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
         """Yield what each of a namespace's claims takes, but for those of these names, which pods are charged for."""
@@ -62,17 +59,23 @@ class ClaimInformer:
         version = self.reflector.resource_version
         taken = {claim.uid: each.charges for claim, each in self.charges(namespace, extended) if each.charges}
         with self._lock:
-            gone = {uid for uid, (home, _) in self._gone.items() if home == namespace}
+            gone = self._gone.within(namespace)
         committed = charges_by_model(each for charges in taken.values() for each in charges.items())
         # One of which it is not known what it takes stays charged by what was decided when it was created.
         return ObservedClaims(version, committed, taken.keys() | gone)
 
     def as_new_as(self, ledger: Ledger, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
-        """Return what has been seen of a namespace's claims; where the ledger's count is newer, what etcd has."""
+        """Return what has been seen of a namespace's claims; where the ledger's count is newer, what etcd has.
+
+        None where that count is to stay.
+        """
         observed = self.observed(namespace, extended)
         if observed is None or not is_older(observed.resource_version, ledger.claim_resource_version):
             return observed
-        # As with pods; and of claims there are few, so that theirs is the watch that is quiet most often.
+        # As with pods; but theirs is the watch that is quiet most often. Where it says what the ledger does, and knows
+        # of nothing that is pending there, a LIST would change nothing: without one that count stays as it is.
+        if observed.committed == ledger.claimed and ledger.pending.keys().isdisjoint(observed.seen):
+            return None
         newest = self._store.count_claims(namespace, extended)
         return newest and newest.after(observed)
 
@@ -88,31 +91,13 @@ class ClaimInformer:
                 self._known[claim.uid] = found
         return found
 
-    def _by_namespace(self) -> dict[str, list[StoredClaim]]:
-        snapshot = self.reflector.snapshot()
-        with self._lock:
-            known, grouped = self._grouped
-            if known is not snapshot:
-                grouped = {}
-                for claim in snapshot.values():
-                    grouped.setdefault(claim.namespace, []).append(claim)
-                self._grouped = (snapshot, grouped)
-            return grouped
-
     def _on_event(self, old: StoredClaim | None, new: StoredClaim | None) -> None:
         # Of its status only what was allocated is kept: by that a claim counts that nothing holds to a model.
         if old == new:
             return
         if old and not new:
             with self._lock:
-                self._remember_gone(old)
+                self._gone.add(old.namespace, old.uid)
+                self._known.pop(old.uid, None)
         if changed := new or old:
             self._on_change(changed.namespace)
-
-    def _remember_gone(self, claim: StoredClaim) -> None:
-        now = self._clock()
-        # From the oldest on, in the order they went: to look through all each time would be quadratic.
-        for uid in list(itertools.takewhile(lambda uid: self._gone[uid][1] <= now, self._gone)):
-            del self._gone[uid]
-        self._gone[claim.uid] = (claim.namespace, now + REMEMBER_GONE_SECONDS)
-        self._known.pop(claim.uid, None)

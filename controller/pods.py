@@ -1,17 +1,17 @@
 """The vcuda pods of the cluster, watched, and what the ledger wants to know of them."""
 
-import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import msgspec
 
 from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.k8s_types import Pod
-from vcuda.kube import Key, Kube, Reflector
+from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import ObservedPods, Terminating, charges_by_model
 from vcuda.placement import affinity, placement
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -23,6 +23,30 @@ PodChange = Callable[[StoredPod | None, StoredPod | None], None]
 """Called with a pod before and after: (None, new) is an arrival, (old, None) a departure."""
 
 _POD = msgspec.json.Decoder(Pod)
+
+
+class GoneUids:
+    """The uids of what has gone lately, by namespace."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._in_order: deque[tuple[float, str, str]] = deque()
+        self._by_namespace: dict[str, set[str]] = {}
+
+    def add(self, namespace: str, uid: str) -> None:
+        """Remember a uid, and forget what went too long ago."""
+        now = self._clock()
+        while self._in_order and self._in_order[0][0] <= now:
+            _, home, old = self._in_order.popleft()
+            self._by_namespace[home].discard(old)
+            if not self._by_namespace[home]:
+                del self._by_namespace[home]
+        self._in_order.append((now + REMEMBER_GONE_SECONDS, namespace, uid))
+        self._by_namespace.setdefault(namespace, set()).add(uid)
+
+    def within(self, namespace: str) -> set[str]:
+        """Return the uids of a namespace."""
+        return set(self._by_namespace.get(namespace, ()))
 
 
 class PodInformer:
@@ -52,10 +76,9 @@ class PodInformer:
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
-        self._gone: dict[str, tuple[str, float]] = {}
+        self._gone = GoneUids(clock)
         self._bound: dict[str, dict[str, StoredPod]] = {}
         self._vanished: dict[str, dict[str, tuple[StoredPod, float]]] = {}
-        self._grouped: tuple[Mapping[Key, StoredPod] | None, dict[str, list[StoredPod]]] = (None, {})
         self.reflector = Reflector(
             kube,
             "/api/v1/pods",
@@ -93,7 +116,7 @@ class PodInformer:
         pods = self.pods(namespace)
         stored = {pod.uid for pod in pods}
         with self._lock:
-            gone = {uid for uid, (home, _) in self._gone.items() if home == namespace}
+            gone = self._gone.within(namespace)
             vanished = self._vanished_now(namespace)
         # One that is out of the store before its event is told: else it would be charged nowhere for that moment.
         vanished += [pod for uid, pod in bound.items() if uid not in stored and uid not in gone]
@@ -128,7 +151,7 @@ class PodInformer:
 
     def pods(self, namespace: str) -> list[StoredPod]:
         """Return a namespace's vcuda pods, finished ones too."""
-        return self._by_namespace().get(namespace, [])
+        return self.reflector.within(namespace)
 
     def extended_claims(self, namespace: str, nodes: placement.Nodes) -> Collection[str]:
         """Return the names of the claims that the scheduler made for charged pods of a namespace."""
@@ -136,19 +159,7 @@ class PodInformer:
 
     def namespaces(self) -> Iterable[str]:
         """Return the namespaces that have vcuda pods."""
-        return list(self._by_namespace())
-
-    def _by_namespace(self) -> dict[str, list[StoredPod]]:
-        # The reflector's snapshot is the same object until something changes: then it is grouped anew, once.
-        snapshot = self.reflector.snapshot()
-        with self._lock:
-            known, grouped = self._grouped
-            if known is not snapshot:
-                grouped = {}
-                for pod in snapshot.values():
-                    grouped.setdefault(pod.namespace, []).append(pod)
-                self._grouped = (snapshot, grouped)
-            return grouped
+        return self.reflector.namespaces()
 
     def decode(self, raw: bytes) -> StoredPod | None:
         """Return what is kept of a pod; None where it asks for nothing that is charged."""
@@ -183,9 +194,6 @@ class PodInformer:
             del self._bound[pod.namespace]
         if not gone:
             return
-        # From the oldest on, in the order they went: to look through all each time would be quadratic.
-        for uid in list(itertools.takewhile(lambda uid: self._gone[uid][1] <= now, self._gone)):
-            del self._gone[uid]
-        self._gone[pod.uid] = (pod.namespace, now + REMEMBER_GONE_SECONDS)
+        self._gone.add(pod.namespace, pod.uid)
         if pod.live and pod.node:
             self._vanished.setdefault(pod.namespace, {})[pod.uid] = (pod, now + self._seconds_of(pod))

@@ -1,6 +1,5 @@
 """What is told of the pods that the watch has seen."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -10,7 +9,7 @@ from tests.api_double import ApiDouble
 from tests.builders import LABELS, stored_pod, view
 from tests.replicas import POD, Clock
 from vcuda.allocations.stored_pods import StoredPod, read_stored
-from vcuda.kube import Key, Reflector
+from vcuda.kube import Reflector
 from vcuda.ledger.ledger import Terminating
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge
@@ -27,19 +26,18 @@ class Busy:
         self._version += 1
         return str(self._version)
 
-    def snapshot(self) -> Mapping[Key, StoredPod]:
+    def within(self, _namespace: str) -> list[StoredPod]:
         self._version += 1
         found = read_stored(view(stored_pod({"tencent.com/vcuda-core": 100})), LABELS)
         assert found
-        return {Key(found.namespace, f"pod-{number}"): found for number in range(self._version)}
+        return [found] * self._version
 
 
 def test_a_view_counts_all_that_its_version_has_though_pods_come_while_it_is_made(api: ApiDouble) -> None:
     """A count that claimed to be newer would leave out, for good, the charge of a pod that came between."""
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[StoredPod]", Busy())
-    [home] = watch.namespaces()
-    seen = watch.observed(home, Nodes(LABELS))
+    seen = watch.observed("team-a", Nodes(LABELS))
     assert seen.committed["M40"].cores >= 100 * int(seen.resource_version)
 
 
@@ -93,5 +91,5 @@ class Empty:
 
     resource_version = listed_version = "1000"
 
-    def snapshot(self) -> Mapping[Key, StoredPod]:
-        return {}
+    def within(self, _namespace: str) -> list[StoredPod]:
+        return []

@@ -184,6 +184,30 @@ def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once
 
 
 @cases(
+    "counted, pending, listed",
+    it_says_the_same=(ONE, (), False),
+    it_says_another_count=(TWO, (), True),
+    what_is_pending_there_has_been_seen=(ONE, ("a",), True),
+    what_is_pending_there_has_yet_to_come=(ONE, ("b",), False),
+)
+def test_while_the_watch_is_quiet_claims_are_listed_only_for_a_ledger_that_says_something_else(
+    api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
+) -> None:
+    """A namespace without claims would be listed at each settlement, until the API server sends a bookmark."""
+    admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
+    ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
+    informer = ClaimInformer(api.kube, store, lambda _: None)
+    api.store(OWN.format("a"), pinned("a"))
+    informer.reflector.relist()
+    informer.reflector.synced.set()
+    api.forget_calls()
+    found = informer.as_new_as(ledger, "team-a", ())
+    assert (bool(api.calls), found is not None) == (listed, listed)
+    if found is None:
+        assert settle(ledger, ObservedPods("999", {}, ())).claimed == ledger.claimed
+
+
+@cases(
     "requests, taken",
     one_of_two=([{"deviceClassName": "mine"}, {"deviceClassName": NVIDIA}], TWO),
     the_only_one=([{"deviceClassName": "mine"}], ONE),

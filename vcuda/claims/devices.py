@@ -1,6 +1,7 @@
 """The devices that drivers offer, and the classes by which they are asked for, as decisions read them."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 
 import msgspec
@@ -55,7 +56,10 @@ class DeviceOffer(msgspec.Struct, frozen=True, gc=False):
 
 
 class PoolSlice(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a ResourceSlice: the devices by name. ``node`` is empty where they are not of one node."""
+    """What is kept of a ResourceSlice: the devices by name, and the different ``offers`` among them.
+
+    ``node`` is empty where they are not of one node.
+    """
 
     name: str
     driver: str
@@ -63,6 +67,7 @@ class PoolSlice(msgspec.Struct, frozen=True, gc=False):
     generation: int
     node: str
     devices: Mapping[str, DeviceOffer]
+    offers: tuple[DeviceOffer, ...] = ()
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
@@ -75,8 +80,11 @@ def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] |
     for device in spec.devices or ():
         offer = _offer(spec.driver, device)
         devices[device.name] = known.setdefault(offer, offer)
-    generation = spec.pool.generation
-    return PoolSlice(published.metadata.name, spec.driver, spec.pool.name, generation, spec.node_name or "", devices)
+    offers = tuple(dict.fromkeys(devices.values()))
+    pool = spec.pool
+    return PoolSlice(
+        published.metadata.name, spec.driver, pool.name, pool.generation, spec.node_name or "", devices, offers
+    )
 
 
 def _offer(driver: str, device: Device) -> DeviceOffer:
@@ -124,35 +132,60 @@ def read_class(found: DeviceClass) -> ClassFacts:
 DeviceName = tuple[str, str, str]
 """Driver, pool and device: by these three a device is known in the status of a claim."""
 
+PoolName = tuple[str, str]
+"""Driver and pool."""
+
+
+class DevicesByName(msgspec.Struct, frozen=True):
+    """Every single device, looked for in the one slice of its pool, or in ``spread`` where it has several."""
+
+    slices: Mapping[PoolName, PoolSlice] = {}
+    spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
+
+    @classmethod
+    def of(cls, pools: Mapping[PoolName, Sequence[PoolSlice]]) -> "DevicesByName":
+        """Return the devices of the slices of these pools."""
+        several = {name: slices for name, slices in pools.items() if len(slices) > 1}
+        spread = {
+            name: {device: each for each in slices for device in each.devices} for name, slices in several.items()
+        }
+        return cls({name: slices[0] for name, slices in pools.items() if name not in several}, spread)
+
+    def get(self, name: DeviceName) -> tuple[DeviceOffer, str] | None:
+        """Return a device's offer with its node, empty where it is not of one; None where there is none of the name."""
+        driver, pool, device = name
+        found = self.slices.get((driver, pool)) or self.spread.get((driver, pool), {}).get(device)
+        return (found.devices[device], found.node) if found and device in found.devices else None
+
 
 class Devices(msgspec.Struct, frozen=True):
     """All devices and classes of a cluster, as last seen.
 
     ``offers`` are the different ones, each with the nodes that have such devices; ``by_name`` is every single device's,
-    with its node (empty where it is not of one node).
+    with its node.
     """
 
     offers: Mapping[DeviceOffer, frozenset[str]] = {}
     classes: Mapping[str, ClassFacts] = {}
-    by_name: Mapping[DeviceName, tuple[DeviceOffer, str]] = {}
+    by_name: DevicesByName = DevicesByName()
 
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
         """Return the devices of these slices; where slices of a pool contradict each other, its newest generation."""
-        slices = tuple(slices)
-        newest: dict[tuple[str, str], int] = {}
+        # This is done anew after each change, of thousands of slices: so the single devices are not gone through.
+        pools: dict[PoolName, list[PoolSlice]] = {}
         for each in slices:
-            pool = each.driver, each.pool
-            newest[pool] = max(newest.get(pool, each.generation), each.generation)
+            newest = pools.setdefault((each.driver, each.pool), [])
+            if newest and each.generation > newest[0].generation:
+                newest.clear()
+            if not newest or each.generation == newest[0].generation:
+                newest.append(each)
         nodes: dict[DeviceOffer, set[str]] = {}
-        by_name: dict[DeviceName, tuple[DeviceOffer, str]] = {}
-        for each in slices:
-            if each.generation != newest[each.driver, each.pool]:
-                continue
-            for name, offer in each.devices.items():
-                by_name[each.driver, each.pool, name] = offer, each.node
+        for each in itertools.chain.from_iterable(pools.values()):
+            for offer in each.offers:
                 nodes.setdefault(offer, set()).add(each.node)
-        return cls({offer: frozenset(found - {""}) for offer, found in nodes.items()}, classes, by_name)
+        offers = {offer: frozenset(found - {""}) for offer, found in nodes.items()}
+        return cls(offers, classes, DevicesByName.of(pools))
 
     @property
     def extended_resources(self) -> frozenset[str]:

@@ -148,6 +148,14 @@ class Reflector(Generic[T]):
         """Return all objects in a mapping that never changes; the same one until something does."""
         return self._store.snapshot()
 
+    def within(self, namespace: str) -> list[T]:
+        """Return the objects of one namespace."""
+        return self._store.within(namespace)
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have objects."""
+        return self._store.namespaces()
+
     def last_event_age(self, now: float) -> float:
         """Return the seconds to ``now``, on ``clock``, from the last list, start of a watch, event or bookmark.
 

@@ -43,6 +43,8 @@ class Store(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[watch.Key, StoreEntry[T]] = {}
+        # The same by namespace, for whom asks for one: a copy of all at each change of one object would be quadratic.
+        self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
         self._version = ""
 
@@ -63,20 +65,39 @@ class Store(Generic[T]):
                 self._snapshot = MappingProxyType({key: entry.value for key, entry in self._entries.items()})
             return self._snapshot
 
+    def within(self, namespace: str) -> list[T]:
+        """Return a namespace's objects."""
+        with self._lock:
+            return [entry.value for entry in self._by_namespace().get(namespace, {}).values()]
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have objects."""
+        with self._lock:
+            return list(self._by_namespace())
+
+    def _by_namespace(self) -> dict[str, dict[watch.Key, StoreEntry[T]]]:
+        # Made when first asked for: of most resources nobody wants it.
+        if self._grouped is None:
+            self._grouped = {}
+            for key, entry in self._entries.items():
+                self._grouped.setdefault(key.namespace, {})[key] = entry
+        return self._grouped
+
     def swap(self, entries: dict[watch.Key, StoreEntry[T]], version: str) -> Mapping[watch.Key, StoreEntry[T]]:
         """Change over to other objects in one step; return those of before."""
         with self._lock:
             before, self._entries = self._entries, entries
-            self._snapshot, self._version = None, version
+            self._snapshot, self._grouped, self._version = None, None, version
         return before
 
     def put(self, key: watch.Key, entry: StoreEntry[T] | None, version: str) -> None:
         """Store one object, or remove it where ``entry`` is None."""
         with self._lock:
-            if entry is None:
-                self._entries.pop(key, None)
-            else:
-                self._entries[key] = entry
+            _put(self._entries, key, entry)
+            if self._grouped is not None:
+                _put(siblings := self._grouped.setdefault(key.namespace, {}), key, entry)
+                if not siblings:
+                    del self._grouped[key.namespace]
             self._snapshot, self._version = None, version
 
     def advance(self, version: str) -> None:
@@ -159,9 +180,12 @@ def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader
         if event.type == "BOOKMARK":
             continue
         key = event.meta.key
-        entry = None if event.type == "DELETED" else reader.entry(event.meta, event.raw, entries.get(key))
-        if entry is None:
-            entries.pop(key, None)
-        else:
-            entries[key] = entry
+        _put(entries, key, None if event.type == "DELETED" else reader.entry(event.meta, event.raw, entries.get(key)))
     raise Unavailable(f"{what}: the stream ended before the list was complete")
+
+
+def _put(entries: dict[watch.Key, StoreEntry[T]], key: watch.Key, entry: StoreEntry[T] | None) -> None:
+    if entry is None:
+        entries.pop(key, None)
+    else:
+        entries[key] = entry

@@ -1,0 +1,29 @@
+"""Single devices are found by the name that the status of a claim gives them, whatever slices their pool is made of."""
+
+import pytest
+
+from tests.claim_builders import A100, M40, NVIDIA, device, slice_of
+from vcuda.claims.devices import Devices, read_slice
+from vcuda.claims.objects import ResourceSlice
+
+OLD, NEW = (slice_of(NVIDIA, "gpu-1", device(product), generation=each) for each, product in ((1, M40), (2, A100)))
+FIRST, SECOND = (slice_of(NVIDIA, "gpu-1", device(A100, name=name)) for name in ("gpu-0", "gpu-1"))
+
+
+@pytest.mark.parametrize(
+    ("slices", "name", "product"),
+    [
+        pytest.param([FIRST], "gpu-0", A100, id="its pool is one slice"),
+        pytest.param([FIRST, SECOND], "gpu-1", A100, id="its pool is several"),
+        pytest.param([NEW, OLD], "gpu-0", A100, id="of the newest generation"),
+        pytest.param([OLD, NEW], "gpu-0", A100, id="in whatever order they came"),
+        pytest.param([FIRST], "gpu-7", None, id="none of this name in the slice"),
+        pytest.param([FIRST, SECOND], "gpu-7", None, id="nor in any of several"),
+        pytest.param([], "gpu-0", None, id="no such pool"),
+    ],
+)
+def test_a_device_is_found_in_the_slices_of_its_pool(
+    slices: list[ResourceSlice], name: str, product: str | None
+) -> None:
+    found = Devices.of(map(read_slice, slices), {}).by_name.get((NVIDIA, "gpu-1", name))
+    assert (found[0].product, found[1]) == (product, "gpu-1") if found else product is None

@@ -1,0 +1,24 @@
+"""What a reflector's store tells of one namespace is what it tells of all, whatever has changed and whenever asked."""
+
+from hypothesis import given, strategies as st
+
+from vcuda.kube import Key
+from vcuda.kube.store import Store, StoreEntry
+
+keys = st.builds(Key, st.sampled_from(["a", "b", ""]), st.sampled_from(["1", "2"]))
+entries = st.builds(StoreEntry, st.just("uid"), st.just("1"), st.integers())
+changes = st.one_of(
+    st.tuples(st.just("put"), keys, st.none() | entries), st.tuples(st.just("swap"), st.dictionaries(keys, entries))
+)
+
+
+@given(st.lists(changes))
+def test_the_objects_of_a_namespace_are_those_of_all_that_are_in_it(made: list[tuple[object, ...]]) -> None:
+    store = Store[int]()
+    for what, *change in made:
+        getattr(store, str(what))(*change, "2")
+        grouped: dict[str, list[int]] = {}
+        for key, value in store.snapshot().items():
+            grouped.setdefault(key.namespace, []).append(value)
+        assert {name: store.within(name) for name in store.namespaces()} == grouped
+        assert store.within("of nobody") == []
