@@ -56,9 +56,10 @@ class Leader:
         self._models = workqueue.Reconciler(
             "models", lambda _: self.settler.add_all(), failure="models not followed", key_name="of"
         )
-        self.nodes = k8s.NodeInformer(kube, labels, lambda: self._models.queue.add("nodes"))
+        changed = self._models.queue.add
+        self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
         # What devices there are decides what claims take, in any namespace too.
-        devices = k8s.DeviceInformer(kube, lambda: self._models.queue.add("devices"))
+        devices = k8s.DeviceInformer(kube, lambda: changed("devices"))
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
         store = k8s.LedgerStore(
             kube,

@@ -144,7 +144,7 @@ class PodInformer:
         for pod in vanished:
             seconds, model = self._seconds_of(pod), pod.model_on(nodes)
             if model and seconds:
-                yield pod.uid, Terminating(model, pod.charge, seconds)
+                yield pod.uid, Terminating(model, pod.charge_on(nodes), seconds)
 
     def _seconds_of(self, pod: StoredPod) -> int:
         return int(min(pod.grace_seconds, self._max_terminating))

@@ -195,12 +195,14 @@ def _take(
     took = False
     for _ in range(min(owner.missing, MAX_PODS)):
         fitting = [
-            model for model in models if model in left and left[model].takes(request.charge, quota.limits[model])
+            model
+            for model in models
+            if model in left and left[model].takes(request.charge_on(model), quota.limits[model])
         ]
         if not fitting:
             break
         model = max(fitting, key=lambda model: left[model].cores)
-        left[model] = left[model].without(request.charge, quota.limits[model])
+        left[model] = left[model].without(request.charge_on(model), quota.limits[model])
         took = True
     return took
 

@@ -12,7 +12,7 @@ from vcuda.claims.drivers import DRIVERS
 from vcuda.claims.objects import ClaimSpec, DeviceClass, ResourceSlice
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import EMPTY, Quota
-from vcuda.requests.resources import BUILT_IN, GpuResources
+from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources, ProductRow
 
 NVIDIA, HAMI, VGPU_MANAGER = (driver.name for driver in DRIVERS)
 M40, A100 = "Tesla M40 24GB", "NVIDIA A100-SXM4-40GB"
@@ -84,7 +84,9 @@ def claim_policy(
 ) -> ClaimPolicy:
     """Return what claims are read by where these devices and classes are."""
     facts = {name: read_class(each) for name, each in classes.items()}
-    return ClaimPolicy.of(Devices.of(map(read_slice, slices), facts), nodes.model_of, quota, resources, rows)
+    models = CardModels({model: ProductRow(products) for model, products in rows.items()})
+    known = msgspec.structs.replace(resources, models=models) if rows else resources
+    return ClaimPolicy.of(Devices.of(map(read_slice, slices), facts), nodes.model_of, quota, known)
 
 
 def selector(expression: str) -> Manifest:

@@ -128,7 +128,7 @@ async def mutate(
     if not isinstance(choice, placement.Choice):
         return verdicts.over_quota(review, *choice)
     if not request.dry_run:
-        choices.add(namespace, choice.model, asked.charge)
+        choices.add(namespace, choice.model, asked.charge_on(choice.model))
     # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
     types = card_types.annotations_for(
         review.pod, asked.schemes, choice.model, policy.nodes.types, has_share=asked.has_share
@@ -136,7 +136,7 @@ async def mutate(
     forecast = [choice.forecast] if request.dry_run and choice.forecast else []
     return AdmissionResponse(
         "pinned",
-        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, types, review.hints),
+        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, types, review.hints, nodes=policy.nodes),
         warnings=review.warnings(*forecast),
         reason=choice.reason,
         model=choice.model,
@@ -147,7 +147,7 @@ async def mutate(
 async def _choose(
     review: PodReview, candidates: placement.Candidates, ledgers: Ledgers, choices: RecentChoices
 ) -> placement.Choice | tuple[Shortage, ...]:
-    namespace, quota, asked = review.namespace, review.quota, review.request.charge
+    namespace, quota, asked = review.namespace, review.quota, review.request.charge_on
     usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
     choice = placement.choose(candidates, quota, asked, usage)
     if isinstance(choice, placement.Choice):
@@ -178,7 +178,7 @@ async def validate(
     review = review_of(request, policy)
     if isinstance(review, AdmissionResponse):
         return review
-    pin = placement.read_pin(review.pod, policy.hints.labels)
+    pin = placement.read_pin(review.pod, policy.hints.labels, policy.resources.models)
     told: Sequence[str] = ()
     if review.pod.spec.resource_claims:
         claimed = await _check_claims(review, ledgers)
@@ -204,8 +204,8 @@ async def validate(
     if pin.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     # What /mutate has chosen for this pod counts no more: from here on its charge does.
-    choices.release(review.namespace, pin.model, review.request.charge)
-    uid, charge = review.pod.metadata.uid, review.request.charge
+    uid, charge = review.pod.metadata.uid, review.request.charge_on(pin.model)
+    choices.release(review.namespace, pin.model, charge)
     return await verdicts.charge(
         request, review, ledgers, deadline, uid=uid, model=pin.model, asked=charge, stray=[*stray, *told]
     )

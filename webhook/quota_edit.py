@@ -44,9 +44,12 @@ async def check_edit(
     except k8s_types.UNDECODABLE as error:
         return _refused(place, (errors.Fault("", f"the ConfigMap cannot be read: {error}"),))
     try:
-        quota = parse_config(data, place.key).quota
+        read = parse_config(data, place.key)
     except errors.QuotaFault as fault:
         return _refused(place, fault.faults)
+    quota = read.quota
+    if policy:
+        policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
     warnings = [*await _compared(quota, policy, charged, time.monotonic() + comparing), *_doubts(quota, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]

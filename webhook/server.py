@@ -71,7 +71,7 @@ class Cluster(msgspec.Struct, frozen=True):
         # A connection for each thread of the ledgers, so that none of them waits for another's, and two to spare.
         kube = k8s.Kube.connect(self.kubeconfig, pool_size=ledger_client.KUBE_THREADS + 2, version_check=check)
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
-        nodes = k8s.NodeInformer(kube, self.hints.labels)
+        nodes = k8s.NodeInformer(kube, self.hints.labels, resources=quota.resources)
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
         devices = k8s.DeviceInformer(kube)
         claims, templates = k8s.ClaimPolicies(quota, nodes, devices), k8s.TemplateInformer(kube)
@@ -119,6 +119,7 @@ class Standalone(msgspec.Struct, frozen=True):
         labels = self.hints.labels
         nodes = context.read_nodes(self.nodes, labels) if self.nodes else placement.Nodes(labels)
         read = context.read_quota(self.quota)
+        nodes = nodes.named_by(read.resources.models)
         return context.PolicySnapshot(
             read.quota,
             nodes,

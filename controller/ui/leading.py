@@ -119,7 +119,8 @@ class LeaderSource:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
         # A report has what is pending too, so limited namespaces are counted by theirs and not by their pods.
         unlimited = (pod for namespace in pods.namespaces() if namespace not in uses for pod in pods.pods(namespace))
-        models = cluster_cards(self._capacity.totals(), uses, unlimited, self._leader.nodes.current())
+        nodes = self._leader.nodes.current()
+        models = cluster_cards(self._capacity.totals(nodes.named), uses, unlimited, nodes)
         # Only the extender knows which card a share is on; without one nobody can tell what is in fragments.
         extender = self._leader.extender
         fragments = fragmented(extender.free_cards()) if extender else {}
@@ -156,8 +157,9 @@ def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: pla
     rows = []
     for pod in (pod for pod in pods if pod.live):
         model = pod.model_on(nodes)
-        memory = pod.charge.memory_under(limits.get(model or "", Limit(0)))
-        rows.append(PodRow(pod.name, model, pod.charge.cores, memory, pod.node, pod.created))
+        charge = pod.charge_on(nodes)
+        memory = charge.memory_under(limits.get(model or "", Limit(0)))
+        rows.append(PodRow(pod.name, model, charge.cores, memory, pod.node, pod.created))
     return rows
 
 

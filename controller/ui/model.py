@@ -12,6 +12,7 @@ from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import ModelUse, NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import CORES_PER_CARD
+from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import HAMI, SCHEMES
 
 FULL = 10
@@ -221,10 +222,14 @@ MAX_DEVICES = 1024
 
 
 class ModelNode(msgspec.Struct, frozen=True):
-    """The model of a node, and its cards; None where it does not say how many."""
+    """What the label of a node says of its model, and its cards; None where it does not say how many.
+
+    ``plain``: they are so many devices of NVIDIA's own plugin.
+    """
 
     model: str
     cards: float | None
+    plain: bool = False
 
 
 _NODE = msgspec.json.Decoder(Node)
@@ -236,8 +241,9 @@ def read_node(raw: bytes, model_label: str) -> ModelNode | None:
     model = node.labels.get(model_label)
     if not model:
         return None
-    offered = (node.status and node.status.allocatable) or {}
-    return ModelNode(model, cards_of(offered, node.annotations.get(HAMI.register or "")))
+    offered, register = (node.status and node.status.allocatable) or {}, node.annotations.get(HAMI.register or "")
+    plain = register is None and not any(_whole(offered.get(scheme.cores)) for scheme in SCHEMES)
+    return ModelNode(model, cards_of(offered, register), plain=plain and HAMI.count in offered)
 
 
 def cards_of(offered: Mapping[str, Quantity], hami_devices: str | None = None) -> float | None:
@@ -256,11 +262,13 @@ def cards_of(offered: Mapping[str, Quantity], hami_devices: str | None = None) -
     return _whole(offered.get(HAMI.count or ""))
 
 
-def total_cards(nodes: Iterable[ModelNode]) -> Mapping[str, float | None]:
+def total_cards(nodes: Iterable[ModelNode], named: CardModels = NO_ROWS) -> Mapping[str, float | None]:
     """Return the cards of each model; None where a node of it does not say how many it has."""
     found: dict[str, list[float | None]] = {}
     for node in nodes:
-        found.setdefault(node.model, []).append(node.cards)
+        model = named.model_of(node.model)
+        worth = named.cores.get(model, CORES_PER_CARD) if node.plain else CORES_PER_CARD
+        found.setdefault(model, []).append(node.cards and node.cards * worth / CORES_PER_CARD)
     # A sum without a node that does not tell would be a wrong number.
     return {model: None if None in counts else math.fsum(filter(None, counts)) for model, counts in found.items()}
 
@@ -291,6 +299,6 @@ class CapacityInformer:
     def __init__(self, kube: Kube, labels: NodeLabels) -> None:
         self.reflector = Reflector(kube, "/api/v1/nodes", lambda raw: read_node(raw, labels.model))
 
-    def totals(self) -> Mapping[str, float | None]:
+    def totals(self, named: CardModels) -> Mapping[str, float | None]:
         """Return the cards of each model as last seen; nothing until the nodes have been listed once."""
-        return total_cards(self.reflector.snapshot().values())
+        return total_cards(self.reflector.snapshot().values(), named)

@@ -11,9 +11,9 @@ from tests.claim_builders import A100, HAMI, M40, NVIDIA, claim, claim_policy, e
 from vcuda.claims.cel import Facts, read_facts
 from vcuda.claims.charges import ClaimPolicy, ClaimRequest
 from vcuda.claims.pin import MOST_CHARACTERS, ClaimPin, read_pin, write_pin
-from vcuda.claims.products import fold
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
+from vcuda.requests.resources import fold
 
 QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})
 ROWS = {"A100": ("NVIDIA-A100-*",)}

@@ -9,6 +9,7 @@ from tests.builders import container, pod, view
 from tests.tables import cases
 from vcuda.placement.placement import (
     Candidates,
+    ChargeOn,
     Choice,
     FreeCards,
     Nodes,
@@ -25,6 +26,10 @@ from vcuda.requests.pod_request import read_request
 ALL = ("M40", "P100", "A100")
 QUOTA = NamespaceQuota({model: Limit(800) for model in ALL})
 CARD, SHARE, SHARES = Charge(100, card_memory=100), Charge(50, 1024), Charge(120, 2048)
+
+
+def on_every_model(charge: Charge) -> ChargeOn:
+    return lambda _model: charge
 
 
 BOTH = Candidates(("M40", "P100"), frozenset(), {})
@@ -50,7 +55,7 @@ def test_the_choice_goes_by_present_nodes_then_room_then_order(
     present: str, usage: dict[str, int], model: str, reason: str
 ) -> None:
     candidates = Candidates(ALL, frozenset(present.split()), {})
-    assert choose(candidates, QUOTA, Charge(100), used(**usage)) == Choice(model, reason)
+    assert choose(candidates, QUOTA, on_every_model(Charge(100)), used(**usage)) == Choice(model, reason)
 
 
 @cases(
@@ -65,7 +70,7 @@ def test_the_choice_goes_by_present_nodes_then_room_then_order(
 def test_where_it_is_published_the_model_with_the_most_free_cards_is_chosen(
     free: dict[str, FreeCards], asked: Charge, model: str
 ) -> None:
-    chosen = choose(Candidates(ALL, frozenset(ALL), {}, free), QUOTA, asked, {})
+    chosen = choose(Candidates(ALL, frozenset(ALL), {}, free), QUOTA, on_every_model(asked), {})
     why = "most room" if model == "M40" else "most cards are free"
     assert chosen == Choice(model, f"{why}, 8 cards of 8 cards free")
 
@@ -74,7 +79,7 @@ def test_what_was_admitted_a_moment_ago_counts_as_no_longer_free() -> None:
     """The figures are some seconds old: a burst of pods must not all go to one model."""
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
     candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, free)
-    chosen = choose(candidates, QUOTA, CARD, {"M40": Usage(Charge(200), Charge(200))})
+    chosen = choose(candidates, QUOTA, on_every_model(CARD), {"M40": Usage(Charge(200), Charge(200))})
     assert chosen == Choice("P100", "most cards are free, 8 cards of 8 cards free")
 
 
@@ -124,19 +129,19 @@ def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
     whole = WHOLE if halves.largest else msgspec.structs.replace(WHOLE, largest=0)
     nodes = Nodes(free={("M40", ""): halves, ("P100", ""): whole})
     candidates = find_candidates(asking, request.schemes, quota, nodes, request.share)
-    assert choose(candidates, quota, request.charge, {}) == Choice(*chosen)
+    assert choose(candidates, quota, on_every_model(request.charge), {}) == Choice(*chosen)
 
 
 def test_the_only_candidate_is_taken_as_such() -> None:
     candidates = Candidates(("P100",), frozenset({"P100"}), {"M40": "annotation x"})
     taken = Choice("P100", "the only model it may use, 8 cards of 8 cards free")
-    assert choose(candidates, QUOTA, Charge(100), {}) == taken
+    assert choose(candidates, QUOTA, on_every_model(Charge(100)), {}) == taken
 
 
 def test_what_no_model_has_room_for_is_told_in_the_order_of_the_document() -> None:
     quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
     usage = {"P100": Usage(Charge(350), pending=Charge(50))}
-    assert choose(BOTH, quota, Charge(250), usage) == (
+    assert choose(BOTH, quota, on_every_model(Charge(250)), usage) == (
         Shortage("M40", Charge(250), Usage(), Limit(200)),
         Shortage("P100", Charge(250), usage["P100"], Limit(400)),
     )
@@ -145,7 +150,7 @@ def test_what_no_model_has_room_for_is_told_in_the_order_of_the_document() -> No
 @cases("memory, model", not_limited=(None, "M40"), just_enough=(2048, "M40"), too_little=(2047, "P100"))
 def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> None:
     quota = NamespaceQuota({"M40": Limit(800, memory), "P100": Limit(100)})
-    choice = choose(BOTH, quota, Charge(50, 1024), {"M40": Usage(Charge(50, 1024))})
+    choice = choose(BOTH, quota, on_every_model(Charge(50, 1024)), {"M40": Usage(Charge(50, 1024))})
     assert isinstance(choice, Choice)
     assert choice.model == model
 
@@ -155,8 +160,10 @@ def test_whole_cards_take_their_share_of_the_memory() -> None:
     quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
     usage = {"M40": Usage(Charge(200, card_memory=200))}
     elsewhere = Choice("P100", "the only model with room, 0.5 cards of 0.5 cards free")
-    assert choose(BOTH, quota, Charge(50, 2048), usage) == Choice("M40", "most room, 2 cards of 4 cards free")
-    assert choose(BOTH, quota, Charge(50, 2049), usage) == elsewhere
+    assert choose(BOTH, quota, on_every_model(Charge(50, 2048)), usage) == Choice(
+        "M40", "most room, 2 cards of 4 cards free"
+    )
+    assert choose(BOTH, quota, on_every_model(Charge(50, 2049)), usage) == elsewhere
 
 
 @cases(
@@ -166,4 +173,4 @@ def test_whole_cards_take_their_share_of_the_memory() -> None:
 )
 def test_a_quota_that_does_not_enforce_always_chooses(asked: int, reason: str) -> None:
     quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
-    assert choose_regardless(BOTH, quota, Charge(asked), used(P100=100)) == Choice("P100", reason)
+    assert choose_regardless(BOTH, quota, on_every_model(Charge(asked)), used(P100=100)) == Choice("P100", reason)

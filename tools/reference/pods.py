@@ -324,7 +324,7 @@ def _forecasts() -> list[str]:
     told = [_dry_run(limits, quota) for limits, quota in asked]
     free = Candidates(("M40", "P100"), frozenset(), {}, {"P100": FreeCards(cards=1, whole=1, free_cores=100)})
     without = msgspec.structs.replace(free, no_fitting_card=frozenset({"M40"}))
-    choices = [choose(candidates, two, Charge(100), {}) for candidates in (free, without)]
+    choices = [choose(candidates, two, lambda _model: Charge(100), {}) for candidates in (free, without)]
     return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]
 
 

@@ -9,7 +9,7 @@ from vcuda.allocations.cards import PodCards, read_pod_cards
 from vcuda.k8s_types import MIRROR_ANNOTATION, Pod
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import Charge
-from vcuda.requests.pod_request import asks_for_vcuda, read_request
+from vcuda.requests.pod_request import NO_MODELS, asks_for_vcuda, read_request
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
@@ -78,8 +78,9 @@ def _claims(annotations: Iterable[str], labels: Iterable[str], schemes: Iterable
 class StoredPod(msgspec.Struct, frozen=True):
     """What is kept of a vcuda pod that is stored.
 
-    ``model`` is what its spec holds it to, or None; ``node`` is the node it is bound to, or empty. ``live``: it holds,
-    or will hold, its cards; a terminating pod does too, until its containers have ended. ``allocation`` is what its
+    ``model`` is what its spec holds it to, or None: then ``on_models`` is what it takes of those where that is less
+    than its ``charge``. ``node`` is the node it is bound to, or empty. ``live``: it holds, or will hold, its cards; a
+    terminating pod does too, until its containers have ended. ``allocation`` is what its
     scheduler and device plugin have written on it; None where that is nothing. ``cards`` are those that this
     gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted. ``mirror``:
     it shows a static pod, which runs whatever becomes of it here. ``grace_seconds``: for so long its containers may run
@@ -102,6 +103,11 @@ class StoredPod(msgspec.Struct, frozen=True):
     mirror: bool = False
     grace_seconds: int = DEFAULT_GRACE_SECONDS
     extended_claim: str = ""
+    on_models: Mapping[str, Charge] = NO_MODELS
+
+    def charge_on(self, nodes: placement.Nodes) -> Charge:
+        """Return what it takes of the model that it is charged to."""
+        return self.on_models.get(self.model_on(nodes) or "", self.charge) if self.on_models else self.charge
 
     def model_on(self, nodes: placement.Nodes) -> str | None:
         """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
@@ -115,14 +121,17 @@ def read_stored(pod: Pod, labels: affinity.NodeLabels, known: GpuResources = BUI
     # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more.
     metadata = pod.metadata
     request = read_request(pod, known)
+    model, extended = placement.read_pin(pod, labels, known.models).model, _extended_claim_of(pod)
+    # Where the scheduler has claimed devices for it, these are the pod's, and whole: not what a device plugin offers.
+    on_models = NO_MODELS if extended else request.on_models
     return StoredPod(
         uid=metadata.uid,
         namespace=metadata.namespace,
         name=metadata.name,
-        model=placement.read_pin(pod, labels).model,
+        model=model,
         node=pod.spec.node_name,
         live=not pod.has_ended,
-        charge=request.charge,
+        charge=on_models.get(model or "", request.charge),
         created=metadata.creation_timestamp or "",
         allocation=read_allocation(pod, request.schemes),
         cards=read_pod_cards(pod),
@@ -131,7 +140,8 @@ def read_stored(pod: Pod, labels: affinity.NodeLabels, known: GpuResources = BUI
         mirror=MIRROR_ANNOTATION in pod.annotations,
         # A deletion may give more time than the spec, and kubelet goes by it; one that gives less it may not have seen.
         grace_seconds=max(_grace_of(pod), metadata.deletion_grace_period_seconds or 0),
-        extended_claim=_extended_claim_of(pod),
+        extended_claim=extended,
+        on_models=NO_MODELS if model else on_models,
     )
 
 
@@ -151,4 +161,4 @@ def charges_of(pods: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tu
     for pod in pods:
         model = pod.model_on(nodes) if pod.live else None
         if model:
-            yield model, pod.charge
+            yield model, pod.charge_on(nodes)

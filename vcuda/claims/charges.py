@@ -6,7 +6,6 @@ write in CEL, only narrow what it may get.
 
 import functools
 import re
-import types
 from collections.abc import Callable, Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 
@@ -16,10 +15,10 @@ from vcuda.claims.devices import Capacity, DeviceOffer, Devices
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, UnitWorth
 from vcuda.claims.objects import ClaimSpec, DeviceEntry
 from vcuda.claims.pin import ClaimPin, add_selector, write_pin
-from vcuda.claims.products import Products, Rows
+from vcuda.claims.products import Products
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
-from vcuda.quota.model import Charge, Quota, total
+from vcuda.quota.model import Charge, Quota, models_of, total
 from vcuda.requests.resources import CLASS, WHOLE_CARD, GpuResources
 
 _MIB = 1024 * 1024
@@ -39,12 +38,9 @@ class ClaimPolicy(msgspec.Struct, frozen=True):
         model_of_node: Callable[[str], str | None],
         quota: Quota,
         resources: GpuResources,
-        rows: Rows = types.MappingProxyType({}),
     ) -> "ClaimPolicy":
-        """Return what claims are read by; ``rows`` are the products of each model, as the operator says."""
-        entries = (*quota.namespaces.values(), *((quota.default,) if quota.default else ()))
-        models = {model for entry in entries for model in entry.limits}
-        products = Products.of(models, rows, devices, model_of_node)
+        """Return what claims are read by."""
+        products = Products.of(models_of(quota), resources.models, devices, model_of_node)
         return cls(devices, products, lambda name: resources.unit_of(f"{CLASS}{name}"))
 
 

@@ -11,8 +11,8 @@ import msgspec
 
 from vcuda.claims.devices import PRODUCT, PROFILE
 from vcuda.claims.objects import DeviceEntry
-from vcuda.claims.products import fold
 from vcuda.k8s_types import Operation
+from vcuda.requests.resources import fold
 
 MOST_SELECTORS = 32
 """As many a request may have (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""

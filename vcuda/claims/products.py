@@ -1,30 +1,14 @@
 """Which GPU model a product is, by the name that its driver gives it; a space equals ``-``, case does not matter."""
 
-import re
-import string
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from vcuda.claims.devices import Devices
+from vcuda.requests.resources import WILDCARDS, CardModels, fold, matcher
 
 Rows = Mapping[str, tuple[str, ...]]
-"""By model, the patterns of its products: ``*`` stands for any text, ``?`` for one character."""
-
-_FOLD = str.maketrans(string.ascii_uppercase + " ", string.ascii_lowercase + "-")
-
-WILDCARDS = frozenset("*?")
-
-
-def fold(name: str) -> str:
-    """Return a product's name, or a pattern of names, as it is compared."""
-    return name.translate(_FOLD)
-
-
-def _matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    wild = {"*": ".*", "?": "."}
-    alternatives = ("".join(wild.get(each, re.escape(each)) for each in pattern) for pattern in patterns)
-    return re.compile("|".join(alternatives)).fullmatch
+"""By model, the patterns of its products."""
 
 
 class Products(msgspec.Struct, frozen=True):
@@ -40,19 +24,19 @@ class Products(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, models: Iterable[str], rows: Rows, devices: Devices, model_of_node: Callable[[str], str | None]
+        cls, models: Iterable[str], named: CardModels, devices: Devices, model_of_node: Callable[[str], str | None]
     ) -> "Products":
         """Return the products of these models, as the rows and the devices on nodes of a model tell."""
         names: dict[str, frozenset[str]] = {}
-        for model in {*models, *rows}:
+        for model in {*models, *named.rows}:
             names[fold(model)] = names.get(fold(model), frozenset()) | {model}
         seen: dict[str, set[str]] = {}
         for offer, nodes in devices.offers.items():
             if offer.product:
                 found = seen.setdefault(fold(offer.product), set())
                 found.update(model for model in map(model_of_node, nodes) if model)
-        folded = {model: tuple(dict.fromkeys(map(fold, patterns))) for model, patterns in rows.items()}
-        return cls(names, folded, {product: frozenset(found) for product, found in seen.items()})
+        rows = {model: tuple(dict.fromkeys(map(fold, row.products))) for model, row in named.rows.items()}
+        return cls(names, rows, {product: frozenset(found) for product, found in seen.items()})
 
     def model_of(self, product: str) -> str | None:
         """Return the one model that a product is of, or None."""
@@ -60,7 +44,7 @@ class Products(msgspec.Struct, frozen=True):
         return _only(self.names.get(folded) or self._listed(folded) or self.seen.get(folded, frozenset()))
 
     def _listed(self, folded: str) -> frozenset[str]:
-        return frozenset(model for model, patterns in self.rows.items() if _matcher(patterns)(folded))
+        return frozenset(model for model, patterns in self.rows.items() if matcher(patterns)(folded))
 
     def model_of_pattern(self, pattern: str) -> str | None:
         """Return the one model whose products a pattern certainly stands for, or None."""
@@ -72,19 +56,19 @@ class Products(msgspec.Struct, frozen=True):
         """Return the patterns of a model's products: its own name, its row, and what was seen beside these."""
         # Its name is always the first: it still tells the model when the nodes with its products are away.
         known = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
-        matches = _matcher(known)
+        matches = matcher(known)
         own = (product for product in sorted(self.seen) if not matches(product) and self.model_of(product) == model)
         return (*known, *(product for product in own if product.isprintable() and not WILDCARDS.intersection(product)))
 
     def foreign(self, model: str) -> str | None:
         """Return a product that the patterns of this model let in though it is not certainly of it; None: none is."""
-        matches = _matcher(self.patterns_of(model))
+        matches = matcher(self.patterns_of(model))
         known = sorted({*self.seen, *self.names})
         return next((each for each in known if matches(each) and self.model_of(each) != model), None)
 
     def among(self, patterns: Iterable[str]) -> Callable[[str], object]:
         """Return what tells whether a product, as its driver writes it, is one of these patterns."""
-        matches = _matcher(patterns)
+        matches = matcher(patterns)
         return lambda product: matches(fold(product))
 
 

@@ -15,7 +15,8 @@ from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity, placement
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import model
-from vcuda.requests import config, resources
+from vcuda.requests import config
+from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import SCHEMES
 
 # So many faults of one document are logged; an alias can repeat one without end.
@@ -61,10 +62,10 @@ class QuotaInformer:
         read = self.in_force()
         return read.quota if read else None
 
-    def resources(self) -> resources.GpuResources:
+    def resources(self) -> GpuResources:
         """Return what can be asked for as far as it is known; of no version, the oldest, until it has been read."""
         read = self.in_force()
-        return read.resources if read else resources.BUILT_IN
+        return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
         """Return the quota in force with what can be asked for, from one version; None until they have been read."""
@@ -76,7 +77,7 @@ class QuotaInformer:
 
     def _without_document(self) -> config.QuotaConfig:
         # As new as the watch: what was counted while there was a ConfigMap is older.
-        built_in = resources.GpuResources(version=self.reflector.resource_version)
+        built_in = GpuResources(version=self.reflector.resource_version)
         return config.QuotaConfig(self._nobody, built_in)
 
     def stored_version(self) -> str:
@@ -168,13 +169,18 @@ class NodeInformer:
     """Follows the nodes' labels and registered cards, indexed anew when one changes, their capacity and locks.
 
     ``on_model_change`` is called after a node has got, changed or lost its model or its registered cards; also as one
-    comes or goes.
+    comes or goes. ``resources`` tells which model the value of a label is.
     """
 
     def __init__(
-        self, kube: client.Kube, keys: affinity.NodeLabels, on_model_change: Callable[[], None] = lambda: None
+        self,
+        kube: client.Kube,
+        keys: affinity.NodeLabels,
+        on_model_change: Callable[[], None] = lambda: None,
+        resources: Callable[[], GpuResources] = lambda: BUILT_IN,
     ) -> None:
         self.keys = keys
+        self._resources = resources
         self._on_model_change = on_model_change
         self._lock = threading.Lock()
         self._labels: dict[str, affinity.Labels] = {}
@@ -191,10 +197,13 @@ class NodeInformer:
 
     def current(self) -> placement.Nodes:
         """Return the nodes as last seen."""
+        named = self._resources().models
         with self._lock:
             if self._stale:
-                self._nodes = placement.Nodes.of(dict(self._labels), self.keys, dict(self._registers))
+                self._nodes = placement.Nodes.of(dict(self._labels), self.keys, dict(self._registers), named)
                 self._stale = False
+            elif self._nodes.named is not named:
+                self._nodes = self._nodes.named_by(named)
             return self._nodes
 
     def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:

@@ -344,7 +344,7 @@ def report(
     for pod in pods:
         model = pod.model_on(nodes)
         if pod.live and model:
-            holders.setdefault(model, []).append((pod, pod.charge))
+            holders.setdefault(model, []).append((pod, pod.charge_on(nodes)))
         elif pod.live:
             unpinned.append(pod.name)
     for claim, taken in claims:

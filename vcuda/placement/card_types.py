@@ -14,6 +14,7 @@ import msgspec
 
 from vcuda.k8s_types import Pod
 from vcuda.placement.registers import Registers
+from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
 MAX_TYPES = 32
@@ -35,7 +36,7 @@ _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 class CardTypes(msgspec.Struct, frozen=True):
     """The registered types of all nodes, by scheme and model: of this model, and others on the same nodes.
 
-    The model's label is the operator's word. Where it names some of the types, the others are another model's; where it
+    The model's name is the operator's word. Where it names some of the types, the others are another model's; where it
     names none of them, all are of the model. ``sliced`` are the models of which cards are in MIG mode, ``whole``
     those of which cards are not.
     """
@@ -46,8 +47,8 @@ class CardTypes(msgspec.Struct, frozen=True):
     whole: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
-    def of(cls, nodes: Iterable[tuple[str | None, Registers]]) -> "CardTypes":
-        """Return those of nodes, given the model and the registers of each."""
+    def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
+        """Return those of nodes, given the model and the registers of each; ``named`` are the products of models."""
         found: dict[tuple[str, str], set[str]] = {}
         sliced, whole = set(), set()
         for model, registers in nodes:
@@ -59,7 +60,8 @@ class CardTypes(msgspec.Struct, frozen=True):
                 if register.whole:
                     whole.add(key)
         own = {
-            key: tuple(sorted(k for k in kinds if is_named(k, key[1])) or sorted(kinds)) for key, kinds in found.items()
+            key: tuple(sorted(k for k in kinds if is_named(k, key[1]) or named.model_of(k) == key[1]) or sorted(kinds))
+            for key, kinds in found.items()
         }
         beside = {key: tuple(sorted(kinds.difference(own[key]))) for key, kinds in found.items()}
         return cls(own, beside, frozenset(sliced), frozenset(whole))

@@ -1,7 +1,7 @@
 """The JSON Patch that pins a pod to a model, gives it to its scheduler, and takes from it what may be forged."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from jsonpointer import escape
 
 from vcuda.k8s_types import Operation, Pod, PodSpec, Requirement
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
+from vcuda.placement.placement import NO_NODES, Nodes
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
@@ -30,28 +31,47 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class _Wanted:
-    """A requirement that every term is to have; made once, as there may be thousands of them."""
+    """A requirement that every term is to have; made once, as there may be thousands of them.
 
-    def __init__(self, key: str, values: Iterable[str]) -> None:
+    ``allows`` tells of a value whether it says the same as those that are wanted.
+    """
+
+    def __init__(self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None) -> None:
         self.key = key
-        self.values = frozenset(values)
-        self.plain = {"key": key, "operator": "In", "values": list(values)}
+        self.values = tuple(values)
+        self.allows = allows or frozenset(self.values).__contains__
+        self.plain = {"key": key, "operator": "In", "values": list(self.values)}
 
-    def implied_by(self, present: tuple[Requirement, ...]) -> bool:
+    def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
+        """Return what is to be added to a term; None where what is ``present`` there already says so."""
         # A second call on the patched pod has to patch nothing: the API server may call again (reinvocationPolicy).
-        for r in present:
-            if r.key == self.key and r.operator == "In" and r.values and self.values.issuperset(r.values):
-                return True
-        return False
+        lists = [r.values for r in present if r.key == self.key and r.operator == "In" and r.values]
+        if any(all(map(self.allows, values)) for values in lists):
+            return None
+        # Beside a list that names other values of the model, those known now would leave the pod no node.
+        others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
+        return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
 
 # Minimal: nothing is replaced that already says the same, and what a person wrote stays as it is.
-def patch_for(pod: Pod, model: str, pools: tuple[str, ...], types: Mapping[str, str], hints: Hints) -> list[Operation]:
+def patch_for(
+    pod: Pod,
+    model: str,
+    pools: tuple[str, ...],
+    types: Mapping[str, str],
+    hints: Hints,
+    *,
+    nodes: Nodes = NO_NODES,
+) -> list[Operation]:
     """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it.
 
     ``types`` are the annotations by which its scheduler chooses among the cards of a node.
     """
-    required = [_Wanted(hints.labels.model, (model,))]
+    selected = (pod.spec.node_selector or {}).get(hints.labels.model)
+    values = dict.fromkeys(nodes.label_values(model))
+    if selected is not None and nodes.named.model_of(selected) == model:
+        values[selected] = None
+    required = [_Wanted(hints.labels.model, values, lambda value: nodes.named.model_of(value) == model)]
     if pools:
         required.append(_Wanted(hints.labels.pool, pools))
     return [*_schedule(pod, required, hints), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
@@ -132,5 +152,5 @@ def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_Wa
             yield _add(path, [requirement.plain for requirement in wanted])
         return
     for requirement in wanted:
-        if not requirement.implied_by(present):
-            yield _add(f"{path}/-", requirement.plain)
+        if (missing := requirement.beside(present)) is not None:
+            yield _add(f"{path}/-", missing)

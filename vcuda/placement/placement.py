@@ -1,17 +1,18 @@
 """Which GPU models a pod may use, and which of them it gets."""
 
 import operator
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.k8s_types import Pod
-from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, Term, limited_values
+from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, Term, Values, limited_values
 from vcuda.placement.card_types import CardTypes, select
 from vcuda.placement.registers import Registers
 from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Shortage, Usage, cards, fits
+from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
 
@@ -19,7 +20,8 @@ class Nodes(msgspec.Struct, frozen=True):
     """The cluster's nodes as placement reads them: their labels by name, and those of a GPU model by their labels.
 
     ``registers`` are the cards that nodes have by their own account, ``types`` the types of these by model. ``free`` is
-    how much of their cards is free, as far as that is published.
+    how much of their cards is free, as far as that is published. ``named`` tells which model a label's value is, and
+    ``seen`` are those values that there are, by model.
     """
 
     keys: NodeLabels = NodeLabels()
@@ -28,24 +30,60 @@ class Nodes(msgspec.Struct, frozen=True):
     registers: Mapping[str, Registers] = {}
     types: CardTypes = CardTypes()
     free: "FreeCardsByPool" = {}
+    named: CardModels = NO_ROWS
+    seen: Mapping[str, frozenset[str]] = {}
 
     @classmethod
     def of(
-        cls, labels: Mapping[str, Labels], keys: NodeLabels, registers: Mapping[str, Registers] = MappingProxyType({})
+        cls,
+        labels: Mapping[str, Labels],
+        keys: NodeLabels,
+        registers: Mapping[str, Registers] = MappingProxyType({}),
+        named: CardModels = NO_ROWS,
     ) -> "Nodes":
         """Return the nodes indexed; those without the label that holds their model count for nothing there."""
         index = NodeIndex({name: node for name, node in labels.items() if keys.model in node})
-        types = CardTypes.of((labels.get(name, {}).get(keys.model), found) for name, found in registers.items())
-        return cls(keys, labels, index, registers, types)
+        seen: dict[str, frozenset[str]] = {}
+        for value in index.values_of(keys.model):
+            model = named.model_of(value)
+            seen[model] = seen.get(model, frozenset()) | {value}
+        found = cls(keys, labels, index, registers, named=named, seen=seen)
+        types = CardTypes.of(((found.model_of(name), each) for name, each in registers.items()), named)
+        return msgspec.structs.replace(found, types=types)
+
+    def named_by(self, named: CardModels) -> "Nodes":
+        """Return the same nodes where these rows tell their models."""
+        return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named)
 
     @property
     def models(self) -> Set[str]:
         """The models of which there is a node."""
-        return self.index.values_of(self.keys.model)
+        return self.seen.keys()
 
     def model_of(self, name: str) -> str | None:
         """Return the GPU model of a node, or None where the node or its label is not known."""
-        return self.labels.get(name, {}).get(self.keys.model)
+        value = self.labels.get(name, {}).get(self.keys.model)
+        return None if value is None else self.named.model_of(value)
+
+    def label_values(self, model: str) -> tuple[str, ...]:
+        """Return the values that the label of a node of this model has, or could have."""
+        return self.named.label_values(model, self.seen.get(model, ()))
+
+    def allowed(self, values: Values, models: Set[str]) -> Set[str]:
+        """Return those of the models that a node could be of whose label has one of these values."""
+        if not self.named.rows:
+            return values.among(models)
+        if values.listed is not None:
+            # Also of a value that no node has yet.
+            return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
+        return {model for model in models if any(map(values.allow, self.label_values(model)))}
+
+
+NO_NODES = Nodes()
+
+
+ChargeOn = Callable[[str], Charge]
+"""Returns what something takes of a model's quota."""
 
 
 class Candidates(msgspec.Struct, frozen=True, gc=False):
@@ -116,22 +154,28 @@ def find_candidates(
 
 
 def choose(
-    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]
+    candidates: Candidates, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]
 ) -> Choice | tuple[Shortage, ...]:
     """Return the best candidate with room, or how much each is short of, in the order of the quota document.
+
+    ``asked`` tells what is taken of a model.
 
     Best is: a node for it exists now, then a card of it has room for each container and most of its cards are free,
     where that is published, then most free cores under the limit, then first in the quota document.
     """
     ranking = _Ranking(candidates, quota, asked, usage)
-    fitting = [model for model in ranking.order() if fits(quota.limits[model], ranking.usage_of(model).used, asked)]
+    fitting = [
+        model for model in ranking.order() if fits(quota.limits[model], ranking.usage_of(model).used, asked(model))
+    ]
     if fitting:
         return Choice(fitting[0], ranking.reason(fitting))
-    return tuple(Shortage(model, asked, ranking.usage_of(model), quota.limits[model]) for model in candidates.models)
+    return tuple(
+        Shortage(model, asked(model), ranking.usage_of(model), quota.limits[model]) for model in candidates.models
+    )
 
 
 def choose_regardless(
-    candidates: Candidates, quota: NamespaceQuota, asked: Charge, usage: Mapping[str, Usage]
+    candidates: Candidates, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]
 ) -> Choice:
     """Return the best candidate even where none has room, for quotas that do not enforce. There must be a candidate."""
     choice = choose(candidates, quota, asked, usage)
@@ -146,7 +190,7 @@ class _Ranking(NamedTuple):
 
     candidates: Candidates
     quota: NamespaceQuota
-    asked: Charge
+    asked: ChargeOn
     usage: Mapping[str, Usage]
 
     def usage_of(self, model: str) -> Usage:
@@ -166,7 +210,8 @@ class _Ranking(NamedTuple):
         if not self.candidates.free:
             return 0
         # Less what was admitted a moment ago: those pods have no cards yet, and a burst would all go to one model.
-        return self.candidates.free.get(model, FreeCards()).room_for(self.asked) - self.usage_of(model).pending.cores
+        free = self.candidates.free.get(model, FreeCards()).room_for(self.asked(model))
+        return free - self.usage_of(model).pending.cores
 
     def reason(self, fitting: list[str]) -> str:
         """Say why the first of the models with room is taken."""
@@ -186,7 +231,7 @@ class _Ranking(NamedTuple):
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
-    """What a stored pod's spec limits its node's labels to; None where it leaves them open."""
+    """What a stored pod's spec limits its node to: the models, and the pools; None where it leaves them open."""
 
     models: frozenset[str] | None
     pools: frozenset[str] | None
@@ -205,11 +250,13 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
         return not quota.pools or (self.pools is not None and self.pools <= set(quota.pools))
 
 
-def read_pin(pod: Pod, labels: NodeLabels) -> Pin:
+def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
     """Return what nodeSelector and required node affinity hold the pod to."""
     # Not by its annotation, which its owner can edit. Nobody can edit this part of a stored pod; only, while a
     # scheduling gate holds it back, add to it (KEP-3838): that can hold it to less, never to something else.
-    return Pin(limited_values(pod.spec, labels.model), limited_values(pod.spec, labels.pool))
+    values = limited_values(pod.spec, labels.model)
+    models = None if values is None else frozenset(map(named.model_of, values))
+    return Pin(models, limited_values(pod.spec, labels.pool))
 
 
 class _Reach(NamedTuple):
@@ -248,12 +295,12 @@ def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes) -> 
         elif _could_be_met(term, keys):
             model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)
             if pool is None or any(map(pool.allow, quota.pools)) or (not quota.pools and pool.allow_any()):
-                in_pools |= model.among(models - in_pools) if model else models
+                in_pools |= nodes.allowed(model, models - in_pools) if model else models
             elif pool.allow_any():
-                anywhere |= model.among(models - anywhere) if model else models
+                anywhere |= nodes.allowed(model, models - anywhere) if model else models
     anywhere |= in_pools
     pools = index.having(keys.pool, quota.pools) if quota.pools else matching
-    having = {model: index.having(keys.model, (model,)) for model in models}
+    having = {model: index.having(keys.model, nodes.label_values(model)) for model in models}
     in_pools.update(model for model in models if having[model] & named & pools)
     anywhere.update(model for model in models if having[model] & named)
     present = frozenset(model for model in models if having[model] & matching & pools)

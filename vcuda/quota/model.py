@@ -96,6 +96,12 @@ class Quota(msgspec.Struct, frozen=True):
 EMPTY = Quota()
 
 
+def models_of(quota: Quota) -> frozenset[str]:
+    """Return every model that a quota limits, in any namespace."""
+    entries = (*quota.namespaces.values(), *((quota.default,) if quota.default else ()))
+    return frozenset(model for entry in entries for model in entry.limits)
+
+
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one pod, or many together, take from a namespace's quota of one model.
 

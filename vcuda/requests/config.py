@@ -12,13 +12,13 @@ from pydantic_core import ErrorDetails
 from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document
-from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
+from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota, models_of
 from vcuda.quota.yaml import Plain
-from vcuda.requests import scheme_settings
-from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NOT_FIXED, GpuResources, is_resource
+from vcuda.requests import card_models, scheme_settings
+from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NO_ROWS, NOT_FIXED, GpuResources, is_resource
 from vcuda.requests.schemes import SCHEMES
 
-QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes"
+QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
 """The keys of the ConfigMap; that of the quota is settable."""
 
 T = TypeVar("T")
@@ -65,9 +65,17 @@ def parse_config(
         nothing[0],
     )
     domains = read(DOMAINS, lambda text: document.check_text(text, _read_domains, _sentence_of_domain), nothing[1])
+    limited = models_of(quota)
+    models = read(
+        MODELS,
+        lambda text: document.check_text(
+            text, lambda tree: card_models.read_models(tree, limited), card_models.sentence
+        ),
+        NO_ROWS,
+    )
     if faults:
         raise QuotaFault(tuple(faults))
-    resources = GpuResources(schemes, own_units=units, own_vendors=domains, version=version)
+    resources = GpuResources(schemes, own_units=units, own_vendors=domains, version=version, models=models)
     return QuotaConfig(msgspec.structs.replace(quota, version=version), resources)
 
 

@@ -1,6 +1,7 @@
 """What a pod asks for: its charge, and everything that is wrong with the way it asks."""
 
 import re
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from vcuda.errors import Fault
 from vcuda.k8s_types import Container, Pod, Quantity, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
-from vcuda.requests.resources import BUILT_IN, GpuResources
+from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, GpuResources
 from vcuda.requests.schemes import Scheme
 
 MALFORMED = "malformed GPU request"
@@ -19,6 +20,7 @@ NONE = (0, "0")
 """How the API server writes that a container wants none of a resource, and how people do."""
 MOST_UNITS = 10_000_000
 """As many as 5,000 nodes, the most that Kubernetes supports, could have with 2,000 on each."""
+NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
@@ -28,6 +30,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
     ``share`` is the most that a container asks for of one card, in cores: 100 where it asks for whole ones.
     ``by_units``: it also asks for what no scheme has. ``has_share``: a container asks for less than a card's cores.
+    ``on_models`` is the charge on each model of whose nodes one whole device is less than a card.
     """
 
     charge: Charge
@@ -36,6 +39,11 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     share: int = 0
     by_units: bool = False
     has_share: bool = False
+    on_models: Mapping[str, Charge] = NO_MODELS
+
+    def charge_on(self, model: str) -> Charge:
+        """Return what the pod takes of this model's quota."""
+        return self.on_models.get(model, self.charge)
 
     @property
     def asks(self) -> bool:
@@ -46,13 +54,23 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """What one container asks for: by a scheme, by units, or both.
 
-    ``charges`` are by what is set against its like in another container: the scheme's name, or the unit's.
+    ``charges`` are by what is set against its like in another container: the scheme's name, or the unit's. ``plain`` is
+    under which of these it asks for whole devices and says nothing else of them; empty: it does not.
     """
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
     cores_per_card: int
     faults: tuple[Fault, ...]
+    plain: str = ""
+
+    def charge(self, kind: str, cores: int) -> Charge:
+        """Return what it asks for of one kind, where one whole device is worth so many cores."""
+        charge = self.charges.get(kind, NOTHING)
+        if cores == CORES_PER_CARD or kind != self.plain:
+            return charge
+        devices = charge.cores // CORES_PER_CARD
+        return Charge(devices * cores, 0, devices * cores)
 
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
@@ -90,25 +108,36 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
     schemes = _in_order(request.scheme for request in requests if request.scheme)
     faults = [fault for request in requests for fault in request.faults]
     kinds = dict.fromkeys(kind for request in requests for kind in request.charges)
-    charge = total(_effective_charge(containers, asked, kind) for kind in kinds)
+
+    def charge_of(cores: int) -> Charge:
+        return total(_effective_charge(containers, asked, kind, cores) for kind in kinds)
+
+    worth = known.models.cores if any(request.plain for request in requests) else {}
+    by_worth = {cores: charge_of(cores) for cores in {*worth.values(), CORES_PER_CARD}}
     per_card = [request.cores_per_card for request in requests]
     share = min(max(per_card, default=0), CORES_PER_CARD)
     by_units = len(kinds) > len(schemes)
     faults += _core_limit_faults(pod, requests)
     return PodRequest(
-        charge, schemes, tuple(faults), share, by_units, any(0 < each < CORES_PER_CARD for each in per_card)
+        by_worth[CORES_PER_CARD],
+        schemes,
+        tuple(faults),
+        share,
+        by_units,
+        any(0 < each < CORES_PER_CARD for each in per_card),
+        {model: by_worth[cores] for model, cores in worth.items()} if worth else NO_MODELS,
     )
 
 
 def _effective_charge(
-    containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], kind: str
+    containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], kind: str, cores: int
 ) -> Charge:
     # By one scheme or unit, since the scheduler sets only like resources against each other.
     # As the scheduler counts a pod (KEP-753, k8s.io/component-helpers `resource.PodRequests`): containers and sidecars
     # against the largest init container, which runs beside the sidecars that were started before it.
     together = largest = Charge()
     for (path, container), request in zip(containers, asked, strict=True):
-        charge = request.charges.get(kind, Charge()) if request else Charge()
+        charge = request.charge(kind, cores) if request else NOTHING
         if not path.startswith("spec.initContainers"):
             together += charge
         elif container.restart_policy == SIDECAR:
@@ -137,7 +166,16 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         read = _read_counted if scheme.count else _read_cores
         charges[scheme.name], cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
-    return ContainerCharge(scheme, charges, per_card, (*(faults or misshapen),))
+    plain = _plain_kind(resources, scheme)
+    return ContainerCharge(scheme, charges, per_card, (*(faults or misshapen),), plain if plain in charges else "")
+
+
+def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
+    # What else it says of its cards, and be it 0, is what it takes of them, whatever one is on the node.
+    if scheme is None or not scheme.counts_plain_cards:
+        return PLAIN_CARDS
+    others = (name for name in scheme.resources if name != scheme.count)
+    return "" if any(name in resources for name in others) else scheme.name
 
 
 def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) -> tuple[dict[str, int], list[Fault]]:

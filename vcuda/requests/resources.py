@@ -5,11 +5,14 @@ Built-in rows, and those that the operator adds in further keys of the quota Con
     gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: worth nothing
     gpu_schemes: {hami: {resources: {count: nvidia.com/vgpu}}}                              # see `scheme_settings`
     gpu_domains: [acme.com, example.com/gpu-*]                                              # GPU vendors of their own
+    gpu_models:  {A100: [NVIDIA-A100-*GB]}                                                  # see `card_models`
 """
 
 import functools
+import itertools
 import re
-from collections.abc import Mapping
+import string
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -88,6 +91,80 @@ LONGEST = 253 + len("/") + 63
 """Characters of a resource's name: a domain's and those behind it."""
 
 
+MAX_PRODUCT = 64
+"""Characters of a product's name: those of an attribute of a device; a label's value has at most 63."""
+WILDCARDS = frozenset("*?")
+
+# The last two are what Unicode, and so RE2, takes for a k and an s in another case.
+_FOLD = str.maketrans(string.ascii_uppercase + " \u212a\u017f", string.ascii_lowercase + "-ks")
+
+
+def fold(name: str) -> str:
+    """Return a product's name, or a pattern of names, as it is compared."""
+    return name.translate(_FOLD)
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
+    """Return what tells whether a folded name is one of these folded patterns."""
+    return re.compile("|".join(map(_regex_of, patterns))).fullmatch
+
+
+def _regex_of(pattern: str) -> str:
+    # What stands between two `*` is looked for once, from the left: to try each place it has would take a time that
+    # grows with a power of the name's length, and names come from pods too.
+    first, *others = pattern.split("*")
+    inner = "".join(f"(?>.*?{_literal(part)})" for part in others[:-1] if part)
+    return _literal(first) + (f"{inner}.*{_literal(others[-1])}" if others else "")
+
+
+def _literal(text: str) -> str:
+    return "".join("." if each == "?" else re.escape(each) for each in text)
+
+
+class ProductRow(msgspec.Struct, frozen=True):
+    """The patterns of a model's products, as written, and the cores that one whole device of its nodes is worth."""
+
+    products: tuple[str, ...] = ()
+    cores: int = CORES_PER_CARD
+
+
+class CardModels(msgspec.Struct, frozen=True, dict=True):
+    """The rows by model; ``CardModels()`` names none, and every product is a model by its own name."""
+
+    rows: Mapping[str, ProductRow] = {}
+
+    @functools.cached_property
+    def _find(self) -> Callable[[str], re.Match[str] | None]:
+        # One pattern for all: a pod may select by thousands of values, each of which is looked up.
+        rows = ((model, *row.products) for model, row in self.rows.items())
+        patterns = ("|".join(_regex_of(fold(name)) for name in names) for names in rows)
+        return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
+
+    def model_of(self, product: str) -> str:
+        """Return the model that a product is of: a node's label has its name, or a device."""
+        if not self.rows or len(product) > MAX_PRODUCT:
+            return product
+        found = self._find(fold(product))
+        return next(itertools.islice(self.rows, (found.lastindex or 1) - 1, None)) if found else product
+
+    def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return values of a node's label that are a model: its name, those ``seen``, and what its row has in full.
+
+        A value that only a pattern stands for, and that no node has, cannot be told beforehand.
+        """
+        products = (each.replace(" ", "-") for each in self.rows.get(model, ProductRow()).products)
+        known = sorted({*seen, *filter(_NAME.fullmatch, products)})
+        return tuple(dict.fromkeys([model, *known]))
+
+    @functools.cached_property
+    def cores(self) -> Mapping[str, int]:
+        """What one whole device is worth on nodes of a model, where that is less than a card."""
+        return {model: row.cores for model, row in self.rows.items() if row.cores != CORES_PER_CARD}
+
+
+NO_ROWS = CardModels()
+
+
 def _pattern_of(domain: str) -> str:
     # Of a whole domain those of its subdomains too; of a part the resources whose names begin so.
     name, _, prefix = domain.partition("/")
@@ -99,14 +176,15 @@ def _pattern_of(domain: str) -> str:
 class GpuResources(msgspec.Struct, frozen=True, dict=True):
     """Everything that pods of one cluster can ask for GPUs by; ``GpuResources()`` is what is built in.
 
-    ``own_units`` and ``own_vendors`` are the operator's. ``version`` is the resourceVersion of the ConfigMap that says
-    so: what was counted by an older one may be worth something else by now.
+    ``own_units``, ``own_vendors`` and ``models`` are the operator's. ``version`` is the resourceVersion of the
+    ConfigMap that says so: what was counted by an older one may be worth something else by now, or of another model.
     """
 
     schemes: tuple[Scheme, ...] = SCHEMES
     own_units: Mapping[str, Charge] = {}
     own_vendors: tuple[str, ...] = ()
     version: str = ""
+    models: CardModels = NO_ROWS
 
     # Made once, since every pod of the cluster is looked up in them.
     @functools.cached_property
@@ -139,8 +217,9 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return resource.startswith(CLASS_RESOURCE) or self.vendors.match(resource) is not None
 
     def counts_like(self, other: "GpuResources") -> bool:
-        """Return whether every pod is charged the same by both."""
-        return self is other or (self.schemes, self.own_units) == (other.schemes, other.own_units)
+        """Return whether every pod is charged the same by both, and to the same model."""
+        mine, theirs = ((each.schemes, each.own_units, each.models) for each in (self, other))
+        return self is other or mine == theirs
 
 
 BUILT_IN = GpuResources()

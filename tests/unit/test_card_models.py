@@ -1,0 +1,338 @@
+"""Key `gpu_models`: which products are a model, and what one whole device is worth on its nodes."""
+
+import fnmatch
+import json
+import re
+
+import jsonpatch
+import msgspec
+import pytest
+from hypothesis import example, given, strategies as st
+
+from controller.pods import PodInformer
+from tests.api_double import ApiDouble
+from tests.builders import (
+    LABELS,
+    MODEL,
+    Manifest,
+    container,
+    held_to,
+    pod,
+    required,
+    requirement,
+    term,
+    vcuda_pod,
+    view,
+)
+from tests.tables import cases
+from vcuda.allocations.stored_pods import charges_of, read_stored
+from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.errors import QuotaFault
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.placement.patches import Hints, patch_for
+from vcuda.placement.placement import Nodes, find_candidates, read_pin
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from vcuda.requests.card_models import common_product
+from vcuda.requests.config import parse_config
+from vcuda.requests.pod_request import read_request
+from vcuda.requests.resources import CardModels, GpuResources, fold, matcher
+
+SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
+ROWS = """
+A100-shared: {products: ["NVIDIA A100-*-SHARED"], cards: 0.25}
+A100: [NVIDIA-A100-*GB]
+T4: [Tesla-T4]
+MIG: {cards: 0.14}
+"""
+
+
+def known(rows: str = ROWS, **data: str) -> GpuResources:
+    return parse_config({"gpu_quota": "", "gpu_models": rows, **data}).resources
+
+
+@cases(
+    "product, model",
+    by_a_pattern=(SHARED, "A100-shared"),
+    by_another=("NVIDIA-A100-SXM4-40GB", "A100"),
+    in_another_case=("nvidia-a100-pcie-40gb-shared", "A100-shared"),
+    with_a_space=("NVIDIA A100-SXM4-40GB", "A100"),
+    by_its_name_in_full=("Tesla T4", "T4"),
+    by_the_name_of_the_model=("A100-shared", "A100-shared"),
+    by_a_model_without_products=("mig", "MIG"),
+    of_no_row=("M40", "M40"),
+    of_no_row_in_its_case=("m40", "m40"),
+    longer_than_any_product=(f"NVIDIA-A100-{'x' * 60}GB", f"NVIDIA-A100-{'x' * 60}GB"),
+)
+def test_a_product_is_the_model_whose_row_it_matches_and_else_one_of_its_own(product: str, model: str) -> None:
+    assert known().models.model_of(product) == model
+
+
+GPU, TWO = {"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}
+WHOLE = Charge(100, 0, 100)
+RENAMED = "{hami: {resources: {count: nvidia.com/vgpu}}}"
+
+
+@cases(
+    "manifest, charge",
+    one=(vcuda_pod(GPU), Charge(25, 0, 25)),
+    several=(vcuda_pod({"nvidia.com/gpu": 3}), Charge(75, 0, 75)),
+    the_largest_init_container=(pod(container(GPU), init=[container(TWO)]), Charge(50, 0, 50)),
+    beside_a_share=(pod(container(GPU), container({**GPU, "nvidia.com/gpucores": 30})), Charge(55, 0, 125)),
+    a_share=(vcuda_pod({**GPU, "nvidia.com/gpucores": 30, "nvidia.com/gpumem": 10}), Charge(30, 10)),
+    all_cores_of_a_card=(vcuda_pod({**GPU, "nvidia.com/gpucores": 100}), WHOLE),
+    memory_alone=(vcuda_pod({**GPU, "nvidia.com/gpumem": 10}), Charge(100, 10)),
+    cores_of_0=(vcuda_pod({**GPU, "nvidia.com/gpucores": 0}), WHOLE),
+    a_card_of_cores=(vcuda_pod({"tencent.com/vcuda-core": 100}), WHOLE),
+    a_vgpu_of_another_vendor=(vcuda_pod({"nvidia.com/vgpu-number": 1}), WHOLE),
+    a_unit=(vcuda_pod({"nvidia.com/mig-1g.5gb": 1}), Charge(14, 5120)),
+    beside_a_unit=(vcuda_pod({**GPU, "nvidia.com/mig-1g.5gb": 1}), Charge(39, 5120, 25)),
+    a_class=(vcuda_pod({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 1}), WHOLE),
+)
+def test_one_whole_device_is_charged_what_it_is_worth_on_its_model_and_nothing_else_is(
+    manifest: Manifest, charge: Charge
+) -> None:
+    request = read_request(view(manifest), known())
+    assert request.charge_on("A100-shared") == charge
+    assert request.charge_on("A100") == request.charge_on("M40") == request.charge
+    assert read_request(view(manifest)).charge == request.charge
+
+
+def test_it_is_the_same_where_the_name_is_that_of_no_vgpu() -> None:
+    manifest = view(vcuda_pod({"nvidia.com/gpu": 2, "nvidia.com/vgpu": 1, "nvidia.com/gpucores": 10}))
+    request = read_request(manifest, known(gpu_schemes=RENAMED))
+    assert (request.charge_on("A100-shared"), request.charge) == (Charge(60, 0, 150), Charge(210, 0, 300))
+
+
+def held_to_any(*values: str) -> Manifest:
+    return required(term(requirement(MODEL, "In", *values)))
+
+
+PINNED = held_to("A100-shared")
+BY_LABEL = held_to(SHARED)
+ANYWHERE = held_to_any(SHARED, "NVIDIA-A100-SXM4-40GB")
+MODELS = known().models
+NODES = Nodes.of({"one": {MODEL: SHARED}}, LABELS, named=MODELS)
+
+
+@cases(
+    "affinity, node, model, charge",
+    held_to_the_model=(PINNED, "", "A100-shared", Charge(25, 0, 25)),
+    held_to_a_label=(BY_LABEL, "", "A100-shared", Charge(25, 0, 25)),
+    held_to_both=(
+        required(term(requirement(MODEL, "In", "A100-shared", SHARED))),
+        "",
+        "A100-shared",
+        Charge(25, 0, 25),
+    ),
+    on_a_node_of_it=({}, "one", "A100-shared", Charge(25, 0, 25)),
+    held_to_two_models_on_a_node=(ANYWHERE, "one", "A100-shared", Charge(25, 0, 25)),
+    held_to_another=(held_to("NVIDIA-A100-SXM4-40GB"), "one", "A100", WHOLE),
+    on_no_known_node=({}, "two", None, WHOLE),
+    held_to_two_models=(ANYWHERE, "", None, WHOLE),
+)
+def test_a_stored_pod_is_charged_by_the_model_that_it_is_counted_under(
+    affinity: Manifest, node: str, model: str | None, charge: Charge
+) -> None:
+    manifest = vcuda_pod(GPU, metadata={"uid": "u"}, affinity=affinity, nodeName=node)
+    stored = read_stored(view(manifest), LABELS, known())
+    assert stored
+    assert (stored.model_on(NODES), stored.charge_on(NODES)) == (model, charge)
+    assert dict(charges_of([stored], NODES)) == ({model: charge} if model else {})
+
+
+def test_devices_that_the_scheduler_has_claimed_for_a_pod_are_whole() -> None:
+    claimed = {
+        "extendedResourceClaimStatus": {"resourceClaimName": "train-extended-resources-x", "requestMappings": []}
+    }
+    stored = read_stored(view({**vcuda_pod(GPU, affinity=PINNED), "status": claimed}), LABELS, known())
+    assert stored
+    assert stored.charge_on(NODES) == WHOLE
+
+
+QUOTA = NamespaceQuota({"A100-shared": Limit(100), "A100": Limit(800), "T4": Limit(800), "M40": Limit(800)})
+
+
+def selecting(*lines: Manifest, **spec: object) -> Manifest:
+    return vcuda_pod(GPU, affinity=required(term(*lines)), **spec) if lines else vcuda_pod(GPU, **spec)
+
+
+@cases(
+    "manifest, models",
+    none=(selecting(), ("A100-shared", "A100", "T4", "M40")),
+    a_label_of_a_node=(selecting(requirement(MODEL, "In", SHARED)), ("A100-shared",)),
+    a_label_of_no_node=(selecting(requirement(MODEL, "In", "NVIDIA-A100-PCIE-80GB")), ("A100",)),
+    the_name_of_a_model=(selecting(nodeSelector={MODEL: "A100"}), ("A100",)),
+    another_label_of_no_node=(selecting(nodeSelector={MODEL: "NVIDIA-A100-PCIE-80GB-SHARED"}), ("A100-shared",)),
+    not_what_nodes_have=(selecting(requirement(MODEL, "NotIn", SHARED, "A100-shared")), ("A100", "T4", "M40")),
+    a_product_of_no_row=(selecting(requirement(MODEL, "In", "M40", "P100")), ("M40",)),
+)
+def test_what_a_pod_selects_by_is_read_as_models(manifest: Manifest, models: tuple[str, ...]) -> None:
+    assert find_candidates(view(manifest), (), QUOTA, NODES).models == models
+    assert find_candidates(view(manifest), (), QUOTA, NODES).present <= {"A100-shared"}
+
+
+VALUES = ["A100-shared", SHARED]
+
+
+@cases(
+    "manifest, values",
+    where_nothing_is_said=(selecting(), [VALUES]),
+    beside_the_label_of_a_node=(selecting(requirement(MODEL, "In", SHARED)), []),
+    beside_labels_of_no_node=(selecting(requirement(MODEL, "In", "NVIDIA-A100-X-SHARED")), []),
+    beside_labels_of_two_models=(
+        selecting(requirement(MODEL, "In", "M40", "NVIDIA-A100-X-SHARED")),
+        [[*VALUES, "NVIDIA-A100-X-SHARED"]],
+    ),
+    beside_a_selector=(selecting(nodeSelector={MODEL: "NVIDIA-A100-X-SHARED"}), [[*VALUES, "NVIDIA-A100-X-SHARED"]]),
+    beside_a_selector_of_another=(selecting(nodeSelector={MODEL: "M40"}), [VALUES]),
+)
+def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it_names(
+    manifest: Manifest, values: list[list[str]]
+) -> None:
+    """A second call, also when another label was seen meanwhile, changes nothing; the pin is that of the model."""
+    patch = patch_for(view(manifest), "A100-shared", (), {}, Hints(), nodes=NODES)
+    found = re.findall(r'"operator":"In","values":(\[[^]]*\])', msgspec.json.encode(patch).decode())
+    assert [json.loads(each) for each in found] == values
+    pinned = jsonpatch.apply_patch(manifest, patch)
+    labels = {"one": {MODEL: SHARED}, "two": {MODEL: "NVIDIA-A100-Y-SHARED"}}
+    assert patch_for(view(pinned), "A100-shared", (), {}, Hints(), nodes=Nodes.of(labels, LABELS, named=MODELS)) == []
+    if MODEL not in manifest["spec"].get("nodeSelector", {}):
+        assert read_pin(view(pinned), LABELS, MODELS).model == "A100-shared"
+
+
+@given(st.text("aAb-*? ", max_size=6), st.text("aAb- ", max_size=8))
+@example("*-*-a", "--a")
+def test_a_pattern_means_what_it_does_in_a_shell(pattern: str, name: str) -> None:
+    assert bool(matcher([fold(pattern)])(fold(name))) == fnmatch.fnmatchcase(fold(name), fold(pattern))
+
+
+ANY = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S", "Zs"]), min_size=1, max_size=20)
+PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "\u017f"]), min_size=1, max_size=8)
+
+
+@given(PIECES.map("".join) | ANY, st.data())
+def test_cel_matches_the_products_that_the_row_does(pattern: str, data: st.DataObject) -> None:
+    """Python's `re` stands for RE2: of what we write both read the same, but for how RE2 folds case."""
+    name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
+    written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))
+    assert written
+    expression = json.loads(f'"{written[1]}"')
+    assert bool(re.search(expression.removesuffix("$") + r"\Z", name)) == bool(matcher([fold(pattern)])(fold(name)))
+
+
+GLOBS = st.text("ab*?", min_size=1, max_size=6)
+
+
+@given(GLOBS, GLOBS, st.text("abx", max_size=8))
+def test_patterns_overlap_where_a_product_matches_both(one: str, other: str, name: str) -> None:
+    both = common_product(one, other)
+    assert both is None or (matcher([one])(both) and matcher([other])(both))
+    assert both is not None or not (matcher([one])(name) and matcher([other])(name))
+
+
+def test_a_pattern_of_many_wildcards_takes_no_longer_than_its_length() -> None:
+    """Names come from pods: tried at each place that it has, this one would take days."""
+    assert not matcher([f"{'*a' * 30}*b"])("a" * 64)
+    assert common_product(f"{'*a' * 30}b", f"{'a*' * 31}c") is None
+
+
+EXAMPLE = (
+    "write at most 64 printable characters such as NVIDIA-A100-*GB, where * stands for any text and ? for one character"
+)
+NARROW = "a product is of one model: narrow one of the two, as by the end of NVIDIA-A100-*GB"
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ("A100: NVIDIA", '.A100: "NVIDIA" stands here; write products of a model, such as [NVIDIA-A100-*GB], or {'),
+        ("A100: {product: [x]}", ".A100.product: unknown key; did you mean `products`?"),
+        ("A100: {products: x}", '.A100.products: "x" is no list; write one such as [NVIDIA-A100-*GB]'),
+        ("A100: [a, 1]", f".A100[1]: 1 is no product's name; {EXAMPLE}"),
+        ("A100: {products: [é]}", f'.A100.products[0]: "é" is no product\'s name; {EXAMPLE}'),
+        ('A100: [""]', f'.A100[0]: "" is no product\'s name; {EXAMPLE}'),
+        ("A100: ['A[12]']", f'.A100[0]: "A[12]": [ has no meaning here; {EXAMPLE}'),
+        ("A100: ['*-?']", f'.A100[0]: "*-?" is every product; {EXAMPLE}'),
+        (f"A100: [{', '.join('abc' * 11)}]", ".A100: there are 33 products; at most 32 are read for one model"),
+        ("A100: {cards: 0.125}", ".A100.cards: 0.125 has more than two decimals; write 0.12"),
+        (
+            "A100: {cards: 0}",
+            ".A100.cards: 0 is no part of a card; write what one nvidia.com/gpu is of it, above 0 and at most 1",
+        ),
+        (
+            "A100: {cards: 1.01}",
+            ".A100.cards: 1.01 is no part of a card; write what one nvidia.com/gpu is of it, above 0 and at most 1",
+        ),
+        ("A100: {cards: '0.5'}", '.A100.cards: "0.5" is text; write 0.5 without quotes'),
+        ("A100: [a-*, A *]", ".A100[1]: is listed twice; leave it out here"),
+        ("A100: [a1], B: [A1]", f'.B[0]: "A1" is a1 too, which is A100 by "a1"; {NARROW}'),
+        (
+            "A100: [N-A100-*], B: {products: [x, N-A100-*-SHARED]}",
+            f'.B.products[1]: "N-A100-*-SHARED" is n-a100--shared too, which is A100 by "N-A100-*"; {NARROW}',
+        ),
+        ("A100: [h*], H100: [x]", f'.A100[0]: "h*" is h100 too, which is a model of its own; {NARROW}'),
+        ("A100: ['p*']", f'.A100[0]: "p*" is p100 too, which is a model of its own; {NARROW}'),
+        ("m40: []", ".m40: M40 differs from it by its case alone; write both the same"),
+        ("A100: [], a100: []", ".a100: A100 differs from it by its case alone; write both the same"),
+        ("a b: []", '["a b"]'),
+    ],
+)
+def test_a_malformed_row_is_refused_with_its_path(rows: str, fault: str) -> None:
+    with pytest.raises(QuotaFault) as caught:
+        parse_config({"gpu_quota": "{team-a: {quota: {M40: 1, P100: 1}}}", "gpu_models": f"{{{rows}}}"})
+    [found] = caught.value.faults
+    assert str(found).startswith(f"gpu_models{fault}" if fault[0] != "[" else "gpu_models[a b]: ")
+
+
+def test_so_many_rows_are_read_and_no_more() -> None:
+    rows = json.dumps({f"m{number}": [f"p{number}-*"] for number in range(257)})
+    with pytest.raises(QuotaFault, match="there are 257 models and 257 products; at most 256 of each are read"):
+        known(rows)
+    assert len(known(json.dumps({f"m{number}": [f"p{number}-*"] for number in range(256)})).models.rows) == 256
+
+
+@pytest.mark.parametrize("rows", ["[1]", "A100", "1", "[a"])
+def test_what_is_no_mapping_is_refused(rows: str) -> None:
+    with pytest.raises(QuotaFault) as caught:
+        known(rows)
+    assert [fault.path for fault in caught.value.faults] == ["data.gpu_models"]
+
+
+def test_nothing_is_said_by_an_empty_key() -> None:
+    assert known("").models == CardModels()
+
+
+def test_an_edit_of_the_rows_has_pods_and_nodes_read_anew(api: ApiDouble) -> None:
+    """What was counted before never passes for what is counted by it."""
+    quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+    nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
+    pods = PodInformer(api.kube, LABELS, lambda _: None, resources=quota.resources)
+    path = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+
+    def edit(rows: str) -> None:
+        data = {"gpu_quota": "", "gpu_models": rows}
+        api.store(path, {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": data})
+        quota.reflector.relist()
+
+    api.store("/api/v1/nodes/one", {"metadata": {"name": "one", "labels": {MODEL: SHARED}}})
+    stored = vcuda_pod(GPU, metadata={"uid": "u", "namespace": "team-a"}, nodeName="one")
+    api.store("/api/v1/namespaces/team-a/pods/train-0", {**stored, "status": {"phase": "Running"}})
+    edit("")
+    nodes.reflector.relist()
+    pods.reflector.relist()
+    assert pods.observed("team-a", nodes.current()).committed == {SHARED: WHOLE}
+    before = pods.config_version
+    edit(ROWS)
+    assert pods.observed("team-a", nodes.current()).committed == {"A100-shared": WHOLE}
+    assert pods.config_version == before != quota.resources().version
+    pods.reflector.relist()  # what `count_anew` asks for
+    after = pods.observed("team-a", nodes.current())
+    assert (after.committed, after.config_version) == (
+        {"A100-shared": Charge(25, 0, 25)},
+        quota.resources().version,
+    )
+
+
+def test_a_pin_is_read_as_the_models_of_its_values() -> None:
+    pin = read_pin(view(vcuda_pod(affinity=ANYWHERE)), LABELS, known().models)
+    assert pin.models == frozenset({"A100", "A100-shared"})

@@ -1,0 +1,219 @@
+"""Key ``gpu_models`` of the quota ConfigMap: which products are a model, and what one whole device of it is worth::
+
+    A100: [NVIDIA-A100-*GB]                                        # names of products, as a node's label has them
+    A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # and what one nvidia.com/gpu is there of a card
+
+A product is what the label of a node's model says, or the ``productName`` of a device; a space equals ``-``, case does
+not matter. In its name here ``*`` stands for any text and ``?`` for one character. A product that no row names is a
+model by its own name, as every model is without this key.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, NamedTuple
+
+import pydantic
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, ValidationError
+
+from vcuda.quota.document import (
+    StrictModel,
+    WrongValueError,
+    printable,
+    read_cores,
+    read_label_value,
+    shown,
+    suggestion,
+)
+from vcuda.quota.model import CORES_PER_CARD
+from vcuda.quota.yaml import KeyPath, Plain
+from vcuda.requests.resources import MAX_PRODUCT, CardModels, ProductRow, fold
+
+MAX_PRODUCTS = 32
+"""Names of products in one row, so that the selector of a claim always has room for all of them."""
+MAX_ROWS = 256
+"""Models, and products in all: each is compared with every other."""
+
+
+def common_product(one: str, other: str) -> str | None:
+    """Return a name that both patterns stand for, or None where there is none."""
+    tried: set[tuple[int, int]] = set()
+
+    def rest(at: int, by: int) -> str | None:
+        if (at, by) == (len(one), len(other)):
+            return ""
+        if (at, by) in tried:
+            return None
+        tried.add((at, by))
+        for used, used_by, character in _steps(one[at : at + 1], other[by : by + 1]):
+            if (found := rest(at + used, by + used_by)) is not None:
+                return character + found
+        return None
+
+    return rest(0, 0)
+
+
+def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
+    """Yield how many characters of each pattern may be used up next, and for what in the name."""
+    if left == "*":
+        yield 1, 0, ""
+        if right:
+            yield 0, 1, _SHOWN.get(right, right)
+    elif right == "*":
+        yield 0, 1, ""
+        if left:
+            yield 1, 0, _SHOWN.get(left, left)
+    elif left and right and (left == right or "?" in left + right):
+        character = left if right == "?" else right
+        yield 1, 1, _SHOWN.get(character, character)
+
+
+_SHOWN = {"*": "", "?": "x"}
+
+
+def read_product(value: object) -> str:
+    """Return the name of a product, or a pattern of names."""
+    if (
+        not isinstance(value, str)
+        or not value.isascii()
+        or not value.isprintable()
+        or not 0 < len(value) <= MAX_PRODUCT
+    ):
+        raise WrongValueError(f"{shown(value)} is no product's name; {_EXAMPLE}")
+    if unknown := next((each for each in value if each in "[]{}\\"), None):
+        raise WrongValueError(f"{shown(value)}: {unknown} has no meaning here; {_EXAMPLE}")
+    if not any(map(str.isalnum, value)):
+        raise WrongValueError(f"{shown(value)} is every product; {_EXAMPLE}")
+    return value
+
+
+_EXAMPLE = (
+    f"write at most {MAX_PRODUCT} printable characters such as NVIDIA-A100-*GB, "
+    "where * stands for any text and ? for one character"
+)
+
+
+def read_cores_of_device(value: object) -> int:
+    """Return the cores that one whole device is worth: from 1 to those of a card."""
+    cores = read_cores(value)
+    if not 0 < cores <= CORES_PER_CARD:
+        raise WrongValueError(
+            f"{shown(value)} is no part of a card; write what one nvidia.com/gpu is of it, above 0 and at most 1"
+        )
+    return cores
+
+
+def _read_products(value: object) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise WrongValueError(f"{shown(value)} is no list; write one such as [NVIDIA-A100-*GB]")
+    if len(value) > MAX_PRODUCTS:
+        raise WrongValueError(f"there are {len(value)} products; at most {MAX_PRODUCTS} are read for one model")
+    return tuple(value)
+
+
+class _ModelEntry(StrictModel):
+    products: Annotated[
+        tuple[Annotated[str, pydantic.PlainValidator(read_product)], ...], pydantic.BeforeValidator(_read_products)
+    ] = ()
+    cards: Annotated[int, pydantic.PlainValidator(read_cores_of_device)] = CORES_PER_CARD
+
+
+_ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
+    dict[Annotated[str, pydantic.AfterValidator(read_label_value)], _ModelEntry],
+    config=pydantic.ConfigDict(strict=True),
+)
+
+
+def read_models(tree: Plain, limited: Iterable[str] = ()) -> CardModels:
+    """Return the rows; raise pydantic's ValidationError with every fault. ``limited`` are the models of the quota."""
+    # A bare list is short for the products alone: faults in it are told by the place that it has in the text.
+    written = tree.items() if isinstance(tree, dict) else ()
+    bare = {name for name, entry in written if isinstance(entry, list)}
+    plain = {name: {"products": entry} if name in bare else entry for name, entry in written}
+    try:
+        entries = _ENTRIES.validate_python(plain if bare else tree)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        _raise((_in_text(details["loc"], bare), _sentence(details)) for details in found)
+    rows = {name: ProductRow(entry.products, entry.cards) for name, entry in entries.items()}
+    _raise((_in_text(place, bare), why) for place, why in _overlaps(rows, limited))
+    return CardModels(rows)
+
+
+def _in_text(place: KeyPath, bare: set[str]) -> KeyPath:
+    return (place[0], *place[2:]) if place[:1] and place[0] in bare and "products" in place[1:2] else place
+
+
+def _raise(faults: Iterable[tuple[KeyPath, str]]) -> None:
+    lines = [
+        InitErrorDetails(type=PydanticCustomError("models", "{why}", {"why": why}), loc=place, input=None)
+        for place, why in faults
+    ]
+    if lines:
+        raise ValidationError.from_exception_data("gpu_models", lines)
+
+
+class _Claimed(NamedTuple):
+    place: KeyPath
+    model: str
+    name: str
+
+    @property
+    def pattern(self) -> str:
+        return fold(self.name)
+
+
+def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what leaves open which of two models a product is."""
+    products = [
+        _Claimed((model, "products", at), model, product)
+        for model, row in rows.items()
+        for at, product in enumerate(row.products)
+    ]
+    if len(rows) > MAX_ROWS or len(products) > MAX_ROWS:
+        yield (), f"there are {len(rows)} models and {len(products)} products; at most {MAX_ROWS} of each are read"
+        return
+    # A model that only the quota has is one of its own too; of these there may be thousands.
+    of_row = CardModels(rows).model_of
+    strangers = {fold(model): model for model in sorted(limited) if model not in rows and of_row(model) != model}
+    names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
+    for model in rows:
+        if (spelled := strangers.get(fold(model), names[fold(model)])) != model:
+            yield (model,), f"{spelled} differs from it by its case alone; write both the same"
+    alone = [_Claimed((name,), name, name) for name in names.values()]
+    for number, own in enumerate(products):
+        for other in (*alone, *products[:number]):
+            if other.model != own.model and (both := _common(own.pattern, other.pattern)) is not None:
+                whose = "a model of its own" if other in alone else f"{other.model} by {shown(other.name)}"
+                yield own.place, f"{shown(own.name)} is {printable(both)} too, which is {whose}; {_NARROW}"
+                break
+        if any((each.model, each.pattern) == (own.model, own.pattern) for each in products[:number]):
+            yield own.place, "is listed twice; leave it out here"
+
+
+_NARROW = "a product is of one model: narrow one of the two, as by the end of NVIDIA-A100-*GB"
+
+
+def _common(one: str, other: str) -> str | None:
+    # Most differ in how they begin, which is seen at once.
+    for mine, theirs in zip(one, other, strict=False):
+        if mine in "*?" or theirs in "*?":
+            break
+        if mine != theirs:
+            return None
+    return common_product(one, other)
+
+
+def _sentence(details: ErrorDetails) -> str:
+    place = details["loc"]
+    match details["type"]:
+        case "value_error":
+            return str(details["ctx"]["error"])
+        case "extra_forbidden":
+            keys = _ModelEntry.model_fields
+            return f"unknown key; {suggestion(place[-1], keys) or 'the keys here are `products`, `cards`'}"
+    example = "A100: [NVIDIA-A100-*GB]" if not place else "[NVIDIA-A100-*GB], or {products: […], cards: 0.25}"
+    return f"{shown(details['input'])} stands here; write products of a model, such as {example}"
+
+
+def sentence(details: ErrorDetails) -> str:
+    """Return what is wrong, for people."""
+    return str(details["ctx"]["why"])
