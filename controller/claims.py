@@ -42,22 +42,26 @@ class ClaimInformer:
         return self.reflector.namespaces()
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
-        """Yield what each of a namespace's claims takes, but for those of these names, which pods are charged for."""
+        """Return what each of a namespace's claims takes, but for those of these names, which pods are charged for."""
+        return self._charged(self.claims(namespace), extended)
+
+    def _charged(
+        self, claims: Iterable[StoredClaim], extended: Collection[str]
+    ) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
         if price := self._store.claim_price():
-            for claim in self.claims(namespace):
+            for claim in claims:
                 if claim.name not in extended:
                     yield claim, self._charge(claim, price)
 
     def observed(self, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
         """Return what has been seen of a namespace's claims, but for those that pods are charged for.
 
-        Its version is never newer than what it counts. None as long as claims and devices have not been listed.
+        What it counts is what there was at its version. None as long as claims and devices have not been listed.
         """
         if not self.reflector.synced.is_set() or self._store.claim_price() is None:
             return None
-        # The version first, as with pods: what comes in between is counted by a version that does not promise it.
-        version = self.reflector.resource_version
-        taken = {claim.uid: each.charges for claim, each in self.charges(namespace, extended) if each.charges}
+        version, claims = self.reflector.versioned(namespace)
+        taken = {claim.uid: each.charges for claim, each in self._charged(claims, extended) if each.charges}
         with self._lock:
             gone = self._gone.within(namespace)
         committed = charges_by_model(each for charges in taken.values() for each in charges.items())

@@ -106,14 +106,13 @@ class PodInformer:
         return (known if known.counts_like(counted_by) else counted_by).version
 
     def observed(self, namespace: str, nodes: placement.Nodes) -> ObservedPods:
-        """Return what has been seen of a namespace's pods. Its version is never newer than what it counts."""
-        # The version first: a pod that comes in between is then counted by a version that does not promise it, while
-        # the other way round its charge would be left out for good.
+        """Return what has been seen of a namespace's pods: what it counts is what there was at its version."""
         config_version = self.config_version
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
-        version = self.reflector.resource_version
-        pods = self.pods(namespace)
+        # In one step. If the version were newer, a pod that came in between would be left out for good. If it were
+        # older, another leader that has come to just this version could take that pod out of the count again.
+        version, pods = self.reflector.versioned(namespace)
         stored = {pod.uid for pod in pods}
         with self._lock:
             gone = self._gone.within(namespace)

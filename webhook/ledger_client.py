@@ -262,6 +262,9 @@ class NamespaceLedger:
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
+            # Such a count lowers no ledger; and without it this one may miss pods. The watch brings the ConfigMap.
+            if observed.is_older(ledger):
+                raise Unavailable("this replica knows an older quota ConfigMap than the ledger was counted by")
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 

@@ -14,7 +14,7 @@ REST_EVERY = 200
 def main() -> int:
     """Print a table of what was explored; return 1 where something is wrong, or a broken rule shows nowhere."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description="explore the model of the ledger")
-    parser.add_argument("--full", action="store_true", help="within large bounds too (some minutes, 2 GB)")
+    parser.add_argument("--full", action="store_true", help="within large bounds too (half an hour, 2 GB)")
     parser.add_argument("--broken", metavar="RULE", help="only show how this broken rule admits too much")
     asked = parser.parse_args()
     if asked.broken:

@@ -23,7 +23,6 @@ SMALL = {
 
 FULL = SMALL | {
     "nothing reserved, three pods in groups": EXACT._replace(pods=3, limit=2),
-    "nothing reserved, three pods asked again": EXACT._replace(pods=3, limit=2, asked_again=True),
     "nothing reserved, crash, loss, asked again": EXACT._replace(crashes=1, losses=1, asked_again=True),
     "nothing reserved, a longer deadline": EXACT._replace(deadline=2, crashes=1, losses=1),
     "reserving, asked again": RESERVING._replace(asked_again=True),
@@ -34,6 +33,7 @@ FULL = SMALL | {
     "reserving, a longer lease": RESERVING._replace(lease=2),
     "reserving, three pods": RESERVING._replace(pods=3),
     "reserving two of two, one replica": RESERVING._replace(limit=2, pods=3, reserve=2, replicas=1, crashes=1),
+    "nothing reserved, three pods asked again": EXACT._replace(pods=3, limit=2, asked_again=True),
 }
 """By `python -m tests.model --full`."""
 

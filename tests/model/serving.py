@@ -287,10 +287,13 @@ def crash(world: World, bounds: Bounds) -> Iterator[Step]:
     """NEWID: a process that starts has an id of its own; what the one before had reserved is left to REAP."""
     if not world.crashes:
         return
-    number = bounds.crashes - world.crashes
-    slot = bounds.replicas + number
+    slot = bounds.replicas + bounds.crashes - world.crashes
+    free = [number for number, late in enumerate(world.late) if late == NO_LATE]
     for r, replica in enumerate(world.replicas):
         under_way = replica.write != NO_WRITE and not replica.write.landed
+        if under_way and not free:
+            continue
+        number = free[0] if free else 0
         pods = {
             i: place(pod, r, AWAY)._replace(late=pod.late | (under_way and pod.at[r] in BACK) << number)
             for i, pod in enumerate(world.pods)

@@ -55,7 +55,7 @@ class Bounds(NamedTuple):
     @property
     def late_writes(self) -> int:
         """How many writes may be under way for which nobody waits."""
-        return max(self.crashes, self.reserve == 0, self.broken == "a read of the old version settles it")
+        return self.crashes + (self.reserve == 0 or self.broken == "a read of the old version settles it")
 
 
 class Pod(NamedTuple):

@@ -5,12 +5,15 @@ import json
 import time
 
 import pytest
+from msgspec import structs
 
 from tests.api_double import ApiDouble
 from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, LEDGER, POD, Clock, Replica, asked, kinds, together
+from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.requests.resources import GpuResources
 from webhook.ledger_client import CACHED_USAGE_SECONDS
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
@@ -149,6 +152,22 @@ def test_pods_that_came_while_there_was_no_quota_count_though_the_ledger_stayed(
     api.forget_calls()
     assert isinstance(asked.charge("c", counted_since=edited), Refused)
     assert "LIST" not in api.calls
+
+
+def test_nothing_is_decided_by_a_count_that_is_due_and_cannot_be_had(api: ApiDouble, replica: Replica) -> None:
+    """Who does not know yet what units are worth may not lower a ledger; then it lacks what came while no quota was."""
+    replica.charge("a")
+    api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
+    edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
+    replica.store.resources = lambda: GpuResources(version=edited)
+    before = replica.store.read("team-a")
+    by_newer = structs.replace(before.ledger, config_version=f"{int(edited) + 1}")
+    stored = replica.store.write("team-a", by_newer, before)
+    with pytest.raises(Unavailable, match="older quota ConfigMap"):
+        replica.charge("b", counted_since=edited)
+    assert replica.store.read("team-a") == stored
+    replica.store.resources = lambda: GpuResources(version=by_newer.config_version)
+    assert isinstance(replica.charge("b", counted_since=by_newer.config_version), Refused)
 
 
 def test_a_pod_that_was_pending_then_is_not_counted_twice(api: ApiDouble, replica: Replica) -> None:

@@ -203,12 +203,13 @@ def test_two_replicas_and_many_callers_fill_the_quota_exactly(every: int) -> Non
 
     async def caller(number: int) -> Admitted | Refused:
         while True:
+            began = replicas.clock.now
             try:
                 decision = await replicas.replicas[number % 2].ledgers.charge(request(f"uid-{number}", 25))
             except Unavailable:
                 continue
             except LedgerLost as lost:  # its creation got no answer, and it is not there
-                replicas.clock.pass_by(lost.left)
+                replicas.clock.pass_by(max(began + lost.left - replicas.clock.now, 0))  # all wait at the same time
                 continue
             if not isinstance(decision, RetryLater):
                 return decision

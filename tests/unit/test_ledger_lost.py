@@ -54,6 +54,33 @@ def test_how_long_is_counted_for_each_loss_by_itself(
         assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted)
 
 
+def test_of_a_loss_that_was_not_looked_at_for_long_nothing_is_known(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    """It may have been there in between, under the same mark: its creation was late, or somebody restored it."""
+    replica.charge("a", deadline=clock.now + 1)
+    kept = api.objects[LEDGER]
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.charge("b", deadline=clock.now + 5)
+    api.store(LEDGER, kept)
+    clock.pass_by(2 * STORABLE_SECONDS + 1)
+    assert kinds(other.charge(uid, deadline=clock.now + 5) for uid in "cde") == ["Admitted"] * 3
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.charge("f", deadline=clock.now + 5)
+    clock.pass_by(STORABLE_SECONDS)
+    assert isinstance(replica.charge("f", deadline=clock.now + 5), Admitted)
+
+
+def test_a_mark_that_does_not_tell_who_wrote_it_is_nobodys_own(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    replica.charge("a", deadline=clock.now + 1)
+    api.store(MARK, {**api.objects[MARK], "data": {}})
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.charge("b", deadline=clock.now + 5)
+
+
 def test_one_that_another_replica_is_making_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
     """It is marked first, then made."""
     replica.charge("a")

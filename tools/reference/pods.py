@@ -250,6 +250,7 @@ def _undecided() -> list[Told]:
     unread = (
         "Nothing, if the webhook has just started. Else it cannot read the quota ConfigMap or the nodes: see its log."
     )
+    behind = "Nothing: it passes when the webhook has heard of the last edit. If it lasts, see the webhook's log."
     stopping = Gate()
     stopping.close()
     return [
@@ -264,6 +265,7 @@ def _undecided() -> list[Told]:
         Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
         Told(_not_ready(Gate()), unread),
         Told("the devices that ResourceClaims are charged by have not been read yet", unread),
+        Told("this replica knows an older quota ConfigMap than the ledger was counted by", behind),
         Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
     ]
 

@@ -29,6 +29,14 @@ class Opening(msgspec.Struct, frozen=True):
     mark: str | None = None
 
 
+class _Loss(msgspec.Struct, frozen=True):
+    """A ledger that was missing beside this version of its mark since then, and when that was last looked at."""
+
+    mark: str
+    since: float
+    looked: float
+
+
 class LedgerMarks:
     """One ConfigMap beside the ledgers for each namespace that was given one, named by the namespace's uid.
 
@@ -48,7 +56,7 @@ class LedgerMarks:
         self._storable_seconds = storable_seconds
         self._clock = clock
         # By namespaces that exist, and have lost their ledger.
-        self._lost: dict[str, tuple[str, float]] = {}
+        self._lost: dict[str, _Loss] = {}
         self._written: dict[str, str] = {}
 
     def opening(self, namespace: str, timeout: float) -> Opening:
@@ -62,15 +70,23 @@ class LedgerMarks:
             return Opening(uid)
         version = mark.metadata.resource_version
         # Our own, whose writing got no answer: so no ledger was written after it.
-        if (mark.data or {}).get(OPENER) == self._written.get(namespace):
+        opener = (mark.data or {}).get(OPENER)
+        if opener and opener == self._written.get(namespace):
             return Opening(uid, version)
-        known, since = self._lost.get(namespace, ("", 0.0))
-        if known != version:
-            self._lost[namespace] = version, (since := self._clock())
-        missing = self._clock() - since
+        missing = self._missing(namespace, version)
         if missing < self._storable_seconds:
             raise errors.LedgerLost(namespace, missing, self._storable_seconds - missing)
         return Opening(uid, version)
+
+    def _missing(self, namespace: str, mark: str) -> float:
+        """Return for how long a ledger is known to have been missing."""
+        known, now = self._lost.get(namespace), self._clock()
+        # Between two looks it may have come under the same mark, if its creation was late or somebody restored it, and
+        # been lost again. That is less likely than a caller who comes again only after the time that he was told.
+        if known is None or known.mark != mark or now > known.looked + 2 * self._storable_seconds:
+            known = _Loss(mark, now, now)
+        self._lost[namespace] = _Loss(mark, known.since, now)
+        return now - known.since
 
     def found(self, namespace: str) -> None:
         """Take note that the namespace has its ledger."""
@@ -100,7 +116,7 @@ class LedgerMarks:
                 self._kube.post(self._collection, msgspec.json.encode(body), timeout=timeout)
         except errors.NotFound as error:
             raise errors.Conflict(error.status, error.message) from error
-        del self._written[namespace]
+        self._written.pop(namespace, None)  # another thread may have marked it meanwhile
 
     def current(self, namespace: str, timeout: float = 10) -> Opening:
         """Return the uid of a namespace, and the version of its mark."""

@@ -128,10 +128,7 @@ class Reflector(Generic[T]):
 
     @property
     def resource_version(self) -> str:
-        """The newest version that the store includes; empty before the first list.
-
-        To know that a snapshot is at least this new, read this first and the snapshot after it.
-        """
+        """The newest version that the store includes; empty before the first list."""
         return self._store.version
 
     @property
@@ -151,6 +148,10 @@ class Reflector(Generic[T]):
     def within(self, namespace: str) -> list[T]:
         """Return the objects of one namespace."""
         return self._store.within(namespace)
+
+    def versioned(self, namespace: str) -> tuple[str, list[T]]:
+        """Return the newest version, and the objects of one namespace as they were at it."""
+        return self._store.versioned(namespace)
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have objects."""

@@ -67,8 +67,12 @@ class Store(Generic[T]):
 
     def within(self, namespace: str) -> list[T]:
         """Return a namespace's objects."""
+        return self.versioned(namespace)[1]
+
+    def versioned(self, namespace: str) -> tuple[str, list[T]]:
+        """Return the newest version, and a namespace's objects as they were at it."""
         with self._lock:
-            return [entry.value for entry in self._by_namespace().get(namespace, {}).values()]
+            return self._version, [entry.value for entry in self._by_namespace().get(namespace, {}).values()]
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have objects."""
