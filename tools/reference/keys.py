@@ -99,7 +99,9 @@ OURS = {
         "`vcuda-quota`, so that Kubernetes' own controllers leave the slice alone.",
     ),
     "gaia.tencent.com/gpu-model": Told(
-        "label of a node", "read by all parts", "The GPU model of the node; `--model-label` names another."
+        "label of a node",
+        "read by all parts",
+        "The GPU model of the node, or a product that a row of `gpu_models` names; `--model-label` names another.",
     ),
     "gaia.tencent.com/gpu-pool": Told(
         "label of a node", "read by all parts", "The pool of the node; `--pool-label` names another."

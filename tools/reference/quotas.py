@@ -17,7 +17,7 @@ from vcuda.kube import QuotaPlace
 from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
-from vcuda.requests.config import DOMAINS, QUOTA, SCHEME_SETTINGS, UNITS, parse_config
+from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, UNITS, parse_config
 from webhook.ledgers import Ledgers, MemoryLedgers
 from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
@@ -74,6 +74,15 @@ _FURTHER = (
     (SCHEME_SETTINGS, "{hami: {resources: {count: nvidia.com/vgpu-number}}, gpu-manager: {memory_mib: 1}}"),
     (SCHEME_SETTINGS, "{vgpu-manager: {resources: {memory_percentage: nvidia.com/part}}}"),
     (SCHEME_SETTINGS, "{hami: hami-scheduler}"),
+    (MODELS, "{A100: NVIDIA-A100}"),
+    (MODELS, "{A100: {products: NVIDIA-A100, card: 1, x: 1}}"),
+    (MODELS, "{A100: [1, 'NVIDIA-[AH]100', '*']}"),
+    (MODELS, "{A100: {cards: 0}, H100: {cards: 1.5}, T4: {cards: 0.125}}"),
+    (MODELS, "{A100: [NVIDIA-A100-*, nvidia-a100-*], A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}}"),
+    (MODELS, "{A100: [A*], A10: [], a100: []}"),
+    (MODELS, json.dumps({"A100": [f"A100-{number}" for number in range(33)]})),
+    (MODELS, json.dumps({f"m{number}": [] for number in range(257)})),
+    (MODELS, "[A100]"),
     (DOMAINS, "[acme.com/gpu]"),
     (DOMAINS, "acme.com"),
 )

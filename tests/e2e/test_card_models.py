@@ -1,0 +1,95 @@
+"""Models by products: a whole device of a shared one is a part of a card, and a claim of one needs no node yet."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import MODEL, vcuda_pod
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.dra import NVIDIA, VERSION, Published, card, claim, claiming, published, require_dra
+from tests.e2e.installation import Installation, await_committed, controlling, installed, limited_team
+
+SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
+ROWS = "{A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: %s}, A100: [NVIDIA-A100-*GB], H100: [NVIDIA-H100-*]}"
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """An installation with rows of models."""
+    with installed(cluster, tmp_path_factory.mktemp("own")) as found:
+        installation = worth(found, "0.25")
+        with controlling(installation):
+            yield installation
+
+
+def worth(installation: Installation, cards: str) -> Installation:
+    """The installation where one device of the shared model is so many cards, from the next edit of its quota on."""
+    return replace(installation, quota=replace(installation.quota, further={"gpu_models": ROWS % cards}))
+
+
+@pytest.fixture
+def shared_node(create_node: Callable[..., str]) -> str:
+    """A card of which NVIDIA's device plugin makes four by time slicing, labelled with its product."""
+    return create_node("shared", labels={MODEL: SHARED}, capacity={GPU: "4"})
+
+
+def asking(namespace: str, name: str, devices: int = 1) -> Json:
+    return vcuda_pod({GPU: str(devices)}, metadata={"name": name, "namespace": namespace})
+
+
+def test_of_a_shared_card_so_many_pods_are_let_in_as_it_is_split_into(
+    cluster: Cluster, own: Installation, shared_node: str
+) -> None:
+    """They are pinned to what its label says; what is stored is counted as it was charged, and anew after an edit."""
+    with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
+        for number in range(4):
+            cluster.create(asking(team, f"train-{number}"))
+        refused = cluster.try_create(asking(team, "train-4"))
+        assert refused.is_over_quota
+        assert "A100-shared in namespace" in refused.message
+        assert "requested: 0.25 cards, used: 1" in refused.message
+        for number in range(4):
+            assert cluster.await_bound(team, f"train-{number}")["spec"]["nodeName"] == shared_node
+        await_committed(own, team, **{"A100-shared": 100})
+        worth(own, "0.5").quota.limit()
+        await_committed(own, team, **{"A100-shared": 200})
+        assert "requested: 0.5 cards, used: 2" in cluster.try_create(asking(team, "train-4")).message
+
+
+def test_a_row_that_leaves_a_product_to_two_models_is_refused_when_it_is_edited(own: Installation) -> None:
+    manifest = own.quota.manifest("{}")
+    manifest["data"]["gpu_models"] = "{A: [NVIDIA-*], B: {products: [NVIDIA-T4], cards: 2}, C: ['[x]']}"
+    refused = own.cluster.rest.send("PUT", own.quota.path, manifest)
+    assert [cause["field"] for cause in refused.body["details"]["causes"]] == [
+        "gpu_models.B.cards",
+        "gpu_models.C[0]",
+    ]
+    manifest["data"]["gpu_models"] = "{A: [NVIDIA-*], B: [NVIDIA-T4]}"
+    refused = own.cluster.rest.send("PUT", own.quota.path, manifest)
+    assert [cause["field"] for cause in refused.body["details"]["causes"]] == ["gpu_models.B[0]"]
+
+
+def test_a_claim_of_a_model_that_has_no_node_yet_is_pinned_charged_and_lands_when_it_has_one(
+    cluster: Cluster, own: Installation, create_node: Callable[..., str]
+) -> None:
+    """By the patterns of the model's row: no product of it has been seen."""
+    require_dra(cluster)
+    nodes = {model: Published(NVIDIA, f"{model.lower()}-later", [card(0, model)]) for model in ("H100", "A100")}
+    with published(cluster), limited_team(own, {"quota": {"A100": 1}}) as team, ExitStack() as teardown:
+        created = cluster.create(claim(team, "gpu"))
+        [selector] = created["spec"]["devices"]["requests"][0]["exactly"]["selectors"]
+        assert '"(?i)^(?:a100|nvidia[ -]a100[ -].*gb)$"' in selector["cel"]["expression"]
+        assert own.charged(team) == {"A100": 100}
+        assert cluster.try_create(claim(team, "more")).is_over_quota
+        cluster.create(claiming(team, "train", resourceClaimName="gpu"))
+        for each in nodes.values():
+            product = each.devices[0]["attributes"]["productName"]["string"]
+            create_node(each.node, {MODEL: product.replace(" ", "-")})
+            cluster.create(manifest := each.manifest())
+            teardown.callback(cluster.delete, f"/apis/{VERSION}/resourceslices/{manifest['metadata']['name']}")
+        assert cluster.await_bound(team)["spec"]["nodeName"] == nodes["A100"].node
+        await_committed(own, team, A100=100)
+        cluster.delete_pod(team, "train")
