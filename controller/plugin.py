@@ -28,7 +28,8 @@ OWN_KUBECONFIG = Path("~/.kube/config")
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 _USE = msgspec.json.Decoder(NamespaceUse)
-OUTPUTS = click.Choice(["table", "json", "yaml"])
+WIDE = "wide"
+OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -69,7 +70,14 @@ class Target(msgspec.Struct, frozen=True):
     help="Without it: ~/.kube/config, or where there is none the pod's service account.",
 )
 @click.option("--context", "context_name", help="Context of the kubeconfig.")
-@click.option("-o", "--output", type=OUTPUTS, default="table", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=OUTPUTS,
+    default="table",
+    show_default=True,
+    help="wide: the pods and ResourceClaims that hold cards too.",
+)
 @click.pass_context
 def main(
     context: click.Context,
@@ -86,6 +94,8 @@ def main(
     Examples:
       kubectl gpuquota
       kubectl gpuquota -n team-a -o json
+      kubectl gpuquota -n team-a -o wide
+          who holds the cards, too: pods and ResourceClaims, the largest first
       kubectl gpuquota -A
       kubectl gpuquota explain -f pod.yaml
           what would happen to these pods now, and why
@@ -101,6 +111,10 @@ def main(
             cli.fail(str(error), FAILED)
         heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB")
         _show(uses, output, heading, *(row for use in uses for row in _rows(use)))
+        if output == WIDE:
+            click.echo()
+            holders = (row for use in uses for row in _holders(use))
+            _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
 
 
 @main.command()
@@ -180,7 +194,7 @@ def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> Expl
 def _show_verdicts(verdicts: list[ExplainedPod], output: str) -> None:
     heading = ("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON")
     _show(verdicts, output, heading, *((v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts))
-    for verdict in verdicts if output == "table" else ():
+    for verdict in verdicts if output in ("table", WIDE) else ():
         for warning in verdict.warnings:
             _warn(f"{verdict.object}: {warning}")
 
@@ -233,6 +247,16 @@ def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
         yield (namespace, each.model, used, limit, bar(each.used, each.limit), pending, memory)
     if not use.models:
         yield (namespace, "no GPU", "", "", "", "", "")
+
+
+def _holders(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each pod and each claim that holds cards, and one for those that the report leaves out."""
+    for each in use.models:
+        for holder in each.pods:
+            kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / model.CORES_PER_CARD:g}"
+            yield (use.namespace, each.model, kind, holder.name, number, str(holder.memory or ""))
+        if each.more_pods:
+            yield (use.namespace, each.model, "", f"and {each.more_pods} more", "", "")
 
 
 def bar(used: float, limit: float) -> str:

@@ -37,6 +37,25 @@ def test_a_namespace_as_a_table(cluster: Cluster) -> None:
     ]
 
 
+def test_wide_says_who_holds_the_cards_and_whether_that_is_a_pod_or_a_claim(cluster: Cluster) -> None:
+    pods = [
+        {"name": "gpu", "cores": 200, "memory": 0, "claim": True},
+        {"name": "train", "cores": 50, "memory": 2048},
+    ]
+    cluster.publish("team-a", {**M40, "pods": pods, "more_pods": 3}, P100)
+    cluster.publish("team-b")
+    first, second = run("-A", "-o", "wide").stdout.split("\n\n")
+    assert first == run("-A").stdout.rstrip()
+    assert second.splitlines() == [
+        "NAMESPACE  MODEL  HELD BY  NAME        CARDS  MEMORY MiB",
+        "team-a     M40    claim    gpu         2",
+        "team-a     M40    pod      train       0.5    2048",
+        "team-a     M40             and 3 more",
+    ]
+    told = json.loads(run("-n", "team-a", "-o", "json").stdout)[0]["models"][0]["pods"]
+    assert [(each["name"], each["claim"]) for each in told] == [("gpu", True), ("train", False)]
+
+
 def test_every_namespace_and_a_mode_that_does_not_enforce_beside_it(cluster: Cluster) -> None:
     cluster.publish("team-a", M40)
     cluster.publish("team-b", P100, mode="warn")
@@ -92,7 +111,7 @@ def test_a_report_of_another_namespace_is_not_shown(cluster: Cluster) -> None:
     assert run("-n", "team-a").stderr == f"Error: {told}\n"
 
 
-@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+@pytest.mark.parametrize("output", ["table", "json", "yaml", "wide"])
 def test_what_terminals_obey_is_escaped(cluster: Cluster, manifest: Path, output: str) -> None:
     """Colours, line breaks, a cursor that moves up, text from right to left."""
     hostile = "M40\x1b[31m\r\n\x9b2A\u202etxt\x7f"
