@@ -5,8 +5,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from controller.ui.model import PodRow
-from controller.ui.snapshot import Certificate, ModelCards, PodFinding, RefusedWorkload, RemovedAllocation, Source
+from controller.ui.model import HolderRow
+from controller.ui.snapshot import Certificate, Finding, ModelCards, RefusedWorkload, RemovedAllocation, Source
 from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
@@ -34,12 +34,12 @@ class Sample:
     """A source that can be changed between two looks."""
 
     uses: dict[str, NamespaceUse] = field(default_factory=dict)
-    pods: dict[str, Sequence[PodRow]] = field(default_factory=dict)
+    pods: dict[str, Sequence[HolderRow]] = field(default_factory=dict)
     cluster: Sequence[ModelCards] = ()
     refusals: Sequence[RefusedWorkload] | None = ()
     removals: Sequence[RemovedAllocation] | None = None
     certificates: Sequence[Certificate] | None = None
-    findings: Sequence[PodFinding] | None = None
+    findings: Sequence[Finding] | None = None
 
     def report(self, *uses: NamespaceUse) -> None:
         """Let these namespaces have these reports; a new mapping, as the controller's is."""
@@ -83,13 +83,13 @@ def company() -> Sample:
         ModelCards("V100", 96, 71, 96),
     )
     sample.pods["notebooks"] = (
-        PodRow("jupyter-anna-0", "T4", 50, 8192, "gpu-t4-03", ago(days=2)),
-        PodRow("jupyter-bo-0", "T4", 25, 4096, "gpu-t4-03", ago(hours=5)),
-        PodRow("jupyter-chen-0", "M40", 10, 2048, "gpu-m40-1", ago(minutes=42)),
-        PodRow("lab-7", None, 100, 0, "", ago(days=9)),
-        PodRow("sweep-4xq2m", "T4", 400, 0, "gpu-t4-08", ago(hours=19)),
-        PodRow("sweep-9kd7c", "T4", 400, 0, "gpu-t4-11", ago(hours=19)),
-        PodRow("sweep-zz81p", "T4", 25, 4096, "", ago(seconds=8)),
+        HolderRow("jupyter-anna-0", "T4", 50, 8192, "gpu-t4-03", ago(days=2)),
+        HolderRow("jupyter-bo-0", "T4", 25, 4096, "gpu-t4-03", ago(hours=5)),
+        HolderRow("jupyter-chen-0", "M40", 10, 2048, "gpu-m40-1", ago(minutes=42)),
+        HolderRow("lab-7", None, 100, 0, "", ago(days=9)),
+        HolderRow("sweep-4xq2m", "T4", 400, 0, "gpu-t4-08", ago(hours=19)),
+        HolderRow("sweep-9kd7c", "T4", 400, 0, "gpu-t4-11", ago(hours=19)),
+        HolderRow("sweep-zz81p", "T4", 25, 4096, "", ago(seconds=8)),
     )
     t4 = "requested: 2 cards, used: 16 (0 pending), limited: 16, 2 more needed"
     a100 = "requested: 1 card, used: 8 (0 pending), limited: 8, 1 more needed"

@@ -94,12 +94,13 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
     use = picture.uses.get(name)
     pods = tuple(feed.source.pods(name))
     if use is None and not pods:
-        flask.abort(HTTPStatus.NOT_FOUND, f"No namespace {name} has a GPU quota, or pods that hold GPUs.")
-    order = model.read_table_query(flask.request.args, model.POD_SORTS)
+        flask.abort(HTTPStatus.NOT_FOUND, f"No namespace {name} has a GPU quota, or pods or claims that hold GPUs.")
+    order = model.read_table_query(flask.request.args, model.HOLDER_SORTS)
     # People who open a namespace look for who uses the most of it.
     if "sort" not in flask.request.args:
         order = model.TableQuery(order.search, "cards", descending=True)
-    found = model.ordered_pods(pods, order)
+    found = model.ordered_holders(pods, order)
+    has_claims = any(pod.claim for pod in pods)
     html = views.render(
         "namespace.html",
         picture=picture,
@@ -111,6 +112,7 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
         pods=found[:MAX_ROWS],
         found=len(found),
         all_pods=len(pods),
+        nouns=("pod or claim", "pods and claims") if has_claims else ("pod", "pods"),
         refusals_known=picture.refusals is not None,
         refused_here=[each for each in picture.refusals or () if each.namespace == name][: snapshot.MAX_LISTED],
         root="../",

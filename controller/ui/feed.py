@@ -58,7 +58,7 @@ class Feed:
         self._taking = threading.Lock()
         self._picture: snapshot.Picture | None = None
         self._taken = 0.0
-        self._pods: dict[str, Sequence[model.PodRow]] = {}
+        self._pods: dict[str, Sequence[model.HolderRow]] = {}
         self._changed = threading.Condition()
         self._messages: deque[tuple[int, bytes]] = deque(maxlen=MAX_KEPT_CHANGES)
         self._looked_at: Counter[str] = Counter()
@@ -154,7 +154,7 @@ class Feed:
         # figure of its namespace.
         with self._changed:
             names = [name for name in self._looked_at if name]
-        pods: dict[str, Sequence[model.PodRow]] = {name: tuple(self.source.pods(name)) for name in names}
+        pods: dict[str, Sequence[model.HolderRow]] = {name: tuple(self.source.pods(name)) for name in names}
         before, self._pods = self._pods, pods
         return [name for name in names if name in before and before[name] != pods[name]]
 

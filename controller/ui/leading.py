@@ -1,5 +1,6 @@
 """The usage page of one replica: it stands by, and shows the leader's figures once it is the leader."""
 
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,14 +9,17 @@ from typing import Any
 import flask
 import msgspec
 
-from controller import certificates, httpd, manager, stale_gc
+from controller import certificates, claim_retrier, httpd, manager, stale_gc
 from controller.ui import app, events, feed, page, snapshot
-from controller.ui.model import CapacityInformer, PodRow, rounded
+from controller.ui.model import CapacityInformer, HolderRow, rounded
+from controller.violation_watcher import kind_of
+from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
+from vcuda.claims.devices import NO_DEVICES, Devices
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import NamespaceUse
 from vcuda.placement import affinity, placement
-from vcuda.quota.model import CORES_PER_CARD, Limit, NamespaceQuota
+from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
 
 
 class UsagePage:
@@ -89,14 +93,18 @@ class LeaderSource:
 
     def __init__(self, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> None:
         self._leader = leader
-        self._refusals = events.EventInformer(kube, "FailedCreate", events.read_refusal)
+        reasons = ("FailedCreate", claim_retrier.REASON)
+        self._refusals = [events.EventInformer(kube, reason, events.read_refusal) for reason in reasons]
         # Those of leaders before this one too: the cluster remembers them, this process need not.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._capacity = CapacityInformer(kube, labels)
         # Nobody's readiness waits for these: without a right that they lack the page says less, and the leader does
         # all of its work.
-        informers = (self._refusals, self._removals, self._capacity)
-        self.reflectors: Sequence[Reflector[Any]] = [informer.reflector for informer in informers]
+        self.reflectors: Sequence[Reflector[Any]] = [
+            *(each.reflector for each in self._refusals),
+            self._removals.reflector,
+            self._capacity.reflector,
+        ]
 
     def source(self) -> snapshot.Source:
         """Return it as the page's source."""
@@ -110,33 +118,45 @@ class LeaderSource:
             findings=self._found,
         )
 
-    def _pods(self, namespace: str) -> Sequence[PodRow]:
+    def _pods(self, namespace: str) -> Sequence[HolderRow]:
         quota = self._leader.quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        return pod_rows(self._leader.settler.pods.pods(namespace), limits, self._leader.nodes.current())
+        pods, claims = self._leader.settler.pods.pods(namespace), self._leader.charged_claims(namespace)
+        policy = self._leader.claim_policies.current()
+        devices = policy.devices if policy else NO_DEVICES
+        return [*holder_rows(pods, limits, self._leader.nodes.current()), *claim_rows(claims, limits, devices)]
 
     def _cluster(self) -> Sequence[snapshot.ModelCards]:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
         # A report has what is pending too, so limited namespaces are counted by theirs and not by their pods.
-        unlimited = (pod for namespace in pods.namespaces() if namespace not in uses for pod in pods.pods(namespace))
-        nodes = self._leader.nodes.current()
-        models = cluster_cards(self._capacity.totals(nodes.named), uses, unlimited, nodes)
+        nodes, claims = self._leader.nodes.current(), self._leader.settler.claims
+        unlimited = {*pods.namespaces(), *claims.namespaces()} - uses.keys()
+        taken = [each for name in unlimited for each in charges_of(pods.pods(name), nodes)]
+        claimed = (found for name in unlimited for _, found in self._leader.charged_claims(name))
+        taken += [each for found in claimed for each in found.charges.items()]
+        models = cluster_cards(self._capacity.totals(nodes.named), uses, taken)
         # Only the extender knows which card a share is on; without one nobody can tell what is in fragments.
         extender = self._leader.extender
         fragments = fragmented(extender.free_cards()) if extender else {}
         return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]
 
-    def _found(self) -> Sequence[snapshot.PodFinding]:
+    def _found(self) -> Sequence[snapshot.Finding]:
         found = [(each.violation, each.at) for each in self._leader.violations.ongoing()]
-        return [snapshot.PodFinding(one.holder.namespace, one.holder.name, one.message, at) for one, at in found]
+        return [
+            snapshot.Finding(each.holder.namespace, kind_of(each.holder), each.holder.name, each.message, at)
+            for each, at in found
+        ]
 
     def _certificates(self) -> Sequence[snapshot.Certificate] | None:
         shown = self._leader.certificates.shown() if self._leader.certificates else None
         return None if shown is None else [certificate_row(one) for one in shown]
 
     def _refused(self) -> Sequence[snapshot.RefusedWorkload] | None:
-        refusals = self._refusals.newest()
-        return None if refusals is None else events.merge_by_workload(refusals)
+        told = [refusals for each in self._refusals if (refusals := each.newest()) is not None]
+        if len(told) < len(self._refusals):
+            return None
+        newest_first = sorted(itertools.chain(*told), key=lambda refusal: refusal.at, reverse=True)
+        return events.merge_by_workload(newest_first)
 
 
 def fragmented(free_cards: placement.FreeCardsByPool) -> Mapping[str, float]:
@@ -151,7 +171,7 @@ def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certifica
     return snapshot.Certificate(f"webhook at {shown.address}", end, shown.fault)
 
 
-def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: placement.Nodes) -> Sequence[PodRow]:
+def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: placement.Nodes) -> Sequence[HolderRow]:
     """Return the pods that hold cards, each with what it is charged under its namespace's limits."""
     limits = quota.limits if quota else {}
     rows = []
@@ -159,26 +179,37 @@ def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: pla
         model = pod.model_on(nodes)
         charge = pod.charge_on(nodes)
         memory = charge.memory_under(limits.get(model or "", Limit(0)))
-        rows.append(PodRow(pod.name, model, charge.cores, memory, pod.node, pod.created))
+        rows.append(HolderRow(pod.name, model, charge.cores, memory, pod.node, pod.created))
     return rows
 
 
+def claim_rows(
+    claims: Iterable[tuple[StoredClaim, ClaimCharge]], quota: NamespaceQuota | None, devices: Devices
+) -> Iterator[HolderRow]:
+    """Yield the claims that hold cards, one for each model, with the node of the first device of each."""
+    limits = quota.limits if quota else {}
+    for claim, taken in claims:
+        names = ((each.driver, each.pool, each.device) for each in claim.allocated)
+        node = next((devices.by_name[name][1] for name in names if name in devices.by_name), "")
+        uncounted: dict[str | None, Charge] = {None: Charge()} if taken.uncounted else {}
+        for model, charge in (uncounted or taken.charges).items():
+            memory = charge.memory_under(limits.get(model or "", Limit(0)))
+            yield HolderRow(claim.name, model, charge.cores, memory, node, claim.created, claim=True)
+
+
 def cluster_cards(
-    cards: Mapping[str, float | None],
-    uses: Mapping[str, NamespaceUse],
-    unlimited: Iterable[StoredPod],
-    nodes: placement.Nodes,
+    cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], unlimited: Iterable[tuple[str, Charge]]
 ) -> Sequence[snapshot.ModelCards]:
     """Return each model in the whole cluster: every one that a node has, a limit names, or a pod holds.
 
-    ``unlimited`` are the pods of namespaces that have no report; those that have one say what they use themselves.
+    ``unlimited`` is what pods and claims of namespaces without a report take; those with one say what they use.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     promised: dict[str, float] = {}
     for model in (model for use in uses.values() for model in use.models):
         used[model.model] = used.get(model.model, 0.0) + model.used
         promised[model.model] = promised.get(model.model, 0.0) + model.limit
-    for name, charge in charges_of(unlimited, nodes):
+    for name, charge in unlimited:
         used[name] = used.get(name, 0.0) + charge.cores / CORES_PER_CARD
     return [
         snapshot.ModelCards(name, cards.get(name), rounded([used[name]]), rounded([promised.get(name, 0.0)]))

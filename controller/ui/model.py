@@ -78,11 +78,11 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
     return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned), use.taking_effect)
 
 
-class PodRow(msgspec.Struct, frozen=True):
-    """A pod that holds cards.
+class HolderRow(msgspec.Struct, frozen=True):
+    """A pod that holds cards, or a claim.
 
     ``cores`` are hundredths of a card, ``memory`` is in MiB. ``model`` is None where it is held to none and runs on
-    none that is known; ``node`` is empty until it is bound; ``created`` is RFC 3339.
+    none that is known; ``node`` is empty until it is bound, or a claim allocated; ``created`` is RFC 3339.
     """
 
     name: str
@@ -91,6 +91,12 @@ class PodRow(msgspec.Struct, frozen=True):
     memory: int
     node: str
     created: str
+    claim: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a word."""
+        return "claim" if self.claim else "pod"
 
 
 def rounded(cards: Iterable[float]) -> float:
@@ -200,21 +206,22 @@ def _amount(row: NamespaceRow, sort: str) -> ModelRow | None:
     return row.total if sort == TOTAL else row.amounts.get(sort.removeprefix(MODEL))
 
 
-POD_SORTS: Mapping[str, Callable[[PodRow], str | int]] = {
-    NAME: lambda pod: pod.name,
-    "model": lambda pod: pod.model or "",
-    "cards": lambda pod: pod.cores,
-    "memory": lambda pod: pod.memory,
-    "node": lambda pod: pod.node,
-    "created": lambda pod: pod.created,
+HOLDER_SORTS: Mapping[str, Callable[[HolderRow], str | int]] = {
+    NAME: lambda holder: holder.name,
+    "kind": lambda holder: holder.kind,
+    "model": lambda holder: holder.model or "",
+    "cards": lambda holder: holder.cores,
+    "memory": lambda holder: holder.memory,
+    "node": lambda holder: holder.node,
+    "created": lambda holder: holder.created,
 }
-"""What a namespace's pods can be sorted by."""
+"""What a namespace's pods and claims can be sorted by."""
 
 
-def ordered_pods(pods: Iterable[PodRow], order: TableQuery) -> Sequence[PodRow]:
-    """Return the pods that are searched for, sorted."""
-    found = sorted((pod for pod in pods if matches(order.search, pod.name)), key=lambda pod: pod.name)
-    return sorted(found, key=POD_SORTS[order.sort], reverse=order.descending)
+def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence[HolderRow]:
+    """Return the pods and claims that are searched for, sorted."""
+    found = sorted((each for each in holders if matches(order.search, each.name)), key=lambda each: each.name)
+    return sorted(found, key=HOLDER_SORTS[order.sort], reverse=order.descending)
 
 
 MAX_DEVICES = 1024

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from controller.ui.model import NamespaceRow, PodRow, rounded, row_of
+from controller.ui.model import HolderRow, NamespaceRow, rounded, row_of
 from controller.ui.page import Views
 from vcuda.ledger.ledger import NamespaceUse
 
@@ -17,9 +17,9 @@ from vcuda.ledger.ledger import NamespaceUse
 class ModelCards(msgspec.Struct, frozen=True):
     """One model in the whole cluster, in cards.
 
-    ``cards`` is what the nodes have, None where they do not say. ``used`` is charged to pods, limited or not, those
-    not yet placed too. ``promised`` is the sum of the limits. ``fragmented`` is free, but in parts of cards that no
-    pod that wants whole cards can have; None where that is not known.
+    ``cards`` is what the nodes have, None where they do not say. ``used`` is charged to pods and claims, limited or
+    not, those not yet placed too. ``promised`` is the sum of the limits. ``fragmented`` is free, but in parts of cards
+    that no pod that wants whole cards can have; None where that is not known.
     """
 
     model: str
@@ -66,11 +66,12 @@ class Certificate(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class PodFinding(msgspec.Struct, frozen=True):
-    """A pod that runs although the quota does not allow it, what is wrong, and since when (RFC 3339)."""
+class Finding(msgspec.Struct, frozen=True):
+    """A pod or claim that is there although the quota does not allow it, what is wrong, and since when (RFC 3339)."""
 
     namespace: str
-    pod: str
+    kind: str
+    name: str
     message: str
     at: str
 
@@ -78,18 +79,18 @@ class PodFinding(msgspec.Struct, frozen=True):
 class Source(msgspec.Struct, frozen=True):
     """Where each part of the page comes from. A callable that returns None says: not known, or not known yet.
 
-    ``uses`` holds the report of every limited namespace; ``pods`` are a namespace's, limited or not; ``cluster`` has
-    one entry a model. ``refusals`` and ``removals`` come newest first. A part that nothing is plugged into (removals,
-    certificates, findings) is not on the page.
+    ``uses`` holds the report of every limited namespace; ``pods`` are a namespace's pods and claims, limited or not;
+    ``cluster`` has one entry a model. ``refusals`` and ``removals`` come newest first. A part that nothing is plugged
+    into (removals, certificates, findings) is not on the page.
     """
 
     uses: Callable[[], Mapping[str, NamespaceUse]]
-    pods: Callable[[str], Sequence[PodRow]]
+    pods: Callable[[str], Sequence[HolderRow]]
     cluster: Callable[[], Sequence[ModelCards]]
     refusals: Callable[[], Sequence[RefusedWorkload] | None] = lambda: None
     removals: Callable[[], Sequence[RemovedAllocation] | None] = lambda: None
     certificates: Callable[[], Sequence[Certificate] | None] = lambda: None
-    findings: Callable[[], Sequence[PodFinding] | None] = lambda: None
+    findings: Callable[[], Sequence[Finding] | None] = lambda: None
 
 
 PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
@@ -117,7 +118,7 @@ class Picture(msgspec.Struct, frozen=True):
     refusals: Sequence[RefusedWorkload] | None
     removals: Sequence[RemovedAllocation] | None
     certificates: Sequence[Certificate] | None
-    findings: Sequence[PodFinding] | None
+    findings: Sequence[Finding] | None
 
     @property
     def by_model(self) -> Mapping[str, ModelCards]:

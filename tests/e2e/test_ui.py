@@ -84,7 +84,7 @@ def test_the_page_of_a_namespace_has_its_pods_with_charge_and_age(
     page = opened.page
     row_of(page, team).get_by_role("link").click()
     page.wait_for_selector("#state[data-state=live]")
-    expect(page.get_by_text("No pod here holds a card.")).to_be_visible()
+    expect(page.get_by_text("No pod or claim here holds a card.")).to_be_visible()
     node = create_node("ui-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "800", "tencent.com/vcuda-memory": "100"})
     cluster.create(on_m40(card_pod("train", team)))
     row = page.get_by_role("row", name="train")

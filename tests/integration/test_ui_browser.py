@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import serve
-from controller.ui.model import PodRow
+from controller.ui.model import HolderRow
 from controller.ui.page import Views
 from controller.ui.snapshot import RefusedWorkload
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, browsing, tab
@@ -222,14 +222,14 @@ def test_a_namespace_that_comes_or_goes_shows(opened: Tab, leader: Served) -> No
 def test_a_pod_shows_on_the_page_of_its_namespace_as_it_comes(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     page.get_by_role("link", name="robotics").click()
-    expect(page.get_by_text("No pod here holds a card.")).to_be_visible()
+    expect(page.get_by_text("No pod or claim here holds a card.")).to_be_visible()
     page.wait_for_selector("#state[data-state=live]")
-    leader.sample.pods["robotics"] = (PodRow("walker-0", "V100", 250, 0, "", ago(seconds=3)),)
+    leader.sample.pods["robotics"] = (HolderRow("walker-0", "V100", 250, 0, "", ago(seconds=3)),)
     leader.sample.report(namespace_use("robotics", model_use("V100", 4, 2.5), model_use("M40", 4)))
     row = page.get_by_role("row", name="walker-0")
     expect(row).to_contain_text("2.5")
     expect(row).to_contain_text("not placed yet")
-    leader.sample.pods["robotics"] = (PodRow("walker-0", "V100", 250, 0, "gpu-v100-3", ago(seconds=4)),)
+    leader.sample.pods["robotics"] = (HolderRow("walker-0", "V100", 250, 0, "gpu-v100-3", ago(seconds=4)),)
     expect(row).to_contain_text("gpu-v100-3")
 
 
@@ -241,6 +241,20 @@ def test_pods_can_be_sorted_and_searched(opened: Tab, leader: Served) -> None:
     page.get_by_role("searchbox", name="Find a pod").fill("jup")
     assert names(page) == ["jupyter-chen-0", "jupyter-bo-0", "jupyter-anna-0"]
     expect(page.locator("#count")).to_have_text("3 pods of 7")
+
+
+def test_claims_stand_beside_pods_and_each_row_says_which_it_is(opened: Tab, leader: Served) -> None:
+    pod = HolderRow("walker-0", "V100", 100, 0, "gpu-v100-3", ago(hours=1))
+    claims = (HolderRow(name, "V100", 200, 0, "gpu-v100-4", ago(hours=2), claim=True) for name in ("gait", "grip"))
+    leader.sample.pods["robotics"] = (pod, *claims)
+    page = opened.open(f"{leader.url}namespaces/robotics")
+    page.get_by_role("columnheader", name="Kind").get_by_role("link").click()
+    expect(page.get_by_role("columnheader", name="Kind")).to_have_attribute("aria-sort", "descending")
+    expect(page.locator('#rows td[data-m="Kind"]')).to_have_text(["pod", "claim", "claim"])
+    page.get_by_role("searchbox", name="Find a pod or claim").fill("g")
+    expect(page.locator("#count")).to_have_text("2 pods and claims of 3")
+    page.get_by_role("searchbox", name="Find a pod or claim").fill("grip")
+    expect(page.locator("#count")).to_have_text("1 pod or claim of 3")
 
 
 def test_a_page_that_waits_for_a_leader_shows_its_figures_once_it_is_there(browser: Browser, leader: Served) -> None:

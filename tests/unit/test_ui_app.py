@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from http import HTTPStatus
@@ -12,9 +13,9 @@ from flask.testing import FlaskClient
 
 from controller.ui.app import HEADERS, MAX_ROWS, Standing, create_app
 from controller.ui.feed import Feed
-from controller.ui.model import PodRow
+from controller.ui.model import HolderRow
 from controller.ui.page import Views
-from controller.ui.snapshot import Certificate, ModelCards, PodFinding, RefusedWorkload, RemovedAllocation
+from controller.ui.snapshot import Certificate, Finding, ModelCards, RefusedWorkload, RemovedAllocation
 from tests.usage_samples import NOW, Sample, ago, company, crowd, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)
@@ -73,11 +74,11 @@ def hostile() -> Sample:
     use = namespace_use(HOSTILE, model_use(HOSTILE, 8, 3, 1, (5, 9)), mode="warn", unpinned=(HOSTILE,))
     sample = Sample(cluster=(ModelCards(HOSTILE, 9, 3, 8, 1),))
     sample.report(use)
-    sample.pods[HOSTILE] = (PodRow(HOSTILE, HOSTILE, 100, 1, HOSTILE, HOSTILE),)
+    sample.pods[HOSTILE] = (HolderRow(HOSTILE, HOSTILE, 100, 1, HOSTILE, HOSTILE),)
     sample.refusals = (RefusedWorkload(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2),)
     sample.removals = (RemovedAllocation(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     sample.certificates = (Certificate(HOSTILE, HOSTILE, HOSTILE),)
-    sample.findings = (PodFinding(HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
+    sample.findings = (Finding(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     return sample
 
 
@@ -214,8 +215,23 @@ def test_a_namespace_s_page_has_its_pods_with_charge_and_age() -> None:
     assert "not placed yet" in html
 
 
+def test_a_row_says_whether_a_pod_or_a_claim_holds_the_cards() -> None:
+    sample = company()
+    sample.report(sample.uses["robotics"])
+    pod, claim = (HolderRow(name, "M40", 100, 0, "n", ago(hours=1), name == "gpu") for name in ("train", "gpu"))
+    client = client_of(sample)
+    for holders, kinds, count in (
+        ((pod, claim), [("gpu", "claim"), ("train", "pod")], "2 pods and claims</p>"),
+        ((pod,), [("train", "pod")], "1 pod</p>"),
+    ):
+        sample.pods["robotics"] = holders
+        html = html_of(client, "/namespaces/robotics?sort=kind")
+        rows = re.findall(r'<tr role="row" data-ns="([^"]*)".*?data-m="Kind">(\w+)</td>', html)
+        assert (rows, count in html) == (kinds, True)
+
+
 def test_a_namespace_without_a_quota_that_has_pods_has_a_page() -> None:
-    sample = Sample(pods={"free": (PodRow("p", "M40", 100, 0, "n", ago(hours=1)),)})
+    sample = Sample(pods={"free": (HolderRow("p", "M40", 100, 0, "n", ago(hours=1)),)})
     assert "This namespace has no GPU quota" in html_of(client_of(sample), "/namespaces/free")
 
 
@@ -241,7 +257,7 @@ NOTHING_YET = ("No namespace has a GPU quota yet", "No node has a GPU model yet"
         (Sample(refusals=None), "Refusals are not known yet"),
         (Sample(removals=()), "Nothing stale was removed"),
         (Sample(certificates=()), "No certificate was found"),
-        (Sample(findings=()), "Every pod keeps to its quota"),
+        (Sample(findings=()), "Every pod and claim keeps to its quota"),
         (Sample(cluster=(ModelCards("M40", None, 3, 4),)), "do not say how many cards"),
     ],
 )

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from controller.ui.feed import MAX_KEPT_CHANGES, Feed, Listener, TooManyListeners
-from controller.ui.model import PodRow
+from controller.ui.model import HolderRow
 from controller.ui.page import Views
 from controller.ui.snapshot import ModelCards, Picture, RefusedWorkload
 from tests.usage_samples import NOW, Sample, ago, model_use, namespace_use
@@ -140,7 +140,7 @@ def test_pods_that_move_touch_the_namespace_of_those_who_look_at_it(feed: Feed, 
     version = feed.picture().version
     _, looker = listen(feed, version, "team-a")
     look(feed, clock)
-    sample.pods["team-a"] = (PodRow("p", "M40", 100, 0, "gpu-1", ago(hours=1)),)
+    sample.pods["team-a"] = (HolderRow("p", "M40", 100, 0, "gpu-1", ago(hours=1)),)
     look(feed, clock)
     [change] = changes(next(looker))
     assert (change["touched"], change["rows"]) == (["team-a"], {})

@@ -5,12 +5,15 @@ from datetime import UTC, datetime
 import pytest
 
 from controller.certificates import ServedCertificate
-from controller.ui.leading import UsagePage, certificate_row, cluster_cards, fragmented, pod_rows
-from controller.ui.model import PodRow
+from controller.ui.leading import UsagePage, certificate_row, claim_rows, cluster_cards, fragmented, holder_rows
+from controller.ui.model import HolderRow
 from controller.ui.snapshot import Certificate, ModelCards
 from tests.builders import MODEL, nodes
+from tests.claim_builders import NVIDIA, claim_policy
 from tests.usage_samples import model_use, namespace_use
-from vcuda.allocations.stored_pods import StoredPod
+from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
+from vcuda.allocations.stored_pods import StoredPod, charges_of
+from vcuda.claims.objects import AllocatedDevice, ClaimSpec
 from vcuda.placement.placement import FreeCards
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
@@ -25,21 +28,38 @@ def test_a_pod_is_shown_with_its_charge_under_the_namespace_s_limit() -> None:
     """Memory of whole cards is their share of the limit, as the quota counts it."""
     quota = NamespaceQuota({"M40": Limit(400, 4000)})
     pods = [pod("whole", Charge(100, 0, 100)), pod("share", Charge(50, 300)), pod("ended", Charge(100), live=False)]
-    assert pod_rows(pods, quota, AT) == [
-        PodRow("whole", "M40", 100, 1000, "", "2026-01-01T00:00:00Z"),
-        PodRow("share", "M40", 50, 300, "", "2026-01-01T00:00:00Z"),
+    assert holder_rows(pods, quota, AT) == [
+        HolderRow("whole", "M40", 100, 1000, "", "2026-01-01T00:00:00Z"),
+        HolderRow("share", "M40", 50, 300, "", "2026-01-01T00:00:00Z"),
     ]
 
 
 def test_a_pod_that_is_held_to_none_has_its_node_s_model_or_none() -> None:
-    rows = pod_rows([pod("a", Charge(100), None, "gpu-1"), pod("b", Charge(100), None, "gone")], None, AT)
+    rows = holder_rows([pod("a", Charge(100), None, "gpu-1"), pod("b", Charge(100), None, "gone")], None, AT)
     assert [row.model for row in rows] == ["P100", None]
+
+
+def test_a_claim_is_shown_once_for_each_model_with_the_node_of_its_device() -> None:
+    devices = claim_policy().devices
+    allocated = (AllocatedDevice("r0", NVIDIA, "new", "gpu-0"),)
+    held, free = (
+        StoredClaim(name, "team-a", name, ClaimSpec(), given, "2026-01-01T00:00:00Z")
+        for name, given in (("held", allocated), ("free", ()))
+    )
+    both = ClaimCharge({"A100": Charge(100, 0, 100), "M40": Charge(50, 300)}, "A100")
+    quota = NamespaceQuota({"A100": Limit(400, 4000)})
+    claims = [(held, both), (free, ClaimCharge(uncounted=True)), (free, ClaimCharge())]
+    assert list(claim_rows(claims, quota, devices)) == [
+        HolderRow("held", "A100", 100, 1000, "new", "2026-01-01T00:00:00Z", claim=True),
+        HolderRow("held", "M40", 50, 300, "new", "2026-01-01T00:00:00Z", claim=True),
+        HolderRow("free", None, 0, 0, "", "2026-01-01T00:00:00Z", claim=True),
+    ]
 
 
 def test_the_cluster_counts_limited_namespaces_by_their_reports_and_the_rest_by_their_pods() -> None:
     uses = {"team-a": namespace_use("team-a", model_use("M40", 8, 3.5, 1), model_use("P100", 2))}
     free = [pod("x", Charge(50)), pod("y", Charge(25), None, "gpu-1"), pod("z", Charge(100), live=False)]
-    assert cluster_cards({"M40": 16, "A100": 4, "P100": None}, uses, free, AT) == [
+    assert cluster_cards({"M40": 16, "A100": 4, "P100": None}, uses, charges_of(free, AT)) == [
         ModelCards("A100", 4, 0, 0),
         ModelCards("M40", 16, 4, 8),
         ModelCards("P100", None, 0.25, 2),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from controller.ui import model
-from controller.ui.model import MAX_SEARCH_LENGTH, OVER, ModelNode, ModelRow, PodRow, TableQuery, row_of
+from controller.ui.model import MAX_SEARCH_LENGTH, OVER, HolderRow, ModelNode, ModelRow, TableQuery, row_of
 from tests.builders import MODEL
 from tests.usage_samples import model_use, namespace_use
 
@@ -159,17 +159,25 @@ def test_a_search_is_for_every_word_whatever_its_case(search: str, name: str, fo
 
 
 PODS = [
-    PodRow("b", "M40", 100, 5, "", "2026-01-02T00:00:00Z"),
-    PodRow("a", None, 100, 7, "n2", "2026-01-01T00:00:00Z"),
-    PodRow("c", "A100", 50, 6, "n1", "2026-01-03T00:00:00Z"),
+    HolderRow("b", "M40", 100, 5, "", "2026-01-02T00:00:00Z"),
+    HolderRow("a", None, 100, 7, "n2", "2026-01-01T00:00:00Z", claim=True),
+    HolderRow("c", "A100", 50, 6, "n1", "2026-01-03T00:00:00Z"),
 ]
 
 
 def test_pods_are_sorted_by_any_column_and_searched() -> None:
-    columns = {"name": "abc", "model": "acb", "cards": "cab", "memory": "bca", "node": "bca", "created": "abc"}
-    sorted_by = {sort: model.ordered_pods(PODS, TableQuery(sort=sort)) for sort in model.POD_SORTS}
+    columns = {
+        "name": "abc",
+        "model": "acb",
+        "cards": "cab",
+        "memory": "bca",
+        "node": "bca",
+        "created": "abc",
+        "kind": "abc",
+    }
+    sorted_by = {sort: model.ordered_holders(PODS, TableQuery(sort=sort)) for sort in model.HOLDER_SORTS}
     assert {sort: "".join(pod.name for pod in pods) for sort, pods in sorted_by.items()} == columns
-    assert [pod.name for pod in model.ordered_pods(PODS, TableQuery("c"))] == ["c"]
+    assert [pod.name for pod in model.ordered_holders(PODS, TableQuery("c"))] == ["c"]
 
 
 TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V100,0,true:"

@@ -66,10 +66,10 @@ function filter() {
     if (!row.hidden) shown += 1;
   }
   const count = byId("count");
-  const noun = body.dataset.namespace ? "pod" : "namespace";
-  if (count) count.textContent = `${shown} ${noun}${shown === 1 ? "" : "s"}${search.value.trim() ? ` of ${total()}` : ""}`;
+  const { one = "namespace", many = "namespaces" } = byId("part-table").dataset;
+  if (count) count.textContent = `${shown} ${shown === 1 ? one : many}${search.value.trim() ? ` of ${total()}` : ""}`;
   if (byId("none")) byId("none").hidden = shown > 0;
-  return `${shown} of ${total()} ${noun}s`;
+  return `${shown} of ${total()} ${many}`;
 }
 
 function address() {
