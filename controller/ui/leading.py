@@ -189,8 +189,8 @@ def claim_rows(
     """Yield the claims that hold cards, one for each model, with the node of the first device of each."""
     limits = quota.limits if quota else {}
     for claim, taken in claims:
-        names = ((each.driver, each.pool, each.device) for each in claim.allocated)
-        node = next((devices.by_name[name][1] for name in names if name in devices.by_name), "")
+        found = (devices.by_name.get((each.driver, each.pool, each.device)) for each in claim.allocated)
+        node = next((node for _, node in filter(None, found)), "")
         uncounted: dict[str | None, Charge] = {None: Charge()} if taken.uncounted else {}
         for model, charge in (uncounted or taken.charges).items():
             memory = charge.memory_under(limits.get(model or "", Limit(0)))
