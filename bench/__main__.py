@@ -57,12 +57,7 @@ def _large_pods() -> None:
     large_pods.main()
 
 
-@main.command("scale")
-def _scale() -> None:
-    """The controller and the webhook beside 50,000 stored pods."""
-    scale.main()
-
-
+main.add_command(scale.main, "scale")
 main.add_command(creates.main, "creates")
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ class ControlPlane:
     assets: Path
     directory: Path
     server: str
+    etcd_url: str
     ca_file: Path
     kubeconfig: Path
     tokens: dict[str, str]
@@ -131,7 +132,7 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
         write_kubeconfig(layout.kubeconfig_of(name), *reached, tokens.get(user_of(name), tokens[ADMIN]))
     return ControlPlane(
         settings,
-        *(layout.assets, layout.directory, *reached),
+        *(layout.assets, layout.directory, layout.server, layout.etcd_url, reached[1]),
         kubeconfig=layout.directory / KUBECONFIG,
         tokens=tokens,
         minor=minor_version(layout.assets / "kube-apiserver"),
@@ -144,11 +145,10 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
 
 def etcd(layout: "Layout", settings: Settings) -> "Component":
     """One member, without fsync: its data need not outlive the machine."""
-    url = f"http://127.0.0.1:{layout.etcd_port}"
     flags = [
         f"--data-dir={layout.directory / 'etcd'}",
-        f"--listen-client-urls={url}",
-        f"--advertise-client-urls={url}",
+        f"--listen-client-urls={layout.etcd_url}",
+        f"--advertise-client-urls={layout.etcd_url}",
         f"--listen-peer-urls=http://127.0.0.1:{layout.peer_port}",
         "--unsafe-no-fsync",
     ]
@@ -159,7 +159,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> "Component":
     """RBAC on, static tokens, TokenRequest possible; ready once its start-up hooks are done."""
     issuer = "https://kubernetes.default.svc"
     flags = [
-        f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
+        f"--etcd-servers={layout.etcd_url}",
         f"--cert-dir={layout.certs}",
         f"--secure-port={layout.apiserver_port}",
         "--bind-address=127.0.0.1",
@@ -250,6 +250,10 @@ class Layout:
     @property
     def server(self) -> str:
         return f"https://127.0.0.1:{self.apiserver_port}"
+
+    @property
+    def etcd_url(self) -> str:
+        return f"http://127.0.0.1:{self.etcd_port}"
 
     def kubeconfig_of(self, program: str) -> Path:
         """How a server that is a client of the API server gets there."""

@@ -1,0 +1,130 @@
+"""Objects by the hundred thousand, written straight into etcd as the API server would store them.
+
+Through the API server each would cost a create, and a claim another write for its status: several minutes of two CPUs.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import urllib.request
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from bench.plane import Plane
+from tests.builders import LABELS, MODEL
+from tests.e2e.cluster import Json
+from tests.e2e.dra import HAMI, NVIDIA, PRODUCTS, VGPU_MANAGER, Published, about, card, request, shared_card
+from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.claims.products import fold
+
+A_TRANSACTION = 100
+"""Objects; etcd takes at most 128 operations in one."""
+
+CARDS = 8
+SHARE = {"cores": "25", "memory": "1Gi"}
+DRIVERS = ((NVIDIA, NVIDIA, "gpu"), (HAMI, HAMI, "hami-gpu"), (VGPU_MANAGER, "vgpu-manager", "vgpu"))
+"""Drivers with a class and the type of their devices."""
+
+
+class Offered(NamedTuple):
+    """What the slice of this number has: whose devices, of which class, type and model."""
+
+    driver: str
+    device_class: str
+    kind: str
+    model: str
+
+    @classmethod
+    def by(cls, number: int) -> Offered:
+        """Drivers and models by turns."""
+        models = tuple(PRODUCTS)
+        return cls(*DRIVERS[number % len(DRIVERS)], models[number // len(DRIVERS) % len(models)])
+
+    @property
+    def cores(self) -> int:
+        """What a claim takes of it."""
+        return 100 if self.driver == NVIDIA else int(SHARE["cores"])
+
+
+def node(number: int) -> tuple[str, Json]:
+    """The node on which the slice of this number is."""
+    labels = {MODEL: Offered.by(number).model, LABELS.pool: "public"}
+    metadata = {"name": f"node-{number}", "labels": labels}
+    return f"minions/node-{number}", {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
+    """Eight cards of one driver on one node."""
+    offered = Offered.by(number)
+    if offered.driver == NVIDIA:
+        cards = [card(each, offered.model, offered.kind) for each in range(CARDS)]
+    else:
+        cards = [shared_card(each, offered.model, offered.kind) for each in range(CARDS)]
+    manifest = Published(offered.driver, f"node-{number}", cards).manifest()
+    manifest["spec"]["pool"]["generation"] = generation
+    return f"resourceslices/{manifest['metadata']['name']}", manifest
+
+
+def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
+    """A claim that is held to its model, as /mutate would, and allocated, as the scheduler would."""
+    home = number % slices
+    offered, name = Offered.by(home), f"claim-{number}"
+    pin = write_pin(ClaimPin(offered.driver, (fold(offered.model), fold(PRODUCTS[offered.model]))))
+    share: Json = {} if offered.driver == NVIDIA else {"capacity": {"requests": SHARE}}
+    asked = request(offered.device_class, selectors=[{"cel": {"expression": pin}}], count=1, **share)
+    asked["exactly"]["allocationMode"] = "ExactCount"
+    given: Json = {
+        "request": "gpu",
+        "driver": offered.driver,
+        "pool": f"node-{home}",
+        "device": f"gpu-{number % CARDS}",
+    }
+    if share:
+        given["consumedCapacity"] = {"cores": SHARE["cores"], "memory": SHARE["memory"]}
+        given["shareID"] = str(uuid.UUID(int=number))
+    return f"resourceclaims/{namespace}/{name}", {
+        **about("ResourceClaim", name, namespace),
+        "spec": {"devices": {"requests": [asked]}},
+        "status": {"allocation": {"devices": {"results": [given]}}},
+    }
+
+
+def write(plane: Plane, objects: Iterable[tuple[str, Json]]) -> None:
+    """Store objects, each with the end of its key."""
+    _send(plane, ({"requestPut": {"key": _key(key), "value": _text(_stored(found))}} for key, found in objects))
+
+
+def remove(plane: Plane, keys: Iterable[str]) -> None:
+    """Remove the objects of these keys."""
+    _send(plane, ({"requestDeleteRange": {"key": _key(key)}} for key in keys))
+
+
+def serve_classes(plane: Plane) -> None:
+    """Create the drivers' classes."""
+    for driver, name, kind in DRIVERS:
+        expression = f'device.driver == "{driver}" && device.attributes["{driver}"].type == "{kind}"'
+        spec = {"selectors": [{"cel": {"expression": expression}}]}
+        plane.cluster.create({**about("DeviceClass", name), "spec": spec})
+
+
+def _stored(manifest: Json) -> str:
+    own = {"uid": str(uuid.uuid4()), "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return json.dumps({**manifest, "metadata": {**manifest["metadata"], **own}}, separators=(",", ":"))
+
+
+def _key(end: str) -> str:
+    return _text(f"/registry/{end}")
+
+
+def _text(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _send(plane: Plane, operations: Iterable[Json]) -> None:
+    left: Iterator[Json] = iter(operations)
+    while batch := [*itertools.islice(left, A_TRANSACTION)]:
+        body = json.dumps({"success": batch}).encode()
+        urllib.request.urlopen(f"{plane.cluster.control_plane.etcd_url}/v3/kv/txn", body).close()  # noqa: S310  # ours
