@@ -12,29 +12,35 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import go, servers
+from bench import go, seed, servers
 from bench.hooks import MUTATING, VALIDATING, Webhooks, installed, simple
 from bench.plane import ENFORCED, Plane, await_ready, create_nodes, running_controller, write_quota
 from bench.servers import Server
 from tests.processes import free_ports
 
 NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "go-pin", "flask-pin"
-OURS: Mapping[str, int] = {"ours-1": 1, "ours-3": 3}
+CLAIMS_NONE, CLAIMS_OURS = "claims-none", "claims-ours-1"
+OURS: Mapping[str, int] = {"ours-1": 1, "ours-3": 3, CLAIMS_OURS: 1}
 """Ours, by the number of replicas."""
 
-EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS)
+EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
+OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
 MOST_NAMESPACES = 10
 
-LIMIT = {"quota": {"M40": 100_000, "P100": 100_000}}
+LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
 """What nobody reaches."""
 
 
 class Arranged(NamedTuple):
-    """An arrangement that is in effect: the processes to count, by name, and whether a controller settles ledgers."""
+    """An arrangement that is in effect: the processes to count, by name, and whether a controller settles ledgers.
+
+    ``claims``: of it ResourceClaims are created, no pods.
+    """
 
     processes: Mapping[str, Sequence[int]]
     settles: bool
+    claims: bool = False
 
 
 def namespaces(name: str, spread: int = MOST_NAMESPACES) -> list[str]:
@@ -47,6 +53,9 @@ def prepare(plane: Plane, names: Sequence[str]) -> None:
     ours = [namespace for name in names if name in OURS for namespace in namespaces(name)]
     write_quota(plane.cluster, dict.fromkeys(ours, LIMIT))
     create_nodes(plane.cluster, ("M40", "P100"), 10)
+    if set(names) & set(OF_CLAIMS):
+        seed.serve_classes(plane)
+        seed.write(plane, [seed.node(seed.SHARED), seed.resource_slice(seed.SHARED)])
     for name in names:
         for namespace in namespaces(name):
             plane.cluster.create_namespace(namespace, ENFORCED if name in OURS else {})
@@ -81,7 +90,7 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
         stack.enter_context(
             plane.cluster.register_webhooks(mutating=registered[MUTATING], validating=registered[VALIDATING])
         )
-        yield Arranged(processes, name in OURS)
+        yield Arranged(processes, name in OURS, name in OF_CLAIMS)
 
 
 def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractContextManager[Server]]:

@@ -10,11 +10,12 @@ from pathlib import Path
 import click
 
 from bench import arrangements, go
-from bench.arrangements import EVERY, IN_GO, arranged, prepare
+from bench.arrangements import EVERY, IN_GO, OF_CLAIMS, arranged, prepare
 from bench.figures import Case, Figures, as_json, as_table
 from bench.measuring import measure
 from bench.plane import running_plane
 from bench.rounds import in_order
+from tests.e2e.dra import served
 from vcuda.cli import FiniteRange
 
 SPREADS = (1, 10)
@@ -43,6 +44,8 @@ def main(*, rounds: int, seconds: float, only: tuple[str, ...], seed: int | None
       flask-pin      go-pin in Flask, on gunicorn's gthread worker
       ours-1         our webhook, one replica, and the controller
       ours-3         our webhook, three replicas, and the controller
+      claims-ours-1  ours-1, of ResourceClaims for as much (Kubernetes 1.34 or later)
+      claims-none    ResourceClaims with no admission of its own
 
     CPU ms/pod is what API server, etcd, webhooks and controller take together for each pod that was stored, until the
     controller has counted it; the client that makes the load is not in it. Each round takes the cases in a new random
@@ -83,8 +86,11 @@ def chosen(only: Sequence[str]) -> list[str]:
 
 def run(names: Sequence[str], rounds: int, seconds: float, seed: int) -> dict[Case, list[Figures]]:
     """Measure these arrangements, and return the rounds of each case."""
-    results: dict[Case, list[Figures]] = {Case(name, spread): [] for name in names for spread in SPREADS}
     with tempfile.TemporaryDirectory() as scratch, running_plane() as plane:
+        if not served(plane.cluster):
+            names = [name for name in names if name not in OF_CLAIMS]
+            say("no claims: resource.k8s.io/v1 is not served")
+        results: dict[Case, list[Figures]] = {Case(name, spread): [] for name in names for spread in SPREADS}
         program = go.build(Path(scratch)) if set(IN_GO) & set(names) else None
         prepare(plane, names)
         say(f"seed {seed}")

@@ -21,11 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 
-from bench import cpu, load
+from bench import cpu, load, seed
 from bench.arrangements import Arranged
 from bench.figures import Figures, figures_of
 from bench.plane import GPU_POD, LEDGER_NAMESPACE, Plane, gpu_pod
 from tests.e2e.cluster import Json
+from tests.e2e.dra import claim as claim_of, claims_path, request
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import read_ledger
 
@@ -49,30 +50,37 @@ def measure(plane: Plane, arranged: Arranged, namespaces: Sequence[str], seconds
     Raises TimeoutError where the ledgers do not come to count all pods, or to hold none again.
     """
     with load.connected(plane.cluster.server, plane.cluster.ca_file, CONNECTIONS) as connections:
-        put(connections, plane, namespaces, WARM_UP_SECONDS, "?dryRun=All")
+        put(connections, plane, namespaces, WARM_UP_SECONDS, "?dryRun=All", claims=arranged.claims)
         await_quiet(arranged.processes)
         before = cpu.by_name(arranged.processes)
-        result = put(connections, plane, namespaces, seconds)
+        result = put(connections, plane, namespaces, seconds, claims=arranged.claims)
     done = time.monotonic() + SETTLE_SECONDS
     if arranged.settles:
         cores = result.wanted * CORES
         await_ledgers(plane, namespaces, lambda ledgers: sum(map(committed, ledgers)) == cores)
     time.sleep(max(0.0, done - time.monotonic()))
     after = cpu.by_name(arranged.processes)
-    clear(plane, namespaces)
+    clear(plane, namespaces, claims=arranged.claims)
     if arranged.settles:
-        await_ledgers(plane, namespaces, lambda ledgers: not any(one.pending or one.committed for one in ledgers))
+        await_ledgers(plane, namespaces, lambda ledgers: not any(one.pending or committed(one) for one in ledgers))
     return figures_of(result, {name: after[name] - before[name] for name in after})
 
 
 def put(
-    connections: Sequence[ssl.SSLSocket], plane: Plane, namespaces: Sequence[str], seconds: float, query: str = ""
+    connections: Sequence[ssl.SSLSocket],
+    plane: Plane,
+    namespaces: Sequence[str],
+    seconds: float,
+    query: str = "",
+    *,
+    claims: bool = False,
 ) -> load.Result:
-    """Create pods all the time, over connections that are spread evenly over the namespaces."""
+    """Create pods, or claims, all the time, over connections that are spread evenly over the namespaces."""
+    body = json.dumps(gpu_claim() if claims else gpu_pod()).encode()
     requests = [
         load.post(
-            f"{plane.cluster.server}/api/v1/namespaces/{namespaces[number % len(namespaces)]}/pods{query}",
-            json.dumps(gpu_pod()).encode(),
+            f"{plane.cluster.server}{collection(namespaces[number % len(namespaces)], claims=claims)}{query}",
+            body,
             {"Authorization": plane.authorization},
         )
         for number in range(len(connections))
@@ -112,15 +120,28 @@ def ledger_in(config_map: Json) -> Ledger:
 
 
 def committed(ledger: Ledger) -> int:
-    """The cores of all models that were counted from stored pods."""
-    return sum(charge.cores for charge in ledger.committed.values())
+    """The cores of all models that were counted from stored pods and claims."""
+    return sum(charge.cores for charge in (*ledger.committed.values(), *ledger.claimed.values()))
 
 
-def clear(plane: Plane, namespaces: Sequence[str]) -> None:
-    """Delete all pods of these namespaces."""
+def collection(namespace: str, *, claims: bool) -> str:
+    """The path of a namespace's claims, or of its pods."""
+    return claims_path(namespace) if claims else f"/api/v1/namespaces/{namespace}/pods"
+
+
+def gpu_claim() -> Json:
+    """A claim for as much as a pod of these asks for; the API server names it."""
+    asked = seed.Offered.by(seed.SHARED)
+    share: Json = {"capacity": {"requests": {"cores": str(CORES), "memory": "1Gi"}}}
+    manifest = claim_of("", "", request(asked.device_class, **share))
+    return {**manifest, "metadata": {"generateName": "bench-"}}
+
+
+def clear(plane: Plane, namespaces: Sequence[str], *, claims: bool) -> None:
+    """Delete all pods, or claims, of these namespaces."""
 
     def delete(namespace: str) -> None:
-        plane.cluster.rest.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}).ok()
+        plane.cluster.rest.send("DELETE", collection(namespace, claims=claims), {"gracePeriodSeconds": 0}).ok()
 
     with ThreadPoolExecutor(len(namespaces)) as threads:
         list(threads.map(delete, namespaces))

@@ -23,6 +23,9 @@ from vcuda.claims.products import fold
 A_TRANSACTION = 100
 """Objects; etcd takes at most 128 operations in one."""
 
+SHARED = 1
+"""The number of a slice whose cards are shared."""
+
 CARDS = 8
 SHARE = {"cores": "25", "memory": "1Gi"}
 DRIVERS = ((NVIDIA, NVIDIA, "gpu"), (HAMI, HAMI, "hami-gpu"), (VGPU_MANAGER, "vgpu-manager", "vgpu"))
