@@ -40,7 +40,7 @@ reread: $(VENV)/installed  ## Wait for the API server to take up a new client ce
 bench: $(VENV)/installed  ## Measure what a pod costs with us, beside webhooks that do nothing and beside none, and our parts
 	$(ASSETS) $(BIN)/python -m bench
 
-scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,000 stored pods
+scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,000 stored pods, 50,000 claims and 5,000 slices
 	$(ASSETS) $(BIN)/python -m bench scale
 
 screenshots: $(VENV)/installed  ## Take the pictures of the usage page under docs/, with Debian's chromium
