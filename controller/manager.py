@@ -54,7 +54,7 @@ class Leader:
         # A node's model is that of the pods on it that are held to none, in any namespace. Through a queue, as nodes
         # come and go by the hundred.
         self._models = workqueue.Reconciler(
-            "models", lambda _: self.settler.add_all(), failure="models not followed", key_name="of"
+            "models", lambda _: self._models_changed(), failure="models not followed", key_name="of"
         )
         changed = self._models.queue.add
         self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
@@ -65,7 +65,7 @@ class Leader:
             kube,
             ledger_namespace,
             self.nodes.current,
-            self.quota.resources,
+            self.claim_policies.resources,
             claim_price=self.claim_policies.price,
             storable_seconds=self._timing.pending_ttl,
         )
@@ -219,6 +219,11 @@ class Leader:
         parts = (self.settler, self.publisher, self.namespaces, self.retrier, self.claim_retrier, self.garbage)
         others = (self._models, self.settler.unlimited, self.violations.reconciler)
         return (*others, *(part.reconciler for part in parts))
+
+    def _models_changed(self) -> None:
+        # A class of devices may make more of what pods ask for.
+        self.settler.pods.count_anew()
+        self.settler.add_all()
 
     def _quota_changed(self) -> None:
         self.settler.pods.count_anew()

@@ -91,7 +91,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             nodes,
             self.hints,
             self.storable_seconds,
-            read.resources,
+            self.claims.charged(read.resources),
             self.runtime_classes,
             self.claims.current(),
             self.templates.find,

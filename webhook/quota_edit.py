@@ -10,6 +10,7 @@ from vcuda import errors, k8s_types, kube
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
 from vcuda.requests.config import parse_config
+from vcuda.requests.resources import PLAIN_CARDS, GpuResources
 from webhook import context, ledgers
 
 # The API server cuts off all warnings of an answer together at 4 KiB.
@@ -50,7 +51,8 @@ async def check_edit(
     quota = read.quota
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
-    warnings = [*await _compared(quota, policy, charged, time.monotonic() + comparing), *_doubts(quota, policy)]
+    compared = await _compared(quota, policy, charged, time.monotonic() + comparing)
+    warnings = [*compared, *_doubts(quota, policy), *_without_effect(read.resources, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return k8s_types.AdmissionResponse("quota-accepted", warnings=warnings)
@@ -73,6 +75,13 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str
     system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & (system | UNASKED_NAMESPACES)):
         yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
+
+
+def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[str]:
+    extended = policy.claims.devices.extended_resources if policy and policy.claims else ()
+    if resources.with_claimed(extended) is not resources:
+        models = ", ".join(resources.models.cores)
+        yield f"gpu_models: `cards` of {models} has no effect while a DeviceClass gives whole devices as {PLAIN_CARDS}"
 
 
 async def _compared(

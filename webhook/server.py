@@ -93,7 +93,7 @@ class Cluster(msgspec.Struct, frozen=True):
             kube,
             self.ledger_namespace,
             nodes.current,
-            quota.resources,
+            claims.resources,
             claim_price=claims.price,
             storable_seconds=self.storable_seconds,
         )

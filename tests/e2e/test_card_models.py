@@ -1,5 +1,6 @@
 """Models by products: a whole device of a shared one is a part of a card, and a claim of one needs no node yet."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,6 +11,7 @@ from tests.builders import MODEL, vcuda_pod
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.dra import NVIDIA, VERSION, Published, card, claim, claiming, published, require_dra
 from tests.e2e.installation import Installation, await_committed, controlling, installed, limited_team
+from tests.processes import eventually
 
 SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
 ROWS = "{A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: %s}, A100: [NVIDIA-A100-*GB], H100: [NVIDIA-H100-*]}"
@@ -57,6 +59,23 @@ def test_of_a_shared_card_so_many_pods_are_let_in_as_it_is_split_into(
         worth(own, "0.5").quota.limit()
         await_committed(own, team, **{"A100-shared": 200})
         assert "requested: 0.5 cards, used: 2" in cluster.try_create(asking(team, "train-4")).message
+
+
+def test_where_the_same_resource_may_give_a_whole_device_it_is_charged_as_one(
+    cluster: Cluster, own: Installation
+) -> None:
+    """By a DeviceClass; from then on, also what is stored already, until there is none any more."""
+    require_dra(cluster)
+    with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
+        cluster.create(asking(team, "train"))
+        await_committed(own, team, **{"A100-shared": 25})
+        with published(cluster):
+            await_committed(own, team, **{"A100-shared": 100})
+            told = "requested: 1 card, used: 1"
+            eventually(lambda: told in cluster.try_create(asking(team, "more"), dryRun="All").message)
+            edited = own.quota.write(json.dumps(own.quota.document()))
+            assert "has no effect while a DeviceClass" in " ".join(edited.warnings)
+        await_committed(own, team, timeout=90, **{"A100-shared": 25})
 
 
 def test_a_row_that_leaves_a_product_to_two_models_is_refused_when_it_is_edited(own: Installation) -> None:

@@ -336,3 +336,18 @@ def test_an_edit_of_the_rows_has_pods_and_nodes_read_anew(api: ApiDouble) -> Non
 def test_a_pin_is_read_as_the_models_of_its_values() -> None:
     pin = read_pin(view(vcuda_pod(affinity=ANYWHERE)), LABELS, known().models)
     assert pin.models == frozenset({"A100", "A100-shared"})
+
+
+@cases(
+    "extended, charge",
+    none=((), Charge(25, 0, 25)),
+    another=(("amd.com/gpu",), Charge(25, 0, 25)),
+    this=(("amd.com/gpu", "nvidia.com/gpu"), WHOLE),
+)
+def test_where_the_scheduler_may_claim_a_device_for_it_one_is_a_whole_card(
+    extended: tuple[str, ...], charge: Charge
+) -> None:
+    charged = known().with_claimed(extended)
+    assert read_request(view(vcuda_pod(GPU)), charged).charge_on("A100-shared") == charge
+    assert charged.models.model_of(SHARED) == "A100-shared"
+    assert charged.counts_like(known()) == (charge != WHOLE)

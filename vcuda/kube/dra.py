@@ -11,6 +11,7 @@ from vcuda import errors
 from vcuda.allocations.stored_claims import ClaimCounter
 from vcuda.claims import charges, devices, objects
 from vcuda.kube import client, informers, reflector
+from vcuda.requests.resources import GpuResources
 
 SLICES, CLASSES, CLAIMS, TEMPLATES = (
     f"{objects.API_PATH}/{name}"
@@ -182,6 +183,22 @@ class ClaimPolicies:
         self._nodes = nodes
         self._informer = informer
         self._made: _Made | None = None
+        self._charged: tuple[tuple[GpuResources, frozenset[str]], GpuResources] | None = None
+
+    def resources(self) -> GpuResources:
+        """Return what pods can ask for, and are charged, as far as it is known."""
+        return self.charged(self._quota.resources())
+
+    def charged(self, known: GpuResources) -> GpuResources:
+        """Return what the quota ConfigMap says, and what of it holds with the classes that there are."""
+        found = self._informer.current()
+        if found is None:
+            return known
+        # Kept, as it is asked for with every pod.
+        made, sources = self._charged, (known, found.extended_resources)
+        if made is None or made[0][0] is not known or made[0][1] != sources[1]:
+            self._charged = made = sources, known.with_claimed(found.extended_resources)
+        return made[1]
 
     def current(self) -> charges.ClaimPolicy | None:
         """Return the policy; None until quota and devices have been read."""

@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -220,6 +220,14 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         """Return whether every pod is charged the same by both, and to the same model."""
         mine, theirs = ((each.schemes, each.own_units, each.models) for each in (self, other))
         return self is other or mine == theirs
+
+    def with_claimed(self, extended: Collection[str]) -> "GpuResources":
+        """Return the same where the scheduler claims devices for these resources: one of such a resource is whole."""
+        # Which node has a device plugin and which a driver is not known before the pod is placed.
+        if PLAIN_CARDS not in extended or not self.models.cores:
+            return self
+        rows = {model: ProductRow(row.products) for model, row in self.models.rows.items()}
+        return msgspec.structs.replace(self, models=CardModels(rows))
 
 
 BUILT_IN = GpuResources()
