@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from tests.builders import MODEL, POOL, nodes, review
+from vcuda.claims.charges import ClaimPolicy
+from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, Fault, Unavailable, UnreadableLedger, VcudaError
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
+from vcuda.requests.resources import BUILT_IN
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers
 from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
@@ -199,6 +202,19 @@ def test_what_cannot_be_compared_in_time_is_told_and_the_edit_made() -> None:
     assert answer == AdmissionResponse("quota-accepted", warnings=[told])
     many = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
     assert edited(f"team-a: {{quota: {{{many}}}}}", comparing=0.0).warnings[0].startswith("1 of the namespaces")
+
+
+def test_what_rows_of_models_make_of_the_nodes_is_told_by_the_rows_that_are_edited() -> None:
+    """One product is a model of the quota by them; and what has no effect beside a DeviceClass is named."""
+    whole = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource="nvidia.com/gpu")})
+    claims = ClaimPolicy.of(whole, NODES.model_of, Quota(), BUILT_IN)
+    rows = "{Tesla: {products: ['?40'], cards: 0.5}, P100: []}"
+    data = {"gpu_quota": "team-a: {quota: {Tesla: 1, M41: 1}}", "gpu_models": rows}
+    object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))
+    assert list(edited(None, PolicySnapshot(Quota(), NODES, claims=claims), object=object_).warnings) == [
+        "team-a.quota.M41: no node has this model in label gaia.tencent.com/gpu-model (known: P100, Tesla)",
+        "gpu_models: `cards` of Tesla has no effect while a DeviceClass gives whole devices as nvidia.com/gpu",
+    ]
 
 
 def test_warnings_end_before_the_api_server_cuts_them_off() -> None:

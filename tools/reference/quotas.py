@@ -11,6 +11,8 @@ import msgspec
 from tests import builders
 from tests.builders import MODEL, POOL
 from tools.reference.told import Chapter, Told
+from vcuda.claims.charges import ClaimPolicy
+from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
@@ -18,6 +20,7 @@ from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, UNITS, parse_config
+from vcuda.requests.resources import PLAIN_CARDS
 from webhook.ledgers import Ledgers, MemoryLedgers
 from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
@@ -154,6 +157,9 @@ def _edited(
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
     request = builders.review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
     policy = builders.policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
+    devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
+    claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
+    policy = msgspec.structs.replace(policy, claims=claims)
     return asyncio.run(check_edit(request, place, policy, ledgers or MemoryLedgers(), comparing))
 
 
@@ -198,5 +204,7 @@ def _warnings() -> Iterator[Told]:
     yield Told(late, "Compare by `kubectl gpuquota -A`, once the edit is made.")
     system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[0]
     yield Told(system, "Leave the entry out, unless its usage is all that you want to see.")
+    worth = {**_document(""), MODELS: "{M40: {cards: 0.5}}"}
+    yield Told(_edited(worth).warnings[-1], "Leave `cards` out, or `extendedResourceName` in that class.")
     yield Told(_edited(_document(many)).warnings[-1], "Look at those that are named first.")
     yield Told(_edited({}, "DELETE").warnings[0], "Nothing, if that is meant; pods that run stay.")
