@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import msgspec
 
 from vcuda.allocations.stored_claims import charged_by_pods
-from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
+from vcuda.allocations.stored_pods import RequestCache, StoredPod, charges_of, read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import ObservedPods, Terminating, charges_by_model
@@ -50,7 +50,10 @@ class GoneUids:
 
 
 class PodInformer:
-    """All vcuda pods. Others are decoded and forgotten. ``on_change`` is called with the namespace of each change.
+    """All vcuda pods. Others are decoded and forgotten.
+
+    ``on_change`` is called with the namespace of each pod that has ended or gone, and of all after a list;
+    ``on_growth``, where there is one, with that of each pod that has come or is charged otherwise than before.
 
     A bound pod that goes without having ended has vanished: kubelet may let its containers run for its grace period,
     here at most ``max_terminating`` seconds. ``resources`` tells what pods can ask for; who changes that says so by
@@ -65,15 +68,18 @@ class PodInformer:
         clock: Callable[[], float] = time.monotonic,
         max_terminating: float = math.inf,
         *,
+        on_growth: Callable[[str], None] | None = None,
         resources: Callable[[], GpuResources] = lambda: BUILT_IN,
     ) -> None:
         self.labels = labels
         self._resources = resources
         # By which pods are decoded now; and by which all of the store were. Only the reflector's thread sets them.
         self._decoding = self._counted_by = resources()
+        self._requests = RequestCache(self._decoding)
         self._max_terminating = max_terminating
         self._followers: list[PodChange] = []
         self._on_change = on_change
+        self._on_growth = on_growth or on_change
         self._clock = clock
         self._lock = threading.Lock()
         self._gone = GoneUids(clock)
@@ -162,10 +168,11 @@ class PodInformer:
 
     def decode(self, raw: bytes) -> StoredPod | None:
         """Return what is kept of a pod; None where it asks for nothing that is charged."""
-        return read_stored(_POD.decode(raw), self.labels, self._decoding)
+        return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests)
 
     def _on_listing(self) -> bool:
         self._decoding = self._resources()
+        self._requests = RequestCache(self._decoding)
         return not self._decoding.counts_like(self._counted_by)
 
     def _on_listed(self) -> None:
@@ -180,7 +187,10 @@ class PodInformer:
             return
         with self._lock:
             self._remember(changed, gone=new is None)
-        self._on_change(changed.namespace)
+        if new is None or (old and old.live and not new.live):
+            self._on_change(changed.namespace)
+        elif old is None or _counted(old) != _counted(new):
+            self._on_growth(changed.namespace)
         for follower in self._followers:
             follower(old, new)
 
@@ -196,3 +206,8 @@ class PodInformer:
         self._gone.add(pod.namespace, pod.uid)
         if pod.live and pod.node:
             self._vanished.setdefault(pod.namespace, {})[pod.uid] = (pod, now + self._seconds_of(pod))
+
+
+def _counted(pod: StoredPod) -> tuple[object, ...]:
+    # By what the ledger counts a pod, and violations judge it. Most events are of other parts of its status.
+    return pod.live, pod.charge, pod.model, pod.node, pod.terminating, pod.extended_claim

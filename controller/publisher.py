@@ -1,19 +1,24 @@
 """Publishes each namespace's usage where its people can read it: ConfigMap ``gpu-quota-usage``."""
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
 
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
-from vcuda.kube import Kube, Reflector, segment, upsert
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.kube import NOT_TRACKED, Kube, Reflector, segment, upsert
+from vcuda.ledger.ledger import ModelUse, NamespaceUse
+from vcuda.quota.model import CORES_PER_CARD
 
 NAME = "gpu-quota-usage"
 KEY = "usage.json"
 LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
+
+UNHURRIED_SECONDS = 5.0
+"""Between two reports of a namespace in which there is room: nobody looks there for why a pod was refused."""
 
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The cause of a 403 where the namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
@@ -35,8 +40,8 @@ class Publisher:
     left behind is withdrawn.
     """
 
-    def __init__(self, kube: Kube) -> None:
-        self.reconciler = Reconciler("publish", self._reconcile, failure="usage not published")
+    def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
+        self.reconciler = Reconciler("publish", self._reconcile, failure="usage not published", clock=clock)
         self.published = Reflector(
             kube,
             "/api/v1/configmaps",
@@ -48,16 +53,20 @@ class Publisher:
         self._kube = kube
         self._lock = threading.Lock()
         self._reports: dict[str, NamespaceUse | None] = {}
+        # What was written last, by its hash: our own writes come back by the watch, and are no news.
+        self._written: dict[str, int] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Take a report over; None takes the namespace's ConfigMap away."""
         with self._lock:
             changed = namespace not in self._reports or self._reports[namespace] != use
+            before = self._reports.get(namespace)
             self._reports[namespace] = use
         # Most settlements change nothing that people see.
         if changed:
-            self.reconciler.queue.add(namespace)
+            unhurried = before and use and has_room(use) and limits_of(before) == limits_of(use)
+            self.reconciler.queue.add(namespace, interval=UNHURRIED_SECONDS if unhurried else 0)
 
     def reports(self) -> Mapping[str, NamespaceUse]:
         """Return the newest report of every limited namespace."""
@@ -80,11 +89,14 @@ class Publisher:
             with self._lock:
                 if self._reports.get(namespace) is None:
                     self._reports.pop(namespace, None)
+                    self._written.pop(namespace, None)
             return
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
-        if published and published.text == text:
+        # The watch may not have brought yet what was written last.
+        if published and published.text == text and self._written.get(namespace, hash(text)) == hash(text):
             return
-        metadata = {"name": NAME, "namespace": namespace, "labels": LABELS}
+        self._written[namespace] = hash(text)
+        metadata = {"name": NAME, "namespace": namespace, "labels": LABELS, "managedFields": NOT_TRACKED}
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
         try:
             upsert(self._kube, _collection(namespace), config_map)
@@ -102,12 +114,33 @@ class Publisher:
         self._log.info("usage withdrawn: the namespace is no longer limited", namespace=namespace)
 
     def _on_event(self, old: Published | None, new: Published | None) -> None:
-        if published := new or old:
+        published = new or old
+        if published and not (new and self._written.get(new.namespace) == hash(new.text)):
             self.reconciler.queue.add(published.namespace)
 
 
 def _collection(namespace: str) -> str:
     return f"/api/v1/namespaces/{segment(namespace)}/configmaps"
+
+
+def has_room(use: NamespaceUse) -> bool:
+    """Return whether of each model a tenth is free, and as much as the largest pod there has: none such is refused."""
+    return all(_has_room(model) for model in use.models)
+
+
+def _has_room(model: ModelUse) -> bool:
+    cores = max((pod.cores for pod in model.pods), default=0)
+    cards_left = model.available >= max(model.limit / 10, cores / CORES_PER_CARD)
+    if model.memory_limit is None:
+        return cards_left
+    largest = max((pod.memory for pod in model.pods), default=0)
+    return cards_left and model.memory_limit - (model.memory_used or 0) >= max(model.memory_limit / 10, largest)
+
+
+def limits_of(use: NamespaceUse) -> object:
+    """Return what was decided of a namespace, beside what is used there; a change of it is told at once."""
+    limits = [(model.model, model.limit, model.memory_limit) for model in use.models]
+    return use.mode, use.taking_effect, use.unpinned, limits
 
 
 def is_without_home(error: errors.ApiError) -> bool:

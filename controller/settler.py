@@ -27,6 +27,11 @@ CONFLICT_RETRY_SECONDS = 0.1
 while it waits charges pile up whose pods are stored by now."""
 
 
+GROWTH_SECONDS = 3.0
+"""Between two settlements of a ledger to which pods have only been added: what is pending is charged as much as what is
+committed, so that nobody waits for it, while replicas that charge would be in its way."""
+
+
 class SettleTiming(msgspec.Struct, frozen=True):
     """Seconds.
 
@@ -73,10 +78,16 @@ class Settler:
         )
         self._timing = timing or SettleTiming()
         self.pods = PodInformer(
-            kube, nodes.keys, self.queue.add, clock, self._timing.max_terminating, resources=store.resources
+            kube,
+            nodes.keys,
+            self.queue.add,
+            clock,
+            self._timing.max_terminating,
+            on_growth=self._add_grown,
+            resources=store.resources,
         )
         self.claims = ClaimInformer(kube, store, self.queue.add, clock)
-        self.ledgers = store.reflector(self.queue.add)
+        self.ledgers = store.reflector(self.queue.add, self._add_grown)
         self._store = store
         self._quota = quota
         self._nodes = nodes
@@ -89,6 +100,9 @@ class Settler:
         # By namespaces whose damaged ledger is to be deleted: its version, and since when it is known.
         self._unreadable: dict[str, tuple[str, float]] = {}
         self._log = structlog.get_logger()
+
+    def _add_grown(self, namespace: str) -> None:
+        self.queue.add(namespace, interval=GROWTH_SECONDS)
 
     def add_all(self) -> None:
         """Let every namespace be due that is known."""
@@ -232,7 +246,11 @@ class Settler:
         """Delete a ledger in which nothing is charged that pods do not show; else settle it."""
         # One that is made anew counts the pods stored by then, and would miss one that is still on its way, or one that
         # is gone and may still run.
-        ledger = self._settled(namespace, stored.ledger)
+        ledger = stored.ledger
+        # Where nothing was ever charged, or all has gone, no count would tell more. Many are dropped at once, and each
+        # count is two LISTs, as the watch of a quiet cluster is behind a count that a replica has made.
+        if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
+            ledger = self._settled(namespace, ledger)
         if ledger.pending or ledger.terminating or stored.version is None:
             self._write(namespace, ledger, stored)
             return

@@ -70,13 +70,13 @@ def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
 def test_usage_tells_what_is_admitted_and_not_yet_stored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A pod whose name is taken is charged, and never stored."""
-    cluster.create(card_pod("train", team))
-    await_committed(installation, team, M40=100)
+    """A pod whose name is taken is charged, and never stored. Where there is little room that is told at once."""
+    cluster.create(card_pod("train", team, cards=3))
+    await_committed(installation, team, M40=300)
     assert cluster.try_create(card_pod("train", team)).status == HTTPStatus.CONFLICT
     report = await_published(cluster, team, lambda report: report["models"][0]["pending"] == 1)
-    assert used(report)["M40"] == 2
-    await_published(cluster, team, lambda report: used(report)["M40"] == 1 and not report["models"][0]["pending"])
+    assert used(report)["M40"] == 4
+    await_published(cluster, team, lambda report: used(report)["M40"] == 3 and not report["models"][0]["pending"])
 
 
 def test_the_gauges_tell_limit_usage_and_pending_in_hundredths_of_a_card(

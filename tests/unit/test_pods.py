@@ -95,3 +95,36 @@ class Empty:
 
     def versioned(self, _namespace: str) -> tuple[str, list[StoredPod]]:
         return "1000", []
+
+
+ENDED = {"status": {"phase": "Succeeded"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        pytest.param(None, {}, ["grown"], id="it came"),
+        pytest.param({}, {"metadata": {"annotations": {"a": "b"}}}, [], id="nothing that counts"),
+        pytest.param({}, {"spec": {"nodeName": "gpu-1"}}, ["grown"], id="it was bound"),
+        pytest.param({}, ENDED, ["freed"], id="it ended"),
+        pytest.param(ENDED, {**ENDED, "metadata": {"annotations": {"a": "b"}}}, [], id="nothing more after that"),
+        pytest.param({}, None, ["freed"], id="it is gone"),
+    ],
+)
+def test_who_may_have_freed_quota_is_told_apart_from_who_has_not(
+    api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: list[str]
+) -> None:
+    heard: list[str] = []
+    watch = PodInformer(api.kube, LABELS, lambda _: heard.append("freed"), on_growth=lambda _: heard.append("grown"))
+    for state in (before, after):
+        heard.clear()
+        if POD in api.objects:
+            api.remove(POD)
+        if state is not None:
+            manifest = stored_pod(CARD, "uid-1", **state.get("spec", {}))
+            metadata = {**manifest["metadata"], "namespace": "team-a", **state.get("metadata", {})}
+            api.store(POD, {**manifest, **state, "spec": manifest["spec"], "metadata": metadata})
+        watch.reflector.relist()
+        if watch.pods("team-a"):
+            heard.pop()  # every namespace that has pods is looked at after a list
+    assert heard == told

@@ -1,12 +1,16 @@
-"""What becomes of a report that cannot be published."""
+"""When a report is published, and what becomes of one that cannot be."""
 
+from typing import Any
+
+import msgspec
 import pytest
 import structlog
 
-from controller.publisher import Publisher
+from controller.publisher import Publisher, has_room
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply
+from tests.replicas import Clock
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
 
 TERMINATING = ApiError(
     403,
@@ -67,3 +71,85 @@ def test_a_write_whose_answer_is_lost_is_made_again(api: ApiDouble, publisher: P
     api.deliver = Script(lost_reply, methods=("POST",))
     assert publish(publisher, times=2) == ["usage not published"]
     assert (published_in(api), api.calls) == (["team-a"], ["PATCH", "POST", "PATCH"])
+
+
+def use_of(**fields: Any) -> NamespaceUse:
+    model = {"model": "M40", "limit": 10.0, "used": 2.0, "pending": 0.0, "available": 8.0, **fields}
+    return msgspec.structs.replace(USE, models=(ModelUse(**model), ModelUse("P100", 4, 0, 0, 4)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "room"),
+    [
+        pytest.param({}, True, id="most is free"),
+        pytest.param({"available": 1.0}, True, id="a tenth is free"),
+        pytest.param({"available": 0.9}, False, id="less than a tenth"),
+        pytest.param({"limit": 0.0, "available": 0.0}, True, id="a model that nobody may use"),
+        pytest.param({"available": 2.0, "pods": (PodUse("a", 200, 0),)}, True, id="as much as the largest pod has"),
+        pytest.param({"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False, id="less than the largest pod has"),
+        pytest.param({"memory_limit": 100, "memory_used": 90}, True, id="a tenth of the memory"),
+        pytest.param({"memory_limit": 100, "memory_used": 91}, False, id="less of the memory"),
+        pytest.param(
+            {"memory_limit": 100, "memory_used": 50, "pods": (PodUse("a", 10, 51),)}, False, id="of the largest too"
+        ),
+    ],
+)
+def test_there_is_room_where_no_pod_like_those_there_can_be_refused(fields: dict[str, Any], *, room: bool) -> None:
+    assert has_room(use_of(**fields)) == room
+
+
+@pytest.mark.parametrize(
+    ("second", "waits"),
+    [
+        pytest.param(use_of(used=3.0, available=7.0), 5, id="there is room"),
+        pytest.param(use_of(used=9.5, available=0.5), 1, id="there is hardly any"),
+        pytest.param(use_of(limit=20.0, available=18.0), 1, id="another limit"),
+        pytest.param(msgspec.structs.replace(use_of(), mode="warn"), 1, id="another mode"),
+        pytest.param(None, 1, id="no limit any more"),
+    ],
+)
+def test_a_report_follows_another_after_five_seconds_while_nobody_can_be_refused_else_after_one(
+    api: ApiDouble, second: NamespaceUse | None, waits: float
+) -> None:
+    clock = Clock()
+    publisher = Publisher(api.kube, clock.monotonic)
+    queue = publisher.reconciler.queue
+    publisher.report("team-a", use_of())
+    assert queue.next() == "team-a", "the first at once"
+    publisher.report("team-a", second)
+    clock.now += waits - 0.1
+    queue.add("end")
+    assert queue.next() == "end"
+    clock.now += 0.1
+    assert queue.next() == "team-a"
+
+
+def test_what_was_written_is_no_news_when_the_watch_brings_it_but_what_others_write_over_it_is(api: ApiDouble) -> None:
+    clock = Clock()
+    publisher = Publisher(api.kube, clock.monotonic)
+    publisher.report("team-a", use_of())
+    assert publisher.reconciler.queue.next() == "team-a"
+    publish(publisher)
+    publisher.published.relist()
+    publisher.reconciler.queue.add("end", 5)
+    clock.now += 5
+    assert publisher.reconciler.queue.next() == "end"
+    [path] = api.objects
+    api.store(path, {**api.objects[path], "data": {"usage.json": "{}"}})
+    publisher.published.relist()
+    assert publisher.reconciler.queue.next() == "team-a"
+    publish(publisher)
+    assert api.objects[path]["data"]["usage.json"] != "{}"
+
+
+def test_a_report_that_is_again_what_the_watch_still_shows_is_written_over_the_newer_one(api: ApiDouble) -> None:
+    publisher = Publisher(api.kube)
+    published: list[float] = []
+    for used in (1.0, 2.0, 1.0):
+        publisher.report("team-a", use_of(used=used))
+        publish(publisher)
+        if not published:
+            publisher.published.relist()
+        [path] = api.objects
+        published.append(msgspec.json.decode(api.objects[path]["data"]["usage.json"])["models"][0]["used"])
+    assert published == [1, 2, 1]

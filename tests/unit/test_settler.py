@@ -198,6 +198,49 @@ def test_a_ledger_is_read_only_after_a_conflict_and_written_once(
     assert api.calls == calls
 
 
+CHARGED = {"uid-1": Pending("M40", ONE)}
+CROWD = {f"uid-{number}": Pending("M40", ONE) for number in range(512)}
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        pytest.param(Ledger({"M40": ONE}, "7", CHARGED), ["charged"], id="a replica has charged"),
+        pytest.param(Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="and somebody has changed the count"),
+        pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="it was counted anew"),
+        pytest.param(Ledger({"M40": ONE}, "7", CROWD), ["changed"], id="so much is pending that writes are large"),
+        pytest.param(None, ["changed"], id="it is gone"),
+    ],
+)
+def test_charges_that_replicas_add_are_told_apart_from_all_other_writes(
+    api: ApiDouble, replica: Replica, other: Replica, written: Ledger | None, told: list[str]
+) -> None:
+    heard: list[str] = []
+    ledgers = replica.store.reflector(lambda _: heard.append("changed"), lambda _: heard.append("charged"))
+    other.store.write("team-a", Ledger({"M40": ONE}, "7"), other.store.read("team-a"))
+    ledgers.relist()
+    assert heard == ["changed"]
+    heard.clear()
+    if written:
+        other.store.write("team-a", written, other.store.read("team-a"))
+    else:
+        api.remove(LEDGER)
+    ledgers.relist()
+    assert heard == told
+
+
+def test_what_the_settler_itself_has_counted_is_no_reason_to_settle_again_soon(
+    replica: Replica, other: Replica
+) -> None:
+    heard: list[str] = []
+    ledgers = replica.store.reflector(lambda _: heard.append("changed"), lambda _: heard.append("charged"))
+    other.store.write("team-a", Ledger({"M40": ONE}, "7"), other.store.read("team-a"))
+    ledgers.relist()
+    replica.store.write("team-a", Ledger({"M40": TWO}, "9"), replica.store.read("team-a"))
+    ledgers.relist()
+    assert heard == ["changed", "charged"]
+
+
 # What has to be proven before a charge is released, a ledger dropped or a count believed
 
 NOBODY = "{}"
@@ -295,6 +338,32 @@ def test_those_without_a_limit_wait_for_a_turn_of_their_own(api: ApiDouble, repl
     assert (LEDGER in api.objects, settling.settler.unlimited.queue.next()) == (True, "team-a")
     settling.settler.unlimited.turn("team-a")
     assert LEDGER not in api.objects
+
+
+@pytest.mark.parametrize(
+    ("gone", "calls"),
+    [
+        pytest.param(True, ["PATCH", "DELETE"], id="the namespace is gone"),
+        pytest.param(False, ["GET", "GET", "PATCH", "DELETE", "DELETE"], id="its limit is, and the mark goes too"),
+    ],
+)
+def test_an_empty_ledger_is_dropped_without_a_list_though_it_was_counted_later_than_all_that_is_watched(
+    api: ApiDouble, replica: Replica, gone: bool, calls: list[str]
+) -> None:
+    """Thousands may go at once, with those behind them waiting."""
+    api.store("/api/v1/namespaces/team-a", {"metadata": {"name": "team-a", "uid": "uid-of-team-a"}})
+    settling = Settling(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
+    settling.settle()
+    assert (LEDGER in api.objects, api.calls) == (False, calls)
+
+
+def test_a_ledger_that_counts_something_is_counted_before_it_is_dropped(api: ApiDouble, replica: Replica) -> None:
+    """What went unseen may still run, and the limit may come back."""
+    settling = Settling(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
+    for name in ("some", "other"):
+        api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})
+    settling.settle()
+    assert replica.usage()["M40"].terminating == ONE
 
 
 def test_the_ledger_of_a_namespace_that_is_gone_is_dropped_once_nothing_is_pending_or_may_run(

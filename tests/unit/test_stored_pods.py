@@ -8,9 +8,20 @@ from tests import builders
 from tests.allocated import NODE, allocated_pod, marks
 from tests.tables import cases
 from vcuda.allocations.cards import PodCards, Share
-from vcuda.allocations.stored_pods import Allocation, Keys, StoredPod, charges_of, read_stored
+from vcuda.allocations.stored_pods import (
+    LONGEST_REMEMBERED,
+    MOST_KEYS_REMEMBERED,
+    MOST_REQUESTS_REMEMBERED,
+    Allocation,
+    Keys,
+    RequestCache,
+    StoredPod,
+    charges_of,
+    read_stored,
+)
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge
+from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
 
 CARD = Charge(100, 0, 100)
@@ -162,3 +173,29 @@ def test_an_empty_value_tells_nothing() -> None:
     assert found
     assert found.get("tencent.com/predicate-node") is None
     assert found.get(None) is None
+
+
+def test_what_containers_ask_for_is_read_once_for_all_that_are_alike_and_never_taken_for_another() -> None:
+    """However many there are, and with whatever else in them."""
+    cache = RequestCache(BUILT_IN)
+    long = [{"name": "A", "value": "x" * LONGEST_REMEMBERED}]
+    many = [{"tencent.com/vcuda-core": 100 * number} for number in range(1, MOST_REQUESTS_REMEMBERED + 2)]
+    env = [{**builders.container(limits), "env": long} for limits in many[:2]]
+    manifests = [*map(stored, [*many, *many[:2]]), *(stored(containers=[each]) for each in env)]
+    for manifest in manifests:
+        pod = builders.view(manifest)
+        assert read_stored(pod, builders.LABELS, BUILT_IN, cache) == read_stored(pod, builders.LABELS)
+
+
+def test_whose_an_allocation_is_does_not_depend_on_how_many_keys_there_are() -> None:
+    keys = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(2 * MOST_KEYS_REMEMBERED)}
+    few = kept(stored_with(dict([*keys.items()][:2]))).allocation
+    many = kept(stored_with(keys)).allocation
+    assert few
+    assert many
+    assert few.schemes == many.schemes == (GPU_MANAGER,)
+
+
+def stored_with(annotations: dict[str, str]) -> builders.Manifest:
+    manifest = stored()
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}

@@ -77,6 +77,16 @@ def test_between_two_turns_of_a_name_is_the_interval_for_which_no_other_waits(qu
     assert due_now(queue) == ["a"]
 
 
+def test_who_is_in_no_hurry_waits_longer_after_a_turn_and_nobody_waits_for_him(queue: WorkQueue, clock: Clock) -> None:
+    queue.add("a", interval=3 * INTERVAL)
+    assert due_now(queue) == ["a"], "the first is at once"
+    queue.add("a", interval=3 * INTERVAL)
+    assert due_after(queue, clock, 3 * INTERVAL) == ["a"]
+    queue.add("a", interval=3 * INTERVAL)
+    queue.add("a")
+    assert due_after(queue, clock, INTERVAL) == ["a"]
+
+
 def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay(queue: WorkQueue, clock: Clock) -> None:
     queue.add("a")
     assert due_now(queue) == ["a"]

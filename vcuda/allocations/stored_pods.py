@@ -1,5 +1,6 @@
 """Stored pods as the ledger counts them, with the allocation that schedulers and device plugins wrote on them."""
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -9,12 +10,21 @@ from vcuda.allocations.cards import PodCards, read_pod_cards
 from vcuda.k8s_types import MIRROR_ANNOTATION, Pod
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import Charge
-from vcuda.requests.pod_request import NO_MODELS, asks_for_vcuda, read_request
+from vcuda.requests.pod_request import NO_MODELS, PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
 DEFAULT_GRACE_SECONDS = 30
 """What the API server writes where a pod says nothing."""
+
+
+MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
+"""Specs of containers whose charge is remembered, and the bytes that the longest of them has."""
+
+_ENCODER = msgspec.json.Encoder()
+
+MOST_KEYS_REMEMBERED = 16
+"""Allocation annotations and labels on a pod whose schemes are worked out once for all that are like it."""
 
 
 class Keys(msgspec.Struct, frozen=True, gc=False):
@@ -55,11 +65,18 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...]) -> Allocation | None:
     labels = {sys.intern(key): value for key, value in pod.labels.items() if ALLOCATION_LABELS.fullmatch(key)}
     if not annotations and not labels:
         return None
+    # Pods are alike in this by the thousand. Names that a pod's owner makes up are bounded, and those of one pod too.
+    choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
+    return Allocation(annotations, labels, choose((*annotations,), (*labels,), tuple(each.name for each in asked)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
     # A pod may carry what no scheme that it asks by has written: its manifest was copied from another.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
-    order = {scheme.name: by_name[scheme.name] for scheme in (*asked, *SCHEMES)}.values()
+    order = {name: by_name[name] for name in (*asked, *by_name)}.values()
     found = {name for name, _ in _claims(annotations, labels, order)}
-    return Allocation(annotations, labels, tuple(scheme for scheme in order if scheme.name in found))
+    return tuple(scheme for scheme in order if scheme.name in found)
 
 
 def _claims(annotations: Iterable[str], labels: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[tuple[str, Keys]]:
@@ -114,13 +131,39 @@ class StoredPod(msgspec.Struct, frozen=True):
         return self.model or (nodes.model_of(self.node) if self.node else None)
 
 
-def read_stored(pod: Pod, labels: affinity.NodeLabels, known: GpuResources = BUILT_IN) -> StoredPod | None:
-    """Return what is kept of a pod, or None where it asks for nothing that is charged."""
+class RequestCache:
+    """What containers ask for, remembered by their text: those of one workload's pods are alike, and change no more.
+
+    It is for one thread, and for one ``known``. Of large ones nothing is kept, and of all at most so many.
+    """
+
+    def __init__(self, known: GpuResources) -> None:
+        self.known = known
+        self._asked: dict[bytes, PodRequest] = {}
+
+    def read(self, pod: Pod) -> PodRequest:
+        """Return what `read_request` does of it, but for its faults: a stored pod is charged all the same."""
+        text = _ENCODER.encode((pod.spec.containers, pod.spec.init_containers))
+        found = self._asked.get(text)
+        if found is None:
+            # Faults tell of annotations too, and name fields.
+            found = msgspec.structs.replace(read_request(pod, self.known), faults=())
+            if len(self._asked) >= MOST_REQUESTS_REMEMBERED:
+                self._asked.clear()
+            if len(text) <= LONGEST_REMEMBERED:
+                self._asked[text] = found
+        return found
+
+
+def read_stored(
+    pod: Pod, labels: affinity.NodeLabels, known: GpuResources = BUILT_IN, cache: RequestCache | None = None
+) -> StoredPod | None:
+    """Return what is kept of a pod, or None where it asks for nothing that is charged; ``cache`` is for ``known``."""
     if not asks_for_vcuda(pod, known):
         return None
     # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more.
     metadata = pod.metadata
-    request = read_request(pod, known)
+    request = (cache or RequestCache(known)).read(pod)
     model, extended = placement.read_pin(pod, labels, known.models).model, _extended_claim_of(pod)
     # Where the scheduler has claimed devices for it, these are the pod's, and whole: not what a device plugin offers.
     on_models = NO_MODELS if extended else request.on_models

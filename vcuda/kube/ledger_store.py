@@ -33,6 +33,9 @@ OPENING_SECONDS = 1.0
 
 LOOK_AGAIN_SECONDS = 0.05
 
+FEW_PENDING_BYTES = 2048
+"""Less than this is written of up to some 80 pending charges."""
+
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 
@@ -68,6 +71,17 @@ class NamedLedger(msgspec.Struct, frozen=True):
         """Return the ledger. Raises UnreadableLedger: it is damaged."""
         return _read(self.config_map)
 
+    @property
+    def counted(self) -> str:
+        """The part of its text that tells what was counted, at which version."""
+        return _counted_in((self.config_map.data or {}).get(KEY, ""))
+
+    @property
+    def has_few_pending(self) -> bool:
+        """Whether little is told beside that, and nobody has asked for its deletion."""
+        text = (self.config_map.data or {}).get(KEY, "")
+        return not self.deleting and 0 < len(text) - len(self.counted) < FEW_PENDING_BYTES
+
 
 # Has the API server drop, at an update, what it notes of who set which field (Server-Side Apply, "Clearing
 # managedFields"). Nobody applies a ledger, and keeping the notes is a quarter of what the API server does for a write.
@@ -100,6 +114,9 @@ class LedgerStore:
         self.resources = resources
         self.claim_price = claim_price
         self._sleep = sleep
+        # By namespace what was last counted in a ledger that was written here, where a watch is to know it again.
+        self._written: dict[str, str] = {}
+        self._keeps_written = False
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
 
@@ -241,14 +258,26 @@ class LedgerStore:
             with contextlib.suppress(errors.NotFound):
                 self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
         self._marks.remove(mark)
+        self._written.pop(namespace, None)
 
-    def reflector(self, on_change: Callable[[str], None]) -> Reflector[NamedLedger]:
-        """Return a reflector of all ledgers; ``on_change`` is called with the namespace of each that is written."""
+    def reflector(
+        self, on_change: Callable[[str], None], on_charge: Callable[[str], None] | None = None
+    ) -> Reflector[NamedLedger]:
+        """Return a reflector of all ledgers; ``on_change`` is called with the namespace of each that is written.
+
+        Where there is ``on_charge``, that is called instead where what is counted is as it was, or as it was written
+        here, and little is pending.
+        """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
-            changed = new or old
-            if changed:
+            # This is called at every write of every replica: their texts are compared, not read.
+            known = old and new and new.counted in (old.counted, self._written.get(new.namespace))
+            if on_charge and new and known and new.has_few_pending:
+                on_charge(new.namespace)
+            elif changed := new or old:
                 on_change(changed.namespace)
+
+        self._keeps_written = on_charge is not None
 
         selector = {"labelSelector": NAMESPACE_LABEL}
         return Reflector(self._kube, self._collection, self._decode_named, params=selector, on_event=on_event)
@@ -271,6 +300,8 @@ class LedgerStore:
             **({"resourceVersion": version} if version is not None else {}),
         }
         data = {KEY: write_ledger(ledger)}
+        if self._keeps_written:
+            self._written[namespace] = _counted_in(data[KEY])
         return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
     def _path(self, namespace: str) -> str:
@@ -280,6 +311,10 @@ class LedgerStore:
 def ledger_name(namespace: str) -> str:
     """Return the name of the ConfigMap that holds a namespace's ledger."""
     return f"gpu-ledger-{namespace}"
+
+
+def _counted_in(text: str) -> str:
+    return text.partition(',"pending":')[0]
 
 
 def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:

@@ -70,6 +70,11 @@ class Ledger(msgspec.Struct, frozen=True):
     claimed: Mapping[str, Charge] = {}
     claim_resource_version: str = ""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is charged."""
+        return not (self.committed or self.pending or self.terminating or self.claimed)
+
     def usage(self, model: str) -> Usage:
         """Return what is charged to one model."""
         pending, terminating = (
