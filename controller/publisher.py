@@ -10,8 +10,7 @@ import structlog
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import NOT_TRACKED, Kube, Reflector, segment, upsert
-from vcuda.ledger.ledger import ModelUse, NamespaceUse
-from vcuda.quota.model import CORES_PER_CARD
+from vcuda.ledger.ledger import NamespaceUse
 
 NAME = "gpu-quota-usage"
 KEY = "usage.json"
@@ -65,7 +64,7 @@ class Publisher:
             self._reports[namespace] = use
         # Most settlements change nothing that people see.
         if changed:
-            unhurried = before and use and has_room(use) and limits_of(before) == limits_of(use)
+            unhurried = before and use and use.has_room and limits_of(before) == limits_of(use)
             self.reconciler.queue.add(namespace, interval=UNHURRIED_SECONDS if unhurried else 0)
 
     def reports(self) -> Mapping[str, NamespaceUse]:
@@ -121,20 +120,6 @@ class Publisher:
 
 def _collection(namespace: str) -> str:
     return f"/api/v1/namespaces/{segment(namespace)}/configmaps"
-
-
-def has_room(use: NamespaceUse) -> bool:
-    """Return whether of each model a tenth is free, and as much as the largest pod there has: none such is refused."""
-    return all(_has_room(model) for model in use.models)
-
-
-def _has_room(model: ModelUse) -> bool:
-    cores = max((pod.cores for pod in model.pods), default=0)
-    cards_left = model.available >= max(model.limit / 10, cores / CORES_PER_CARD)
-    if model.memory_limit is None:
-        return cards_left
-    largest = max((pod.memory for pod in model.pods), default=0)
-    return cards_left and model.memory_limit - (model.memory_used or 0) >= max(model.memory_limit / 10, largest)
 
 
 def limits_of(use: NamespaceUse) -> object:

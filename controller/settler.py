@@ -28,8 +28,8 @@ while it waits charges pile up whose pods are stored by now."""
 
 
 GROWTH_SECONDS = 3.0
-"""Between two settlements of a ledger to which pods have only been added: what is pending is charged as much as what is
-committed, so that nobody waits for it, while replicas that charge would be in its way."""
+"""Between two settlements of a ledger with room, to which pods have only been added: what is pending is charged as much
+as what is committed, so that nobody waits for it, and replicas that charge are not to be in its way."""
 
 
 class SettleTiming(msgspec.Struct, frozen=True):
@@ -96,13 +96,15 @@ class Settler:
         self._others = others
         self._exists = exists
         self._clock = clock
+        # The namespaces in which there was room at the last look: there nobody waits for some.
+        self._with_room: set[str] = set()
         self._first_seen: dict[str, dict[str, float]] = {}
         # By namespaces whose damaged ledger is to be deleted: its version, and since when it is known.
         self._unreadable: dict[str, tuple[str, float]] = {}
         self._log = structlog.get_logger()
 
     def _add_grown(self, namespace: str) -> None:
-        self.queue.add(namespace, interval=GROWTH_SECONDS)
+        self.queue.add(namespace, interval=GROWTH_SECONDS if namespace in self._with_room else 0)
 
     def add_all(self) -> None:
         """Let every namespace be due that is known."""
@@ -185,6 +187,7 @@ class Settler:
         if limits := self._limits(namespace):
             self._settle_limited(namespace, limits, stored)
             return
+        self._with_room.discard(namespace)
         self._on_report(namespace, None)
         if stored:
             self._drop_or_settle(namespace, stored, "the namespace is no longer limited")
@@ -199,7 +202,9 @@ class Settler:
             self._drop_or_settle(namespace, stored, "its deletion was asked for, and it is made anew")
         ledger, nodes = stored.ledger if stored else Ledger(), self._nodes.current()
         claims = self.claims.charges(namespace, self.pods.extended_claims(namespace, nodes))
-        self._on_report(namespace, report(namespace, limits, ledger, pods, nodes, claims=claims))
+        use = report(namespace, limits, ledger, pods, nodes, claims=claims)
+        (self._with_room.add if use.has_room else self._with_room.discard)(namespace)
+        self._on_report(namespace, use)
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
         """Settle the ledger as the watch has brought it; where that was out of date, as it is now.

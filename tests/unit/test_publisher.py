@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import structlog
 
-from controller.publisher import Publisher, has_room
+from controller.publisher import Publisher
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply
 from tests.replicas import Clock
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
@@ -95,7 +95,7 @@ def use_of(**fields: Any) -> NamespaceUse:
     ],
 )
 def test_there_is_room_where_no_pod_like_those_there_can_be_refused(fields: dict[str, Any], *, room: bool) -> None:
-    assert has_room(use_of(**fields)) == room
+    assert use_of(**fields).has_room == room
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class Settling:
             api.store(f"/api/v1/namespaces/team-a/pods/{home['name']}", {**pod, "metadata": home})
         self._registry = CollectorRegistry()
         self._ahead = 0.0
+        self.goes_on = False
         quota, nodes = QuotaInformer(api.kube, QuotaPlace(), frozenset()), NodeInformer(api.kube, LABELS)
         self.settler = Settler(
             api.kube,
@@ -81,7 +82,8 @@ class Settling:
 
     def _on_report(self, _namespace: str, use: NamespaceUse | None) -> None:
         self.reports.append(use)
-        self.settler.reconciler.stop()
+        if not self.goes_on:
+            self.settler.reconciler.stop()
 
     def later(self, seconds: float) -> None:
         """Let so much time have passed."""
@@ -239,6 +241,37 @@ def test_what_the_settler_itself_has_counted_is_no_reason_to_settle_again_soon(
     replica.store.write("team-a", Ledger({"M40": TWO}, "9"), replica.store.read("team-a"))
     ledgers.relist()
     assert heard == ["changed", "charged"]
+
+
+@pytest.mark.parametrize(("cards", "seconds"), [(8, 3), (1, 1)], ids=["there is room", "somebody may wait for some"])
+def test_a_ledger_to_which_pods_are_only_added_is_settled_after_three_seconds_where_there_is_room(
+    api: ApiDouble, replica: Replica, cards: int, seconds: float
+) -> None:
+    document = json.dumps({"team-a": {"quota": {"M40": cards}}})
+    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD), document=document)
+    settling.goes_on, queue = True, settling.settler.queue
+    queue.add("team-a")
+    assert queue.next() == "team-a"
+    settling.settle()
+    replica.charge("uid-2", charge=HALF)
+    settling.settler.ledgers.relist()
+    for waited, due in ((seconds - 0.5, "end"), (0.5, "team-a")):
+        settling.later(waited)
+        queue.add("end")
+        assert queue.next() == due
+
+
+def test_room_that_a_pod_has_freed_is_given_back_after_a_second_in_any_case(api: ApiDouble, replica: Replica) -> None:
+    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
+    settling.goes_on, queue = True, settling.settler.queue
+    queue.add("team-a")
+    assert queue.next() == "team-a"
+    settling.settle()
+    api.remove(POD)
+    settling.settler.pods.reflector.relist()
+    settling.later(1)
+    queue.add("end")
+    assert queue.next() == "team-a"
 
 
 # What has to be proven before a charge is released, a ledger dropped or a count believed

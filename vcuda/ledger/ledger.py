@@ -310,6 +310,16 @@ class ModelUse(msgspec.Struct, frozen=True):
     more_pods: int = 0
     terminating: float = 0
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a tenth is free, and as much as the largest pod there has: none like those there is refused."""
+        cores = max((pod.cores for pod in self.pods), default=0)
+        cards_left = self.available >= max(self.limit / 10, cores / CORES_PER_CARD)
+        if self.memory_limit is None:
+            return cards_left
+        largest = max((pod.memory for pod in self.pods), default=0)
+        return cards_left and self.memory_limit - (self.memory_used or 0) >= max(self.memory_limit / 10, largest)
+
 
 class NamespaceUse(msgspec.Struct, frozen=True):
     """A namespace's report. ``unpinned`` names pods that hold no model by their spec and run on no known one.
@@ -324,6 +334,11 @@ class NamespaceUse(msgspec.Struct, frozen=True):
     unpinned: tuple[str, ...] = ()
     more_unpinned: int = 0
     taking_effect: bool = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether each model has room."""
+        return all(model.has_room for model in self.models)
 
     def shortened(self) -> "NamespaceUse":
         """Return the report as it is published: with few names."""
