@@ -73,7 +73,7 @@ def test_usage_tells_what_is_admitted_and_not_yet_stored(
     """A pod whose name is taken is charged, and never stored. Where there is little room that is told at once."""
     cluster.create(card_pod("train", team, cards=3))
     await_committed(installation, team, M40=300)
-    assert cluster.try_create(card_pod("train", team)).status == HTTPStatus.CONFLICT
+    assert cluster.try_create(on_m40(card_pod("train", team))).status == HTTPStatus.CONFLICT
     report = await_published(cluster, team, lambda report: report["models"][0]["pending"] == 1)
     assert used(report)["M40"] == 4
     await_published(cluster, team, lambda report: used(report)["M40"] == 3 and not report["models"][0]["pending"])
