@@ -16,6 +16,7 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse
 from vcuda.placement.placement import Choice
 from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usage, cards, exceeded, fits
+from vcuda.requests.refusals import find_unlimited
 from webhook import verdicts
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers, RecentChoices
@@ -57,11 +58,13 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview 
 
 
 def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    uid, spec, under = _decode(request)
+    uid, spec, annotations, under = _decode(request)
     asked = read_claim(spec, policy.claim_policy)
     if not asked.gpus and not asked.faults:
         return AdmissionResponse("ignored")
-    faults = tuple(Fault(f"{under}{path}", message) for path, message in asked.faults)
+    refusals = find_unlimited(annotations) if asked.has_share else ()
+    refused = [each.fault for each in refusals if each.allowance not in quota.allow]
+    faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
     drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
     # Whoever creates one keeps it in one of few workers, or holds devices for it, for as long as a 429 tells to wait.
     review = ClaimReview(
@@ -70,13 +73,13 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     return verdicts.malformed(faults, review.scheme) if faults and review.enforced else review
 
 
-def _decode(request: AdmissionRequest) -> tuple[str, ClaimSpec, str]:
-    """Return the uid, the spec of the claim, and what its field paths begin with."""
+def _decode(request: AdmissionRequest) -> tuple[str, ClaimSpec, Mapping[str, str], str]:
+    """Return the uid, the claim's spec and annotations, and what its field paths begin with."""
     if request.kind.kind == TEMPLATE:
         template = _TEMPLATES.decode(request.object)
-        return template.metadata.uid, template.spec.spec, "spec."
+        return template.metadata.uid, template.spec.spec, template.spec.annotations, "spec."
     claim = _CLAIMS.decode(request.object)
-    return claim.metadata.uid, claim.spec, ""
+    return claim.metadata.uid, claim.spec, claim.annotations, ""
 
 
 class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):

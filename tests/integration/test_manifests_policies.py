@@ -134,6 +134,7 @@ def test_what_is_no_allocation_is_anybodys_to_change(old: Json | None) -> None:
 PROTECTED = {"finalizers": ["resource.kubernetes.io/delete-protection", "example.com/other"]}
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1", "controller": True}
 OWNED = {"ownerReferences": [POD]}
+UNLIMITED = {"annotations": {f"manager.nvidia.com{COMPUTE_POLICY}": "none"}}
 MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
 
 
@@ -155,9 +156,16 @@ MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
         ({"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1"}]}, {}, True),
         ({"ownerReferences": [{**POD, "apiVersion": "hami.io/v1", "kind": "Other"}]}, {}, True),
         ({}, OWNED, True),
+        ({}, UNLIMITED, False),
+        (UNLIMITED, {"annotations": {**UNLIMITED["annotations"], "note": "1"}}, True),
+        ({"annotations": {"manager.nvidia.com/vgpu-compute-policy": "fixed"}}, UNLIMITED, False),
+        (UNLIMITED, {}, True),
+        ({}, {"annotations": {"resource.kubernetes.io/pod-claim-name": "gpu"}}, True),
     ],
 )
-def test_a_claim_loses_finalizer_and_pod_by_who_may_write_its_status(old: Json, new: Json, *, anybody: bool) -> None:
+def test_a_claim_loses_finalizer_pod_and_limit_by_who_may_write_its_status(
+    old: Json, new: Json, *, anybody: bool
+) -> None:
     def change(*rights: str) -> bool:
         found, before = ({"metadata": {"name": "gpu", **metadata}} for metadata in (new, old))
         return admits("claims.quota.vcuda.io", found, before, rights, namespace="team-a")

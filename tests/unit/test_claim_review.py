@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.claim_builders import (
 from vcuda.claims.objects import ClaimSpec
 from vcuda.claims.pin import ClaimPin, read_pin, write_pin
 from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota
 from webhook import claim_review, pod_review
 from webhook.context import PolicySnapshot
 from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
@@ -180,6 +180,51 @@ def test_an_annotation_decides_nothing() -> None:
     assert Server().validate(marked).outcome == "not-pinned"
 
 
+@pytest.mark.parametrize("create", [claim, template])
+@pytest.mark.parametrize(
+    ("asked", "value", "refused"),
+    [
+        pytest.param(share("vgpu-manager", cores="30"), "none", True, id="a share without a limit"),
+        pytest.param(share("vgpu-manager", cores="30"), "Balance", False, id="a limit that holds"),
+        pytest.param(first_of(entry(), share(cores="30")), "none", True, id="maybe a share"),
+        pytest.param(entry(), "none", False, id="a whole card"),
+    ],
+)
+def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
+    create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
+) -> None:
+    """vgpu-manager reads the annotation from the claim; the claims of a template get its own."""
+    key = "example.com/vgpu-compute-policy"
+    manifest = create(asked)
+    about = manifest if create is claim else manifest["spec"]
+    about["metadata"] = {**about.get("metadata", {}), "annotations": {key: value}}
+    under = "" if create is claim else "spec."
+    expected = [f"{under}metadata.annotations[{key}]"] if refused else []
+    assert [fault.path for fault in Server().validate(manifest).faults] == expected
+    allowing = NamespaceQuota(QUOTA.limits, allow=frozenset({Allowance.COMPUTE_POLICY}))
+    assert Server(allowing).validate(manifest).faults == ()
+
+
+POLICY_NOTE = {"nvidia.com/vgpu-compute-policy": "none"}
+
+
+@pytest.mark.parametrize("named_by", ["resourceClaimName", "resourceClaimTemplateName"])
+@pytest.mark.parametrize(
+    ("metadata", "fields", "path"),
+    [
+        ({"annotations": POLICY_NOTE}, {}, "metadata.annotations[nvidia.com/vgpu-compute-policy]"),
+        ({}, {"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]}, "spec.containers[0].env[0]"),
+        ({}, {"env": [{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}]}, "spec.containers[0].env[0]"),
+    ],
+)
+def test_a_pod_takes_no_limit_off_the_share_that_its_claim_may_give(
+    named_by: str, metadata: Manifest, fields: Manifest, path: str
+) -> None:
+    asking = pod(container(**fields), metadata=metadata, resourceClaims=[{"name": "c", named_by: "mine"}])
+    answer = Server().validate(asking)
+    assert (answer.status, [fault.path for fault in answer.faults]) == (HTTPStatus.UNPROCESSABLE_ENTITY, [path])
+
+
 def test_malformed_claims_are_422_with_the_path_and_never_reach_the_ledger() -> None:
     server = Server()
     for answer in (server.mutate(claim(entry("foo"))), server.validate(claim(entry("foo")))):
@@ -230,6 +275,8 @@ def test_whose_claims_pass_as_the_schedulers_is_a_setting_that_names_all_of_them
     ("manifest", "fields", "outcome"),
     [
         (claim(entry("compute-domain-default-channel.nvidia.com")), {}, "ignored"),
+        ({**claim(), "spec": {}}, {}, "ignored"),
+        ({**claim(), "spec": {"devices": {"requests": []}}}, {}, "ignored"),
         (claim(), {"operation": "UPDATE"}, "ignored"),
         (claim(), {"operation": "UPDATE", "sub_resource": "status"}, "ignored"),
         (claim(), {"namespace": "team-b"}, "unlimited"),

@@ -79,6 +79,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
         names = [request.name for request in spec.devices.requests or ()]
         return {"/".join(filter(None, (names[each.request], each.entry.name))): each for each in self.gpus}
 
+    @property
+    def has_share(self) -> bool:
+        """Whether it may get a part of a card, of which the driver limits the use."""
+        return any(entry.found.kind is Kind.SHARE for entry in self.entries)
+
     def charge(self, model: str) -> Charge:
         """Return what the claim takes of this model's quota; of ``firstAvailable`` the dearest entry counts."""
         dearest: dict[int, Charge] = {}

@@ -128,8 +128,8 @@ class ResourceClaim(K8sObject, frozen=True, gc=False):
         return (allocation.devices.results or ()) if allocation else ()
 
 
-class ClaimTemplateSpec(K8sStruct, frozen=True, gc=False):
-    """The claim that is made for each pod that names the template."""
+class ClaimTemplateSpec(K8sObject, frozen=True, gc=False):
+    """The claim that is made for each pod that names the template, with these labels and annotations."""
 
     spec: ClaimSpec = ClaimSpec()
 

@@ -3,7 +3,7 @@
 A variable of the image, or from a ConfigMap by ``envFrom``, cannot be seen in a pod; nor can what a host path holds.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from vcuda.errors import Fault
@@ -85,19 +85,38 @@ def find_refusals(
         names = " and ".join(scheme.name for scheme in request.schemes)
         yield Refusal("spec.schedulerName", f"asks by {names}, which have a scheduler each; ask by one of them")
     for path, container in pod.all_containers():
-        yield from _of_container(path, container, request, known, extended or ())
-    for key, value in pod.annotations.items():
+        yield from _of_container(path, container, request, known, extended or (), claims=bool(spec.resource_claims))
+    for key in pod.annotations:
         if key in KAI:
             message = "a share that is asked for by an annotation is not counted; ask by a resource"
             yield Refusal(f"metadata.annotations[{key}]", message, KAI[key])
-        elif key.endswith(COMPUTE_POLICY) and request.has_share and value.strip().casefold() not in COMPUTE_POLICIES:
+    # What its claims give is read where they are created; one that it names may not be there yet.
+    if request.has_share or spec.resource_claims:
+        yield from find_unlimited(pod.annotations)
+
+
+def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
+    """Yield the annotations that take the limit off a share: of a pod, or of the claim that the share is given by.
+
+    vgpu-manager's DRA driver reads them from the claim (`getComputePolicy` in pkg/kubeletplugin/vgpu.go).
+    """
+    for key, value in annotations.items():
+        if key.endswith(COMPUTE_POLICY) and value.strip().casefold() not in COMPUTE_POLICIES:
             message = f"{value!r} takes the limit off a share of a card; write fixed or balance"
             yield Refusal(f"metadata.annotations[{key}]", message, Allowance.COMPUTE_POLICY)
 
 
 def _of_container(
-    path: str, container: Container, request: PodRequest, known: GpuResources, extended: Collection[str]
+    path: str,
+    container: Container,
+    request: PodRequest,
+    known: GpuResources,
+    extended: Collection[str],
+    *,
+    claims: bool,
 ) -> Iterator[Refusal]:
+    # By a claim it may have a share, too, which HAMi's library limits by the same variables.
+    share = request.has_share or claims
     asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
     without_count = _without_count(asked, known)
     for name in asked:
@@ -119,10 +138,10 @@ def _of_container(
                 f"{VISIBLE_DEVICES} gives cards that the pod does not ask for; leave it out, or write none or void"
             )
             yield Refusal(field, message, Allowance.VISIBLE_DEVICES)
-        elif variable.name == DISABLE_CONTROL and request.asks:
+        elif variable.name == DISABLE_CONTROL and (request.asks or claims):
             message = f"{DISABLE_CONTROL} takes all limits off a share of a card; leave it out"
             yield Refusal(field, message, Allowance.DISABLE_CONTROL)
-        elif variable.name == CORE_POLICY and request.has_share and (variable.value is None or _is_off(value)):
+        elif variable.name == CORE_POLICY and share and (variable.value is None or _is_off(value)):
             message = f"{CORE_POLICY} takes the limit off a share of a card; leave it out, or write default or force"
             yield Refusal(field, message, Allowance.CORE_POLICY)
 
