@@ -178,6 +178,28 @@ def test_every_way_to_ask_wrongly_is_told_with_its_path(asked: Manifest, path: s
     assert sentence in fault.message
 
 
+@pytest.mark.parametrize(
+    ("driver", "requests", "refused"),
+    [
+        pytest.param(HAMI, None, True, id="all requests"),
+        pytest.param(HAMI, ["r1"], True, id="the share"),
+        pytest.param(HAMI, ["r1/part"], True, id="a way to get it"),
+        pytest.param(HAMI, ["r0"], False, id="a whole card"),
+        pytest.param(NVIDIA, None, False, id="of another driver"),
+    ],
+)
+def test_parameters_for_the_driver_of_a_share_are_refused(
+    driver: str, requests: list[str] | None, *, refused: bool
+) -> None:
+    asked = claim(entry(), share(cores="30"))
+    parameters = {"kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    config: Manifest = {"opaque": {"driver": driver, "parameters": parameters}}
+    asked["spec"]["devices"]["config"] = [{**config, "requests": requests} if requests else config]
+    found = read_claim(view(asked), POLICY)
+    assert [fault.path for fault in found.faults] == (["spec.devices.config[0].opaque"] if refused else [])
+    assert found.charge("A100") == Charge(130, 0, 200)
+
+
 def test_all_and_admin_access_are_free_for_what_is_worth_nothing() -> None:
     found = read_claim(view(claim(entry("rdma.example.com", allocationMode="All", adminAccess=True))), POLICY)
     assert (found.faults, found.gpus) == ((), ())

@@ -65,10 +65,24 @@ class DeviceRequest(K8sStruct, frozen=True, gc=False):
             yield f"firstAvailable[{index}]", entry
 
 
+class OpaqueParameters(K8sStruct, frozen=True, gc=False):
+    """Parameters for one driver, which alone knows what they mean."""
+
+    driver: str = ""
+
+
+class DeviceConfig(K8sStruct, frozen=True, gc=False):
+    """How a driver is to set devices up: those of these requests, or of all."""
+
+    requests: tuple[str, ...] | None = None
+    opaque: OpaqueParameters | None = None
+
+
 class DeviceClaim(K8sStruct, frozen=True, gc=False):
-    """What a claim asks for. Its constraints only narrow that; its configuration is the driver's."""
+    """What a claim asks for. Its constraints only narrow that."""
 
     requests: tuple[DeviceRequest, ...] | None = None
+    config: tuple[DeviceConfig, ...] | None = None
 
 
 class ClaimSpec(K8sStruct, frozen=True, gc=False):

@@ -1,6 +1,6 @@
 """Reads what a claim asks for, and what is wrong with the way it asks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 
 from vcuda.claims.cel import read_facts
@@ -38,7 +38,22 @@ def read_claim(spec: ClaimSpec, policy: ClaimPolicy) -> ClaimRequest:
                 capacities, wrong = _read_capacities(path, entry, found, policy)
                 faults.extend(wrong)
                 entries.append(_entry(path, index, entry, found, capacities))
+    faults.extend(_config_faults(spec, entries))
     return ClaimRequest(tuple(entries), tuple(faults), policy)
+
+
+def _config_faults(spec: ClaimSpec, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:
+    # HAMi's driver sets up MPS in the place of its own limits (`applySharingConfig`, cmd/hami-kubelet-plugin), and what
+    # the next release of one knows is not known here.
+    named = spec.devices.requests or ()
+    shares = {(entry.found.driver, named[entry.request].name) for entry in entries if entry.found.kind is Kind.SHARE}
+    for index, config in enumerate(spec.devices.config or ()):
+        # An entry of firstAvailable is called REQUEST/ENTRY.
+        requests = {request.partition("/")[0] for request in config.requests or ()}
+        driver = config.opaque.driver if config.opaque else ""
+        if any(each == driver and (not requests or request in requests) for each, request in shares):
+            message = "parameters of a driver may take the limit off a share of a card; leave them out"
+            yield Fault(f"spec.devices.config[{index}].opaque", f"{message}, or name the requests for whole cards")
 
 
 def _entry(
