@@ -60,12 +60,14 @@ def _told() -> Sequence[Told]:
         made.share(cores="-5", memory="9e18", core="5"),
         {"firstAvailable": []},
     ]
+    configured = made.claim(*malformed)
+    configured["spec"]["devices"]["config"] = [{"opaque": {"driver": made.HAMI}}]
     full = {"A100": Usage(Charge(100, 0, 100))}
     whole = made.claim_policy(quota=Quota({"team-a": A_FEW}))
     waiting = check_templates([read_claim(made.view(made.claim()), whole)], "team-a", A_FEW, full)
     product = f'device.attributes["{made.NVIDIA}"].productName == "{made.M40}"'
     return [
-        Told(_ask(made.claim(*malformed)).message, "Write what it says. A line in gpu_units is the administrator's."),
+        Told(_ask(configured).message, "Write what it says. A line in gpu_units is the administrator's."),
         Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for a quota of a model."),
         Told(_ask(made.claim(*HELD)).message, "Leave the selectors out."),
         Told(
