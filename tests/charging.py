@@ -36,24 +36,24 @@ UNKNOWN = ("amd.com/gpu", "nvidia.com/gpu.shared", "deviceclass.resource.kuberne
 """What may be a GPU, and nothing says what it is worth."""
 
 
-def asked_by(pod: Mapping[str, Any]) -> Amounts:
-    """Return what a pod takes while it runs."""
+def asked_by(pod: Mapping[str, Any], device: int = 100) -> Amounts:
+    """Return what a pod takes while it runs, where one ``nvidia.com/gpu`` is so many hundredths of a card."""
     ways = [*OWN, *COUNTED, *UNITS]
-    return plus(*(_effective(pod["spec"], way) for way in ways))
+    return plus(*(_effective(pod["spec"], way, device) for way in ways))
 
 
-def _effective(spec: Mapping[str, Any], way: str) -> Amounts:
-    together = plus(*(_container(each, way) for each in spec.get("containers") or []))
+def _effective(spec: Mapping[str, Any], way: str, device: int) -> Amounts:
+    together = plus(*(_container(each, way, device) for each in spec.get("containers") or []))
     beside, largest = NOTHING, NOTHING
     for each in spec.get("initContainers") or []:
-        takes = plus(beside, _container(each, way))
+        takes = plus(beside, _container(each, way, device))
         if each.get("restartPolicy") == "Always":
             beside = takes
         largest = most(largest, takes)
     return most(plus(together, beside), largest)
 
 
-def _container(container: Mapping[str, Any], way: str) -> Amounts:
+def _container(container: Mapping[str, Any], way: str, device: int) -> Amounts:
     resources = container.get("resources") or {}
     amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
 
@@ -67,6 +67,8 @@ def _container(container: Mapping[str, Any], way: str) -> Amounts:
     if way in OWN:
         cores, memory = ask(f"{way}/vcuda-core"), ask(f"{way}/vcuda-memory") * OWN[way]
         return (cores, 0, cores) if cores >= 100 else (cores, memory, 0)
+    if way == "gpu" and not any(f"nvidia.com/{name}" in amounts for name in COUNTED[way]):
+        return ask(way) * device, 0, ask(way) * device
     share, size, percentage = (ask(name) for name in COUNTED[way])
     if not (ask(way) or share or size or percentage):
         return NOTHING

@@ -89,7 +89,7 @@ async def _decide(workload: Workload, ask: Ask, known: GpuResources) -> tuple[Ha
     pod, answers = await _create(workload.pod, workload.namespace, ask)
     first, last = answers[0], answers[-1]
     untouched = _WORDS.get(first.outcome)
-    charge = read_request(msgspec.convert(pod, k8s_types.Pod), known).charge
+    charge = read_request(msgspec.convert(pod, k8s_types.Pod), known).charge_on(last.model or first.model)
     stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings]
     row = Row(
         object=f"{workload.kind}/{workload.name}",

@@ -19,6 +19,7 @@ from tests.integration.fuzzing import for_a_while
 from tests.node_selection import may_run_on
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
+from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from vcuda.requests.schemes import SCHEMES
 from webhook.context import PolicySnapshot
 
@@ -35,7 +36,10 @@ QUANTITIES = [*PLAIN, *PLAIN, "99", "150", "1e2", "100.0", "0.1k", "+50", "1Ki",
 SOUND: list[dict[str, Any]] = [{}]
 SOUND += [{"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "1"}, {"nvidia.com/vcuda-core": 200}]
 SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}]
-MODELS = ["M40", "P100", "A100"]
+MODELS = ["M40", "P100", "A100", "V100"]
+DEVICE = 25
+WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), DEVICE)}))
+"""Nodes with label V100 are of model P100 too, and one device of these is a quarter of a card."""
 FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
 OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
 
@@ -149,9 +153,14 @@ def test_whatever_is_let_in_is_charged_what_it_asks_for_to_the_one_model_where_i
     def fuzz() -> None:
         @seed(SEED + next(rounds))
         @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(strategies.storable_pods(), st.sampled_from(QUOTAS), st.integers(0, 2**64))
-        def change(pod: Manifest, quota: NamespaceQuota, number: int) -> None:
-            policy = PolicySnapshot(Quota({"team-a": quota}), Nodes())
+        @given(
+            strategies.storable_pods(),
+            st.sampled_from(QUOTAS),
+            st.sampled_from([GpuResources(), WITH_ROWS]),
+            st.integers(0, 2**64),
+        )
+        def change(pod: Manifest, quota: NamespaceQuota, known: GpuResources, number: int) -> None:
+            policy = PolicySnapshot(Quota({"team-a": quota}), Nodes().named_by(known.models), resources=known)
             answer = Webhook(policy).mutate(pod)
             assume(answer.outcome == "pinned")
             accepted, chance = patched(pod, answer.patch), random.Random(number)  # noqa: S311  # to be repeated
@@ -178,14 +187,16 @@ def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
         assert charged == {}
         return "refused"
     assert not gives_more(stored)
-    asked = asked_by(stored)
-    if asked == NOTHING:
+    if asked_by(stored) == NOTHING:
         assert charged == {}
         return "not asking"
+    with_rows = webhook.policy.resources is WITH_ROWS
     [(model, charge)] = charged.items()
+    asked = asked_by(stored, DEVICE if with_rows and model == "P100" else 100)
     assert (charge.cores, charge.memory, charge.card_memory) == asked
     for name, labels in EVERY_NODE:
         if may_run_on(stored, name, labels):
-            assert labels.get(MODEL) == model
+            label = labels.get(MODEL)
+            assert ("P100" if with_rows and label == "V100" else label) == model
             assert not quota.pools or labels.get(POOL) in quota.pools
     return "charged"
