@@ -9,6 +9,7 @@ from controller.ui import model
 from controller.ui.model import MAX_SEARCH_LENGTH, OVER, HolderRow, ModelNode, ModelRow, TableQuery, row_of
 from tests.builders import MODEL
 from tests.usage_samples import model_use, namespace_use
+from vcuda.requests.resources import CardModels, ProductRow
 
 
 def row(used: float, limit: float, memory: tuple[int, int] | None = None) -> ModelRow:
@@ -221,3 +222,16 @@ def test_a_model_of_which_one_node_does_not_tell_is_not_known() -> None:
     """A sum without it would be a wrong number."""
     nodes = [ModelNode("M40", 8), ModelNode("M40", 4), ModelNode("P100", 2), ModelNode("P100", None)]
     assert model.total_cards(nodes) == {"M40": 12, "P100": None}
+
+
+def test_devices_of_a_model_of_which_one_is_a_part_of_a_card_are_so_many_cards_less() -> None:
+    """Only those of NVIDIA's own plugin, which counts what it makes of a card."""
+    models = CardModels({"T4-shared": ProductRow(("Tesla-T4-*",), 25)})
+    plugin = model.read_node(node({MODEL: "Tesla-T4-SHARED"}, status={"allocatable": {"nvidia.com/gpu": "4"}}), MODEL)
+    cores = model.read_node(
+        node({MODEL: "T4-shared"}, status={"allocatable": {"nvidia.com/gpu": "4", "tencent.com/vcuda-core": "200"}}),
+        MODEL,
+    )
+    assert plugin
+    assert cores
+    assert model.total_cards([plugin, cores, ModelNode("T4-shared", 1)], models) == {"T4-shared": 1 + 2 + 1}
