@@ -8,7 +8,7 @@ from tests.replicas import LEDGER, POD, Clock, Replica, kinds
 from tests.unit.test_settler import ONE, PENDING, TWO, Settling
 from vcuda.errors import LedgerLost, NotFound, UnreadableLedger
 from vcuda.kube import LedgerStore
-from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger
+from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, Refused
 from vcuda.placement.placement import Nodes
 
 MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.uid-of-team-a"
@@ -102,6 +102,22 @@ def test_a_mark_of_its_own_whose_writing_got_no_answer_is_no_loss(
     api.deliver = Script(delivery)
     assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
     assert (replica.uids(), replica.counted("unsure_total")) == (["a"], 1)
+
+
+def test_a_first_ledger_counts_what_came_by_another_that_was_dropped_meanwhile(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    """Its pods were listed before; and with the other its mark went."""
+
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        api.deliver = delivered
+        other.charge("x", deadline=clock.now + 5)
+        api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}, uid="x"))
+        other.store.drop("team-a", str(other.store.read("team-a").version))
+        return effect()
+
+    api.deliver = Script(overtaken, methods=("POST",))
+    assert isinstance(replica.charge("a", deadline=clock.now + 5), Refused)
 
 
 def test_in_a_namespace_that_is_not_there_nothing_is_written(api: ApiDouble, replica: Replica) -> None:

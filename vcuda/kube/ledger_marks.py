@@ -116,7 +116,10 @@ class LedgerMarks:
                 self._kube.post(self._collection, msgspec.json.encode(body), timeout=timeout)
         except errors.NotFound as error:
             raise errors.Conflict(error.status, error.message) from error
-        self._written.pop(namespace, None)  # another thread may have marked it meanwhile
+
+    def used(self, namespace: str) -> None:
+        """Take note that the ledger is being created by the mark that was written last."""
+        self._written.pop(namespace, None)
 
     def current(self, namespace: str, timeout: float = 10) -> Opening:
         """Return the uid of a namespace, and the version of its mark."""

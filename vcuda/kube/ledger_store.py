@@ -230,6 +230,8 @@ class LedgerStore:
         try:
             if replaced.version is None:
                 self._marks.write(namespace, replaced.opening or Opening(""), timeout)
+                self._check_count(namespace, replaced.ledger, timeout)
+                self._marks.used(namespace)
                 raw = self._kube.post(self._collection, body, timeout=timeout)
             else:
                 raw = self._kube.put(self._path(namespace), body, timeout=timeout)
@@ -240,6 +242,14 @@ class LedgerStore:
             raise errors.Conflict(error.status, error.message) from error
         metadata = _CONFIG_MAP.decode(raw).metadata
         return Stored(ledger, metadata.resource_version, len(raw), deleting=metadata.deletion_timestamp is not None)
+
+    def _check_count(self, namespace: str, counted: Ledger, timeout: float) -> None:
+        # Since the pods were listed another may have made the ledger, and it may have been dropped, with its mark. From
+        # our own mark on nobody does: what is stored now is all that there is.
+        observed = self.count_pods(namespace, timeout)
+        claimed = observed.claims.committed if observed.claims else counted.claimed
+        if (observed.committed, claimed) != (counted.committed, counted.claimed):
+            raise errors.Conflict(409, "Conflict")  # it is decided again
 
     def drop(self, namespace: str, version: str, *, marked: bool = True) -> None:
         """Delete the ledger, if it is still the one read at ``version``; else Conflict, or NotFound.
