@@ -14,6 +14,7 @@ from vcuda.cli import aligned
 from vcuda.placement.patches import Hints
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
+from webhook.files import read_cluster
 from webhook.server import Standalone
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8
@@ -81,7 +82,7 @@ def main() -> None:
         quota, nodes = directory / "quota.yaml", directory / "nodes.yaml"
         quota.write_text(QUOTA)
         nodes.write_text(NODES)
-        make_service = Standalone(quota, nodes, Hints()).make_service
+        make_service = Standalone(read_cluster(quota, nodes, Hints())).make_service
         with servers.idle(directory) as idle, servers.alone(directory, make_service) as ours:
             rows = [
                 row

@@ -1,22 +1,20 @@
-"""The kubectl plugin ``kubectl gpuquota``: what a namespace may use, what it uses, and why a pod would be refused."""
+"""The kubectl plugin ``kubectl gpuquota``: what a namespace may use, what it uses, and what would be refused."""
 
 import json
 import os
 from collections.abc import Iterator, Sequence
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 import yaml
 from kubernetes.config import kube_config
 
+from controller.explain import Explained, ask_about
 from controller.publisher import KEY, LABELS, NAME
 from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import NamespaceUse
-from vcuda.placement import patches, placement
 from vcuda.quota import document, model
 from vcuda.workloads import NO_PODS, Workload, workloads_in
 
@@ -98,7 +96,7 @@ def main(
           who holds the cards, too: pods and ResourceClaims, the largest first
       kubectl gpuquota -A
       kubectl gpuquota explain -f pod.yaml
-          what would happen to these pods now, and why
+          what would happen to these pods and claims now, and why
 
     Exit status: 0 shown, 1 the cluster did not answer or the namespace has no quota, 2 bad input.
     """
@@ -131,18 +129,23 @@ def main(
 @click.option("-o", "--output", type=OUTPUTS, help="Also before the command.  [default: table]")
 @click.pass_obj
 def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None, output: str | None) -> None:
-    """Ask the cluster what would happen to the pods of a manifest now: a server-side dry run, nothing is created.
+    """Ask the cluster what would happen to a manifest now: a server-side dry run, nothing is created.
 
-    Takes what makes pods: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob. What makes none is passed
-    over; another kind with a pod template in it is bad input. One pod of each is asked about, beside what runs already.
-    What the cluster warns of is printed on standard error.
+    Takes what makes pods, Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job and CronJob, and ResourceClaim and
+    ResourceClaimTemplate. What makes no pods is passed over; another kind with a pod template in it is bad input. One
+    pod of each is asked about, beside what runs already, and behind it the claims that would be made for it, of the
+    templates in the manifest or in the cluster. What the cluster warns of is printed on standard error.
+
+    HAMi-DRA's webhook makes a claim for a pod even in a dry run, and leaves it behind: where it is installed, such a
+    pod is not asked about.
 
     \b
     Examples:
       kubectl gpuquota explain -f pod.yaml
       kubectl gpuquota explain -n team-a -f deployment.yaml -o json
+      kubectl gpuquota explain -f claim-template.yaml -f pod.yaml
 
-    Exit status: 0 all would be admitted, 1 some would be refused or the cluster did not answer, 2 bad input.
+    Exit status: 0 all would be admitted, 1 some would not or the cluster did not answer, 2 bad input.
     """
     kube = target.connect()
     home = target.namespace(namespace)
@@ -154,7 +157,7 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     except (OSError, UnicodeDecodeError, errors.BadInput) as error:
         cli.fail(str(error))
     try:
-        verdicts = [_explain(kube, f"{w.kind}/{w.name}", w.namespace, w.pod) for w in workloads]
+        verdicts = list(ask_about(kube, workloads))
     except errors.VcudaError as error:
         cli.fail(str(error), FAILED)
     _show_verdicts(verdicts, output or target.output)
@@ -163,35 +166,7 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     raise SystemExit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
 
 
-class ExplainedPod(msgspec.Struct, frozen=True):
-    """What would become of a pod; ``reason`` and ``warnings`` are the cluster's own sentences."""
-
-    object: str
-    namespace: str
-    decision: str
-    model: str
-    reason: str
-    warnings: tuple[str, ...] = ()
-
-
-def _explain(kube: Kube, name: str, namespace: str, pod: dict[str, Any]) -> ExplainedPod:
-    body = msgspec.json.encode(pod, enc_hook=str)
-    try:
-        answer = kube.post_heard(f"/api/v1/namespaces/{segment(namespace)}/pods", body, {"dryRun": "All"})
-    except errors.ApiError as error:
-        # Any other refusal is the answer: of the webhook, of another policy, or for want of the right to create pods.
-        if error.status == HTTPStatus.UNAUTHORIZED:
-            raise
-        return ExplainedPod(name, namespace, "refused", "", str(error))
-    chosen = msgspec.json.decode(answer.body, type=k8s_types.Pod).annotations.get(patches.MODEL_ANNOTATION, "")
-    pinned = placement.would_be_pinned(chosen)
-    told = [warning for warning in answer.warnings if chosen and warning.startswith(pinned)]
-    reason = next(iter(told), pinned if chosen else "not held by a GPU quota")
-    others = tuple(warning for warning in answer.warnings if warning not in told)
-    return ExplainedPod(name, namespace, "admitted", chosen, reason, others)
-
-
-def _show_verdicts(verdicts: list[ExplainedPod], output: str) -> None:
+def _show_verdicts(verdicts: list[Explained], output: str) -> None:
     heading = ("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON")
     _show(verdicts, output, heading, *((v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts))
     for verdict in verdicts if output in ("table", WIDE) else ():

@@ -29,10 +29,12 @@ import msgspec
 from vcuda.cli import aligned
 from vcuda.errors import BadInput
 from vcuda.k8s_types import API_VERSION, KIND, AdmissionRequest, AdmissionResponse, Pod
+from vcuda.placement.patches import Hints
 from vcuda.quota.model import Mode, NamespaceQuota, cards
 from vcuda.requests.pod_request import asks_for_vcuda
-from webhook.check import Row, decide, read_workloads
-from webhook.context import read_quota
+from webhook.check import Row, decide, read_workloads, with_templates
+from webhook.context import PolicySnapshot
+from webhook.files import read_cluster
 
 EXAMPLES = Path(__file__).parents[1] / "manifests" / "examples"
 WRAPPER = textwrap.TextWrapper(120, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
@@ -48,10 +50,10 @@ class Misbehaved(click.ClickException):
 
 @click.command()
 @click.option("--quota", type=_file, default=EXAMPLES / "gpuquota.yaml", help="Quota document, or its ConfigMap.")
-@click.option("--nodes", type=_file, default=EXAMPLES / "demo" / "nodes.yaml", help="Nodes of the cluster to play.")
-@click.option("--pods", type=_file, default=EXAMPLES / "demo" / "pods.yaml", help="Pods to create, in this order.")
+@click.option("--nodes", type=_file, default=EXAMPLES / "demo" / "nodes.yaml", help="Nodes and devices to play.")
+@click.option("--pods", type=_file, default=EXAMPLES / "demo" / "pods.yaml", help="What to create, in this order.")
 def main(quota: Path, nodes: Path, pods: Path) -> None:
-    """Start the webhook without a cluster, create the example pods, and tell what became of each.
+    """Start the webhook without a cluster, create the example pods and claims, and tell what became of each.
 
     \b
     Examples:
@@ -61,24 +63,25 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
     Exit status: 0 the server did its work, 1 it did not, 2 bad input.
     """
     try:
-        entries, workloads = read_quota(quota).quota.namespaces, read_workloads([pods], "default")
+        workloads = read_workloads([pods], "default")
+        policy = with_templates(read_cluster(quota, nodes, Hints()).policy, workloads)
     except BadInput as error:
         raise click.UsageError(str(error)) from error
     click.echo(f"Starting vcuda-webhook serve --standalone --quota {_short(quota)} --nodes {_short(nodes)}")
     with serving(quota, nodes) as connection:
         click.echo(f"It serves https://{connection.host}:{connection.port}, with a certificate made for this run.\n")
-        for namespace, entry in entries.items():
+        for namespace, entry in policy.quota.namespaces.items():
             click.echo(f"{namespace} may use {_allowance(entry)}")
-        click.echo(f"\nCreating the pods of {_short(pods)}, as the API server would: /mutate, then /validate\n")
+        click.echo(f"\nCreating what is in {_short(pods)}, as the API server would: /mutate, then /validate\n")
 
         async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
-            return _ask(connection, path, request)
+            return _ask(connection, path, request, policy)
 
-        rows = asyncio.run(decide(workloads, ask))
+        rows = asyncio.run(decide(workloads, ask, policy))
     click.echo("\n".join(_table(rows)))
     tally = Counter(row.decision for row in rows for _ in range(row.count))
     decided = ", ".join(f"{count} {decision}" for decision, count in tally.items())
-    click.echo(f"\n{tally.total()} pods: {decided}. The webhook has stopped.")
+    click.echo(f"\n{tally.total()} pods and claims: {decided}. The webhook has stopped.")
 
 
 @contextmanager
@@ -122,7 +125,9 @@ def _connect(log: IO[bytes] | None) -> http.client.HTTPSConnection:
     raise Misbehaved("the server ended before it listened; what it said is above")
 
 
-def _ask(connection: http.client.HTTPSConnection, path: str, request: AdmissionRequest) -> AdmissionResponse:
+def _ask(
+    connection: http.client.HTTPSConnection, path: str, request: AdmissionRequest, policy: PolicySnapshot
+) -> AdmissionResponse:
     """Send one AdmissionReview, and return what it is answered."""
     body = msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "request": request})
     try:
@@ -135,11 +140,10 @@ def _ask(connection: http.client.HTTPSConnection, path: str, request: AdmissionR
         raise Misbehaved(f"{path}: HTTP {reply.status}: {answer}")
     response: Json = answer["response"]
     told = response.get("auditAnnotations", {})
-    # The outcome is for logs and metrics, and not on the wire: who is passed over shows in the pod and in the answer.
+    # The outcome is for logs and metrics, and not on the wire: who is passed over shows in the object and the answer.
     touched = told or response.get("patch") or not response["allowed"]
-    asks = asks_for_vcuda(msgspec.json.decode(request.object, type=Pod))
     return AdmissionResponse(
-        outcome="" if touched else "unlimited" if asks else "ignored",
+        outcome="" if touched else _untouched(request, policy),
         allowed=response["allowed"],
         message=response.get("status", {}).get("message", ""),
         patch=msgspec.json.decode(base64.b64decode(response.get("patch", "")) or b"[]"),
@@ -149,10 +153,19 @@ def _ask(connection: http.client.HTTPSConnection, path: str, request: AdmissionR
     )
 
 
+def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
+    """Return the outcome of what is let in as it is."""
+    if request.kind.kind == "Pod":
+        pod = msgspec.json.decode(request.object, type=Pod)
+        if not (asks_for_vcuda(pod, policy.resources) or pod.spec.resource_claims):
+            return "ignored"
+    return "" if policy.quota.for_namespace(request.namespace) else "unlimited"
+
+
 def _table(rows: list[Row]) -> Iterator[str]:
     """Yield a line for each row, and under it why."""
     cells = [(f"{row.namespace}/{row.object.partition('/')[2]}", row.charge, row.decision, row.model) for row in rows]
-    heading, *lines = aligned([("POD", "ASKS FOR", "DECISION", "MODEL"), *cells])
+    heading, *lines = aligned([("NAME", "ASKS FOR", "DECISION", "MODEL"), *cells])
     yield heading
     for line, row in zip(lines, rows, strict=True):
         yield line

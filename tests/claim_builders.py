@@ -9,7 +9,7 @@ from tests.builders import MODEL, Manifest, nodes
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import Devices, read_class, read_slice
 from vcuda.claims.drivers import DRIVERS
-from vcuda.claims.objects import ClaimSpec, DeviceClass, ResourceSlice
+from vcuda.claims.objects import API_VERSION, ClaimSpec, DeviceClass, ResourceSlice
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import EMPTY, Quota
 from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources, ProductRow
@@ -135,3 +135,21 @@ def template(*requests: Manifest) -> Manifest:
 def view(manifest: Manifest) -> ClaimSpec:
     """Return the spec of a claim as the code reads it."""
     return msgspec.convert(manifest["spec"], ClaimSpec)
+
+
+def published(*more: Manifest) -> Manifest:
+    """Return the nodes, slices and classes, and more, in a List as kubectl prints it."""
+    labelled = [
+        {"kind": "Node", "metadata": {"name": name, "labels": dict(found)}} for name, found in NODES.labels.items()
+    ]
+    slices = [{"apiVersion": API_VERSION, "kind": "ResourceSlice", **msgspec.to_builtins(each)} for each in SLICES]
+    classes = [
+        {
+            "apiVersion": API_VERSION,
+            "kind": "DeviceClass",
+            "metadata": {"name": name},
+            "spec": msgspec.to_builtins(each.spec),
+        }
+        for name, each in CLASSES.items()
+    ]
+    return {"apiVersion": "v1", "kind": "List", "items": [*labelled, *slices, *classes, *more]}

@@ -1,12 +1,13 @@
-"""Manifests: every pod template in them, as the pods that its owner would create."""
+"""Manifests: every pod template in them, as the pods that its owner would create, and ResourceClaims."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
 
 from vcuda import errors, k8s_types
+from vcuda.claims.objects import API_VERSION, CLAIM, GROUP, TEMPLATE, ResourceClaim, ResourceClaimTemplate
 from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
 
 Manifest = dict[str, Any]
@@ -25,6 +26,11 @@ NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What msgspec raises for what YAML can write and JSON cannot: half a surrogate pair, an object inside itself."""
 
 
+_CLAIMS: Mapping[str, type[ResourceClaim | ResourceClaimTemplate]] = {
+    CLAIM: ResourceClaim,
+    TEMPLATE: ResourceClaimTemplate,
+}
+
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "Pod": (),
     "Deployment": ("replicas",),
@@ -39,17 +45,48 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """An object that makes pods: its kind and name, a pod as it would create it, and how many at once."""
+    """An object that makes pods: its kind and name, a pod as it would create it, and how many at once.
+
+    A ResourceClaim, or a template of them, is created as it is.
+    """
 
     kind: str
     name: str
     namespace: str
-    pod: Manifest
+    created: Manifest
     count: int
+
+    @property
+    def claim_spec(self) -> Manifest | None:
+        """What the claims of a template ask for, as it is written; None of anything else."""
+        spec: Manifest = self.created.get("spec", {}).get("spec", {})
+        return spec if self.kind == TEMPLATE else None
+
+
+class MadeClaim(NamedTuple):
+    """A claim that is made for a pod: its name as far as it is known before, of which template, and it but its spec."""
+
+    name: str
+    template: str
+    claim: Manifest
+
+
+def made_claims(pod: Manifest) -> list[MadeClaim]:
+    """Return the claims that Kubernetes makes of templates for a pod, in order."""
+    metadata = pod["metadata"]
+    given, generated = metadata.get("name"), metadata.get("generateName", "")
+    found = []
+    for each in msgspec.convert(pod, k8s_types.Pod).spec.resource_claims or ():
+        if each.resource_claim_template_name:
+            about = {"generateName": f"{given or generated}-{each.name}-", "namespace": metadata["namespace"]}
+            claim = {"apiVersion": API_VERSION, "kind": CLAIM, "metadata": about}
+            name = f"{given or f'{generated}*'}-{each.name}-*"
+            found.append(MadeClaim(name, each.resource_claim_template_name, claim))
+    return found
 
 
 def workloads_in(source: str, text: str, namespace: str) -> list[Workload]:
-    """Return every object in YAML or JSON that makes pods, in order; those that make none are passed over.
+    """Return every claim, and every object that makes pods, in YAML or JSON, in order; all others are passed over.
 
     ``namespace`` is for those that name none; ``source`` says in messages where the text is from. Raises BadInput where
     it is not YAML, or an object in it makes malformed pods, or pods in a way that is not known here.
@@ -58,8 +95,21 @@ def workloads_in(source: str, text: str, namespace: str) -> list[Workload]:
     return [
         _workload(where, manifest, namespace)
         for where, manifest in objects_in(source, text)
-        if manifest["kind"] in _KINDS or _holds_template(manifest.get("spec"))
+        if manifest["kind"] in _KINDS or _is_claim(manifest) or _holds_template(manifest.get("spec"))
     ]
+
+
+def _is_claim(manifest: Manifest) -> bool:
+    # Another group may have a kind of this name; one that says no group is a claim that lacks its first line.
+    group = str(manifest.get("apiVersion", GROUP)).partition("/")[0]
+    return manifest["kind"] in _CLAIMS and group == GROUP
+
+
+def require_claims_api(where: str, manifest: Manifest) -> None:
+    """Raise BadInput where an object of resource.k8s.io is written in a version that is not read."""
+    version = manifest.get("apiVersion")
+    if version != API_VERSION:
+        raise errors.BadInput(f"{where}: apiVersion is {version}; write the {manifest['kind']} as of {API_VERSION}")
 
 
 def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
@@ -107,8 +157,8 @@ def _holds_template(spec: object) -> bool:
 
 
 def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
-    kind = manifest["kind"]
-    if kind not in _KINDS:
+    kind, claims = manifest["kind"], _is_claim(manifest)
+    if kind not in _KINDS and not claims:
         raise errors.BadInput(f"{where}: how many pods a {kind} makes is not known here; give its pods instead")
     metadata = _mapping(where, manifest, "metadata")
     spec = _mapping(where, manifest, "spec")
@@ -116,6 +166,11 @@ def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
     home = str(metadata.get("namespace") or namespace)
     if not is_namespace_name(home):
         raise errors.BadInput(f"{where}: {home!r} {NO_NAMESPACE}")
+    if claims:
+        require_claims_api(where, manifest)
+        claim = {**manifest, "metadata": {**metadata, "namespace": home}}
+        convert(where, claim, _CLAIMS[kind])
+        return Workload(kind, name, home, _plain(where, claim), 1)
     if kind == "Pod":
         return Workload(kind, name, home, _checked(where, {**manifest, "metadata": {**metadata, "namespace": home}}), 1)
     if kind == "CronJob":

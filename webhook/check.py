@@ -1,11 +1,11 @@
-"""What the webhook would do with the pods of some manifests: decided by asking it, told in a table that people read.
+"""What the webhook would do with pods and claims of manifests: decided by asking it, told in a table for people.
 
 Who is asked is a parameter: the decisions themselves, for the command `check`, or a server, as in the demo.
 """
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -14,12 +14,15 @@ import msgspec
 from jsonpointer import JsonPointer
 
 from vcuda import cli, k8s_types
-from vcuda.quota.model import UNASKED_NAMESPACES
+from vcuda.claims.objects import CLAIM, GROUP, TEMPLATE, ClaimSpec
+from vcuda.claims.request import read_claim
+from vcuda.quota.model import UNASKED_NAMESPACES, Charge
 from vcuda.requests.pod_request import read_request
-from vcuda.requests.resources import BUILT_IN, GpuResources
-from vcuda.workloads import Manifest, Workload, workloads_in
-from webhook import context, pod_review
-from webhook.ledgers import MemoryLedgers, RecentChoices
+from vcuda.workloads import Manifest, Workload, made_claims, workloads_in
+from webhook import claim_review, pod_review
+from webhook.context import PolicySnapshot
+from webhook.files import OfflineCluster, read_text
+from webhook.ledgers import RecentChoices
 
 Ask = Callable[[str, k8s_types.AdmissionRequest], Awaitable[k8s_types.AdmissionResponse]]
 """Has a review answered, by its path."""
@@ -28,11 +31,13 @@ PODS = k8s_types.GroupVersionKind(version="v1", kind="Pod")
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
-_COUNTED = "a system namespace: the API server asks nobody about its pods, so they count and are never refused"
+_COUNTED = "a system namespace: the API server asks nobody about its {}, so they count and are never refused"
+
+_MADE_LATER = "charged is each claim that is made of it"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What becomes of ``count`` pods of one workload; ``charge`` is for each of them."""
+    """What becomes of ``count`` pods or claims of one object; ``charge`` is for each of them."""
 
     object: str
     namespace: str
@@ -44,83 +49,137 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def refused(self) -> bool:
-        """Whether these pods may not be created."""
+        """Whether these may not be created."""
         return self.decision == "refused"
 
 
 def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
-    """Return every object that makes pods, in order; ``namespace`` is for those that name none.
+    """Return every claim, and every object that makes pods, in order; ``namespace`` is for those that name none.
 
     Raises:
         BadInput: a file cannot be read, or an object in it makes no pods or a malformed one.
 
     """
-    return [workload for path in paths for workload in workloads_in(str(path), context.read_text(path), namespace)]
+    return [workload for path in paths for workload in workloads_in(str(path), read_text(path), namespace)]
 
 
-def check(workloads: Iterable[Workload], policy: context.PolicySnapshot) -> list[Row]:
-    """Decide every pod in order, each beside those admitted before it; nothing that runs already is known."""
-    ledgers, choices = MemoryLedgers(), RecentChoices()
+def check(workloads: Sequence[Workload], cluster: OfflineCluster) -> list[Row]:
+    """Decide every object in order, each beside what is stored and what was admitted before it."""
+    policy, ledgers, choices = with_templates(cluster.policy, workloads), cluster.ledgers(), RecentChoices()
 
     async def ask(path: str, request: k8s_types.AdmissionRequest) -> k8s_types.AdmissionResponse:
+        is_pod = request.kind.kind == "Pod"
         if path == "/mutate":
-            return await pod_review.mutate(request, policy, ledgers, choices)
-        return await pod_review.validate(request, policy, ledgers, choices, deadline=float("inf"))
+            mutate = pod_review.mutate if is_pod else claim_review.mutate
+            return await mutate(request, policy, ledgers, choices)
+        validate = pod_review.validate if is_pod else claim_review.validate
+        return await validate(request, policy, ledgers, choices, float("inf"))
 
-    return asyncio.run(decide(workloads, ask, policy.resources))
+    return asyncio.run(decide(workloads, ask, policy))
 
 
-async def decide(workloads: Iterable[Workload], ask: Ask, known: GpuResources = BUILT_IN) -> list[Row]:
-    """Return what is answered about every pod, asked in order.
+def with_templates(policy: PolicySnapshot, workloads: Iterable[Workload]) -> PolicySnapshot:
+    """Return the policy with the templates that are among these too: they come before those that are stored."""
+    specs = ((each.namespace, each.name, each.claim_spec) for each in workloads)
+    own = {(home, name): msgspec.convert(spec, ClaimSpec) for home, name, spec in specs if spec is not None}
+    return msgspec.structs.replace(policy, templates=lambda *key: own.get(key) or policy.templates(*key))
 
-    Pods of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
+
+async def decide(workloads: Iterable[Workload], ask: Ask, policy: PolicySnapshot) -> list[Row]:
+    """Return what is answered about every object, asked in order; behind a pod come the claims made for it.
+
+    Those of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
     """
     rows = []
     for workload in workloads:
-        decided = [await _decide(workload, ask, known) for _ in range(workload.count)]
-        for _, alike in groupby(decided, key=lambda decision: decision[0]):
-            (_, first), *others = alike
-            rows.append(msgspec.structs.replace(first, count=1 + len(others)))
+        decided: dict[str, list[tuple[Hashable, Row]]] = {}
+        for _ in range(workload.count):
+            async for decision in _decide(workload, ask, policy):
+                decided.setdefault(decision[1].object, []).append(decision)
+        for decisions in decided.values():
+            for _, alike in groupby(decisions, key=lambda decision: decision[0]):
+                (_, first), *others = alike
+                rows.append(msgspec.structs.replace(first, count=1 + len(others)))
     return rows
 
 
-async def _decide(workload: Workload, ask: Ask, known: GpuResources) -> tuple[Hashable, Row]:
-    """Return what becomes of one more pod, and by what it is told whether the next one fares alike."""
-    pod, answers = await _create(workload.pod, workload.namespace, ask)
+async def _decide(workload: Workload, ask: Ask, policy: PolicySnapshot) -> AsyncIterator[tuple[Hashable, Row]]:
+    """Yield what becomes of one more object, and of its claims, each with what tells whether the next fares alike."""
+    namespace, created = workload.namespace, workload.created
+    name = f"{workload.kind}/{workload.name}"
+    if created["kind"] != "Pod":
+        yield await _decide_one(name, created, ask, policy)
+        return
+    claims = [(each, policy.templates(namespace, each.template)) for each in made_claims(created)]
+    told = [
+        f"{TEMPLATE} {each.template} is in none of these files, so its claims are not checked"
+        for each, spec in claims
+        if spec is None and policy.quota.for_namespace(namespace)
+    ]
+    alike, row = await _decide_one(name, created, ask, policy, told)
+    yield alike, row
+    for each, spec in claims if not row.refused else ():
+        if spec is not None:
+            claim = {**each.claim, "spec": msgspec.json.decode(msgspec.json.encode(spec))}
+            yield await _decide_one(f"{CLAIM}/{each.name}", claim, ask, policy)
+
+
+async def _decide_one(
+    name: str, created: Manifest, ask: Ask, policy: PolicySnapshot, told: Sequence[str] = ()
+) -> tuple[Hashable, Row]:
+    namespace = created["metadata"]["namespace"]
+    stored, answers = await _create(created, namespace, ask)
     first, last = answers[0], answers[-1]
-    untouched = _WORDS.get(first.outcome)
-    charge = read_request(msgspec.convert(pod, k8s_types.Pod), known).charge_on(last.model or first.model)
-    stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings]
+    untouched, kind = _WORDS.get(first.outcome), created["kind"]
+    model = last.model or first.model
+    charge = _charge(stored, model, policy)
+    if kind == TEMPLATE and last.allowed and not untouched:
+        told = [_MADE_LATER, *told]
+    stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings, *(told if last.allowed else ())]
     row = Row(
-        object=f"{workload.kind}/{workload.name}",
-        namespace=workload.namespace,
+        object=name,
+        namespace=namespace,
         count=1,
         decision=(untouched or "admitted") if last.allowed else "refused",
-        model=last.model or first.model,
+        model=model,
         charge=str(charge) if charge.cores else "",
         reason="; ".join(story for story in stories if story),
     )
-    if workload.namespace in UNASKED_NAMESPACES and not untouched:
-        return "counted", msgspec.structs.replace(row, decision="counted", model="", reason=_COUNTED)
+    if namespace in UNASKED_NAMESPACES and not untouched:
+        counted = _COUNTED.format("pods" if kind == "Pod" else "claims")
+        return "counted", msgspec.structs.replace(row, decision="counted", model="", reason=counted)
     return (last.outcome, last.model, bool(last.warnings)), row
 
 
-async def _create(pod: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[k8s_types.AdmissionResponse]]:
-    """Take a pod through /mutate and /validate as the API server does; return it as stored, and both answers."""
-    proposed = await ask("/mutate", _request(pod, namespace))
-    if not proposed.allowed:
-        return pod, [proposed]
-    patched: Manifest = jsonpatch.apply_patch(pod, msgspec.json.encode(proposed.patch))
-    # The API server gives a pod its uid after mutation; it is what a charge is known by.
+def _charge(stored: Manifest, model: str, policy: PolicySnapshot) -> Charge:
+    """Return what a pod or a claim takes; that of a claim in no model is the most that it could take."""
+    if stored["kind"] == "Pod":
+        return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge
+    if stored["kind"] == TEMPLATE:
+        return Charge()
+    return read_claim(msgspec.convert(stored.get("spec", {}), ClaimSpec), policy.claim_policy).charge(model)
+
+
+async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[k8s_types.AdmissionResponse]]:
+    """Take an object through /mutate and /validate as the API server does; return it as stored, and the answers."""
+    answers, patched = [], created
+    # The manifests register templates for /validate alone.
+    if created["kind"] != TEMPLATE:
+        answers.append(await ask("/mutate", _request(created, namespace)))
+        if not answers[0].allowed:
+            return created, answers
+        patched = jsonpatch.apply_patch(created, msgspec.json.encode(answers[0].patch))
+    # The API server gives an object its uid after mutation; it is what a charge is known by.
     stored = {**patched, "metadata": {**patched["metadata"], "uid": str(uuid.uuid4())}}
-    return stored, [proposed, await ask("/validate", _request(stored, namespace))]
+    return stored, [*answers, await ask("/validate", _request(stored, namespace))]
 
 
-def _request(pod: Manifest, namespace: str) -> k8s_types.AdmissionRequest:
+def _request(created: Manifest, namespace: str) -> k8s_types.AdmissionRequest:
     # YAML has types that JSON has not, such as dates; where text is expected they are text.
-    raw = msgspec.Raw(msgspec.json.encode(pod, enc_hook=str))
+    raw = msgspec.Raw(msgspec.json.encode(created, enc_hook=str))
+    kind = PODS if created["kind"] == "Pod" else k8s_types.GroupVersionKind(GROUP, "v1", created["kind"])
     return k8s_types.AdmissionRequest(
-        uid=str(uuid.uuid4()), kind=PODS, namespace=namespace, operation="CREATE", object=raw
+        uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw
     )
 
 
@@ -139,6 +198,6 @@ def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
     """Yield the lines of a table for people."""
-    heading = ("OBJECT", "NAMESPACE", "PODS", "DECISION", "MODEL", "CHARGE", "REASON")
+    heading = ("OBJECT", "NAMESPACE", "COUNT", "DECISION", "MODEL", "CHARGE", "REASON")
     cells = [heading, *((r.object, r.namespace, str(r.count), r.decision, r.model, r.charge, r.reason) for r in rows)]
     yield from cli.aligned(cells)

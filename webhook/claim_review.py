@@ -10,7 +10,7 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda.claims.charges import ClaimPolicy, ClaimRequest, ambiguous
-from vcuda.claims.objects import ClaimSpec, ResourceClaim, ResourceClaimTemplate
+from vcuda.claims.objects import CLAIM, TEMPLATE, ClaimSpec, ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse
@@ -20,8 +20,6 @@ from vcuda.requests.refusals import find_unlimited
 from webhook import verdicts
 from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers, RecentChoices
-
-CLAIM, TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
 
 WAITS = "its claim waits until so much is free"
 

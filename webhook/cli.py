@@ -17,6 +17,7 @@ from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
 from webhook import app, check as offline, context
+from webhook.files import read_cluster
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
 FAILED = 1
@@ -95,7 +96,7 @@ def main() -> None:
 @cli.log_level_option
 @cli.option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
 @cli.option("--quota", type=_file, help="Quota document, or the ConfigMap that holds it; for --standalone.")
-@cli.option("--nodes", type=_file, help="Nodes, as `kubectl get nodes -o yaml` prints them; for --standalone.")
+@cli.option("--nodes", type=_file, help="Nodes, devices and what is stored, as for `check`; for --standalone.")
 def serve(
     *,
     bind: str,
@@ -144,10 +145,9 @@ def serve(
     if standalone:
         if quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
-        embedded = Standalone(quota, nodes, hints, gpu_runtime_classes, scheduler_users)
-        _or_exit(embedded.policy)
+        embedded = _or_exit(lambda: read_cluster(quota, nodes, hints, gpu_runtime_classes, scheduler_users))
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
-            _run(Settings(bind, certificates, drain_seconds, callers), embedded.make_service)
+            _run(Settings(bind, certificates, drain_seconds, callers), Standalone(embedded).make_service)
         return
     if cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
@@ -175,9 +175,9 @@ def serve(
 
 
 @main.command(context_settings=_ENVIRONMENT)
-@click.argument("manifests", nargs=-1, required=True, type=_file, metavar="POD.yaml...")
+@click.argument("manifests", nargs=-1, required=True, type=_file, metavar="MANIFEST.yaml...")
 @cli.option("--quota", required=True, type=_file, help="Quota document, or the ConfigMap that holds it.")
-@cli.option("--nodes", type=_file, help="Nodes, as `kubectl get nodes -o yaml` prints them.")
+@cli.option("--nodes", type=_file, help="Nodes, devices and what is stored, as kubectl prints them (see above).")
 @cli.option("-n", "--namespace", default="default", help="Namespace of manifests that name none.")
 @_hint_options
 @cli.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
@@ -193,25 +193,32 @@ def check(
     model_label: str,
     output: str,
 ) -> None:
-    """Say what the webhook would do with the pods of these manifests, without a cluster.
+    """Say what the webhook would do with the pods and ResourceClaims of these manifests, without a cluster.
 
-    Takes Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job and CronJob; several documents a file, Lists, and -
-    for standard input. What makes no pods is passed over; another kind with a pod template in it is bad input. Pods
-    are decided in order, each beside those admitted before it; replicas count, a DaemonSet counts once. Those of
-    kube-system and of this system are counted and never refused, as the manifests register the webhook. Nothing that
-    runs already is known here.
+    Takes Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, ResourceClaim and ResourceClaimTemplate;
+    several documents a file, Lists, and - for standard input. What makes no pods is passed over; another kind with a
+    pod template in it is bad input. All are decided in order, each beside those admitted before it; replicas count, a
+    DaemonSet counts once. Behind a pod stand the claims that are made of templates for it. What is in kube-system and
+    in this system's namespaces is counted and never refused, as the manifests register the webhook.
+
+    --quota takes the ConfigMap with all its keys, or the document under gpu_quota alone. --nodes takes what claims are
+    charged by, ResourceSlices, DeviceClasses and ResourceClaimTemplates, and what is stored: the Pods and
+    ResourceClaims in it are charged first. Without them nothing that runs already is known. Claims are decided as by
+    Kubernetes 1.34 or later; older ones have none, and pods that name them are refused there.
 
     \b
     Examples:
       vcuda-webhook check --quota gpuquota.yaml -n team-a deployment.yaml
+      kubectl get nodes,resourceslices,deviceclasses,resourceclaimtemplates,resourceclaims,pods -A -o yaml > now.yaml
+      vcuda-webhook check --quota gpuquota.yaml --nodes now.yaml claim.yaml
+          beside what is there now
       kustomize build . | vcuda-webhook check --quota gpuquota.yaml -o json -
 
     Exit status: 0 all admitted, 1 some refused, 2 bad input.
     """
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
-    standalone = Standalone(quota, nodes, hints, gpu_runtime_classes)
-    policy = _or_exit(standalone.policy)
-    rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), policy)
+    cluster = _or_exit(lambda: read_cluster(quota, nodes, hints, gpu_runtime_classes))
+    rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), cluster)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
     else:

@@ -1,20 +1,15 @@
 """What decisions are made from besides the pod itself: the quota in force, the nodes, and the system's settings."""
 
-import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
-import structlog
-import yaml
 
-from vcuda import errors, k8s_types, kube, workloads
+from vcuda import kube
 from vcuda.claims import charges, devices, objects
-from vcuda.placement import affinity, patches, placement, registers
+from vcuda.placement import patches, placement
 from vcuda.quota import model
-from vcuda.requests import config, refusals
+from vcuda.requests import refusals
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
@@ -110,55 +105,3 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
         for reflector in self._always().values():
             reflector.start()
         self.dra.start()
-
-
-def read_quota(path: Path) -> config.QuotaConfig:
-    """Return what a file says: the quota document itself, or the ConfigMap that holds it and further keys.
-
-    Raises:
-        BadInput: the file cannot be read, or has faults (QuotaFault, with all of them).
-
-    """
-    text = read_text(path)
-    try:
-        documents = list(yaml.safe_load_all(text))
-    except workloads.NOT_YAML:
-        documents = []  # the parser below says what is wrong, and where
-    if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
-        data = documents[0].get("data") or {}
-        if config.QUOTA not in data:
-            raise errors.BadInput(f"{path}: the ConfigMap has no key {config.QUOTA}")
-        return config.parse_config({str(key): str(value) for key, value in data.items()})
-    return config.parse_config({config.QUOTA: text})
-
-
-def read_nodes(path: Path, labels: affinity.NodeLabels) -> placement.Nodes:
-    """Return the nodes in a file, as ``kubectl get nodes -o yaml`` prints them.
-
-    Raises:
-        BadInput: the file cannot be read or holds something else.
-
-    """
-    found, cards = {}, {}
-    for where, manifest in workloads.objects_in(str(path), read_text(path)):
-        if manifest.get("kind") != "Node":
-            raise errors.BadInput(f"{where}: expected a Node, not {manifest.get('kind')}")
-        node = workloads.convert(where, manifest, k8s_types.Node)
-        found[node.metadata.name] = node.labels
-        cards[node.metadata.name] = registers.read_registers(node.annotations, functools.partial(_ignored, where))
-    return placement.Nodes.of(found, labels, cards)
-
-
-def _ignored(where: str, annotation: str, error: ValueError) -> None:
-    structlog.get_logger().warning(
-        "malformed register of cards ignored", place=where, annotation=annotation, error=str(error)
-    )
-
-
-def read_text(path: Path) -> str:
-    """Return what is in a file, or on standard input where the path is ``-``; BadInput where it cannot be read."""
-    try:
-        with click.open_file(str(path), encoding="utf-8") as file:
-            return str(file.read())
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.BadInput(f"{path}: cannot be read: {error}") from error

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -112,8 +113,9 @@ class ByNamespace(Generic[V]):
 class MemoryLedgers:
     """Ledgers in this process alone: for the embedded mode, the demo and `check`."""
 
-    def __init__(self) -> None:
-        self._ledgers: dict[str, Ledger] = {}
+    def __init__(self, committed: Mapping[str, Mapping[str, Charge]] = types.MappingProxyType({})) -> None:
+        """Begin with what is committed, by namespace and model."""
+        self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""

@@ -16,12 +16,11 @@ from gunicorn.app.base import BaseApplication
 
 from vcuda import kube as k8s
 from vcuda.ledger.ledger import STORABLE_SECONDS
-from vcuda.placement import patches, placement
+from vcuda.placement import patches
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
 from vcuda.tls import ServingCertificate, watch
-from webhook import admission, app, context, ledger_client, namespaces
-from webhook.ledgers import MemoryLedgers
+from webhook import admission, app, context, files, ledger_client, namespaces
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
@@ -106,34 +105,16 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 class Standalone(msgspec.Struct, frozen=True):
-    """A quota and nodes from files, and ledgers in memory: every namespace counts as enforced."""
+    """A cluster from files, and ledgers in memory: every namespace counts as enforced."""
 
-    quota: Path
-    nodes: Path | None
-    hints: patches.Hints
-    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
-    scheduler_users: frozenset[str] = context.SCHEDULER_USERS
-
-    def policy(self) -> context.PolicySnapshot:
-        """Read the files; BadInput where one of them cannot be read, or has faults."""
-        labels = self.hints.labels
-        nodes = context.read_nodes(self.nodes, labels) if self.nodes else placement.Nodes(labels)
-        read = context.read_quota(self.quota)
-        nodes = nodes.named_by(read.resources.models)
-        return context.PolicySnapshot(
-            read.quota,
-            nodes,
-            self.hints,
-            resources=read.resources,
-            runtime_classes=self.runtime_classes,
-            scheduler_users=self.scheduler_users,
-        )
+    cluster: files.OfflineCluster
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Return a service that answers from the files alone."""
-        metrics, policy = _metrics(certificate), self.policy()
+        metrics, policy = _metrics(certificate), self.cluster.policy
         metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
-        return admission.Service(lambda: policy, MemoryLedgers(), metrics, admission.Gate(), structlog.get_logger())
+        ledgers = self.cluster.ledgers()
+        return admission.Service(lambda: policy, ledgers, metrics, admission.Gate(), structlog.get_logger())
 
 
 def _metrics(certificate: ServingCertificate) -> Metrics:

@@ -25,8 +25,8 @@ def output() -> str:
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """The table: each pod's line, and the lines below it without their indent."""
-    table = output.partition("POD ")[2].splitlines()[1:]
+    """The table: the line of each pod or claim, and the lines below it without their indent."""
+    table = output.partition("NAME ")[2].splitlines()[1:]
     found: dict[str, list[str]] = {}
     for line in table[: table.index("")]:
         if line.startswith(" "):
@@ -48,6 +48,7 @@ TABLE = {
     "team-a/copied": ("0.2 cards, 2048 MiB admitted M40", f"allocation records removed: {REMOVED}"),
     "team-b/picks-its-node": ("0.5 cards, 20480 MiB admitted A100", "nodeName moved to a required node affinity"),
     "team-b/mig-slice": ("0.42 cards, 20480 MiB admitted A100", "the only model it may use"),
+    "team-b/claimed-card": ("1 card admitted A100", "the only model it may use, 1.08 cards of 2 cards free"),
     "team-b/who-knows": ("refused", "`nvidia.com/gpu.shared: {cards: 1}`"),
     "team-c/beyond-a-warning": ("2 cards admitted M40", "admitted, because this quota only warns"),
     "sandbox/free-as-air": ("8 cards not limited", ""),
@@ -67,7 +68,7 @@ def test_it_says_what_it_does_before_and_after_and_fits_a_terminal(output: str) 
     assert lines[0].startswith("Starting vcuda-webhook serve --standalone --quota manifests/examples/gpuquota.yaml")
     assert lines[1].startswith("It serves https://127.0.0.1:")
     assert "team-a may use 2 cards of M40, 1 card of P100, in pool public" in lines
-    assert lines[-1].startswith("13 pods: 7 admitted, ")
+    assert lines[-1].startswith("14 pods and claims: 8 admitted, ")
     assert max(map(len, lines)) <= 140
 
 

@@ -215,9 +215,9 @@ def test_rows_in_json(directory: Path) -> None:
 def test_the_table_has_the_same_in_columns(directory: Path) -> None:
     result = check(directory, cards(1), pod(container(), metadata={"name": "web"}))
     heading, first, second = result.stdout.splitlines()
-    assert heading.split() == ["OBJECT", "NAMESPACE", "PODS", "DECISION", "MODEL", "CHARGE", "REASON"]
-    assert first.startswith("Pod/train-0  team-a     1     admitted  M40    1 card  ")
-    assert second == "Pod/web      team-a     1     no GPU"
+    assert heading.split() == ["OBJECT", "NAMESPACE", "COUNT", "DECISION", "MODEL", "CHARGE", "REASON"]
+    assert first.startswith("Pod/train-0  team-a     1      admitted  M40    1 card  ")
+    assert second == "Pod/web      team-a     1      no GPU"
     assert first.index("admitted") == heading.index("DECISION") == second.index("no GPU")
 
 

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.builders import LABELS, MODEL, Manifest, container, vcuda_pod, view
+from tests.builders import Manifest, container, vcuda_pod, view
 from tests.tables import cases
-from vcuda.errors import BadInput, QuotaFault
-from vcuda.quota.model import Charge, Limit
+from vcuda.errors import BadInput
+from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import MOST_PODS, Workload, workloads_in
 from webhook.check import read_workloads
-from webhook.context import read_nodes, read_quota
 
 TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": 2})]}}
 
@@ -66,12 +65,12 @@ def path(tmp_path: Path) -> Path:
 def test_pods_at_once(kind: str, spec: dict[str, Any], count: int) -> None:
     (found,) = read(workload(kind, **spec))
     assert (found.kind, found.name, found.namespace, found.count) == (kind, "train", "team-a", count)
-    assert read_request(view(found.pod)).charge == Charge(200, 0, 200)
+    assert read_request(view(found.created)).charge == Charge(200, 0, 200)
 
 
 def test_a_pod_as_its_owner_would_create_it() -> None:
     (found,) = read(workload("Deployment"))
-    assert found.pod == {
+    assert found.created == {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"labels": {"app": "train"}, "generateName": "train-", "namespace": "team-a"},
@@ -82,14 +81,14 @@ def test_a_pod_as_its_owner_would_create_it() -> None:
 def test_a_pod_stays_as_it_is() -> None:
     manifest = vcuda_pod(annotations={"a": "b"})
     (found,) = read(manifest)
-    assert found == Workload("Pod", "train-0", "team-a", {**manifest, "metadata": found.pod["metadata"]}, 1)
-    assert found.pod["metadata"] == {**manifest["metadata"], "namespace": "team-a"}
+    assert found == Workload("Pod", "train-0", "team-a", {**manifest, "metadata": found.created["metadata"]}, 1)
+    assert found.created["metadata"] == {**manifest["metadata"], "namespace": "team-a"}
 
 
 def test_an_objects_own_namespace_comes_first() -> None:
     job = {**workload("Job"), "metadata": {"name": "train", "namespace": "team-b"}}
     for found in read(vcuda_pod(metadata={"namespace": "team-b"}), job):
-        assert (found.namespace, found.pod["metadata"]["namespace"]) == ("team-b", "team-b")
+        assert (found.namespace, found.created["metadata"]["namespace"]) == ("team-b", "team-b")
 
 
 def test_generate_name_stands_for_a_name() -> None:
@@ -113,7 +112,7 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
     """A date is text to kubectl, and a number as a label's key is too."""
     text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
     (found,) = workloads_in("file", text.replace("on:", "'on':"), "team-a")
-    assert found.pod["metadata"]["annotations"] == {"on": "2024-01-31", "7": "seven"}
+    assert found.created["metadata"]["annotations"] == {"on": "2024-01-31", "7": "seven"}
 
 
 # What cannot be read
@@ -233,7 +232,7 @@ def test_aliases_of_aliases_are_looked_at_once() -> None:
 def test_a_null_field_counts_as_absent(path: Path) -> None:
     """As in Kubernetes; YAML written by hand or by a template has them."""
     path.write_text(yaml.safe_dump(vcuda_pod(nodeName=None)))
-    assert "nodeName" not in read_workloads([path], "team-a")[0].pod["spec"]
+    assert "nodeName" not in read_workloads([path], "team-a")[0].created["spec"]
 
 
 def test_the_place_of_a_fault_names_file_and_document(path: Path, tmp_path: Path) -> None:
@@ -245,69 +244,3 @@ def test_the_place_of_a_fault_names_file_and_document(path: Path, tmp_path: Path
         read_workloads([path, bad], "team-a")
     unknown = "how many pods a Rollout makes is not known here; give its pods instead"
     assert str(caught.value) == f"{bad}, document 2: {unknown}"
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read(content: bytes | None, path: Path) -> None:
-    if content:
-        path.write_bytes(content)
-    for reading in (lambda: read_workloads([path], "team-a"), lambda: read_quota(path)):
-        with pytest.raises(BadInput, match="cannot be read"):
-            reading()
-
-
-# The quota
-
-
-@cases(
-    "text",
-    the_document="team-a: {quota: {M40: 8}}",
-    in_JSON='{"team-a": {"quota": {"M40": 8}}}',
-    the_ConfigMap="kind: ConfigMap\ndata:\n  gpu_quota: |\n    team-a: {quota: {M40: 8}}",
-    both='{"kind": "ConfigMap", "data": {"gpu_quota": "{\\"team-a\\": {\\"quota\\": {\\"M40\\": 8}}}"}}',
-)
-def test_a_quota_file(text: str, path: Path) -> None:
-    path.write_text(text)
-    assert read_quota(path).quota.namespaces["team-a"].limits == {"M40": Limit(800)}
-
-
-def test_a_config_maps_further_keys_are_read_too(path: Path) -> None:
-    path.write_text('{kind: ConfigMap, data: {gpu_quota: "", gpu_units: "{a.b/c: {cards: 1}}"}}')
-    assert read_quota(path).resources.own_units == {"a.b/c": Charge(100, 0, 100)}
-
-
-@pytest.mark.parametrize("text", ["kind: ConfigMap", "kind: ConfigMap\ndata: {other: x}"])
-def test_a_config_map_without_a_quota(text: str, path: Path) -> None:
-    path.write_text(text)
-    with pytest.raises(BadInput) as caught:
-        read_quota(path)
-    assert str(caught.value) == f"{path}: the ConfigMap has no key gpu_quota"
-
-
-@pytest.mark.parametrize("text", ["{", "team-a: {quota: {M40: -8}}", "team-a: {quota: {M40: 2024-13-45}}", "[" * 5000])
-def test_a_malformed_quota_file(text: str, path: Path) -> None:
-    path.write_text(text)
-    with pytest.raises(QuotaFault):
-        read_quota(path)
-
-
-# Nodes
-
-
-def test_a_nodes_file(path: Path) -> None:
-    labelled = {"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40"}}}
-    path.write_text(yaml.safe_dump({"kind": "List", "items": [labelled, {"kind": "Node", "metadata": {"name": "b"}}]}))
-    found = read_nodes(path, LABELS)
-    assert (found.labels, found.models) == ({"a": {MODEL: "M40"}, "b": {}}, {"M40"})
-
-
-@cases(
-    "manifest, message",
-    a_pod=({"kind": "Pod"}, "document 1: expected a Node, not Pod"),
-    labels_in_a_list=({"kind": "Node", "metadata": {"labels": []}}, "document 1: malformed: "),
-)
-def test_a_malformed_nodes_file(manifest: Manifest, message: str, path: Path) -> None:
-    path.write_text(yaml.safe_dump(manifest))
-    with pytest.raises(BadInput) as caught:
-        read_nodes(path, LABELS)
-    assert str(caught.value).startswith(f"{path}, {message}")

@@ -8,12 +8,13 @@ from typing import Any
 
 from tests import builders, claim_builders as made
 from tools.reference.told import Chapter, Told
+from vcuda.claims.objects import CLAIM
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
-from webhook.claim_review import CLAIM, check_templates, mutate, validate
+from webhook.claim_review import check_templates, mutate, validate
 from webhook.context import PolicySnapshot
 from webhook.ledgers import MemoryLedgers, RecentChoices
 

@@ -6,7 +6,7 @@ they cost seventy times the decoding, and they drop the fields that they do not 
 
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params, Stream, segment, upsert
 from vcuda.kube.connection import VersionCheck, end_process
-from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer
+from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer, is_served
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.ledger_marks import Opening
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
@@ -46,6 +46,7 @@ __all__ = [
     "TemplateInformer",
     "VersionCheck",
     "end_process",
+    "is_served",
     "ledger_name",
     "post_event",
     "post_event_or_log",

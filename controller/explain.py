@@ -1,0 +1,162 @@
+"""What would become of pods and claims in a cluster now: asked by dry runs, of which nothing remains."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+
+import msgspec
+
+from vcuda import errors
+from vcuda.claims.objects import API_PATH, CLAIM, TEMPLATE, ResourceClaim
+from vcuda.claims.pin import read_pin
+from vcuda.k8s_types import Pod
+from vcuda.kube import Heard, Kube, is_served, segment
+from vcuda.placement.patches import MODEL_ANNOTATION
+from vcuda.placement.placement import would_be_pinned
+from vcuda.workloads import Manifest, Workload, made_claims
+
+ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
+
+PROBE = "_gpuquota-explain"
+"""No name of a pod or a claim, as it begins with ``_``."""
+
+# HAMi-DRA names its claim NAMESPACE-POD-CONTAINER, and cuts it off behind 54 characters.
+MOST_OF_NAMESPACE = 50
+
+MAKES_A_CLAIM = (
+    "HAMi-DRA's webhook would make a ResourceClaim for it and leave it behind, dry run or not; ask vcuda-webhook check"
+)
+TOO_LONG = (
+    "in a namespace with so long a name it cannot be told whether HAMi-DRA's webhook would make a ResourceClaim for it,"
+    " dry run or not; ask vcuda-webhook check"
+)
+NOT_SERVED = "this cluster has no resource.k8s.io/v1, and so no ResourceClaims: they need Kubernetes 1.34 or later"
+
+_FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """What would become of a pod or a claim; ``reason`` and ``warnings`` are mostly the cluster's own sentences."""
+
+    object: str
+    namespace: str
+    decision: str
+    model: str
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+
+def ask_about(kube: Kube, workloads: Sequence[Workload]) -> Iterator[Explained]:
+    """Yield what would become of one pod of each workload, behind it of the claims made for it, and of other claims.
+
+    Raises:
+        VcudaError: the cluster did not answer, or does not know who asks.
+
+    """
+    templates = {(each.namespace, each.name): each.claim_spec for each in workloads}
+    for workload in workloads:
+        name, created = f"{workload.kind}/{workload.name}", workload.created
+        if created["kind"] != "Pod":
+            yield _explain_claim(kube, name, created)
+            continue
+        pod = _explain_pod(kube, name, created)
+        yield pod
+        if pod.decision == ADMITTED:
+            yield from _explain_made(kube, created, templates)
+
+
+def _explain_made(
+    kube: Kube, pod: Manifest, templates: Mapping[tuple[str, str], Manifest | None]
+) -> Iterator[Explained]:
+    namespace = pod["metadata"]["namespace"]
+    for name, template, claim in made_claims(pod):
+        try:
+            spec = templates.get((namespace, template)) or _read_template(kube, namespace, template)
+        except errors.ApiError as error:
+            reason = f"{TEMPLATE} {template}, of which it is made, cannot be read: {error}"
+            yield Explained(f"{CLAIM}/{name}", namespace, NOT_ASKED, "", reason)
+        else:
+            yield _explain_claim(kube, f"{CLAIM}/{name}", {**claim, "spec": spec})
+
+
+def _read_template(kube: Kube, namespace: str, name: str) -> Manifest:
+    path = f"{API_PATH}/namespaces/{segment(namespace)}/resourceclaimtemplates/{segment(name)}"
+    template: Manifest = msgspec.json.decode(kube.get(path))
+    spec: Manifest = template["spec"]["spec"]
+    return spec
+
+
+def _explain_pod(kube: Kube, name: str, pod: Manifest) -> Explained:
+    namespace = pod["metadata"]["namespace"]
+    path = f"/api/v1/namespaces/{segment(namespace)}/pods"
+    view = msgspec.convert(pod, Pod)
+    # HAMi-DRA goes by the limits of ordinary containers, under names of its own configuration.
+    limits = (each.resources.limits or {} for each in view.spec.containers or () if each.resources)
+    if any("/" in resource for found in limits for resource in found):
+        if len(namespace) > MOST_OF_NAMESPACE:
+            return Explained(name, namespace, NOT_ASKED, "", TOO_LONG)
+        if refusal := _probe(kube, path, pod):
+            # HAMi-DRA tells of the claim that it could not make; whatever else refuses this, refuses the pod too.
+            if "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower()):
+                return Explained(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
+            given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
+            return Explained(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
+    answer = _dry_run(kube, path, pod)
+    if isinstance(answer, errors.ApiError):
+        return Explained(name, namespace, REFUSED, "", str(answer))
+    chosen = msgspec.json.decode(answer.body, type=Pod).annotations.get(MODEL_ANNOTATION, "")
+    otherwise = "held to a GPU quota are its claims" if view.spec.resource_claims else "not held by a GPU quota"
+    return _admitted(name, namespace, chosen, answer.warnings, otherwise)
+
+
+def _probe(kube: Kube, path: str, pod: Manifest) -> str | None:
+    """Return why a pod like this is refused before its name is looked at; None where it is not."""
+    # Its name can be none, so nothing can come of it: no pod, and no claim that a webhook names after it. The API
+    # server validates names only behind the mutating webhooks.
+    answer = _dry_run(kube, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
+    if not isinstance(answer, errors.ApiError):
+        return None
+    text = str(answer)
+    of_its_name = answer.status == HTTPStatus.UNPROCESSABLE_ENTITY and "metadata.name: Invalid value" in text
+    return None if of_its_name else text
+
+
+def _explain_claim(kube: Kube, name: str, claim: Manifest) -> Explained:
+    """Return what would become of a claim, or of a template of claims."""
+    namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == TEMPLATE
+    collection = "resourceclaimtemplates" if is_template else "resourceclaims"
+    answer = _dry_run(kube, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
+    if isinstance(answer, errors.ApiError):
+        # It is also 404 where there is no such namespace.
+        unserved = isinstance(answer, errors.NotFound) and not is_served(kube)
+        return Explained(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer))
+    if is_template:
+        return _admitted(name, namespace, "", answer.warnings, "held to a GPU quota are the claims that are made of it")
+    forecasts = filter(None, map(_FORECAST.match, answer.warnings))
+    chosen = next((found[1] for found in forecasts), None) or _held_to(answer.body)
+    return _admitted(name, namespace, chosen, answer.warnings, "not held by a GPU quota")
+
+
+def _held_to(body: bytes) -> str:
+    # A quota that only audits warns of nothing. The first of a pin's patterns is its model, in lower case.
+    requests = msgspec.json.decode(body, type=ResourceClaim).spec.devices.requests or ()
+    expressions = (text for each in requests for _, entry in each.entries() for text in entry.expressions)
+    return next((pin.patterns[0] for pin in map(read_pin, expressions) if pin), "")
+
+
+def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], otherwise: str) -> Explained:
+    pinned = would_be_pinned(model)
+    told = [warning for warning in warnings if model and warning.startswith(pinned)]
+    reason = next(iter(told), pinned if model else otherwise)
+    others = tuple(warning for warning in warnings if warning not in told)
+    return Explained(name, namespace, ADMITTED, model, reason, others)
+
+
+def _dry_run(kube: Kube, path: str, manifest: Manifest) -> Heard | errors.ApiError:
+    """Return the answer to a creation that is not kept; a refusal is one, by whomever, or for want of a right."""
+    try:
+        return kube.post_heard(path, msgspec.json.encode(manifest, enc_hook=str), {"dryRun": "All"})
+    except errors.ApiError as error:
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            raise
+        return error

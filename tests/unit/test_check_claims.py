@@ -1,0 +1,191 @@
+"""The command `check` on ResourceClaims, their templates, and what names them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tests.builders import Manifest, container, pod, vcuda_pod
+from tests.claim_builders import A100, HAMI, M40, NVIDIA, claim, entry, published, share, spec
+from tests.tables import cases
+from vcuda.claims.pin import ClaimPin, write_pin
+from webhook.cli import main
+
+QUOTA = """
+team-a: {quota: {M40: 2, A100: 3}}
+team-w: {mode: warn, quota: {A100: 1}}
+kube-system: {quota: {A100: 1}}
+"""
+
+Rows = list[dict[str, Any]]
+
+
+def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = (), quota: str = QUOTA) -> Rows:
+    """Run the command as namespace team-a of a cluster that has one M40 and one A100, and return its rows."""
+    files = {name: directory / name for name in ("quota", "nodes", "manifests")}
+    files["quota"].write_text(quota)
+    files["nodes"].write_text(yaml.safe_dump(published(*stored)))
+    files["manifests"].write_text(yaml.safe_dump_all(manifests))
+    told = [f"--quota={files['quota']}", f"--nodes={files['nodes']}", "-n", "team-a", "-o", "json"]
+    result = CliRunner().invoke(main, ["check", *told, str(files["manifests"])], catch_exceptions=False)
+    rows: Rows = json.loads(result.stdout)
+    assert result.exit_code == any(row["decision"] == "refused" for row in rows)
+    return rows
+
+
+def short(rows: Rows) -> list[str]:
+    return [f"{row['object']}: {row['count']} {row['decision']} {row['model']}".rstrip() for row in rows]
+
+
+def of_product(product: str) -> Manifest:
+    return entry(NVIDIA, f'device.attributes["{NVIDIA}"].productName == "{product}"')
+
+
+def template(*requests: Manifest, name: str = "gpus", **metadata: str) -> Manifest:
+    asked = {"spec": spec(*(requests or (entry(),)))}
+    about = {"name": name, **metadata}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": about, "spec": asked}
+
+
+def claiming(*templates: str, **metadata: Any) -> Manifest:
+    """Return a pod whose claims are made of these templates."""
+    named = [{"name": f"c{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
+    return pod(container(), resourceClaims=named, metadata={"name": "train", **metadata})
+
+
+def deployment(replicas: int, made: Manifest) -> Manifest:
+    about = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
+    return {**about, "spec": {"replicas": replicas, "template": {"spec": made["spec"]}}}
+
+
+@cases(
+    "manifest, decision, model, charge",
+    most_room=(claim(), "admitted", "A100", "1 card"),
+    a_product_that_it_demands=(claim(of_product(M40)), "admitted", "M40", "1 card"),
+    a_share=(claim(share(HAMI, cores="30", memory="4000Mi")), "admitted", "A100", "0.3 cards, 4000 MiB"),
+    a_MIG_slice=(
+        claim(entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'")),
+        *("admitted", "A100", "0.42 cards, 20480 MiB"),
+    ),
+    more_than_there_is=(claim(entry(count=4)), "refused", "M40", "4 cards"),
+    all_there_are=(claim(entry(allocationMode="All")), "refused", "", "1 card"),
+    an_unknown_class=(claim(entry("gpu.example.com")), "refused", "", ""),
+    no_devices=({**claim(), "spec": {}}, "no GPU", "", ""),
+    not_limited=(claim(namespace="sandbox"), "not limited", "", "1 card"),
+    a_quota_that_only_warns=(claim(entry(count=2), namespace="team-w"), "admitted", "A100", "2 cards"),
+    a_system_namespace=(claim(namespace="kube-system"), "counted", "", "1 card"),
+    a_template=(template(), "admitted", "", ""),
+    a_template_that_could_never_fit=(template(entry(count=4)), "refused", "", ""),
+    a_template_without_limit=(template(namespace="sandbox"), "not limited", "", ""),
+)
+def test_what_becomes_of_a_claim_or_template(
+    manifest: Manifest, decision: str, model: str, charge: str, tmp_path: Path
+) -> None:
+    (row,) = check(tmp_path, manifest)
+    assert (row["decision"], row["model"], row["charge"]) == (decision, model, charge)
+    assert row["object"] == f"{manifest['kind']}/{manifest['metadata']['name']}"
+
+
+def test_claims_are_decided_beside_pods_and_claims_before_them(tmp_path: Path) -> None:
+    on_a100 = vcuda_pod({"nvidia.com/gpu": 2}, nodeSelector={"gaia.tencent.com/gpu-model": "A100"})
+    rows = check(tmp_path, on_a100, *[claim(of_product(A100), name=f"c{number}") for number in (1, 2)])
+    assert short(rows) == [
+        "Pod/train-0: 1 admitted A100",
+        "ResourceClaim/c1: 1 admitted A100",
+        "ResourceClaim/c2: 1 refused A100",
+    ]
+    assert "used: 3 (3 pending), limited: 3, 1 more needed" in rows[-1]["reason"]
+
+
+def test_behind_a_pod_stand_the_claims_that_are_made_for_it(tmp_path: Path) -> None:
+    """Also where the template comes after it: Kubernetes makes the claims once it is there."""
+    rows = check(tmp_path, claiming("gpus", "big"), template(), template(of_product(M40), name="big"))
+    assert short(rows)[:3] == [
+        "Pod/train: 1 admitted",
+        "ResourceClaim/train-c0-*: 1 admitted A100",
+        "ResourceClaim/train-c1-*: 1 admitted M40",
+    ]
+    assert [row["charge"] for row in rows[:3]] == ["", "1 card", "1 card"]
+
+
+def test_each_replica_has_a_claim_of_its_own(tmp_path: Path) -> None:
+    """A pod whose claim finds no quota is stored all the same, and waits for it."""
+    rows = check(tmp_path, deployment(7, claiming("gpus")), stored=(template(namespace="team-a"),))
+    assert short(rows) == [
+        "Deployment/web: 5 admitted",
+        "Deployment/web: 2 admitted",
+        *[f"ResourceClaim/web-*-c0-*: 1 admitted {model}" for model in ("A100", "M40", "A100", "M40", "A100")],
+        "ResourceClaim/web-*-c0-*: 2 refused M40",
+    ]
+    assert ("its claim waits until" in rows[0]["reason"], "its claim waits until" in rows[1]["reason"]) == (False, True)
+
+
+def test_the_claims_of_a_refused_pod_are_not_made(tmp_path: Path) -> None:
+    stored = (template(namespace="team-a"), template(entry(count=9), name="too-many", namespace="team-a"))
+    rows = check(tmp_path, claiming("gpus", "too-many"), stored=stored)
+    assert short(rows) == ["Pod/train: 1 refused"]
+    assert "can never fit" in rows[0]["reason"]
+
+
+@pytest.mark.parametrize("home", ["team-a", "sandbox"])
+def test_a_template_that_is_nowhere_is_told_where_it_matters(home: str, tmp_path: Path) -> None:
+    (row,) = check(tmp_path, claiming("elsewhere", namespace=home))
+    told = "ResourceClaimTemplate elsewhere is in none of these files, so its claims are not checked"
+    assert (told in row["reason"]) == (home == "team-a")
+
+
+def test_what_is_stored_is_charged_first(tmp_path: Path) -> None:
+    pin = write_pin(ClaimPin(NVIDIA, ("a100",)))
+    stored = claim(entry(NVIDIA, pin, count=3), namespace="team-a", name="there", uid="u-1")
+    on_a100 = claim(of_product(A100))
+    assert short(check(tmp_path, on_a100)) == ["ResourceClaim/train-gpu: 1 admitted A100"]
+    (row,) = check(tmp_path, on_a100, stored=(stored,))
+    assert (row["decision"], "used: 3 (0 pending)" in row["reason"]) == ("refused", True)
+
+
+def test_a_resource_of_a_class_is_charged_by_its_pod(tmp_path: Path) -> None:
+    asked = vcuda_pod({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 2})
+    (row,) = check(tmp_path, asked)
+    assert (row["decision"], row["charge"]) == ("admitted", "2 cards")
+
+
+def test_a_row_of_the_units_table_prices_a_class(tmp_path: Path) -> None:
+    data = {"gpu_quota": "team-a: {quota: {A100: 2}}", "gpu_units": "{deviceclass/acme: {cards: 0.5}}"}
+    acme = {"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}
+    about = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "acme"}}
+    stored = ({**about, "spec": {"selectors": [acme]}},)
+    quota = yaml.safe_dump({"kind": "ConfigMap", "data": data})
+    (row,) = check(tmp_path, claim(entry("acme", count=3)), stored=stored, quota=quota)
+    assert (row["decision"], row["charge"]) == ("admitted", "1.5 cards")
+
+
+@cases(
+    "text, message",
+    an_older_version=(
+        "{apiVersion: resource.k8s.io/v1beta2, kind: ResourceClaim}",
+        "document 1: apiVersion is resource.k8s.io/v1beta2; write the ResourceClaim as of resource.k8s.io/v1",
+    ),
+    no_version=("kind: ResourceClaimTemplate", "document 1: apiVersion is None; write the ResourceClaimTemplate as of"),
+    no_list=(
+        "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, spec: {devices: {requests: 5}}}",
+        "document 1: malformed: Expected `array | null`, got `int` - at `$.spec.devices.requests`",
+    ),
+    no_namespace=(
+        "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {namespace: A_B}}",
+        "document 1: 'A_B' ",
+    ),
+)
+def test_bad_claims_are_told_with_their_place(text: str, message: str, tmp_path: Path) -> None:
+    quota, path = tmp_path / "quota", tmp_path / "claims"
+    quota.write_text(QUOTA)
+    path.write_text(text)
+    result = CliRunner().invoke(main, ["check", "--quota", str(quota), str(path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {path}, {message}")
+
+
+def test_a_kind_of_that_name_in_another_group_is_passed_over(tmp_path: Path) -> None:
+    assert check(tmp_path, {"apiVersion": "example.com/v1", "kind": "ResourceClaim", "metadata": {"name": "x"}}) == []

@@ -1,0 +1,186 @@
+"""The files that stand for a cluster: the quota, the nodes, their devices, and what is stored."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from tests.builders import LABELS, MODEL, Manifest, stored_pod, vcuda_pod
+from tests.claim_builders import A100, M40, NVIDIA, claim, device, entry, published, slice_of, template
+from tests.tables import cases
+from vcuda.claims.objects import API_VERSION
+from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.errors import BadInput, QuotaFault
+from vcuda.placement.patches import Hints
+from vcuda.quota.model import Charge, Limit
+from vcuda.requests.resources import BUILT_IN
+from webhook.check import read_workloads
+from webhook.files import OfflineCluster, read_cluster, read_quota, read_stored
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file.yaml"
+
+
+def cluster(path: Path, *stored: Manifest) -> OfflineCluster:
+    """A cluster with the devices of three drivers, in which this is stored."""
+    quota = path.with_name("quota.yaml")
+    quota.write_text("{team-a: {quota: {M40: 8, A100: 8}}, team-b: {quota: {M40: 8}}}")
+    path.write_text(yaml.safe_dump(published(*stored)))
+    return read_cluster(quota, path, Hints())
+
+
+def held_claim(model: str, **metadata: object) -> Manifest:
+    pin = write_pin(ClaimPin(NVIDIA, (model.lower(),)))
+    return claim(entry(NVIDIA, pin), **{"namespace": "team-a", "uid": "claim-uid", **metadata})
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read(content: bytes | None, path: Path) -> None:
+    if content:
+        path.write_bytes(content)
+    for reading in (lambda: read_workloads([path], "team-a"), lambda: read_quota(path)):
+        with pytest.raises(BadInput, match="cannot be read"):
+            reading()
+
+
+# The quota
+
+
+@cases(
+    "text",
+    the_document="team-a: {quota: {M40: 8}}",
+    in_JSON='{"team-a": {"quota": {"M40": 8}}}',
+    the_ConfigMap="kind: ConfigMap\ndata:\n  gpu_quota: |\n    team-a: {quota: {M40: 8}}",
+    both='{"kind": "ConfigMap", "data": {"gpu_quota": "{\\"team-a\\": {\\"quota\\": {\\"M40\\": 8}}}"}}',
+)
+def test_a_quota_file(text: str, path: Path) -> None:
+    path.write_text(text)
+    assert read_quota(path).quota.namespaces["team-a"].limits == {"M40": Limit(800)}
+
+
+def test_a_config_maps_further_keys_are_read_too(path: Path) -> None:
+    path.write_text('{kind: ConfigMap, data: {gpu_quota: "", gpu_units: "{a.b/c: {cards: 1}}"}}')
+    assert read_quota(path).resources.own_units == {"a.b/c": Charge(100, 0, 100)}
+
+
+@pytest.mark.parametrize("data", ["[]", "5", "{gpu_quota: {team-a: {quota: {M40: 8}}}}", "{gpu_quota: 5}"])
+def test_the_data_of_a_config_map_is_text(data: str, path: Path) -> None:
+    path.write_text(f"kind: ConfigMap\ndata: {data}")
+    with pytest.raises(BadInput, match="malformed: "):
+        read_quota(path)
+
+
+@pytest.mark.parametrize("text", ["kind: ConfigMap", "kind: ConfigMap\ndata: {other: x}"])
+def test_a_config_map_without_a_quota(text: str, path: Path) -> None:
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        read_quota(path)
+    assert str(caught.value) == f"{path}: the ConfigMap has no key gpu_quota"
+
+
+@pytest.mark.parametrize("text", ["{", "team-a: {quota: {M40: -8}}", "team-a: {quota: {M40: 2024-13-45}}", "[" * 5000])
+def test_a_malformed_quota_file(text: str, path: Path) -> None:
+    path.write_text(text)
+    with pytest.raises(QuotaFault):
+        read_quota(path)
+
+
+# Nodes and devices
+
+
+def test_a_nodes_file(path: Path) -> None:
+    labelled = {"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40"}}}
+    path.write_text(yaml.safe_dump({"kind": "List", "items": [labelled, {"kind": "Node", "metadata": {"name": "b"}}]}))
+    found = read_stored(path, LABELS, BUILT_IN).nodes
+    assert (found.labels, found.models) == ({"a": {MODEL: "M40"}, "b": {}}, {"M40"})
+
+
+STALE = {**claim(namespace="team-a"), "apiVersion": "resource.k8s.io/v1beta1"}
+NEGATIVE = {"name": "gpu-0", "capacity": {"memory": {"value": "lots"}}}
+SLICE = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": {"devices": [NEGATIVE]}}
+
+
+@cases(
+    "manifest, message",
+    another_kind=(
+        {"kind": "Service"},
+        "expected one of Node, ResourceSlice, DeviceClass, ResourceClaimTemplate, ResourceClaim, Pod, not Service",
+    ),
+    labels_in_a_list=({"kind": "Node", "metadata": {"name": "a", "labels": []}}, "malformed: "),
+    no_name=({"kind": "Node"}, "the Node has no name"),
+    no_namespace=(claim(), "the ResourceClaim train-gpu has no namespace"),
+    a_pod_of_no_namespace=(vcuda_pod(), "the Pod train-0 has no namespace"),
+    an_older_version=(STALE, f"apiVersion is resource.k8s.io/v1beta1; write the ResourceClaim as of {API_VERSION}"),
+    no_version=({"kind": "DeviceClass"}, f"apiVersion is None; write the DeviceClass as of {API_VERSION}"),
+    no_quantity=(SLICE, "malformed: "),
+)
+def test_a_malformed_object_is_told_with_its_place(manifest: Manifest, message: str, path: Path) -> None:
+    path.write_text(yaml.safe_dump_all([{"kind": "Node", "metadata": {"name": "a"}}, manifest]))
+    with pytest.raises(BadInput) as caught:
+        read_stored(path, LABELS, BUILT_IN)
+    assert str(caught.value).startswith(f"{path}, document 2: {message}")
+
+
+# What is stored
+
+
+def test_devices_and_classes_are_read_as_drivers_publish_them(path: Path) -> None:
+    policy = cluster(path).policy.claim_policy
+    assert policy.products.model_of(A100) == "A100"
+    assert policy.products.model_of(M40) == "M40"
+    assert policy.devices.classes[NVIDIA].driver == NVIDIA
+
+
+def test_of_slices_that_contradict_each_other_the_newest_generation_counts(path: Path) -> None:
+    newer = slice_of(NVIDIA, "old", device(A100), generation=2)
+    manifest = {"apiVersion": API_VERSION, "kind": "ResourceSlice", **yaml.safe_load(msgspec.json.encode(newer))}
+    devices = cluster(path, manifest).policy.claim_policy.devices
+    assert devices.by_name[NVIDIA, "old", "gpu-0"][0].product == A100
+
+
+def test_templates_are_known_by_namespace_and_name(path: Path) -> None:
+    policy = cluster(path, {**template(), "metadata": {"name": "one", "namespace": "team-a"}}).policy
+    assert policy.templates("team-a", "one")
+    assert policy.templates("team-b", "one") is None
+
+
+ENDED = {**stored_pod({"nvidia.com/gpu": 1}, uid="x"), "status": {"phase": "Succeeded"}}
+
+
+def in_team_a(pod: Manifest, **status: object) -> Manifest:
+    return {
+        **pod,
+        "metadata": {**pod["metadata"], "namespace": "team-a"},
+        "status": {**pod.get("status", {}), **status},
+    }
+
+
+GPU_POD = in_team_a(stored_pod({"nvidia.com/gpu": 2}))
+OF_POD = {"extendedResourceClaimStatus": {"resourceClaimName": "train-gpu"}}
+CARD, TWO = Charge(100, 0, 100), Charge(200, 0, 200)
+
+
+@cases(
+    "stored, committed",
+    a_claim=([held_claim("A100")], {"team-a": {"A100": CARD}}),
+    a_claim_that_is_twice_in_the_file=([held_claim("A100")] * 2, {"team-a": {"A100": CARD}}),
+    claims_of_two_namespaces=(
+        [held_claim("A100"), held_claim("M40", namespace="team-b")],
+        {"team-a": {"A100": CARD}, "team-b": {"M40": CARD}},
+    ),
+    a_claim_that_nobody_has_pinned=([claim(namespace="team-a")], {"team-a": {}}),
+    a_pod=([GPU_POD], {"team-a": {"M40": TWO}}),
+    a_pod_that_has_ended=([in_team_a(ENDED)], {"team-a": {}}),
+    a_pod_and_its_own_claim=(
+        [in_team_a(GPU_POD, **OF_POD), held_claim("M40")],
+        {"team-a": {"M40": TWO}},
+    ),
+    the_scheduler_s_claim_without_its_pod=([held_claim("M40")], {"team-a": {"M40": CARD}}),
+)
+def test_what_is_stored_is_charged_once(
+    stored: list[Manifest], committed: dict[str, dict[str, Charge]], path: Path
+) -> None:
+    assert cluster(path, *stored).committed == committed
