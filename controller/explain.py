@@ -96,9 +96,9 @@ def _explain_pod(kube: Kube, name: str, pod: Manifest) -> Explained:
         if len(namespace) > MOST_OF_NAMESPACE:
             return Explained(name, namespace, NOT_ASKED, "", TOO_LONG)
         if refusal := _probe(kube, path, pod):
-            # HAMi-DRA tells of the claim that it could not make; whatever else refuses this, refuses the pod too.
-            if "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower()):
+            if _names_a_claim(refusal):
                 return Explained(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
+            # What refuses this before the name is looked at does the same to the pod.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return Explained(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(kube, path, pod)
@@ -113,12 +113,22 @@ def _probe(kube: Kube, path: str, pod: Manifest) -> str | None:
     """Return why a pod like this is refused before its name is looked at; None where it is not."""
     # Its name can be none, so nothing can come of it: no pod, and no claim that a webhook names after it. The API
     # server validates names only behind the mutating webhooks.
-    answer = _dry_run(kube, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
+    try:
+        answer = _dry_run(kube, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
+    except errors.Unavailable as error:
+        if _names_a_claim(str(error)):  # HAMi-DRA fails with 500
+            return str(error)
+        raise
     if not isinstance(answer, errors.ApiError):
         return None
     text = str(answer)
     of_its_name = answer.status == HTTPStatus.UNPROCESSABLE_ENTITY and "metadata.name: Invalid value" in text
     return None if of_its_name else text
+
+
+def _names_a_claim(refusal: str) -> bool:
+    """Return whether this is HAMi-DRA's webhook, which tells of the claim that it could not make."""
+    return "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower())
 
 
 def _explain_claim(kube: Kube, name: str, claim: Manifest) -> Explained:

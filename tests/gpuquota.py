@@ -8,16 +8,21 @@ from typing import Any
 import yaml
 from click.testing import CliRunner, Result
 
+from controller.explain import PROBE
 from controller.plugin import main
 from controller.publisher import LABELS
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
-from vcuda.errors import VcudaError
+from vcuda.errors import ApiError, VcudaError
 from vcuda.kube import Heard
 
 
 class Cluster(ApiDouble):
-    """A cluster with published reports, that would admit every pod unless ``refusal`` is set."""
+    """A cluster with published reports, that would admit everything unless ``refusal`` is set.
+
+    ``asked`` are its dry runs but those under a name that can be none, which are ``probes``: what ``webhook`` says to
+    these comes before the name is looked at.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,6 +30,8 @@ class Cluster(ApiDouble):
         self.pinned_to: str | None = "M40"
         self.warnings: tuple[str, ...] = ()
         self.asked: list[tuple[str, object, Manifest]] = []
+        self.probes: list[tuple[str, object, Manifest]] = []
+        self.webhook: VcudaError | None = None
 
     def publish(self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str = "") -> None:
         use = {"namespace": namespace, "mode": mode, "models": models}
@@ -34,13 +41,18 @@ class Cluster(ApiDouble):
 
     def post_heard(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> Heard:
         """Answer a dry run."""
-        pod = json.loads(body)
-        self.asked.append((path, params, pod))
-        if self.refusal:
-            raise self.refusal
-        if self.pinned_to:
-            pod["metadata"]["annotations"] = {"quota.vcuda.io/model": self.pinned_to}
-        return Heard(self.deliver("POST", timeout, lambda: json.dumps(pod).encode()), self.warnings)
+        created = json.loads(body)
+        is_probe = created["metadata"].get("name", "").startswith("_")
+        (self.probes if is_probe else self.asked).append((path, params, created))
+        if refusal := self.refusal or (self.webhook if is_probe else None):
+            raise refusal
+        if is_probe:
+            raise ApiError(
+                422, f'Pod "{PROBE}" is invalid: metadata.name: Invalid value: "{PROBE}": a lowercase RFC 1123'
+            )
+        if self.pinned_to and created["kind"] == "Pod":
+            created["metadata"]["annotations"] = {"quota.vcuda.io/model": self.pinned_to}
+        return Heard(self.deliver("POST", timeout, lambda: json.dumps(created).encode()), self.warnings)
 
 
 def run(*arguments: str, **options: Any) -> Result:

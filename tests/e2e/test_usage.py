@@ -13,9 +13,11 @@ import msgspec
 import pytest
 import yaml
 
+from controller.explain import MAKES_A_CLAIM, NOT_SERVED
 from controller.publisher import LABELS
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster, Json
+from tests.e2e import dra
+from tests.e2e.cluster import Cluster, Json, webhook
 from tests.e2e.installation import (
     MANIFESTS,
     USAGE,
@@ -27,6 +29,7 @@ from tests.e2e.installation import (
     limited_team,
     tenant_of,
 )
+from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess, eventually
 from vcuda.kube import MERGE_PATCH
@@ -246,3 +249,66 @@ def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
     assert f"exceeded GPU quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
     assert (free["object"], free["decision"], free["reason"]) == ("Pod/plain", "admitted", "not held by a GPU quota")
     assert cluster.pods(team) == []
+
+
+def test_explain_tells_of_claims_and_templates_and_of_the_claims_a_pod_would_get(
+    cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
+) -> None:
+    """Before Kubernetes 1.34 there are none: they are refused with the reason, and nothing fails."""
+    file = tmp_path / "claims.yaml"
+    made = [
+        dra.claim(team, "fits"),
+        dra.claim(team, "over", dra.request(count=5)),
+        dra.template(team, "one"),
+        dra.template(team, "never", dra.request(count=5)),
+        dra.claiming(team, "train", resourceClaimTemplateName="one"),
+    ]
+    file.write_text(yaml.safe_dump_all(made))
+    told = gpuquota("-n", team, "explain", "-f", str(file), "-o", "json")
+    assert told.returncode == 1, told.stderr
+    rows = {row["object"]: row for row in json.loads(told.stdout)}
+    decisions = {name: (row["decision"], row["model"]) for name, row in rows.items()}
+    if not dra.served(cluster):
+        assert {decision for decision, _ in decisions.values()} == {"refused"}
+        assert rows["ResourceClaim/fits"]["reason"] == NOT_SERVED
+        return
+    assert decisions == {
+        "ResourceClaim/fits": ("admitted", "M40"),
+        "ResourceClaim/over": ("refused", ""),
+        "ResourceClaimTemplate/one": ("admitted", ""),
+        "ResourceClaimTemplate/never": ("refused", ""),
+        "Pod/train": ("admitted", ""),
+        "ResourceClaim/train-gpu-*": ("admitted", "M40"),
+    }
+    assert rows["ResourceClaim/fits"]["reason"].startswith("would be pinned to M40: most room")
+    for name in ("ResourceClaim/over", "ResourceClaimTemplate/never"):
+        assert "can never fit" in rows[name]["reason"]
+    assert (cluster.pods(team), dra.claims(cluster, team)) == ([], [])
+
+
+def test_explain_sends_no_pod_of_which_another_webhook_would_make_a_claim(
+    cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin, tmp_path: Path
+) -> None:
+    """As HAMi-DRA's does: even in a dry run, under a name that it makes of the pod's."""
+    dra.require_dra(cluster)
+
+    def make_claim(_path: str, review: Json) -> Json:
+        pod = review["request"]["object"]
+        name = f"{team}-{pod['metadata']['name']}-{pod['spec']['containers'][0]['name']}"
+        made = cluster.try_create(dra.claim(team, name))
+        text = f"failed to create ResourceClaim {team}/{name}: {made.message}"
+        created = made.status == HTTPStatus.CREATED
+        return reviewed(review, allowed=created, **({} if created else {"status": {"code": 500, "message": text}}))
+
+    certificates, file = installation.ca.parent, tmp_path / "pod.yaml"
+    file.write_text(yaml.safe_dump(card_pod("train", team)))
+    of_team = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": team}}, "sideEffects": "None"}
+    with answering(make_claim, certificates) as url:
+        theirs = webhook("mutate.hami.io", url, ca_bundle(certificates), **of_team)
+        with cluster.register_webhooks(mutating=[theirs]):
+            told = gpuquota("-n", team, "explain", "-f", str(file), "-o", "json")
+            [row] = json.loads(told.stdout)
+            assert (row["decision"], row["reason"], told.returncode) == ("not asked", MAKES_A_CLAIM, 1)
+            assert dra.claims(cluster, team) == []
+            assert cluster.try_create(card_pod("train", team), dryRun="All").status == HTTPStatus.CREATED
+            assert dra.claims(cluster, team), "a dry run leaves a claim behind"

@@ -19,6 +19,7 @@ def test_a_pod_that_would_be_admitted(cluster: Cluster, manifest: Path) -> None:
     table = f"{heading}Pod/train-0  team-a     admitted  M40    would be pinned to M40\n"
     assert (result.exit_code, result.stdout) == (0, table)
     ((path, params, pod),) = cluster.asked
+    assert len(cluster.probes) == 1
     assert (path, params, pod["spec"]) == ("/api/v1/namespaces/team-a/pods", {"dryRun": "All"}, vcuda_pod()["spec"])
 
 

@@ -1,0 +1,108 @@
+"""The server without a cluster, over TLS, on ResourceClaims: pinned, charged beside pods, and beside what is stored."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import yaml
+
+from tests.builders import Manifest
+from tests.claim_builders import HAMI, NVIDIA, claim, entry, published, share, template, view
+from tests.integration.reviews import Json, card_pod, gpu_pod, patched
+from tests.processes import WebhookProcess, serving
+from vcuda.claims.objects import API_VERSION
+from vcuda.claims.pin import ClaimPin, read_pin, write_pin
+
+GROUP, VERSION = API_VERSION.split("/")
+CLAIM_KIND = {"group": GROUP, "version": VERSION, "kind": "ResourceClaim"}
+CONFIG = {
+    "gpu_quota": "{team-a: {quota: {M40: 8}}, crowd: {quota: {A100: 10}}, full: {quota: {M40: 2}}}",
+    "gpu_units": "{deviceclass/acme.com: {cards: 0.5}}",
+}
+
+
+def in_namespace(manifest: Manifest, namespace: str, name: str = "train") -> Manifest:
+    return {**manifest, "metadata": {"name": name, "namespace": namespace}}
+
+
+def held(count: int = 1) -> Manifest:
+    return claim(entry(NVIDIA, write_pin(ClaimPin(NVIDIA, ("m40",))), count=count))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
+    """It knows the devices of three drivers, a template, and a claim that is stored in namespace full."""
+    directory = tmp_path_factory.mktemp("cluster")
+    quota, nodes = directory / "gpuquota.yaml", directory / "cluster.yaml"
+    quota.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "data": CONFIG}))
+    stored = in_namespace(held(), "full", "there")
+    selectors = [{"cel": {"expression": 'device.driver == "gpu.nvidia.com"'}}]
+    acme = {"apiVersion": API_VERSION, "kind": "DeviceClass", "metadata": {"name": "acme.com"}}
+    classes = [{**acme, "spec": {"selectors": selectors}}]
+    nodes.write_text(json.dumps(published(*classes, stored, in_namespace(template(entry(count=9)), "team-a", "nine"))))
+    with serving("--standalone", "--quota", quota, "--nodes", nodes) as running:
+        yield running
+
+
+def review(server: WebhookProcess, manifest: Manifest, **fields: object) -> Json:
+    """Take it through both calls as the API server does."""
+    kind = {"group": GROUP, "version": VERSION, "kind": manifest["kind"]}
+    return server.admit(manifest, kind=kind, **fields)
+
+
+def test_a_claim_is_pinned_and_charged_beside_pods(server: WebhookProcess) -> None:
+    asked = in_namespace(claim(share(HAMI, cores="50", memory="1Gi")), "team-a")
+    proposed = server.review("/mutate", asked, kind=CLAIM_KIND)
+    assert proposed["auditAnnotations"]["model"] == "M40"
+    pinned = server.admit(asked, kind=CLAIM_KIND)
+    assert pinned["allowed"]
+    refused = server.admit(card_pod("beside", "team-a", cards=8))
+    assert "requested: 8 cards, used: 0.5 (0.5 pending), limited: 8, 0.5 more needed" in refused["status"]["message"]
+
+
+def test_the_pin_is_one_selector_that_is_read_again(server: WebhookProcess) -> None:
+    asked = in_namespace(claim(), "team-a")
+    stored = patched(asked, server.review("/mutate", asked, kind=CLAIM_KIND))
+    (request,) = view(stored).devices.requests or ()
+    assert request.exactly
+    (expression,) = request.exactly.expressions
+    pin = read_pin(expression)
+    assert pin
+    assert pin.patterns[0] == "m40"
+    assert "patch" not in server.review("/mutate", stored, kind=CLAIM_KIND)
+
+
+def test_a_claim_over_quota_is_403_with_nothing_to_wait_for(server: WebhookProcess) -> None:
+    over = review(server, in_namespace(claim(entry(count=9)), "team-a"))
+    assert (over["allowed"], over["status"]["code"], "details" in over["status"]) == (False, 403, False)
+    assert "can never fit" in over["status"]["message"]
+
+
+def test_what_is_stored_is_charged_already(server: WebhookProcess) -> None:
+    refused = review(server, in_namespace(held(2), "full"))
+    assert "requested: 2 cards, used: 1 (0 pending), limited: 2, 1 more needed" in refused["status"]["message"]
+
+
+def test_the_units_of_the_config_map_price_its_classes(server: WebhookProcess) -> None:
+    half = review(server, in_namespace(claim(entry("acme.com", count=17)), "team-a"))
+    assert "requested: 8.5 cards" in half["status"]["message"]
+    refused = review(server, in_namespace(claim(entry("nobody.example.com")), "team-a"))
+    assert refused["status"]["code"] == 422
+    assert refused["status"]["details"]["causes"][0]["field"] == "spec.devices.requests[0].exactly.deviceClassName"
+
+
+def test_a_pod_is_told_of_a_stored_template_that_can_never_fit(server: WebhookProcess) -> None:
+    naming = gpu_pod("train", "team-a", {})
+    naming["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "nine"}]
+    refused = server.admit(naming)
+    assert (refused["allowed"], refused["status"]["code"]) == (False, 403)
+    assert "can never fit" in refused["status"]["message"]
+
+
+def test_a_crowd_of_claims_gets_exactly_what_the_quota_has(server: WebhookProcess) -> None:
+    def create(number: int) -> bool:
+        return bool(review(server, in_namespace(claim(), "crowd", f"claim-{number}"))["allowed"])
+
+    with ThreadPoolExecutor(8) as callers:
+        assert sum(callers.map(create, range(30))) == 10

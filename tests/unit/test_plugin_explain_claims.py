@@ -1,0 +1,172 @@
+"""`kubectl gpuquota explain` on ResourceClaims and templates, and beside a webhook that makes claims of its own."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.explain import MAKES_A_CLAIM, NOT_SERVED, PROBE, TOO_LONG
+from tests.builders import Manifest, container, pod, vcuda_pod
+from tests.claim_builders import NVIDIA, claim, entry, spec, template
+from tests.gpuquota import Cluster, explain
+from tests.tables import cases
+from vcuda.claims.objects import API_PATH
+from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.errors import ApiError, Forbidden, NotFound, Unavailable, VcudaError
+
+OVER = "exceeded GPU quota: M40 in namespace team-a"
+CLAIMS = f"{API_PATH}/namespaces/team-a/resourceclaims"
+TEMPLATES = f"{API_PATH}/namespaces/team-a/resourceclaimtemplates"
+CLAIMING = pod(container(), resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "one"}])
+NAMED = {**template(), "metadata": {"name": "one"}}
+
+
+@pytest.fixture(autouse=True)
+def _serves_claims(cluster: Cluster) -> None:
+    cluster.store(API_PATH, {"kind": "APIResourceList"})
+
+
+def told(manifest: Path, *documents: Manifest) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(explain(manifest, *documents).stdout)
+    return found
+
+
+@cases(
+    "warnings, model, reason",
+    by_the_sentence_of_a_dry_run=(
+        ("would be pinned to M40: most room, 2 cards of 8 cards free",),
+        *("M40", "would be pinned to M40: most room, 2 cards of 8 cards free"),
+    ),
+    held_to_none=((), "", "not held by a GPU quota"),
+)
+def test_a_claim_that_would_be_admitted(
+    warnings: tuple[str, ...], model: str, reason: str, cluster: Cluster, manifest: Path
+) -> None:
+    cluster.warnings = (*warnings, "another")
+    (row,) = told(manifest, claim())
+    assert row == {
+        "object": "ResourceClaim/train-gpu",
+        "namespace": "team-a",
+        "decision": "admitted",
+        "model": model,
+        "reason": reason,
+        "warnings": ["another"],
+    }
+    assert [(path, params) for path, params, _ in cluster.asked] == [(CLAIMS, {"dryRun": "All"})]
+
+
+def test_of_a_quota_that_warns_of_nothing_the_model_is_read_in_the_selector(cluster: Cluster, manifest: Path) -> None:
+    (row,) = told(manifest, claim(entry(NVIDIA, write_pin(ClaimPin(NVIDIA, ("m40",))))))
+    assert (row["model"], row["reason"]) == ("m40", "would be pinned to m40")
+    assert cluster.asked
+
+
+def test_claims_stand_in_the_table(cluster: Cluster, manifest: Path) -> None:
+    cluster.refusal = ApiError(403, OVER)
+    result = explain(manifest, claim(), output="table")
+    heading = "OBJECT                   NAMESPACE  DECISION  MODEL  REASON\n"
+    assert result.stdout == f"{heading}ResourceClaim/train-gpu  team-a     refused          {OVER} (HTTP 403)\n"
+    assert result.exit_code == 1
+
+
+def test_a_template_is_asked_about_as_a_template(cluster: Cluster, manifest: Path) -> None:
+    cluster.warnings = ("its claim waits",)
+    (row,) = told(manifest, NAMED)
+    assert (row["object"], row["decision"], row["model"]) == ("ResourceClaimTemplate/one", "admitted", "")
+    assert (row["reason"], row["warnings"]) == (
+        "held to a GPU quota are the claims that are made of it",
+        ["its claim waits"],
+    )
+    assert [path for path, _, _ in cluster.asked] == [TEMPLATES]
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["in the cluster", "in the manifest"])
+def test_behind_a_pod_its_claims_are_asked_about(cluster: Cluster, manifest: Path, *, stored: bool) -> None:
+    cluster.pinned_to = None
+    cluster.warnings = ("would be pinned to M40: most room",)
+    if stored:
+        cluster.store(f"{TEMPLATES}/one", NAMED)
+    rows = told(manifest, CLAIMING, *([] if stored else [NAMED]))
+    assert [(row["object"], row["decision"], row["model"]) for row in rows[:2]] == [
+        ("Pod/train-0", "admitted", ""),
+        ("ResourceClaim/train-0-gpu-*", "admitted", "M40"),
+    ]
+    assert rows[0]["reason"] == "held to a GPU quota are its claims"
+    path, _, asked = cluster.asked[1]
+    assert (path, asked["spec"], asked["metadata"]["generateName"]) == (CLAIMS, spec(entry()), "train-0-gpu-")
+
+
+def test_a_template_that_cannot_be_read_is_told_and_is_no_yes(cluster: Cluster, manifest: Path) -> None:
+    result = explain(manifest, CLAIMING)
+    _, row = json.loads(result.stdout)
+    assert (row["decision"], result.exit_code) == ("not asked", 1)
+    assert row["reason"].startswith("ResourceClaimTemplate one, of which it is made, cannot be read: ")
+    assert len(cluster.asked) == 1
+
+
+def test_the_claims_of_a_refused_pod_are_not_asked_about(cluster: Cluster, manifest: Path) -> None:
+    cluster.refusal = ApiError(403, OVER)
+    assert [row["decision"] for row in told(manifest, CLAIMING)] == ["refused"]
+
+
+@cases("served, reason", kubernetes_1_33=(False, NOT_SERVED), no_such_namespace=(True, "no namespace (HTTP 404)"))
+def test_where_no_claims_are_served_they_are_refused(
+    served: bool, reason: str, cluster: Cluster, manifest: Path
+) -> None:
+    if not served:
+        cluster.remove(API_PATH)
+    cluster.refusal = NotFound(404, "no namespace")
+    (row,) = told(manifest, claim())
+    assert (row["decision"], row["reason"]) == ("refused", reason)
+
+
+# HAMi-DRA: its webhook makes a claim of a pod in a dry run too (PEERS: it is left behind)
+
+HAMI_DRA = (
+    'admission webhook "mutate.hami.io" denied the request: failed to create ResourceClaim team-a/team-a-'
+    f'{PROBE}-main: ResourceClaim.resource.k8s.io "team-a-{PROBE}-main" is invalid'
+)
+
+
+@cases(
+    "failure, sentence",
+    as_its_chart_registers_it=(Unavailable, HAMI_DRA),
+    under_another_name=(Unavailable, HAMI_DRA.replace("mutate.hami.io", "webhook.example.com")),
+    another_fault_of_it=(Unavailable, 'admission webhook "mutate.hami.io" denied the request: annotation has no value'),
+    with_another_status=(partial(ApiError, 403), HAMI_DRA),
+)
+def test_where_a_webhook_would_make_a_claim_no_dry_run_of_the_pod_is_sent(
+    failure: Callable[[str], VcudaError], sentence: str, cluster: Cluster, manifest: Path
+) -> None:
+    cluster.webhook = failure(f"POST /api/v1/namespaces/team-a/pods: {sentence} (HTTP 500)")
+    result = explain(manifest, vcuda_pod({"nvidia.com/gpu": 1}), pod(container(), metadata={"name": "plain"}))
+    first, second = json.loads(result.stdout)
+    assert (first["decision"], first["reason"], result.exit_code) == ("not asked", MAKES_A_CLAIM, 1)
+    assert second["decision"] == "admitted"
+    assert [asked["metadata"]["name"] for _, _, asked in cluster.asked] == ["plain"]
+    assert [(probe["metadata"]["name"], params) for _, params, probe in cluster.probes] == [(PROBE, {"dryRun": "All"})]
+
+
+def test_what_refuses_the_probe_before_is_the_answer(cluster: Cluster, manifest: Path) -> None:
+    """It comes before HAMi-DRA's webhook, and would do the same to the pod; nothing more is sent."""
+    cluster.webhook = Forbidden(403, f'admission webhook "mutate.quota.vcuda.io" denied pods "{PROBE}": {OVER}')
+    (row,) = told(manifest, vcuda_pod())
+    assert row["decision"] == "refused"
+    assert row["reason"] == f'admission webhook "mutate.quota.vcuda.io" denied pods "train-0": {OVER} (HTTP 403)'
+    assert cluster.asked == []
+
+
+def test_where_a_claim_s_name_would_be_cut_off_nothing_is_sent(cluster: Cluster, manifest: Path) -> None:
+    """HAMi-DRA would cut it before what makes it invalid."""
+    (row,) = told(manifest, vcuda_pod(metadata={"name": "a", "namespace": "n" * 51}))
+    assert (row["decision"], row["reason"]) == ("not asked", TOO_LONG)
+    assert (cluster.asked, cluster.probes) == ([], [])
+
+
+def test_a_cluster_that_does_not_answer_the_probe_is_an_error(cluster: Cluster, manifest: Path) -> None:
+    cluster.webhook = Unavailable("timed out")
+    result = explain(manifest, vcuda_pod())
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: timed out\n")
