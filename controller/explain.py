@@ -7,12 +7,10 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda import errors
-from vcuda.claims.objects import API_PATH, CLAIM, TEMPLATE, ResourceClaim
-from vcuda.claims.pin import read_pin
+from vcuda.claims import objects, pin
 from vcuda.k8s_types import Pod
 from vcuda.kube import Heard, Kube, is_served, segment
-from vcuda.placement.patches import MODEL_ANNOTATION
-from vcuda.placement.placement import would_be_pinned
+from vcuda.placement import patches, placement
 from vcuda.workloads import Manifest, Workload, made_claims
 
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
@@ -24,18 +22,18 @@ PROBE = "_gpuquota-explain"
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
-    "HAMi-DRA's webhook would make a ResourceClaim for it and leave it behind, dry run or not; ask vcuda-webhook check"
+    "HAMi-DRA's webhook would make a ResourceClaim of it, dry run or not, and leave it behind: ask vcuda-webhook check"
 )
 TOO_LONG = (
-    "in a namespace with so long a name it cannot be told whether HAMi-DRA's webhook would make a ResourceClaim for it,"
-    " dry run or not; ask vcuda-webhook check"
+    "whether HAMi-DRA's webhook would make a ResourceClaim of it, dry run or not, cannot be told in a namespace with a"
+    " name of more than 50 characters: ask vcuda-webhook check"
 )
 NOT_SERVED = "this cluster has no resource.k8s.io/v1, and so no ResourceClaims: they need Kubernetes 1.34 or later"
 
-_FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
+_FORECAST = re.compile(f"{placement.would_be_pinned('')}([^ :]+)(?:: |$)")
 
 
-class Explained(msgspec.Struct, frozen=True):
+class ExplainedObject(msgspec.Struct, frozen=True):
     """What would become of a pod or a claim; ``reason`` and ``warnings`` are mostly the cluster's own sentences."""
 
     object: str
@@ -46,7 +44,7 @@ class Explained(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def ask_about(kube: Kube, workloads: Sequence[Workload]) -> Iterator[Explained]:
+def ask_about(kube: Kube, workloads: Sequence[Workload]) -> Iterator[ExplainedObject]:
     """Yield what would become of one pod of each workload, behind it of the claims made for it, and of other claims.
 
     Raises:
@@ -67,26 +65,26 @@ def ask_about(kube: Kube, workloads: Sequence[Workload]) -> Iterator[Explained]:
 
 def _explain_made(
     kube: Kube, pod: Manifest, templates: Mapping[tuple[str, str], Manifest | None]
-) -> Iterator[Explained]:
+) -> Iterator[ExplainedObject]:
     namespace = pod["metadata"]["namespace"]
     for name, template, claim in made_claims(pod):
         try:
             spec = templates.get((namespace, template)) or _read_template(kube, namespace, template)
         except errors.ApiError as error:
-            reason = f"{TEMPLATE} {template}, of which it is made, cannot be read: {error}"
-            yield Explained(f"{CLAIM}/{name}", namespace, NOT_ASKED, "", reason)
+            reason = f"{objects.TEMPLATE} {template}, of which it is made, cannot be read: {error}"
+            yield ExplainedObject(f"{objects.CLAIM}/{name}", namespace, NOT_ASKED, "", reason)
         else:
-            yield _explain_claim(kube, f"{CLAIM}/{name}", {**claim, "spec": spec})
+            yield _explain_claim(kube, f"{objects.CLAIM}/{name}", {**claim, "spec": spec})
 
 
 def _read_template(kube: Kube, namespace: str, name: str) -> Manifest:
-    path = f"{API_PATH}/namespaces/{segment(namespace)}/resourceclaimtemplates/{segment(name)}"
+    path = f"{objects.API_PATH}/namespaces/{segment(namespace)}/resourceclaimtemplates/{segment(name)}"
     template: Manifest = msgspec.json.decode(kube.get(path))
     spec: Manifest = template["spec"]["spec"]
     return spec
 
 
-def _explain_pod(kube: Kube, name: str, pod: Manifest) -> Explained:
+def _explain_pod(kube: Kube, name: str, pod: Manifest) -> ExplainedObject:
     namespace = pod["metadata"]["namespace"]
     path = f"/api/v1/namespaces/{segment(namespace)}/pods"
     view = msgspec.convert(pod, Pod)
@@ -94,17 +92,17 @@ def _explain_pod(kube: Kube, name: str, pod: Manifest) -> Explained:
     limits = (each.resources.limits or {} for each in view.spec.containers or () if each.resources)
     if any("/" in resource for found in limits for resource in found):
         if len(namespace) > MOST_OF_NAMESPACE:
-            return Explained(name, namespace, NOT_ASKED, "", TOO_LONG)
+            return ExplainedObject(name, namespace, NOT_ASKED, "", TOO_LONG)
         if refusal := _probe(kube, path, pod):
             if _names_a_claim(refusal):
-                return Explained(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
+                return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
             # What refuses this before the name is looked at does the same to the pod.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
-            return Explained(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
+            return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(kube, path, pod)
     if isinstance(answer, errors.ApiError):
-        return Explained(name, namespace, REFUSED, "", str(answer))
-    chosen = msgspec.json.decode(answer.body, type=Pod).annotations.get(MODEL_ANNOTATION, "")
+        return ExplainedObject(name, namespace, REFUSED, "", str(answer))
+    chosen = msgspec.json.decode(answer.body, type=Pod).annotations.get(patches.MODEL_ANNOTATION, "")
     otherwise = "held to a GPU quota are its claims" if view.spec.resource_claims else "not held by a GPU quota"
     return _admitted(name, namespace, chosen, answer.warnings, otherwise)
 
@@ -131,15 +129,15 @@ def _names_a_claim(refusal: str) -> bool:
     return "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower())
 
 
-def _explain_claim(kube: Kube, name: str, claim: Manifest) -> Explained:
+def _explain_claim(kube: Kube, name: str, claim: Manifest) -> ExplainedObject:
     """Return what would become of a claim, or of a template of claims."""
-    namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == TEMPLATE
+    namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == objects.TEMPLATE
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
-    answer = _dry_run(kube, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
+    answer = _dry_run(kube, f"{objects.API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
     if isinstance(answer, errors.ApiError):
         # It is also 404 where there is no such namespace.
         unserved = isinstance(answer, errors.NotFound) and not is_served(kube)
-        return Explained(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer))
+        return ExplainedObject(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer))
     if is_template:
         return _admitted(name, namespace, "", answer.warnings, "held to a GPU quota are the claims that are made of it")
     forecasts = filter(None, map(_FORECAST.match, answer.warnings))
@@ -149,17 +147,17 @@ def _explain_claim(kube: Kube, name: str, claim: Manifest) -> Explained:
 
 def _held_to(body: bytes) -> str:
     # A quota that only audits warns of nothing. The first of a pin's patterns is its model, in lower case.
-    requests = msgspec.json.decode(body, type=ResourceClaim).spec.devices.requests or ()
+    requests = msgspec.json.decode(body, type=objects.ResourceClaim).spec.devices.requests or ()
     expressions = (text for each in requests for _, entry in each.entries() for text in entry.expressions)
-    return next((pin.patterns[0] for pin in map(read_pin, expressions) if pin), "")
+    return next((each.patterns[0] for each in map(pin.read_pin, expressions) if each), "")
 
 
-def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], otherwise: str) -> Explained:
-    pinned = would_be_pinned(model)
+def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], otherwise: str) -> ExplainedObject:
+    pinned = placement.would_be_pinned(model)
     told = [warning for warning in warnings if model and warning.startswith(pinned)]
     reason = next(iter(told), pinned if model else otherwise)
     others = tuple(warning for warning in warnings if warning not in told)
-    return Explained(name, namespace, ADMITTED, model, reason, others)
+    return ExplainedObject(name, namespace, ADMITTED, model, reason, others)
 
 
 def _dry_run(kube: Kube, path: str, manifest: Manifest) -> Heard | errors.ApiError:

@@ -10,7 +10,7 @@ import msgspec
 import yaml
 from kubernetes.config import kube_config
 
-from controller.explain import Explained, ask_about
+from controller.explain import ExplainedObject, ask_about
 from controller.publisher import KEY, LABELS, NAME
 from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, segment
@@ -166,7 +166,7 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     raise SystemExit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
 
 
-def _show_verdicts(verdicts: list[Explained], output: str) -> None:
+def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
     heading = ("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON")
     _show(verdicts, output, heading, *((v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts))
     for verdict in verdicts if output in ("table", WIDE) else ():

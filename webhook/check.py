@@ -14,14 +14,11 @@ import msgspec
 from jsonpointer import JsonPointer
 
 from vcuda import cli, k8s_types
-from vcuda.claims.objects import CLAIM, GROUP, TEMPLATE, ClaimSpec
-from vcuda.claims.request import read_claim
+from vcuda.claims import objects, request as claim_requests
 from vcuda.quota.model import UNASKED_NAMESPACES, Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Workload, made_claims, workloads_in
-from webhook import claim_review, pod_review
-from webhook.context import PolicySnapshot
-from webhook.files import OfflineCluster, read_text
+from webhook import claim_review, context, files, pod_review
 from webhook.ledgers import RecentChoices
 
 Ask = Callable[[str, k8s_types.AdmissionRequest], Awaitable[k8s_types.AdmissionResponse]]
@@ -60,10 +57,10 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
         BadInput: a file cannot be read, or an object in it makes no pods or a malformed one.
 
     """
-    return [workload for path in paths for workload in workloads_in(str(path), read_text(path), namespace)]
+    return [workload for path in paths for workload in workloads_in(str(path), files.read_text(path), namespace)]
 
 
-def check(workloads: Sequence[Workload], cluster: OfflineCluster) -> list[Row]:
+def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[Row]:
     """Decide every object in order, each beside what is stored and what was admitted before it."""
     policy, ledgers, choices = with_templates(cluster.policy, workloads), cluster.ledgers(), RecentChoices()
 
@@ -78,14 +75,14 @@ def check(workloads: Sequence[Workload], cluster: OfflineCluster) -> list[Row]:
     return asyncio.run(decide(workloads, ask, policy))
 
 
-def with_templates(policy: PolicySnapshot, workloads: Iterable[Workload]) -> PolicySnapshot:
+def with_templates(policy: context.PolicySnapshot, workloads: Iterable[Workload]) -> context.PolicySnapshot:
     """Return the policy with the templates that are among these too: they come before those that are stored."""
     specs = ((each.namespace, each.name, each.claim_spec) for each in workloads)
-    own = {(home, name): msgspec.convert(spec, ClaimSpec) for home, name, spec in specs if spec is not None}
+    own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
     return msgspec.structs.replace(policy, templates=lambda *key: own.get(key) or policy.templates(*key))
 
 
-async def decide(workloads: Iterable[Workload], ask: Ask, policy: PolicySnapshot) -> list[Row]:
+async def decide(workloads: Iterable[Workload], ask: Ask, policy: context.PolicySnapshot) -> list[Row]:
     """Return what is answered about every object, asked in order; behind a pod come the claims made for it.
 
     Those of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
@@ -103,7 +100,7 @@ async def decide(workloads: Iterable[Workload], ask: Ask, policy: PolicySnapshot
     return rows
 
 
-async def _decide(workload: Workload, ask: Ask, policy: PolicySnapshot) -> AsyncIterator[tuple[Hashable, Row]]:
+async def _decide(workload: Workload, ask: Ask, policy: context.PolicySnapshot) -> AsyncIterator[tuple[Hashable, Row]]:
     """Yield what becomes of one more object, and of its claims, each with what tells whether the next fares alike."""
     namespace, created = workload.namespace, workload.created
     name = f"{workload.kind}/{workload.name}"
@@ -112,7 +109,7 @@ async def _decide(workload: Workload, ask: Ask, policy: PolicySnapshot) -> Async
         return
     claims = [(each, policy.templates(namespace, each.template)) for each in made_claims(created)]
     told = [
-        f"{TEMPLATE} {each.template} is in none of these files, so its claims are not checked"
+        f"{objects.TEMPLATE} {each.template} is in none of these files, so its claims are not checked"
         for each, spec in claims
         if spec is None and policy.quota.for_namespace(namespace)
     ]
@@ -121,11 +118,11 @@ async def _decide(workload: Workload, ask: Ask, policy: PolicySnapshot) -> Async
     for each, spec in claims if not row.refused else ():
         if spec is not None:
             claim = {**each.claim, "spec": msgspec.json.decode(msgspec.json.encode(spec))}
-            yield await _decide_one(f"{CLAIM}/{each.name}", claim, ask, policy)
+            yield await _decide_one(f"{objects.CLAIM}/{each.name}", claim, ask, policy)
 
 
 async def _decide_one(
-    name: str, created: Manifest, ask: Ask, policy: PolicySnapshot, told: Sequence[str] = ()
+    name: str, created: Manifest, ask: Ask, policy: context.PolicySnapshot, told: Sequence[str] = ()
 ) -> tuple[Hashable, Row]:
     namespace = created["metadata"]["namespace"]
     stored, answers = await _create(created, namespace, ask)
@@ -133,7 +130,7 @@ async def _decide_one(
     untouched, kind = _WORDS.get(first.outcome), created["kind"]
     model = last.model or first.model
     charge = _charge(stored, model, policy)
-    if kind == TEMPLATE and last.allowed and not untouched:
+    if kind == objects.TEMPLATE and last.allowed and not untouched:
         told = [_MADE_LATER, *told]
     stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings, *(told if last.allowed else ())]
     row = Row(
@@ -151,20 +148,22 @@ async def _decide_one(
     return (last.outcome, last.model, bool(last.warnings)), row
 
 
-def _charge(stored: Manifest, model: str, policy: PolicySnapshot) -> Charge:
+def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Charge:
     """Return what a pod or a claim takes; that of a claim in no model is the most that it could take."""
     if stored["kind"] == "Pod":
         return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge
-    if stored["kind"] == TEMPLATE:
+    if stored["kind"] == objects.TEMPLATE:
         return Charge()
-    return read_claim(msgspec.convert(stored.get("spec", {}), ClaimSpec), policy.claim_policy).charge(model)
+    return claim_requests.read_claim(
+        msgspec.convert(stored.get("spec", {}), objects.ClaimSpec), policy.claim_policy
+    ).charge(model)
 
 
 async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[k8s_types.AdmissionResponse]]:
     """Take an object through /mutate and /validate as the API server does; return it as stored, and the answers."""
     answers, patched = [], created
     # The manifests register templates for /validate alone.
-    if created["kind"] != TEMPLATE:
+    if created["kind"] != objects.TEMPLATE:
         answers.append(await ask("/mutate", _request(created, namespace)))
         if not answers[0].allowed:
             return created, answers
@@ -177,7 +176,7 @@ async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest
 def _request(created: Manifest, namespace: str) -> k8s_types.AdmissionRequest:
     # YAML has types that JSON has not, such as dates; where text is expected they are text.
     raw = msgspec.Raw(msgspec.json.encode(created, enc_hook=str))
-    kind = PODS if created["kind"] == "Pod" else k8s_types.GroupVersionKind(GROUP, "v1", created["kind"])
+    kind = PODS if created["kind"] == "Pod" else k8s_types.GroupVersionKind(objects.GROUP, "v1", created["kind"])
     return k8s_types.AdmissionRequest(
         uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw
     )

@@ -16,8 +16,7 @@ from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
 from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
-from webhook import app, check as offline, context
-from webhook.files import read_cluster
+from webhook import app, check as offline, context, files
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
 FAILED = 1
@@ -145,7 +144,7 @@ def serve(
     if standalone:
         if quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
-        embedded = _or_exit(lambda: read_cluster(quota, nodes, hints, gpu_runtime_classes, scheduler_users))
+        embedded = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes, scheduler_users))
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
             _run(Settings(bind, certificates, drain_seconds, callers), Standalone(embedded).make_service)
         return
@@ -217,7 +216,7 @@ def check(
     Exit status: 0 all admitted, 1 some refused, 2 bad input.
     """
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
-    cluster = _or_exit(lambda: read_cluster(quota, nodes, hints, gpu_runtime_classes))
+    cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes))
     rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), cluster)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())

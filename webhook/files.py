@@ -12,15 +12,12 @@ import yaml
 
 from vcuda import errors, k8s_types, workloads
 from vcuda.allocations import stored_claims, stored_pods
-from vcuda.claims import charges, objects
-from vcuda.claims.devices import NO_DEVICES, Devices, PoolSlice, read_class, read_slice
+from vcuda.claims import charges, devices as dra, objects
 from vcuda.ledger.ledger import charges_by_model
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
-from vcuda.requests import config, refusals
-from vcuda.requests.resources import GpuResources
-from webhook import context
-from webhook.ledgers import MemoryLedgers
+from vcuda.requests import config, refusals, resources
+from webhook import context, ledgers as memory
 
 _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     "Node": k8s_types.Node,
@@ -41,9 +38,9 @@ class OfflineCluster(msgspec.Struct, frozen=True):
     policy: context.PolicySnapshot
     committed: Mapping[str, Mapping[str, model.Charge]]
 
-    def ledgers(self) -> MemoryLedgers:
+    def ledgers(self) -> memory.MemoryLedgers:
         """Return ledgers that begin with what is stored."""
-        return MemoryLedgers(self.committed)
+        return memory.MemoryLedgers(self.committed)
 
 
 def read_cluster(
@@ -99,7 +96,7 @@ class StoredObjects(msgspec.Struct, frozen=True):
     """What is in a file of a cluster's objects; templates are by namespace and name."""
 
     nodes: placement.Nodes
-    devices: Devices = NO_DEVICES
+    devices: dra.Devices = dra.NO_DEVICES
     templates: Mapping[tuple[str, str], objects.ClaimSpec] = {}
     claims: Sequence[stored_claims.StoredClaim] = ()
     pods: Sequence[stored_pods.StoredPod] = ()
@@ -115,13 +112,12 @@ class StoredObjects(msgspec.Struct, frozen=True):
         # The scheduler's claim for what a pod asks for itself is left out: that pod is in the count.
         extended = {namespace: stored_claims.charged_by_pods(each, self.nodes) for namespace, each in pods.items()}
         for claim in self.claims:
-            charge = None if claim.name in extended[claim.namespace] else price(claim)
-            if charge:
-                taken[claim.namespace].append((charge.model, charge.charge))
+            if claim.name not in extended[claim.namespace]:
+                taken[claim.namespace] += price(claim).charges.items()
         return {namespace: charges_by_model(each) for namespace, each in taken.items()}
 
 
-def read_stored(path: Path, labels: affinity.NodeLabels, known: GpuResources) -> StoredObjects:
+def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuResources) -> StoredObjects:
     """Return the nodes in a file, and their devices, claims and pods, as ``kubectl get … -A -o yaml`` prints them.
 
     Raises:
@@ -137,11 +133,11 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: GpuResources) ->
         node_labels[name] = node.labels
         cards[name] = registers.read_registers(node.annotations, functools.partial(_ignored, where))
     slices = [_read_slice(where, each) for where, each in found["ResourceSlice"].values()]
-    classes = {name: read_class(each) for (_, name), (_, each) in found["DeviceClass"].items()}
+    classes = {name: dra.read_class(each) for (_, name), (_, each) in found["DeviceClass"].items()}
     pods = (stored_pods.read_stored(pod, labels, known) for _, pod in found["Pod"].values())
     return StoredObjects(
         placement.Nodes.of(node_labels, labels, cards),
-        Devices.of(slices, classes),
+        dra.Devices.of(slices, classes),
         {key: template.spec.spec for key, (_, template) in found[objects.TEMPLATE].items()},
         tuple(
             stored_claims.StoredClaim(claim.metadata.uid, namespace, name, claim.spec, claim.allocated)
@@ -166,9 +162,9 @@ def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObjec
     return stored
 
 
-def _read_slice(where: str, published: objects.ResourceSlice) -> PoolSlice:
+def _read_slice(where: str, published: objects.ResourceSlice) -> dra.PoolSlice:
     try:
-        return read_slice(published)
+        return dra.read_slice(published)
     except ValueError as error:
         raise errors.BadInput(f"{where}: malformed: {error}") from error
 

@@ -51,7 +51,7 @@ SOUND = "--standalone --quota good.yaml"
         ("--standalone --quota nowhere", "File 'nowhere' does not exist"),
         (f"{SOUND} --cert-dir empty", "empty/tls.crt cannot be read: No such file or directory. To make a good pair: "),
         (f"{SOUND} --cert-dir certs", "certs/tls.crt holds no PEM certificate"),
-        (f"{SOUND} --nodes nodes.yaml", "expected a Node, not Pod"),
+        (f"{SOUND} --nodes nodes.yaml", "document 1: the Pod p has no namespace"),
         (f"{SOUND} --bind 8443", "'8443' is not HOST:PORT; write one such as 127.0.0.1:8443."),
         (f"{SOUND} --bind a:99999", "is not HOST:PORT"),
         (f"{SOUND} --log-level loud", "'loud' is not one of"),

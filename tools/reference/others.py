@@ -14,12 +14,14 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from controller import plugin
+from controller.explain import PROBE
 from controller.extender.strategy import UNSEEN, assign, least_free
 from controller.metrics import GarbageMetrics
 from controller.publisher import KEY, NAME
 from controller.stale_gc import PatchRemover, StaleObject
 from controller.violation_watcher import NOT_COUNTED_MESSAGE
 from controller.violations import CLAIM_NOT_COUNTED_MESSAGE
+from tests import claim_builders
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
@@ -28,7 +30,8 @@ from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Unplac
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks
 from vcuda.allocations.stored_pods import read_stored
-from vcuda.errors import UnsupportedVersion
+from vcuda.claims.objects import API_PATH
+from vcuda.errors import NotFound, Unavailable, UnsupportedVersion
 from vcuda.k8s_types import Node, ObjectMeta, Pod
 from vcuda.kube import Heard, InvolvedObject, Kube, QuotaInformer, QuotaPlace
 from vcuda.kube.connection import check_version
@@ -196,10 +199,16 @@ def _of_nodes() -> Iterator[Removal]:
 
 
 class _Cluster(ApiDouble):
-    """A cluster that would admit every pod, and pins none."""
+    """A cluster that would admit every pod, and pins none; ``fault`` is what HAMi-DRA's webhook fails with."""
 
-    def post_heard(self, _path: str, body: bytes, _params: object = None) -> Heard:
-        """Answer a dry run."""
+    fault = ""
+
+    def post_heard(self, path: str, body: bytes, _params: object = None) -> Heard:
+        """Answer a dry run; under a name that can be none as HAMi-DRA's webhook would, where it is."""
+        if self.fault and PROBE.encode() in body:
+            raise Unavailable(self.fault)
+        if "/apis/" in path and not self.objects:
+            raise NotFound(404, "the server could not find the requested resource")
         return Heard(body, ())
 
 
@@ -216,12 +225,40 @@ def _plugin() -> Iterator[Told]:
     yield Told(
         table.splitlines()[-1].split(maxsplit=3)[-1], "The namespace is not limited, or the pod asks for no GPU."
     )
+    yield from _not_admitted(pod)
     nothing = _said(_Cluster(), "explain", "-f", "-", stdin="kind: Service")
     yield Told(
         nothing.splitlines()[-1],
         "Nothing in the manifest makes pods; `vcuda-webhook check` says the same. Give the pods of what is made by"
         " a controller of your own.",
     )
+
+
+def _not_admitted(pod: str) -> Iterator[Told]:
+    """What stands in the column REASON beside what the webhook says."""
+    beside = _Cluster()
+    beside.fault = 'admission webhook "mutate.hami.io" denied the request'
+    long_name = json.dumps({**vcuda_pod(), "metadata": {"name": "train-0", "namespace": "n" * 51}})
+    claim = json.dumps(claim_builders.claim())
+    template = json.dumps(claim_builders.template())
+    named = {"name": "gpu", "resourceClaimTemplateName": "one"}
+    claiming = json.dumps({**json.loads(pod), "spec": {"resourceClaims": [named], "containers": []}})
+    for cluster, manifest, todo in (
+        (beside, pod, "Give `check` the quota, and what the cluster has, as its `--help` shows."),
+        (beside, long_name, "The same."),
+        (_Cluster(), claim, "None can be made there, by whomever."),
+    ):
+        yield Told(_reasons(cluster, manifest)[-1], todo)
+    served = _Cluster()
+    served.store(API_PATH, {})
+    yield Told(_reasons(served, template)[-1], "Ask about a claim, or about a pod that names the template.")
+    of_pod, of_claim = _reasons(served, claiming)
+    yield Told(of_pod, "The claims that are made of templates for it stand below it.")
+    yield Told(of_claim, "Give the template with `-f` too, or have the right to read it.")
+
+
+def _reasons(cluster: _Cluster, manifest: str) -> list[str]:
+    return [row["reason"] for row in json.loads(_said(cluster, "explain", "-f", "-", "-o", "json", stdin=manifest))]
 
 
 def _said(cluster: _Cluster, *arguments: str, stdin: str = "") -> str:
