@@ -151,7 +151,7 @@ async def _decide_one(
 def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Charge:
     """Return what a pod or a claim takes; that of a claim in no model is the most that it could take."""
     if stored["kind"] == "Pod":
-        return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge
+        return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge_on(model)
     if stored["kind"] == objects.TEMPLATE:
         return Charge()
     return claim_requests.read_claim(

@@ -57,13 +57,15 @@ def read_cluster(
 
     """
     read = read_quota(quota)
-    stored = read_stored(nodes, hints.labels, read.resources) if nodes else StoredObjects(placement.Nodes(hints.labels))
-    claims = charges.ClaimPolicy.of(stored.devices, stored.nodes.model_of, read.quota, read.resources)
+    known = read.resources
+    stored = read_stored(nodes, hints.labels, known) if nodes else StoredObjects(placement.Nodes(hints.labels))
+    stored = msgspec.structs.replace(stored, nodes=stored.nodes.named_by(known.models))
+    claims = charges.ClaimPolicy.of(stored.devices, stored.nodes.model_of, read.quota, known)
     policy = context.PolicySnapshot(
         read.quota,
         stored.nodes,
         hints,
-        resources=read.resources,
+        resources=known,
         runtime_classes=runtime_classes,
         claims=claims,
         templates=lambda namespace, name: stored.templates.get((namespace, name)),

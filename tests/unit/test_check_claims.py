@@ -162,6 +162,16 @@ def test_a_row_of_the_units_table_prices_a_class(tmp_path: Path) -> None:
     assert (row["decision"], row["charge"]) == ("admitted", "1.5 cards")
 
 
+def test_rows_of_models_tell_the_products_of_claims_and_the_worth_of_a_pods_cards(tmp_path: Path) -> None:
+    models = "{Shared: {products: [NVIDIA-A100-*], cards: 0.25}}"
+    quota = yaml.safe_dump(
+        {"kind": "ConfigMap", "data": {"gpu_quota": "team-a: {quota: {Shared: 2}}", "gpu_models": models}}
+    )
+    claimed, asked = check(tmp_path, claim(of_product(A100)), vcuda_pod({"nvidia.com/gpu": 2}), quota=quota)
+    assert (claimed["decision"], claimed["model"]) == ("admitted", "Shared")
+    assert (asked["decision"], asked["model"], asked["charge"]) == ("admitted", "Shared", "0.5 cards")
+
+
 @cases(
     "text, message",
     an_older_version=(

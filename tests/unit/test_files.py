@@ -138,7 +138,9 @@ def test_of_slices_that_contradict_each_other_the_newest_generation_counts(path:
     newer = slice_of(NVIDIA, "old", device(A100), generation=2)
     manifest = {"apiVersion": API_VERSION, "kind": "ResourceSlice", **yaml.safe_load(msgspec.json.encode(newer))}
     devices = cluster(path, manifest).policy.claim_policy.devices
-    assert devices.by_name[NVIDIA, "old", "gpu-0"][0].product == A100
+    found = devices.by_name.get((NVIDIA, "old", "gpu-0"))
+    assert found
+    assert found[0].product == A100
 
 
 def test_templates_are_known_by_namespace_and_name(path: Path) -> None:
