@@ -60,6 +60,7 @@ def read_cluster(
     known = read.resources
     stored = read_stored(nodes, hints.labels, known) if nodes else StoredObjects(placement.Nodes(hints.labels))
     stored = msgspec.structs.replace(stored, nodes=stored.nodes.named_by(known.models))
+    known = known.with_claimed(stored.devices.extended_resources)
     claims = charges.ClaimPolicy.of(stored.devices, stored.nodes.model_of, read.quota, known)
     policy = context.PolicySnapshot(
         read.quota,
@@ -136,10 +137,12 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
         cards[name] = registers.read_registers(node.annotations, functools.partial(_ignored, where))
     slices = [_read_slice(where, each) for where, each in found["ResourceSlice"].values()]
     classes = {name: dra.read_class(each) for (_, name), (_, each) in found["DeviceClass"].items()}
-    pods = (stored_pods.read_stored(pod, labels, known) for _, pod in found["Pod"].values())
+    published = dra.Devices.of(slices, classes)
+    charged = known.with_claimed(published.extended_resources)
+    pods = (stored_pods.read_stored(pod, labels, charged) for _, pod in found["Pod"].values())
     return StoredObjects(
         placement.Nodes.of(node_labels, labels, cards),
-        dra.Devices.of(slices, classes),
+        published,
         {key: template.spec.spec for key, (_, template) in found[objects.TEMPLATE].items()},
         tuple(
             stored_claims.StoredClaim(claim.metadata.uid, namespace, name, claim.spec, claim.allocated)

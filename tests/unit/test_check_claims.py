@@ -170,6 +170,10 @@ def test_rows_of_models_tell_the_products_of_claims_and_the_worth_of_a_pods_card
     claimed, asked = check(tmp_path, claim(of_product(A100)), vcuda_pod({"nvidia.com/gpu": 2}), quota=quota)
     assert (claimed["decision"], claimed["model"]) == ("admitted", "Shared")
     assert (asked["decision"], asked["model"], asked["charge"]) == ("admitted", "Shared", "0.5 cards")
+    by_claim = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": NVIDIA}}
+    whole = {**by_claim, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
+    (asked,) = check(tmp_path, vcuda_pod({"nvidia.com/gpu": 2}), stored=(whole,), quota=quota)
+    assert asked["charge"] == "2 cards", "where the scheduler may claim whole devices for it"
 
 
 @cases(
