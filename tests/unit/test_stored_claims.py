@@ -207,6 +207,17 @@ def test_while_the_watch_is_quiet_claims_are_listed_only_for_a_ledger_that_says_
         assert settle(ledger, ObservedPods("999", {}, ())).claimed == ledger.claimed
 
 
+def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDouble, store: LedgerStore) -> None:
+    api.store(OWN.format("a"), given(pinned("a"), M40_CARD))
+    informer = ClaimInformer(api.kube, store, lambda _: None)
+    informer.reflector.relist()
+    informer.reflector.synced.set()
+    counted, watched = store.count_claims("team-a", ()), informer.observed("team-a", ())
+    assert counted
+    assert watched
+    assert counted.committed == watched.committed == {"A100": ONE, "M40": ONE}
+
+
 @cases(
     "requests, taken",
     one_of_two=([{"deviceClassName": "mine"}, {"deviceClassName": NVIDIA}], TWO),
