@@ -43,7 +43,9 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview 
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
     # The scheduler claims what a pod asks for by an extended resource: that pod was charged, and is pinned.
-    if request.kind.kind == CLAIM and request.user_info.username in policy.scheduler_users:
+    if request.kind.kind == CLAIM and request.user_info.username in (
+        policy.scheduler_users | policy.resources.scheduler_users
+    ):
         return AdmissionResponse("scheduler")
     quota, misnamed = policy.quota.for_namespace(request.namespace), verdicts.misnamed(request.namespace)
     if misnamed or quota is None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.builders import container, pod
 from tests.e2e.cluster import Cluster, Json
+from tests.e2e.dra import claim, request, require_dra, template
 from tests.e2e.installation import make_certificates
 from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.match_conditions import ASKING, ORDINARY, PLAIN, RUNTIME_CLASS
@@ -147,6 +148,20 @@ def test_a_pod_that_may_ask_for_a_gpu_causes_one_call_to_each(
     stored = cluster.create(in_namespace(manifest, watched))
     dropped = "resourceClaims" in manifest["spec"] and "resourceClaims" not in stored["spec"]
     assert calls(asked) == ([MUTATE] if dropped else [MUTATE, VALIDATE])
+
+
+def test_a_claim_that_may_be_for_a_gpu_causes_a_call_and_no_other_does(
+    cluster: Cluster, asked: Recorder, apart: str
+) -> None:
+    require_dra(cluster)
+    hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
+    domain = request("compute-domain-daemon.nvidia.com")
+    with cluster.register_webhooks(mutating=hooks["mutate"], validating=hooks["validate"]):
+        for name, requests in (("none", []), ("domains", [domain]), ("rdma", [domain, request("rdma", "other")])):
+            cluster.create(claim(apart, name, *requests))
+        cluster.create(template(apart, "domains", domain))
+    told = [(path, each["object"]["metadata"]["name"]) for path, each in asked.take()]
+    assert told == [("/mutate-claims", "rdma"), ("/validate-claims", "rdma"), ("/validate-claims", "domains")]
 
 
 REFUSED: dict[str, tuple[Json, str]] = {

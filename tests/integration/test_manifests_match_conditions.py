@@ -19,11 +19,13 @@ from tests.match_conditions import ASKING, ORDINARY
 from tests.rendered import BASE, Json, rendered, webhooks
 from tests.strategies import storable_pods
 from vcuda.k8s_types import Pod
+from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import asks_for_vcuda
 from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.schemes import SCHEMES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
+CLAIM_HOOKS = ("mutate-claims.quota.vcuda.io", "validate-claims.quota.vcuda.io")
 TYPE_ANNOTATIONS = {name for scheme in SCHEMES for name in scheme.model_choices}
 
 
@@ -50,11 +52,48 @@ def condition() -> Condition:
     return Condition(found["expression"])
 
 
-def test_both_webhooks_have_the_same_condition_and_no_other_has_one() -> None:
+@pytest.mark.parametrize("hooks", [HOOKS, CLAIM_HOOKS], ids=["pods", "claims"])
+def test_both_webhooks_have_the_same_condition_and_no_other_has_one(hooks: tuple[str, str]) -> None:
     """YAML's anchors end with a document, so it is written twice."""
-    first, second = map(conditions, HOOKS)
+    first, second = map(conditions, hooks)
     assert first == second
-    assert {name for name, hook in webhooks(rendered(BASE)).items() if "matchConditions" in hook} == set(HOOKS)
+    with_one = {name for name, hook in webhooks(rendered(BASE)).items() if "matchConditions" in hook}
+    assert with_one == {*HOOKS, *CLAIM_HOOKS}
+
+
+def exactly(name: str) -> Json:
+    return {"name": name, "exactly": {"deviceClassName": name, "count": 1}}
+
+
+DOMAIN = exactly("compute-domain-daemon.nvidia.com")
+CHANNEL = exactly("compute-domain-default-channel.nvidia.com")
+
+
+@pytest.mark.parametrize(
+    ("spec", "asks"),
+    [
+        pytest.param({}, False, id="nothing"),
+        pytest.param({"devices": {}}, False, id="no requests"),
+        pytest.param({"devices": {"requests": [DOMAIN, CHANNEL]}}, False, id="compute domains"),
+        pytest.param({"devices": {"requests": [exactly("gpu.nvidia.com")]}}, True, id="a GPU"),
+        pytest.param({"devices": {"requests": [DOMAIN, exactly("rdma")]}}, True, id="a class that may be any"),
+        pytest.param(
+            {"devices": {"requests": [{"name": "a", "firstAvailable": [DOMAIN]}]}}, True, id="first available"
+        ),
+        pytest.param({"devices": {"requests": [{"name": "a", "exactly": {}}]}}, True, id="no class"),
+        pytest.param({"devices": {"requests": [{"name": "a"}]}}, True, id="neither"),
+        pytest.param({"devices": {"requests": [DOMAIN] * 33}}, True, id="more than there may be"),
+        pytest.param({"spec": {"devices": {"requests": [DOMAIN]}}}, True, id="a template"),
+    ],
+)
+def test_only_a_claim_that_may_be_for_a_gpu_is_asked_about(spec: Json, asks: bool) -> None:
+    [found] = conditions(CLAIM_HOOKS[0])
+    assert Condition(found["expression"]).asks({"metadata": {"name": "mine"}, "spec": spec}) == asks
+
+
+def test_no_class_that_is_counted_is_spared_the_question() -> None:
+    for each in (DOMAIN, CHANNEL):
+        assert BUILT_IN.unit_of(f"deviceclass/{each['name']}") == Charge()
 
 
 @pytest.mark.parametrize("name", [*ORDINARY, *ASKING])

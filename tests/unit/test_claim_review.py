@@ -29,6 +29,7 @@ from vcuda.claims.objects import ClaimSpec
 from vcuda.claims.pin import ClaimPin, read_pin, write_pin
 from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota
+from vcuda.requests.config import parse_config
 from webhook import claim_review, pod_review
 from webhook.context import PolicySnapshot
 from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
@@ -269,6 +270,16 @@ def test_whose_claims_pass_as_the_schedulers_is_a_setting_that_names_all_of_them
     server.policy = msgspec.structs.replace(server.policy, scheduler_users=frozenset({volcano.username}))
     assert server.validate(claim(), user_info=volcano) == AdmissionResponse("scheduler")
     assert server.validate(claim(), user_info=SCHEDULER).outcome == "not-pinned"
+
+
+def test_so_do_those_of_the_schedulers_that_a_scheme_names() -> None:
+    settings = {"gpu_quota": "", "gpu_schemes": "hami: {service_accounts: [hami-system/hami-scheduler]}"}
+    server, hami = Server(), UserInfo("system:serviceaccount:hami-system:hami-scheduler")
+    assert server.validate(claim(), user_info=hami).outcome == "not-pinned"
+    server.policy = msgspec.structs.replace(server.policy, resources=parse_config(settings).resources)
+    for user in (hami, SCHEDULER):
+        assert server.validate(claim(), user_info=user) == AdmissionResponse("scheduler")
+    assert server.validate(claim(), user_info=CONTROLLER).outcome == "not-pinned"
 
 
 @pytest.mark.parametrize(

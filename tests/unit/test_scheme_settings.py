@@ -109,7 +109,10 @@ NOT_A_NAME = "can be no resource; write a name such as nvidia.com/vgpu"
     no_mapping=("hami: 1", ".hami: 1 stands here; write a mapping such as hami: {scheduler: hami-scheduler}"),
     unknown_key=("hami: {schedulr: a}", ".hami.schedulr: unknown key; did you mean `scheduler`?"),
     unknown_resource=("hami: {resources: {counts: a/b}}", ".hami.resources.counts: unknown key; did you mean `count`?"),
-    no_key=("hami: {x: 1}", ".hami.x: unknown key; the keys here are `resources`, `memory_mib`, `scheduler`"),
+    no_key=(
+        "hami: {x: 1}",
+        ".hami.x: unknown key; the keys here are `resources`, `memory_mib`, `scheduler`, `service_accounts`",
+    ),
     no_domain=("hami: {resources: {count: gpu}}", f'.hami.resources.count: "gpu" {NOT_A_NAME}'),
     a_number=("hami: {resources: {count: 1}}", f".hami.resources.count: 1 {NOT_A_NAME}"),
     a_slice=(
@@ -137,6 +140,10 @@ NOT_A_NAME = "can be no resource; write a name such as nvidia.com/vgpu"
     no_scheduler=(
         'hami: {scheduler: ""}',
         '.hami.scheduler: "" can be no scheduler\'s name; write one such as hami-scheduler',
+    ),
+    no_service_account=(
+        "hami: {service_accounts: [hami]}",
+        '.hami.service_accounts[0]: "hami" is no service account; write one such as hami-system/hami-scheduler',
     ),
 )
 def test_a_malformed_setting_is_refused_with_its_path(text: str, fault: str) -> None:

@@ -72,7 +72,7 @@ _FURTHER = (
     (UNITS, "{amd.com/gpu: {cards: 0}}"),
     (UNITS, "{amd.com/gpu: {memory: 10Gi}}"),
     (UNITS, "{amd.com/gpu: {weight: 1}}"),
-    (SCHEME_SETTINGS, "{hami: {scheduler: Hami_1, memory_mib: 0}, hamis: {}, x: {}}"),
+    (SCHEME_SETTINGS, "{hami: {scheduler: Hami_1, memory_mib: 0, service_accounts: [hami]}, hamis: {}, x: {}}"),
     (SCHEME_SETTINGS, "{hami: {resources: {count: gpu, cores: nvidia.com/mig-1g.5gb}, schedulr: a, x: 1}}"),
     (SCHEME_SETTINGS, "{hami: {resources: {count: nvidia.com/vgpu-number}}, gpu-manager: {memory_mib: 1}}"),
     (SCHEME_SETTINGS, "{vgpu-manager: {resources: {memory_percentage: nvidia.com/part}}}"),

@@ -186,6 +186,11 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     version: str = ""
     models: CardModels = NO_ROWS
 
+    @functools.cached_property
+    def scheduler_users(self) -> frozenset[str]:
+        """The users that the schemes' own schedulers are."""
+        return frozenset(user for scheme in self.schemes for user in scheme.scheduler_users)
+
     # Made once, since every pod of the cluster is looked up in them.
     @functools.cached_property
     def scheme_of(self) -> Mapping[str, Scheme]:

@@ -4,6 +4,8 @@
 
 ``resources`` are the names by which pods ask, ``memory_mib`` is what one of the memory's is (HAMi's and vgpu-manager's
 memory factor), ``scheduler`` the scheduler of pods that ask so; without one ``--scheduler-name`` holds.
+``service_accounts`` are that scheduler's own, such as ``hami-system/hami-scheduler``: the claims that it makes for pods
+pass, beside those of ``--scheduler-users``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,7 +67,16 @@ def read_scheduler(value: object) -> str:
     return value
 
 
+def read_service_account(value: object) -> str:
+    """Return the user that a service account is, which is given as NAMESPACE/NAME."""
+    namespace, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if not (slash and all(map(k8s_types.can_be_name, (namespace, name)))):
+        raise WrongValueError(f"{shown(value)} is no service account; write one such as hami-system/hami-scheduler")
+    return f"system:serviceaccount:{namespace}:{name}"
+
+
 _Name = Annotated[str | None, pydantic.PlainValidator(read_resource)]
+_ServiceAccount = Annotated[str, pydantic.PlainValidator(read_service_account)]
 
 
 class _ResourceNames(document.StrictModel):
@@ -79,6 +90,7 @@ class _SchemeEntry(document.StrictModel):
     resources: _ResourceNames = _ResourceNames()
     memory_mib: Annotated[int | None, pydantic.PlainValidator(read_memory_mib)] = None
     scheduler: Annotated[str | None, pydantic.PlainValidator(read_scheduler)] = None
+    service_accounts: list[_ServiceAccount] = pydantic.Field(default_factory=list)
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -113,6 +125,7 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
         set_here["memory_unit"] = entry.memory_mib
     # NVIDIA's own device plugin has the one name; under another a vGPU is HAMi's alone.
     plain = scheme.counts_plain_cards and entry.names.get("count", PLAIN_CARDS) == PLAIN_CARDS
+    set_here["scheduler_users"] = tuple(entry.service_accounts)
     return msgspec.structs.replace(scheme, **set_here, scheduler=entry.scheduler, counts_plain_cards=plain)
 
 

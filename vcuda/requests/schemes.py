@@ -38,7 +38,8 @@ class Scheme(msgspec.Struct, frozen=True):
     ``time_unit``; the newest counts.
     ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there, ``register``
     that in which the device plugin says what cards the node has; ``allocated`` is the annotation of a pod that names
-    those that it was given, by uuid. ``scheduler`` places its pods; None: the one that is set for all.
+    those that it was given, by uuid. ``scheduler`` places its pods; None: the one that is set for all. As
+    ``scheduler_users`` that scheduler claims devices for pods that ask for them by extended resource.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Scheme(msgspec.Struct, frozen=True):
     register: str | None = None
     allocated: str | None = None
     scheduler: str | None = None
+    scheduler_users: tuple[str, ...] = ()
 
     @property
     def resources(self) -> tuple[str, ...]:
