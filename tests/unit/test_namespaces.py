@@ -123,7 +123,7 @@ def test_what_was_asked_for_longest_ago_goes_when_it_is_too_much_and_all_when_it
 
 
 def test_choices_are_kept_of_so_many_namespaces() -> None:
-    choices = RecentChoices()
+    choices = RecentChoices(clock=lambda: 0.0)
     for number in range(MOST_NAMESPACES + 1):
         choices.add(f"team-{number}", "M40", Charge(100))
     assert choices.on_top_of({}, "team-0") == {}, "it steers, and refuses nobody"
