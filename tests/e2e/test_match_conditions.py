@@ -157,8 +157,9 @@ def test_a_claim_that_may_be_for_a_gpu_causes_a_call_and_no_other_does(
     hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
     domain = request("compute-domain-daemon.nvidia.com")
     with cluster.register_webhooks(mutating=hooks["mutate"], validating=hooks["validate"]):
-        for name, requests in (("none", []), ("domains", [domain]), ("rdma", [domain, request("rdma", "other")])):
-            cluster.create(claim(apart, name, *requests))
+        cluster.create({**claim(apart, "none"), "spec": {}})
+        cluster.create(claim(apart, "domains", domain))
+        cluster.create(claim(apart, "rdma", domain, request("rdma", "other")))
         cluster.create(template(apart, "domains", domain))
     told = [(path, each["object"]["metadata"]["name"]) for path, each in asked.take()]
     assert told == [("/mutate-claims", "rdma"), ("/validate-claims", "rdma"), ("/validate-claims", "domains")]
