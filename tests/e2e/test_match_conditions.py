@@ -153,6 +153,7 @@ def test_a_pod_that_may_ask_for_a_gpu_causes_one_call_to_each(
 def test_a_claim_that_may_be_for_a_gpu_causes_a_call_and_no_other_does(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
+    """The API server writes a claim without requests as one whose requests are null."""
     require_dra(cluster)
     hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
     domain = request("compute-domain-daemon.nvidia.com")
