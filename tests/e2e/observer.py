@@ -50,7 +50,8 @@ def held_by_claim(claim: Json) -> Counter[str]:
     for request in claim["spec"]["devices"]["requests"]:
         asked = request["exactly"]
         share = asked.get("capacity", {}).get("requests", {}).get("cores", 100)
-        cores[model_in(json.dumps(asked["selectors"]))] += asked["count"] * int(share)
+        # Beside one that a tenant wrote of products that nobody has, the last is ours: no device has both.
+        cores[model_in(json.dumps(asked["selectors"][-1]))] += asked["count"] * int(share)
     return cores
 
 
@@ -66,9 +67,9 @@ def model_of(pod: Json) -> str:
     return str(model)
 
 
-def model_in(selectors: str) -> str:
-    """The one model whose products the selectors of a request name."""
-    [model] = [model for model in PRODUCTS if model.casefold() in selectors.casefold()]
+def model_in(selector: str) -> str:
+    """The one model whose products a selector names."""
+    [model] = [model for model in PRODUCTS if model.casefold() in selector.casefold()]
     return model
 
 
