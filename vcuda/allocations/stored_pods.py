@@ -163,7 +163,7 @@ def read_stored(
         return None
     # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more.
     metadata = pod.metadata
-    request = (cache or RequestCache(known)).read(pod)
+    request = cache.read(pod) if cache else read_request(pod, known)
     model, extended = placement.read_pin(pod, labels, known.models).model, _extended_claim_of(pod)
     # Where the scheduler has claimed devices for it, these are the pod's, and whole: not what a device plugin offers.
     on_models = NO_MODELS if extended else request.on_models
