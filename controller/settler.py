@@ -13,7 +13,17 @@ from controller.pods import PodInformer
 from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
-from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, NamespaceUse, ObservedPods, is_older, report, settle
+from vcuda.ledger.ledger import (
+    LEASE_SECONDS,
+    MARGIN_SECONDS,
+    STORABLE_SECONDS,
+    Ledger,
+    NamespaceUse,
+    ObservedPods,
+    is_older,
+    report,
+    settle,
+)
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
@@ -99,6 +109,8 @@ class Settler:
         # The namespaces in which there was room at the last look: there nobody waits for some.
         self._with_room: set[str] = set()
         self._first_seen: dict[str, dict[str, float]] = {}
+        # By namespaces, their reservations: the counter, and since when it is known.
+        self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
         # By namespaces whose damaged ledger is to be deleted: its version, and since when it is known.
         self._unreadable: dict[str, tuple[str, float]] = {}
         self._log = structlog.get_logger()
@@ -229,8 +241,10 @@ class Settler:
         quota = self._quota.current()
         since = {quota.version if quota else "", self.pods.since if ledger.committed else ""}
         absent, ended = self._overdue(namespace, ledger)
-        observed = self._observed(namespace, ledger)
-        return settle(ledger, observed, absent, max(since, key=lambda version: int(version or 0)), ended)
+        reaped = self._abandoned(namespace, ledger)
+        observed = self._listed(namespace) if reaped else self._observed(namespace, ledger)
+        newest = max(since, key=lambda version: int(version or 0))
+        return settle(ledger, observed, absent, newest, ended, reaped=reaped)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has."""
@@ -241,6 +255,11 @@ class Settler:
         # What units are worth has changed, and the list of all pods by that is not there yet. Or a webhook that counts
         # pods has done so at a later version than a quiet watch has come to, and the API server
         # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
+        return self._listed(namespace)
+
+    def _listed(self, namespace: str) -> ObservedPods:
+        """Return what etcd has, beside what the watch has seen go."""
+        observed = self.pods.observed(namespace, self._nodes.current())
         watched = self.claims.observed(namespace, observed.extended)
         newest = self._store.count_pods(namespace)
         claims = newest.claims and newest.claims.after(watched)
@@ -256,7 +275,7 @@ class Settler:
         # count is two LISTs, as the watch of a quiet cluster is behind a count that a replica has made.
         if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
             ledger = self._settled(namespace, ledger)
-        if ledger.pending or ledger.terminating or stored.version is None:
+        if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
             return
         with contextlib.suppress(errors.NotFound):
@@ -274,12 +293,31 @@ class Settler:
         first, since = self._unreadable.get(namespace, ("", now))
         since = since if first == version else now
         self._unreadable[namespace] = version, since
-        if now < since + self._timing.pending_ttl:
-            self.queue.add(namespace, since + self._timing.pending_ttl - now)
+        if (left := since + self._timing.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS - now) > 0:
+            self.queue.add(namespace, left)
             return
         self._store.drop(namespace, version)
         self._unreadable.pop(namespace, None)
         self._log.warning("damaged ledger dropped", namespace=namespace)
+
+    def _abandoned(self, namespace: str, ledger: Ledger) -> set[str]:
+        """Return the replicas that write no more, when all that they granted is stored or never will be."""
+        now, known = self._clock(), self._renewed.pop(namespace, {})
+        if not ledger.reserved:
+            return set()
+        renewed: dict[str, tuple[int, float]] = {}
+        for holder, each in ledger.reserved.items():
+            counter, since = known.get(holder, (each.counter, now))
+            renewed[holder] = (each.counter, since if counter == each.counter else now)
+        self._renewed[namespace] = renewed
+        seconds = self._timing.pending_ttl + MARGIN_SECONDS
+        left = {holder: renewed[holder][1] + each.seconds + seconds - now for holder, each in ledger.reserved.items()}
+        if waiting := [each for each in left.values() if each > 0]:
+            self.queue.add(namespace, min(waiting))
+        reaped = {holder for holder, each in left.items() if each <= 0}
+        for holder in reaped:
+            self._log.info("reservation of a replica that is gone", namespace=namespace, holder=holder)
+        return reaped
 
     def _overdue(self, namespace: str, ledger: Ledger) -> tuple[set[str], set[str]]:
         """Return the pending uids that are proven never to have been stored, and the terminating that have ended."""

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Never, cast
 
@@ -13,7 +14,7 @@ from jsonpointer import JsonPointerException
 
 from vcuda.errors import ApiError, Conflict, NotFound, Unavailable, VcudaError
 from vcuda.kube import JSON_PATCH, Kube, Params
-from vcuda.kube.client import Page
+from vcuda.kube.client import Heard, Page
 
 Effect = Callable[[], bytes]
 """What a call does once it is there; it returns the answer, or raises what the API server refuses it with."""
@@ -48,6 +49,7 @@ class ApiDouble:
         self.objects: dict[str, dict[str, Any]] = {}
         self.calls: list[str] = []
         self.deliver: Delivery = delivered
+        self.date: Callable[[], datetime | None] = lambda: None
         self._version = 100
 
     @property
@@ -72,6 +74,12 @@ class ApiDouble:
 
     def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
         return self._call("GET", timeout, lambda: json.dumps(self._known(path)).encode())
+
+    def post_heard(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> Heard:
+        return Heard(self.post(path, body, timeout=timeout))
+
+    def put_heard(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> Heard:
+        return Heard(self.put(path, body, timeout=timeout), date=self.date())
 
     def post(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
         """Create an object in a collection, or bind a pod."""

@@ -79,6 +79,9 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         return self._on_loop(self.ledgers.cached_usage(namespace))
 
+    async def close(self) -> None:
+        """Leave it to the event loop, which ends later."""
+
     def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
         done = asyncio.run_coroutine_threadsafe(call, self.loop)
         self.computing.release()

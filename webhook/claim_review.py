@@ -13,7 +13,7 @@ from vcuda.claims.charges import ClaimPolicy, ClaimRequest, ambiguous
 from vcuda.claims.objects import CLAIM, TEMPLATE, ClaimSpec, ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
-from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse
+from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ObjectMeta
 from vcuda.placement.placement import Choice
 from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usage, cards, exceeded, fits
 from vcuda.requests.refusals import find_unlimited
@@ -30,7 +30,7 @@ _TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
 class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     """A claim, or a template of claims, that asks for GPUs in a namespace with a limit."""
 
-    uid: str
+    metadata: ObjectMeta
     request: ClaimRequest
 
 
@@ -58,7 +58,7 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview 
 
 
 def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    uid, spec, annotations, under = _decode(request)
+    metadata, spec, annotations, under = _decode(request)
     asked = read_claim(spec, policy.claim_policy)
     if not asked.gpus and not asked.faults:
         return AdmissionResponse("ignored")
@@ -68,18 +68,25 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
     # Whoever creates one keeps it in one of few workers, or holds devices for it, for as long as a 429 tells to wait.
     review = ClaimReview(
-        request.namespace, quota, policy, faults, scheme=",".join(drivers), may_wait=False, uid=uid, request=asked
+        request.namespace,
+        quota,
+        policy,
+        faults,
+        scheme=",".join(drivers),
+        may_wait=False,
+        metadata=metadata,
+        request=asked,
     )
     return verdicts.malformed(faults, review.scheme) if faults and review.enforced else review
 
 
-def _decode(request: AdmissionRequest) -> tuple[str, ClaimSpec, Mapping[str, str], str]:
-    """Return the uid, the claim's spec and annotations, and what its field paths begin with."""
+def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimSpec, Mapping[str, str], str]:
+    """Return the metadata, the claim's spec and annotations, and what its field paths begin with."""
     if request.kind.kind == TEMPLATE:
         template = _TEMPLATES.decode(request.object)
-        return template.metadata.uid, template.spec.spec, template.spec.annotations, "spec."
+        return template.metadata, template.spec.spec, template.spec.annotations, "spec."
     claim = _CLAIMS.decode(request.object)
-    return claim.metadata.uid, claim.spec, claim.annotations, ""
+    return claim.metadata, claim.spec, claim.annotations, ""
 
 
 class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
@@ -194,7 +201,7 @@ async def validate(
     # What /mutate has chosen for this claim counts no more: from here on its charge does.
     choices.release(review.namespace, model, charge)
     return await verdicts.charge(
-        request, review, ledgers, deadline, uid=review.uid, model=model, asked=charge, stray=stray
+        request, review, ledgers, deadline, metadata=review.metadata, model=model, asked=charge, stray=stray
     )
 
 

@@ -1,19 +1,24 @@
 """The ledgers of a cluster, shared by every replica: charges are committed in groups, by compare-and-swap."""
 
 import asyncio
+import contextlib
 import functools
 import math
 import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from vcuda.errors import Conflict, Unavailable
+import msgspec
+
+from vcuda.errors import Conflict, LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, Stored
-from vcuda.ledger.ledger import Admitted, Ledger, is_counted_before, settle
-from vcuda.quota.model import Usage
+from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, is_counted_before, settle
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
+from webhook.leases import Demand, Lease, boot_seconds, target
 from webhook.ledgers import ByNamespace, ChargeRequest, Decision, RetryLater
 from webhook.metrics import LedgerMetrics
 
@@ -35,6 +40,15 @@ WRITE_TIMEOUT_SECONDS = 3.0
 # A write costs the API server and etcd about as much as half a pod's creation, so under load fewer and larger ones are
 # worth more than the time. PostgreSQL's commit_delay and commit_siblings do the same.
 GATHER_SECONDS = 0.004
+
+FLUSH_SECONDS = 0.1
+"""Between two writes of what was granted from the reservation, where no other write takes it along."""
+
+ASK_AGAIN_SECONDS = 1.0
+"""Between two marks of a replica that it finds no room for what others reserve."""
+
+CLOSING_ATTEMPTS = 5
+"""How often the last write of a replica that stops is tried when others write first."""
 
 # Two replicas that lost to each other would else meet again at every try.
 MAX_JITTER_SECONDS = 0.02
@@ -74,6 +88,8 @@ class BatchCommitter(Generic[T, R]):
     late: R
     gather: Callable[[], Awaitable[None]]
     clock: Callable[[], float] = time.monotonic
+    # Held while a batch is in work; whoever else touches what the work does holds it too.
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: list[PendingCall[T, R]] = field(default_factory=list)
     _last_batch: int = 0
     _task: asyncio.Task[None] | None = None
@@ -102,9 +118,10 @@ class BatchCommitter(Generic[T, R]):
         while self._waiting:
             if self._last_batch > 1:
                 await self.gather()
-            batch, self._waiting = self._waiting, []
-            self._last_batch = len(batch)
-            await self._answer(batch)
+            async with self.busy:
+                batch, self._waiting = self._waiting, []
+                self._last_batch = len(batch)
+                await self._answer(batch)
 
     async def _answer(self, batch: Sequence[PendingCall[T, R]]) -> None:
         try:
@@ -130,13 +147,15 @@ class WriteUnanswered(Exception):
 class ClusterLedgers:
     """One `NamespaceLedger` for each namespace; the interface is `webhook.ledgers.Ledgers`.
 
-    ``clock`` and ``sleep`` are for tests.
+    ``clock``, ``sleep`` and ``boot_clock``, the one of leases, are for tests.
     """
 
     store: LedgerStore
     metrics: LedgerMetrics
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    boot_clock: Callable[[], float] = boot_seconds
+    leaving: bool = False
     # The API server's client blocks, so its calls are in threads, and bounded by them; all else is on the event loop.
     # To hand a call over takes 50 µs, beside a write's milliseconds: too little to have a second HTTP client for.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
@@ -158,30 +177,87 @@ class ClusterLedgers:
         """Return what is charged to each model, as of at most `CACHED_USAGE_SECONDS` ago."""
         return await self._ledgers[namespace].cached_usage()
 
+    async def close(self) -> None:
+        """Write down what was granted, and give back what is reserved."""
+        self.leaving = True
+        await asyncio.gather(*(each.close() for each in self._ledgers.values()))
+
+
+class _Unanswered(NamedTuple):
+    """A write whose outcome is not known, and what it was to replace."""
+
+    ledger: Ledger
+    replaced: Stored
+
 
 class NamespaceLedger:
     """One namespace's ledger as this replica works on it.
 
     The charges that wait are decided in order against one version, and written by one PUT with that version. What was
     written last is remembered, so the next group needs no read; whoever loses to another replica reads and decides
-    again, until the callers' deadlines. Only the committer's task touches what is remembered.
+    again, until the callers' deadlines. Only the committer's task, and the flush between its batches, touches what is
+    remembered. Under load a part of the room is reserved, and charges are granted from that and written by the flush.
     """
 
     def __init__(self, namespace: str, shared: ClusterLedgers) -> None:
         self._namespace = namespace
         self._shared = shared
         self._remembered: Stored | None = None
+        self._unanswered: _Unanswered | None = None
+        self._noted = Ledger()
         self._usages: Mapping[str, Usage] = {}
         self._usages_read_at = -math.inf
         gather = functools.partial(shared.sleep, GATHER_SECONDS)
         self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, gather, shared.clock)
+        self._lease = Lease(shared.boot_clock)
+        self._demand = Demand(shared.clock)
+        # What the reservation was sized by; a charge under another quota is decided against the ledger.
+        self._terms: _Terms | None = None
+        self._flusher: asyncio.Task[None] | None = None
+        self._asked_at = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge together with those that wait beside it."""
-        started = self._shared.clock()
-        decision = await self._committer.serve(request, request.deadline)
-        self._shared.metrics.wait.observe(self._shared.clock() - started)
+        """Decide a charge: from the reservation, or together with those that wait beside it."""
+        decision: Decision | None = self._grant(request)
+        if decision is None:
+            started = self._shared.clock()
+            decision = await self._committer.serve(request, request.deadline)
+            self._shared.metrics.wait.observe(self._shared.clock() - started)
+        if isinstance(decision, Admitted) and not request.dry_run:
+            self._demand.add(request.model, request.charge)
         return decision
+
+    def _grant(self, request: ChargeRequest) -> Admitted | None:
+        """Return a yes that is written later; None where the ledger has to be asked."""
+        crowded = len(self._noted.pending) + len(self._lease.granted) >= MOST_PENDING
+        if request.dry_run or crowded or self._terms != _terms(request, self._shared.store):
+            return None
+        asked = Pending(request.model, request.charge)
+        if not self._lease.grant(request.uid, asked, request.created):
+            return None
+        self._shared.metrics.granted.inc()
+        limit = request.quota.limits[request.model]
+        return Admitted(self._noted, self._usages.get(request.model, Usage()), limit)
+
+    async def _flush(self) -> None:
+        """Write what was granted and the next reservation, until nothing is reserved any more."""
+        while self._lease.active:
+            await self._shared.sleep(FLUSH_SECONDS)
+            if self._lease.granted or not self._demand.recent() or self._unanswered:
+                await self.flush()
+
+    async def flush(self) -> None:
+        """Write what was granted, and what is reserved from now on."""
+        async with self._committer.busy:
+            # Nothing is lost where it fails, and it is tried again: what was granted is in what is reserved.
+            with contextlib.suppress(WriteUnanswered, VcudaError):
+                await self._attempt([])
+
+    async def close(self) -> None:
+        """Write what was granted, and reserve nothing any more; what cannot be written is counted after its time."""
+        for _ in range(CLOSING_ATTEMPTS):
+            if self._lease.active:
+                await self.flush()
 
     async def cached_usage(self) -> Mapping[str, Usage]:
         """Return what is charged to each model, from memory where that is new enough."""
@@ -190,12 +266,14 @@ class NamespaceLedger:
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Return what is charged to each model, read now."""
+        """Return what is charged to each model, read now, without what is reserved."""
         # Not remembered to decide by: the committer may be writing a later version at this moment.
         return self._note((await self._read()).ledger)
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        self._usages, self._usages_read_at = ledger.usages(), self._shared.clock()
+        # What is reserved is room to whoever chooses a model: it is granted, or given back, as soon as somebody asks.
+        self._usages = msgspec.structs.replace(ledger, reserved={}).usages()
+        self._noted, self._usages_read_at = ledger, self._shared.clock()
         return self._usages
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
@@ -231,28 +309,84 @@ class NamespaceLedger:
             LedgerLost: it is gone, and so is what was charged in it.
 
         """
+        await self._send_again()
         remembered, self._remembered = self._remembered, None
-        stored = remembered or await self._read()
-        ledger, decisions = _decide(await self._complete(stored.ledger, calls), calls)
-        changed = ledger is not stored.ledger
-        if remembered and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
+        stored = remembered or await self._read_own()
+        counted = await self._complete(stored.ledger, calls)
+        flushed = self._lease.flushed(counted)
+        ledger, decisions = _decide(flushed, calls)
+        if any(isinstance(each, Refused) and each.shortage.rests_on_reserved for each in decisions):
+            ledger = self._ask_for_room(ledger)
+        changed = ledger is not flushed or counted is not stored.ledger
+        if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
             # A refusal is never taken from memory: the controller may have released a charge since. Nor is a yes that
             # writes nothing, for no compare-and-swap shows that what is remembered still holds.
             await self._attempt(calls)
             return
-        if changed and not all(call.item.dry_run for call in calls):
+        gives_back = self._lease.active and not calls and stored.version
+        if (changed and not all(call.item.dry_run for call in calls)) or self._lease.granted or gives_back:
             for call in calls:
                 call.late = UNSURE  # what a deadline means that comes while the write is under way
-            try:
-                stored = await self._in_thread(self._shared.store.write, ledger, stored, WRITE_TIMEOUT_SECONDS)
-            except Unavailable as error:
-                raise WriteUnanswered from error
+            stored = await self._write(self._reserving(ledger, calls) if stored.version else ledger, stored)
+            ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
         if stored.version is not None:  # one that has yet to be created counts pods, and those change unseen
             self._remembered = stored
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
             call.settle(decision)
+        if self._lease.active and (self._flusher is None or self._flusher.done()):
+            self._flusher = asyncio.create_task(self._flush())
+
+    def _reserving(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
+        """Return the flushed ledger with what is to be reserved, by the demand and the room that there is."""
+        if calls:
+            self._terms = _terms(calls[-1].item, self._shared.store)
+        terms = self._terms
+        charges: Mapping[str, Charge] = {}
+        if terms and terms.quota.mode is Mode.ENFORCE and not (self._lease.gives_way or self._shared.leaving):
+            charges = target(ledger, terms.quota, self._demand.recent())
+        return self._lease.send(ledger, charges)
+
+    def _ask_for_room(self, ledger: Ledger) -> Ledger:
+        """Return the ledger with a mark that has the other replicas reserve nothing for a while."""
+        now = self._shared.clock()
+        if now < self._asked_at + ASK_AGAIN_SECONDS:
+            return ledger
+        self._asked_at = now
+        return msgspec.structs.replace(ledger, waiting=secrets.token_urlsafe(6))
+
+    async def _write(self, ledger: Ledger, replaced: Stored) -> Stored:
+        try:
+            stored = await self._in_thread(self._shared.store.write, ledger, replaced, WRITE_TIMEOUT_SECONDS)
+        except Unavailable as error:
+            if self._lease.active and replaced.version:
+                self._unanswered = _Unanswered(ledger, replaced)
+            raise WriteUnanswered from error
+        self._unanswered = None
+        self._lease.confirmed(stored.answered)
+        return stored
+
+    async def _send_again(self) -> None:
+        """Send the same write until its outcome is known: reading the version that it replaces would prove nothing."""
+        # Whoever waits may have its charge in it, and finds it there.
+        if unanswered := self._unanswered:
+            try:
+                self._remembered = await self._write(*unanswered)
+            except Conflict:
+                # The version that it was to replace is gone: it has landed, or never will. The ledger tells which.
+                self._unanswered = None
+
+    async def _read_own(self) -> Stored:
+        try:
+            stored = await self._read()
+        except LedgerLost:
+            self._lease.forget()
+            raise
+        if stored.version is None:
+            self._lease.forget()
+        self._lease.observe(stored.ledger)
+        return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
         # One that was last counted before the quota was edited may miss pods: those that were stored while the
@@ -282,6 +416,18 @@ class NamespaceLedger:
                 call.settle(call.late)
         # Of the others nobody waits for the answer any more: it is there, or its caller has gone.
         return [call for call in calls if not call.answer.done()]
+
+
+class _Terms(NamedTuple):
+    """What a charge is decided by beside the ledger: the quota, and the version of the ConfigMap that it is of."""
+
+    quota: NamespaceQuota
+    counted_since: str
+    config_version: str
+
+
+def _terms(request: ChargeRequest, store: LedgerStore) -> _Terms:
+    return _Terms(request.quota, request.counted_since, store.config_version)
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:

@@ -1,5 +1,6 @@
 """Where charges are kept: the interface that decisions use, the store in memory, and what /mutate chose just now."""
 
+import math
 import threading
 import time
 import types
@@ -33,7 +34,8 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     """One pod's charge to be decided; ``uid`` is the pod's.
 
     ``deadline`` is in seconds of the monotonic clock. ``counted_since`` is the version of the quota: a ledger whose
-    pods were counted before it may miss some that were stored while there was no limit.
+    pods were counted before it may miss some that were stored while there was no limit. ``created`` is the object's
+    creationTimestamp in Unix seconds, as the API server has set it just now; without one every charge is written.
     """
 
     namespace: str
@@ -44,6 +46,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     deadline: float
     counted_since: str = ""
     dry_run: bool = False
+    created: float = math.inf
 
     def decide(self, ledger: Ledger) -> Decision:
         """Decide against one version of the namespace's ledger; nothing is written."""
@@ -74,6 +77,9 @@ class Ledgers(Protocol):
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return the same as of a moment ago: good enough to prefer a model by, never to refuse by."""
 
+    async def close(self) -> None:
+        """Write down what is not yet; the server answers nobody any more."""
+
 
 MOST_NAMESPACES = 10_000
 """Namespaces that something is kept of at once: whoever asks names them."""
@@ -100,6 +106,10 @@ class ByNamespace(Generic[V]):
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def values(self) -> list[V]:
+        """Return what is kept."""
+        return [value for value, _ in self._kept.values()]
 
     def __getitem__(self, namespace: str) -> V:
         now = self._clock()
@@ -132,6 +142,9 @@ class MemoryLedgers:
         return self._ledgers.get(namespace, Ledger()).usages()
 
     cached_usage = usage
+
+    async def close(self) -> None:
+        """Forget nothing: there is nowhere to write it."""
 
 
 def _oldest_committed(ledger: Ledger) -> Ledger:

@@ -81,6 +81,9 @@ class LedgerMetrics:
             buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
             registry=registry,
         )
+        self.granted = Counter(
+            "vcuda_ledger_granted", "Charges granted from a reservation, and written with others.", registry=registry
+        )
         self.conflicts = Counter("vcuda_ledger_conflicts", "Writes lost to another writer.", registry=registry)
         self.unsure = Counter("vcuda_ledger_unsure", "Writes that got no answer, looked for again.", registry=registry)
 

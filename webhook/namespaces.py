@@ -49,6 +49,10 @@ class ExistingNamespaces:
         """Return what is charged; nothing in a namespace that is not there yet, as one may get its quota first."""
         return await self._charged.usage(namespace)
 
+    async def close(self) -> None:
+        """Write down what is not yet."""
+        await self._charged.close()
+
     async def _look_up(self, namespace: str) -> None:
         known = self._known[namespace]
         if known.until <= self._clock():

@@ -204,10 +204,10 @@ async def validate(
     if pin.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     # What /mutate has chosen for this pod counts no more: from here on its charge does.
-    uid, charge = review.pod.metadata.uid, review.request.charge_on(pin.model)
+    metadata, charge = review.pod.metadata, review.request.charge_on(pin.model)
     choices.release(review.namespace, pin.model, charge)
     return await verdicts.charge(
-        request, review, ledgers, deadline, uid=uid, model=pin.model, asked=charge, stray=[*stray, *told]
+        request, review, ledgers, deadline, metadata=metadata, model=pin.model, asked=charge, stray=[*stray, *told]
     )
 
 

@@ -1,13 +1,15 @@
 """The answers about what a namespace with a limit creates, the same for every kind of object."""
 
+import math
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from http import HTTPStatus
 
 import msgspec
 
 from vcuda.errors import MOST_FAULTS, Fault, limited
-from vcuda.k8s_types import AdmissionRequest, AdmissionResponse
+from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, ObjectMeta
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED
@@ -91,14 +93,22 @@ def refused(review: Review, outcome: str, message: str, model: str = "") -> Admi
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
     """Return the refusal of what does not fit; each shortage is of one model that it may use."""
     message, model = exceeded(review.namespace, *shortages), shortages[0].model
+    if any(shortage.rests_on_reserved for shortage in shortages):
+        # Replicas that hold it have been asked by now, and give it back.
+        wait = RETRY_AFTER_SECONDS if review.may_wait else None
+        return _later(review, "over-quota-reserved", f"{message}; what is reserved is given back", wait, model)
     seconds = review.policy.storable_seconds
     if seconds is None or not any(shortage.rests_on_pending for shortage in shortages):
         return refused(review, "over-quota", message, model)
     # Without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given back the
     # workload is tried again.
     message += f"; what is pending and is never stored is given back within {seconds:g} s"
+    return _later(review, "over-quota-pending", message, None, model)
+
+
+def _later(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
     status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
-    return AdmissionResponse("over-quota-pending", False, status, message, model=model, scheme=review.scheme)
+    return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
 
 async def charge(
@@ -107,7 +117,7 @@ async def charge(
     ledgers: Ledgers,
     deadline: float,
     *,
-    uid: str,
+    metadata: ObjectMeta,
     model: str,
     asked: Charge,
     stray: Sequence[str] = (),
@@ -118,13 +128,25 @@ async def charge(
         Unavailable: the ledger could not be read or written.
 
     """
-    if not uid:
+    if not metadata.uid:
         # So it is in a mutating webhook. To admit it uncharged would be a way past the quota.
         message = f"the {request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     version, dry_run = review.policy.quota.version, bool(request.dry_run)
-    charged = ChargeRequest(review.namespace, uid, model, asked, review.quota, deadline, version, dry_run)
+    # What is changed later was created long ago, whenever the change came.
+    created = _seconds(metadata.creation_timestamp) if request.operation == "CREATE" else math.inf
+    charged = ChargeRequest(
+        *(review.namespace, metadata.uid, model, asked, review.quota, deadline, version, dry_run), created=created
+    )
     return _answer(review, model, await ledgers.charge(charged), stray)
+
+
+def _seconds(timestamp: str | None) -> float:
+    # Whatever the creator wrote there, the API server has set it by now; in what is no creation it is of another time.
+    try:
+        return datetime.fromisoformat(timestamp).timestamp() if timestamp else math.inf
+    except ValueError:
+        return math.inf
 
 
 def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]) -> AdmissionResponse:
@@ -141,11 +163,8 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
         case RetryLater(reason, soon):
             # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
             wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
-            status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
             message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
-            return AdmissionResponse(
-                "busy", False, status, message, retry_after=wait, model=model, scheme=review.scheme
-            )
+            return _later(review, "busy", message, wait, model)
 
 
 def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:

@@ -342,6 +342,8 @@ class WebhookWorker(ASGIWorker):
                 for connection in [each for phase in IDLE for each in self._waiting[phase]]:
                     connection.expire()
             await self._tick()
+        if self.app.service is not None:
+            await self.app.service.ledgers.close()
 
     async def _tick(self) -> None:
         self.notify()

@@ -203,7 +203,7 @@ class _Cluster(ApiDouble):
 
     fault = ""
 
-    def post_heard(self, path: str, body: bytes, _params: object = None) -> Heard:
+    def post_heard(self, path: str, body: bytes, _params: object = None, _timeout: float = 10) -> Heard:
         """Answer a dry run; under a name that can be none as HAMi-DRA's webhook would, where it is."""
         if self.fault and PROBE.encode() in body:
             raise Unavailable(self.fault)

@@ -169,7 +169,11 @@ class Kube:
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Replace an object; Conflict where ``body`` names a resourceVersion that is not the newest."""
-        return self._heard(_ApiRequest("PUT", path, params, body), timeout).body
+        return self.put_heard(path, body, params, timeout).body
+
+    def put_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
+        """Replace as ``put`` does, and return the time of the answer beside the object."""
+        return self._heard(_ApiRequest("PUT", path, params, body), timeout)
 
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10

@@ -5,6 +5,7 @@ beforehand, is a right to nothing else.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -17,7 +18,16 @@ from vcuda.claims.objects import API_PATH
 from vcuda.kube import client, objects, watch
 from vcuda.kube.ledger_marks import LedgerMarks, Opening
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import STORABLE_SECONDS, Ledger, ObservedClaims, ObservedPods, charges_by_model, settle
+from vcuda.ledger.ledger import (
+    LEASE_SECONDS,
+    MARGIN_SECONDS,
+    STORABLE_SECONDS,
+    Ledger,
+    ObservedClaims,
+    ObservedPods,
+    charges_by_model,
+    settle,
+)
 from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -43,7 +53,8 @@ _POD = msgspec.json.Decoder(k8s_types.Pod)
 class Stored(msgspec.Struct, frozen=True):
     """A ledger, the resourceVersion of its ConfigMap (None where it has yet to be created), and its size in bytes.
 
-    ``opening`` is what that creation wants to know. ``deleting``: somebody has asked for its deletion.
+    ``opening`` is what that creation wants to know. ``deleting``: somebody has asked for its deletion. ``answered``:
+    when the API server says it has written it, in Unix seconds, and before all time where it says nothing.
     """
 
     ledger: Ledger
@@ -51,6 +62,7 @@ class Stored(msgspec.Struct, frozen=True):
     size: int = 0
     opening: Opening | None = None
     deleting: bool = False
+    answered: float = -math.inf
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
@@ -118,7 +130,8 @@ class LedgerStore:
         self._written: dict[str, str] = {}
         self._keeps_written = False
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
-        self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
+        # A replica that does not know yet grants from its reservation for its time.
+        self._marks = LedgerMarks(kube, self._collection, storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     @property
     def config_version(self) -> str:
@@ -232,16 +245,20 @@ class LedgerStore:
                 self._marks.write(namespace, replaced.opening or Opening(""), timeout)
                 self._check_count(namespace, replaced.ledger, timeout)
                 self._marks.used(namespace)
-                raw = self._kube.post(self._collection, body, timeout=timeout)
+                heard = self._kube.post_heard(self._collection, body, timeout=timeout)
             else:
-                raw = self._kube.put(self._path(namespace), body, timeout=timeout)
+                heard = self._kube.put_heard(self._path(namespace), body, timeout=timeout)
         except errors.NotFound as error:
             # What was read is gone, as after any other write: read again. (Of a POST it is the system's namespace.)
             if replaced.version is None:
                 raise
             raise errors.Conflict(error.status, error.message) from error
-        metadata = _CONFIG_MAP.decode(raw).metadata
-        return Stored(ledger, metadata.resource_version, len(raw), deleting=metadata.deletion_timestamp is not None)
+        metadata, answered = (
+            _CONFIG_MAP.decode(heard.body).metadata,
+            heard.date.timestamp() if heard.date else -math.inf,
+        )
+        deleting = metadata.deletion_timestamp is not None
+        return Stored(ledger, metadata.resource_version, len(heard.body), deleting=deleting, answered=answered)
 
     def _check_count(self, namespace: str, counted: Ledger, timeout: float) -> None:
         # Since the pods were listed another may have made the ledger, and it may have been dropped, with its mark. From

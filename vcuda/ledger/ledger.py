@@ -25,6 +25,12 @@ and what etcd may take of it besides."""
 MOST_TERMINATING = 512
 """Pods that are gone and stay charged by their uid; with more, the others stay in the count itself."""
 
+LEASE_SECONDS = 10
+"""For how long a replica may grant from its reservation, from before it sent the last write that is confirmed."""
+
+MARGIN_SECONDS = 2
+"""What is waited beyond a time that others measure by clocks of their own: their drift, and rounding."""
+
 UNSEEN_SECONDS = 30
 """For how long a decrease is held that nobody saw happen: Kubernetes' own default grace period."""
 
@@ -50,6 +56,17 @@ class Terminating(msgspec.Struct, frozen=True):
     seconds: int
 
 
+class Reservation(msgspec.Struct, frozen=True, rename="camel"):
+    """What one webhook replica may grant of each model without a write, for ``seconds`` after the write that says so.
+
+    ``counter`` is another in each of the replica's writes: so it is known of each whether it has landed.
+    """
+
+    charges: Mapping[str, Charge]
+    counter: int
+    seconds: float = LEASE_SECONDS
+
+
 class Ledger(msgspec.Struct, frozen=True):
     """The charges of one namespace.
 
@@ -69,11 +86,13 @@ class Ledger(msgspec.Struct, frozen=True):
     config_version: str = ""
     claimed: Mapping[str, Charge] = {}
     claim_resource_version: str = ""
+    reserved: Mapping[str, Reservation] = {}
+    waiting: str = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is charged."""
-        return not (self.committed or self.pending or self.terminating or self.claimed)
+        return not (self.committed or self.pending or self.terminating or self.claimed or self.reserved)
 
     def usage(self, model: str) -> Usage:
         """Return what is charged to one model."""
@@ -81,13 +100,15 @@ class Ledger(msgspec.Struct, frozen=True):
             total(entry.charge for entry in entries.values() if entry.model == model)
             for entries in (self.pending, self.terminating)
         )
+        reserved = total(each.charges[model] for each in self.reserved.values() if model in each.charges)
         stored = self.committed.get(model, Charge()) + self.claimed.get(model, Charge())
-        return Usage(stored + pending + terminating, pending, terminating)
+        return Usage(stored + pending + terminating + reserved, pending, terminating, reserved)
 
     def usages(self) -> Mapping[str, Usage]:
         """Return what is charged to every model that has a charge."""
         entries: Iterable[Pending | Terminating] = (*self.pending.values(), *self.terminating.values())
-        models = {*self.committed, *self.claimed, *(entry.model for entry in entries)}
+        reserved = itertools.chain.from_iterable(each.charges for each in self.reserved.values())
+        models = {*self.committed, *self.claimed, *(entry.model for entry in entries), *reserved}
         return {model: self.usage(model) for model in sorted(models)}
 
 
@@ -138,7 +159,7 @@ def admit(
     if len(ledger.pending) >= MOST_PENDING:
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
-    usage = Usage(usage.used + asked.charge, usage.pending + asked.charge, usage.terminating)
+    usage = msgspec.structs.replace(usage, used=usage.used + asked.charge, pending=usage.pending + asked.charge)
     return Admitted(charged, usage, limit, shortage)
 
 
@@ -202,13 +223,17 @@ def settle(
     absent: Collection[str] = (),
     counted_since: str = "",
     ended: Collection[str] = (),
+    *,
+    reaped: Collection[str] = (),
 ) -> Ledger:
     """Return the ledger recounted from what was observed, without the pending charges whose pods were seen stored.
 
     What vanished becomes terminating, and so does a decrease that nobody saw happen. It is the same ledger where
     nothing differs, unless it was counted before ``counted_since``. ``absent`` are the pending uids that are proven
     never to have been stored: past every timeout of the API server, and then looked for by a quorum read. ``ended`` are
-    the terminating keys whose time is over. Both go in any case.
+    the terminating keys whose time is over. Both go in any case. ``reaped`` are the replicas whose reservation nobody
+    grants from any more, and so long ago that what was granted is stored or never will be: they go with this count of
+    what is stored, which has to be of a LIST begun after that, or later.
     """
     # A leader that has been asleep, or that lists from a cache, would lower `committed` with an older count. So would
     # one by units that were worth less. Both counts or none: what a claim takes may be in that of its pod, and in its
@@ -223,7 +248,9 @@ def settle(
     beyond = [(each.model, each.charge) for uid, each in vanished.items() if uid not in held]
     committed = charges_by_model([*observed.committed.items(), *beyond]) if beyond else observed.committed
     held |= _unseen(ledger, observed, vanished)
+    reserved = {holder: each for holder, each in ledger.reserved.items() if holder not in reaped}
     same = kept is ledger and not held and committed == ledger.committed and claims.committed == ledger.claimed
+    same = same and len(reserved) == len(ledger.reserved)
     if same and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
     return Ledger(
@@ -234,6 +261,8 @@ def settle(
         observed.config_version,
         claims.committed,
         claims.resource_version,
+        reserved,
+        ledger.waiting,
     )
 
 

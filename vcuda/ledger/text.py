@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from vcuda.ledger.ledger import Ledger, Pending, Terminating
+from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
 from vcuda.quota.model import Charge
 
 # The text is small, since each batch of admissions writes it whole: pending charges that are alike share their amounts,
@@ -47,6 +47,8 @@ class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     config_version: str = ""
     claimed: Mapping[str, Charge] = {}
     claim_resource_version: str = ""
+    reserved: Mapping[str, Reservation] = {}
+    waiting: str = ""
 
 
 _HEAD = msgspec.json.Decoder(_Format)
@@ -58,8 +60,8 @@ def write_ledger(ledger: Ledger) -> str:
     """Return the ledger as text."""
     pending = _grouped((uid, each.model, each.charge, 0) for uid, each in ledger.pending.items())
     terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
-    counted = ledger.config_version, ledger.claimed, ledger.claim_resource_version
-    document = _Grouped(FORMAT, ledger.committed, ledger.pod_resource_version, pending, terminating, *counted)
+    rest = ledger.config_version, ledger.claimed, ledger.claim_resource_version, ledger.reserved, ledger.waiting
+    document = _Grouped(FORMAT, ledger.committed, ledger.pod_resource_version, pending, terminating, *rest)
     return _ENCODER.encode(document).decode()
 
 
@@ -76,8 +78,8 @@ def read_ledger(text: str) -> Ledger:
     terminating = {
         key: Terminating(model, charge, seconds) for key, model, charge, seconds in _entries(grouped.terminating)
     }
-    counted = grouped.config_version, grouped.claimed, grouped.claim_resource_version
-    return Ledger(grouped.committed, grouped.pod_resource_version, pending, terminating, *counted)
+    rest = grouped.config_version, grouped.claimed, grouped.claim_resource_version, grouped.reserved, grouped.waiting
+    return Ledger(grouped.committed, grouped.pod_resource_version, pending, terminating, *rest)
 
 
 Entry = tuple[str, str, Charge, int]

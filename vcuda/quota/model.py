@@ -153,12 +153,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     """How much of one model a namespace uses.
 
     ``used`` is everything, ``pending`` the part not yet seen stored, ``terminating`` that of pods which are gone while
-    their containers may still run.
+    their containers may still run, ``reserved`` what webhook replicas may grant within the next seconds.
     """
 
     used: Charge = Charge()
     pending: Charge = Charge()
     terminating: Charge = Charge()
+    reserved: Charge = Charge()
 
 
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
@@ -178,9 +179,14 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
     limit: Limit
 
     @property
+    def rests_on_reserved(self) -> bool:
+        """Whether the request would fit but for what is reserved."""
+        return fits(self.limit, self.usage.used - self.usage.reserved, self.asked)
+
+    @property
     def rests_on_pending(self) -> bool:
-        """Whether the request would fit but for what is pending."""
-        return fits(self.limit, self.usage.used - self.usage.pending, self.asked)
+        """Whether the request would fit but for what is pending, or reserved."""
+        return fits(self.limit, self.usage.used - self.usage.reserved - self.usage.pending, self.asked)
 
     @property
     def in_cores(self) -> bool:

@@ -1,0 +1,213 @@
+"""What a webhook replica may grant from its reservation in a ledger, without a write for each charge.
+
+The rules, and why no interleaving admits too much, are in docs/ledger.md; tests/model explores them.
+"""
+
+import bisect
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, Ledger, Pending, Reservation
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits
+
+RATE_SECONDS = 1.0
+"""The time by which demand is measured; after as long without any the reservation is given back."""
+
+TARGET_SECONDS = 0.25
+"""For so much of the demand a replica reserves: some two flushes."""
+
+LEAST_GRANTS = 4
+"""With fewer within `RATE_SECONDS` each charge is written by itself, as a write costs less than a reservation hides."""
+
+LEAST_ROOM = 20
+"""With room for fewer charges nothing is reserved: near its limit a namespace is decided exactly."""
+
+PART_OF_ROOM = 4
+"""All replicas together reserve at most one part in so many of the room that is left."""
+
+GIVE_WAY_SECONDS = 2.0
+"""For how long nothing is reserved after somebody came for whom reservations left no room."""
+
+
+def boot_seconds() -> float:
+    """Return the seconds since this machine booted, while it was suspended too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Demand:
+    """What was granted of each model within the last `RATE_SECONDS`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._grants: deque[tuple[float, str, Charge]] = deque()
+        # Kept, and not summed up at each flush: a burst leaves thousands.
+        self._sums: dict[str, tuple[int, Charge]] = {}
+
+    def add(self, model: str, charge: Charge) -> None:
+        """Count a grant of now."""
+        number, charged = self._sums.get(model, (0, Charge()))
+        self._sums[model] = number + 1, charged + charge
+        self._grants.append((self._clock(), model, charge))
+
+    def recent(self) -> Mapping[str, tuple[int, Charge]]:
+        """Return by model how many grants there were, and what they took together."""
+        since = self._clock() - RATE_SECONDS
+        while self._grants and self._grants[0][0] <= since:
+            _, model, charge = self._grants.popleft()
+            number, charged = self._sums.pop(model)
+            if number > 1:
+                self._sums[model] = number - 1, charged - charge
+        return self._sums
+
+
+def target(ledger: Ledger, quota: NamespaceQuota, recent: Mapping[str, tuple[int, Charge]]) -> Mapping[str, Charge]:
+    """Return what to reserve of each model beside everything that is in the ledger; it always fits.
+
+    The ledger is without the replica's own reservation, and holds all that it granted.
+    """
+    charges = {}
+    for model, (number, charged) in recent.items():
+        mean = Charge(*(math.ceil(part / number) for part in msgspec.structs.astuple(charged)))
+        if number < LEAST_GRANTS or not mean.cores or model not in quota.limits:
+            continue
+        room = _room(quota.limits[model], ledger.usage(model).used, mean)
+        if room < LEAST_ROOM:
+            continue
+        wanted = math.ceil(number * TARGET_SECONDS / RATE_SECONDS)
+        if most := min(wanted, room // (PART_OF_ROOM * (len(ledger.reserved) + 1))):
+            charges[model] = _times(mean, most)
+    return charges
+
+
+def _room(limit: Limit, used: Charge, charge: Charge) -> int:
+    """Return how many charges like this one fit beside what is used."""
+    most = max(limit.cores - used.cores, 0) // charge.cores
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(limit, used, _times(charge, n)))
+
+
+def _times(charge: Charge, number: int) -> Charge:
+    return Charge(charge.cores * number, charge.memory * number, charge.card_memory * number)
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    """A write that is under way, or whose outcome is not known: what it reserves, and the uids that it makes pending.
+
+    ``at``: when it was sent first, in seconds of the clock of leases.
+    """
+
+    reservation: Reservation
+    uids: frozenset[str]
+    at: float
+
+
+class Lease:
+    """One replica's reservation in one ledger, and what it granted from that and has not seen written.
+
+    The clock is one that counts suspension. Not safe in threads: grants and the outcomes of writes come one after the
+    other, on one event loop.
+    """
+
+    def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
+        self._clock = clock
+        # Another at each start: what a process granted that is gone, the one in its place does not know.
+        self.holder = secrets.token_urlsafe(9)
+        self.granted: dict[str, Pending] = {}
+        self._reserved: Mapping[str, Charge] = {}
+        self._counter = 0
+        self._until = self._created_until = -math.inf
+        self._sent: _Sent | None = None
+        # What may be granted whatever becomes of the write that is under way; kept, since every charge asks for it.
+        self._left: dict[str, Charge] = {}
+        self._waiting: str | None = None
+        self._give_way_until = -math.inf
+
+    @property
+    def active(self) -> bool:
+        """Whether there is something to write: a reservation, which ends by a write too, or what was granted."""
+        return bool(self._reserved or self.granted or self._sent)
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether nothing is to be reserved, as somebody waits for room."""
+        return self._clock() < self._give_way_until
+
+    def grant(self, uid: str, asked: Pending, created: float) -> bool:
+        """Grant a charge if that is certain to be counted, and return whether it is.
+
+        ``created`` is the object's creationTimestamp, which the API server has set just now, in Unix seconds.
+        """
+        # The time of creation is a second fence: it holds where a machine was suspended together with its clocks.
+        if self._clock() > self._until or created > self._created_until:
+            return False
+        if uid not in self.granted:
+            left = self._left.get(asked.model, Charge())
+            if left.peak(asked.charge) != left:
+                return False
+            self.granted[uid] = asked
+            self._left[asked.model] = left - asked.charge
+        return True
+
+    def observe(self, ledger: Ledger) -> None:
+        """Take up what a ledger that was read says of this replica; no write is under way that could land later."""
+        own, sent = ledger.reserved.get(self.holder), self._sent
+        if sent and own and own.counter == sent.reservation.counter:
+            # It has landed, and nobody heard when: nothing is granted until another is confirmed.
+            self._confirm(sent)
+            self._until = -math.inf
+        self._sent = None
+        self._left = self._remaining()
+        if own is None:
+            # It was taken away after its time, and by then everything that was granted from it was counted.
+            self.forget()
+        if self._waiting is not None and ledger.waiting != self._waiting:
+            self._give_way_until = self._clock() + GIVE_WAY_SECONDS
+        self._waiting = ledger.waiting
+
+    def forget(self) -> None:
+        """Give up the reservation, and what was granted from it: the ledger is gone, or this replica's part of it."""
+        self._reserved, self.granted, self._sent, self._until, self._left = {}, {}, None, -math.inf, {}
+
+    def flushed(self, ledger: Ledger) -> Ledger:
+        """Return the ledger without this replica's reservation, and with all that it granted pending."""
+        if self.holder not in ledger.reserved and not self.granted:
+            return ledger
+        others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
+        return msgspec.structs.replace(ledger, reserved=others, pending={**self.granted, **ledger.pending})
+
+    def send(self, ledger: Ledger, charges: Mapping[str, Charge]) -> Ledger:
+        """Return the flushed ledger with a reservation of these charges; it is under way from now on."""
+        if not (charges or self.active):
+            return ledger
+        self._counter += 1
+        reservation = Reservation(charges, self._counter)
+        self._sent = _Sent(reservation, frozenset(self.granted), self._clock())
+        # If it does not land there is what is left now; if it does, what it reserves for those that come from now on.
+        for model, left in self._left.items():
+            after = charges.get(model, Charge())
+            self._left[model] = left + after - left.peak(after)
+        if not charges:
+            return ledger
+        return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
+
+    def confirmed(self, answered: float) -> None:
+        """Take up that the write has landed; ``answered`` is the API server's time of it, in Unix seconds."""
+        if sent := self._sent:
+            self._confirm(sent)
+            self._created_until = answered + LEASE_SECONDS + MARGIN_SECONDS
+            self._sent = None
+
+    def _confirm(self, sent: _Sent) -> None:
+        self._reserved, self._until = sent.reservation.charges, sent.at + LEASE_SECONDS
+        self.granted = {uid: each for uid, each in self.granted.items() if uid not in sent.uids}
+        self._left = self._remaining()
+
+    def _remaining(self) -> dict[str, Charge]:
+        left = dict(self._reserved)
+        for each in self.granted.values():
+            left[each.model] = left.get(each.model, Charge()) - each.charge
+        return left
