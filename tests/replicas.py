@@ -13,7 +13,7 @@ from tests.waiting import PATIENT
 from vcuda.kube import LedgerStore
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
-from webhook.ledger_client import ClusterLedgers
+from webhook.ledger_client import FLUSH_SECONDS, ClusterLedgers
 from webhook.ledgers import ChargeRequest, Decision
 from webhook.metrics import LedgerMetrics
 
@@ -34,6 +34,9 @@ class Clock:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
+        """Let the time pass; that to the next flush never does, as tests flush when they want to."""
+        if seconds == FLUSH_SECONDS:
+            await asyncio.Event().wait()
         self.pass_by(seconds)
 
     def pass_by(self, seconds: float) -> None:
@@ -56,7 +59,11 @@ class Replica:
         )
         metrics = LedgerMetrics(self._registry)
         self.ledgers = ClusterLedgers(
-            self.store, metrics, clock.monotonic if clock else time.monotonic, clock.sleep if clock else no_pause
+            self.store,
+            metrics,
+            clock.monotonic if clock else time.monotonic,
+            clock.sleep if clock else no_pause,
+            time_.monotonic,
         )
 
     def charge(self, uid: str, **fields: object) -> Decision:

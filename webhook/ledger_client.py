@@ -177,10 +177,15 @@ class ClusterLedgers:
         """Return what is charged to each model, as of at most `CACHED_USAGE_SECONDS` ago."""
         return await self._ledgers[namespace].cached_usage()
 
+    async def flush(self) -> None:
+        """Write down what was granted, and what is reserved from now on; what cannot be written now is so later."""
+        await asyncio.gather(*(each.flush() for each in self._ledgers.values()))
+
     async def close(self) -> None:
-        """Write down what was granted, and give back what is reserved."""
+        """Write down what was granted, and give back what is reserved; what cannot be is counted after its time."""
         self.leaving = True
-        await asyncio.gather(*(each.close() for each in self._ledgers.values()))
+        for _ in range(CLOSING_ATTEMPTS):
+            await self.flush()
 
 
 class _Unanswered(NamedTuple):
@@ -251,13 +256,8 @@ class NamespaceLedger:
         async with self._committer.busy:
             # Nothing is lost where it fails, and it is tried again: what was granted is in what is reserved.
             with contextlib.suppress(WriteUnanswered, VcudaError):
-                await self._attempt([])
-
-    async def close(self) -> None:
-        """Write what was granted, and reserve nothing any more; what cannot be written is counted after its time."""
-        for _ in range(CLOSING_ATTEMPTS):
-            if self._lease.active:
-                await self.flush()
+                if self._lease.active:
+                    await self._attempt([])
 
     async def cached_usage(self) -> Mapping[str, Usage]:
         """Return what is charged to each model, from memory where that is new enough."""

@@ -43,7 +43,7 @@ class Asked:
         self.paths.append(path)
         raise NotFound(404, "no such object")
 
-    post = put = list_pages = get
+    post = put = post_heard = put_heard = list_pages = get
 
 
 def store(kube: Kube, namespace: str) -> LedgerStore:
