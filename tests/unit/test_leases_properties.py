@@ -181,7 +181,8 @@ class World:
         self.check()
 
 
-FILLED = [("ask", 0, 12, ()), ("store", 30), ("settle",)]
+RESERVED = [("ask", 0, 12, ()), ("flush", 0, ())]
+FILLED = [*RESERVED, ("store", 30), ("settle",)]
 SCENARIOS: dict[str, list[Step]] = {
     "who reserves nothing takes what another reserves": [*FILLED, ("ask", 1, 60, ()), ("ask", 0, 3, ())],
     "it grants when its time is over": [*FILLED, ("pass by", 90), ("settle",), ("ask", 1, 60, ()), ("ask", 0, 6, ())],
@@ -202,7 +203,8 @@ SCENARIOS: dict[str, list[Step]] = {
         ("ask", 1, 60, ()),
     ],
     "its time is counted from the answer": [
-        ("ask", 0, 12, ("ok",) * 17 + ("slow",)),
+        ("ask", 0, 12, ()),
+        ("flush", 0, ("slow",)),
         ("store", 30),
         ("pass by", 8),
         ("ask", 0, 3, ()),
@@ -214,13 +216,21 @@ SCENARIOS: dict[str, list[Step]] = {
         *FILLED,
         ("lose",),
         ("ask", 1, 1, ()),
-        ("pass by", 9),
+        ("pass by", 8),
         ("ask", 0, 3, ()),
         ("pass by", 67),
         ("ask", 1, 60, ()),
     ],
+    "its next reservation is larger, and that write is lost": [
+        ("ask", 0, 4, ()),
+        ("flush", 0, ()),
+        ("ask", 0, 12, ()),
+        ("flush", 0, ("lost request", "beside")),
+        ("ask", 1, 60, ()),
+    ],
     "its next reservation is smaller": [
         ("ask", 0, 24, ()),
+        ("flush", 0, ()),
         ("ask", 1, 12, ()),
         ("ask", 0, 1, ()),
         ("flush", 0, ("beside",)),
