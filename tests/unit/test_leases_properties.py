@@ -1,4 +1,4 @@
-"""Replicas that grant from reservations never admit more than the quota, whatever happens to them and to their calls."""
+"""Replicas that grant from reservations never admit more than the quota, whatever befalls them and their calls."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
