@@ -105,7 +105,7 @@ class _Sent(msgspec.Struct, frozen=True):
     at: float
 
 
-class Lease:
+class ReservationLease:
     """One replica's reservation in one ledger, and what it granted from that and has not seen written.
 
     The clock is one that counts suspension. Not safe in threads: grants and the outcomes of writes come one after the

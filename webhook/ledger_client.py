@@ -18,7 +18,7 @@ from vcuda.errors import Conflict, LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, is_counted_before, settle
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
-from webhook.leases import Demand, Lease, boot_seconds, target
+from webhook.leases import Demand, ReservationLease, boot_seconds, target
 from webhook.ledgers import ByNamespace, ChargeRequest, Decision, RetryLater
 from webhook.metrics import LedgerMetrics
 
@@ -214,7 +214,7 @@ class NamespaceLedger:
         self._usages_read_at = -math.inf
         gather = functools.partial(shared.sleep, GATHER_SECONDS)
         self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, gather, shared.clock)
-        self._lease = Lease(shared.boot_clock)
+        self._lease = ReservationLease(shared.boot_clock)
         self._demand = Demand(shared.clock)
         # What the reservation was sized by; a charge under another quota is decided against the ledger.
         self._terms: _Terms | None = None

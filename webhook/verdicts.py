@@ -96,17 +96,18 @@ def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
     if any(shortage.rests_on_reserved for shortage in shortages):
         # Replicas that hold it have been asked by now, and give it back.
         wait = RETRY_AFTER_SECONDS if review.may_wait else None
-        return _later(review, "over-quota-reserved", f"{message}; what is reserved is given back", wait, model)
+        return put_off(review, "over-quota-reserved", f"{message}; what is reserved is given back", wait, model)
     seconds = review.policy.storable_seconds
     if seconds is None or not any(shortage.rests_on_pending for shortage in shortages):
         return refused(review, "over-quota", message, model)
     # Without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given back the
     # workload is tried again.
     message += f"; what is pending and is never stored is given back within {seconds:g} s"
-    return _later(review, "over-quota-pending", message, None, model)
+    return put_off(review, "over-quota-pending", message, None, model)
 
 
-def _later(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
+def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
+    """Return the answer to what may fit later: ``wait`` are the seconds until then, where it is soon."""
     status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
@@ -164,7 +165,7 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
             # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
             wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
             message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
-            return _later(review, "busy", message, wait, model)
+            return put_off(review, "busy", message, wait, model)
 
 
 def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:

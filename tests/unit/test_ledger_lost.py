@@ -8,11 +8,14 @@ from tests.replicas import LEDGER, POD, Clock, Replica, kinds
 from tests.unit.test_settler import ONE, PENDING, TWO, Settling
 from vcuda.errors import LedgerLost, NotFound, UnreadableLedger
 from vcuda.kube import LedgerStore
-from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, Refused
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger, Refused
 from vcuda.placement.placement import Nodes
 
 MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.uid-of-team-a"
 TEAM = "/api/v1/namespaces/team-a"
+
+LOST_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
+"""A replica that does not know of the loss may grant from its reservation for a lease."""
 
 
 def test_a_lost_ledger_says_for_how_long_nothing_is_admitted_and_is_then_counted_from_the_pods(
@@ -20,7 +23,7 @@ def test_a_lost_ledger_says_for_how_long_nothing_is_admitted_and_is_then_counted
 ) -> None:
     replica.charge("on its way", deadline=clock.now + 1)
     api.remove(LEDGER)
-    for seconds, left in ((60, "74 s"), (14, "14 s")):
+    for seconds, left in ((60, "86 s"), (26, "26 s")):
         with pytest.raises(LedgerLost, match=f"the ledger of namespace team-a was lost; .* for {left}; then it is"):
             replica.charge("a", deadline=clock.now + 5)
         with pytest.raises(LedgerLost):
@@ -42,7 +45,7 @@ def test_how_long_is_counted_for_each_loss_by_itself(
         replica.charge("b", deadline=clock.now + 5)
     with pytest.raises(LedgerLost):
         other.charge("b", deadline=clock.now + 5)
-    clock.pass_by(STORABLE_SECONDS)
+    clock.pass_by(LOST_SECONDS)
     if replaced == "by a namespace of its name":
         api.store(TEAM, {"metadata": {"name": "team-a", "uid": "uid-of-another"}})
     if replaced == "after it was made anew":
@@ -64,12 +67,12 @@ def test_of_a_loss_that_was_not_looked_at_for_long_nothing_is_known(
     with pytest.raises(LedgerLost):
         replica.charge("b", deadline=clock.now + 5)
     api.store(LEDGER, kept)
-    clock.pass_by(2 * STORABLE_SECONDS + 1)
+    clock.pass_by(2 * LOST_SECONDS + 1)
     assert kinds(other.charge(uid, deadline=clock.now + 5) for uid in "cde") == ["Admitted"] * 3
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
         replica.charge("f", deadline=clock.now + 5)
-    clock.pass_by(STORABLE_SECONDS)
+    clock.pass_by(LOST_SECONDS)
     assert isinstance(replica.charge("f", deadline=clock.now + 5), Admitted)
 
 
@@ -172,7 +175,7 @@ def test_a_damaged_one_whose_deletion_is_asked_for_goes_when_no_pod_of_it_can_be
     settling = Settling(api, replica, Ledger({"M40": TWO}))
     api.store(LEDGER, {**api.objects[LEDGER], "data": {"ledger": "{"}})
     asked_to_go(api, settling)
-    for later, there in ((0, True), (STORABLE_SECONDS - 1, True), (2, False)):
+    for later, there in ((0, True), (LOST_SECONDS - 1, True), (2, False)):
         settling.later(later)
         with pytest.raises(UnreadableLedger):
             settling.settle()

@@ -27,6 +27,7 @@ OUTCOMES = {
     "over-quota-allowed": "`/validate`: charged over a quota that does not enforce",
     "unpinned": "held to no one model that is allowed, and let pass by a quota that does not enforce",
     "over-quota": "refused: too little is free",
+    "over-quota-reserved": "put off by 429: it would fit but for what webhook replicas reserve, and give back now",
     "over-quota-pending": "refused by 429: it would fit but for what is pending",
     "not-allowed": "refused: none of the models that the pod or claim may use is the namespace's",
     "not-pinned": "refused: not held to one model that is allowed, or otherwise not as `/mutate` leaves it",
@@ -64,16 +65,19 @@ INCIDENTS = {
 
 
 def in_the_source() -> set[str]:
-    """Every outcome of an answer in the source: the first argument of AdmissionResponse, and the second of refused."""
+    """Every outcome of an answer in the source: an argument of AdmissionResponse, of refused, or of put_off."""
     found = set()
-    for name, position in (("AdmissionResponse", 0), ("refused", 1)):
+    for name, position in (("AdmissionResponse", 0), ("refused", 1), ("put_off", 1)):
         for _, called, call in calls(name):
             if called in _ANSWERS and len(call.args) > position:
                 found |= set(_texts(call.args[position]))
     return found
 
 
-_ANSWERS = ("vcuda.k8s_types.AdmissionResponse", "webhook.verdicts.refused")
+_ANSWERS = (
+    "vcuda.k8s_types.AdmissionResponse",
+    *(f"webhook.verdicts.{name}" for name in ("refused", "put_off")),
+)
 
 
 def incidents() -> set[str]:

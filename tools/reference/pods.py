@@ -102,6 +102,7 @@ def _charge(
 def _refused() -> list[Told]:
     short = Shortage("M40", Charge(200, 0, 200), Usage(Charge(700, 0, 700)), Limit(800))
     for_now = Shortage("M40", Charge(200, 0, 200), Usage(Charge(700), Charge(100)), Limit(800))
+    reserved = Shortage("M40", Charge(100), Usage(Charge(800), Charge(100), reserved=Charge(200)), Limit(800))
     running = Shortage("M40", Charge(100, 0, 100), Usage(Charge(800), terminating=Charge(200)), Limit(800))
     memory = Shortage("M40", Charge(30, 4096), Usage(Charge(30, 6144)), Limit(800, 8192))
     model = {"nvidia.com/gpu": 1}
@@ -115,6 +116,11 @@ def _refused() -> list[Told]:
             f"{exceeded('team-a', for_now)}; what is pending and is never stored is given back within 75 s",
             "By 429: it would fit but for what is pending. That is taken for good once it is seen stored, at once; what"
             " is refused by somebody else after it was charged is given back then (`--storable-seconds`).",
+        ),
+        Told(
+            f"{exceeded('team-a', reserved)}; what is reserved is given back",
+            "By 429, and kubectl tries again by itself. `reserved` is what replicas of the webhook have set aside while"
+            " many pods are created: they give it back now that somebody waits.",
         ),
         Told(
             exceeded("team-a", running),

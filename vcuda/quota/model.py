@@ -201,27 +201,37 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         """Return the refusal that people see in kubectl and in their ReplicaSet's events."""
         where = f"{self.model} in namespace {namespace}"
         usage, limit = self.usage, self.limit
+        # What is reserved is named by itself: nobody uses it yet.
+        used = usage.used - usage.reserved
         if self.in_cores:
-            amounts = (self.asked.cores, usage.used.cores, usage.pending.cores, usage.terminating.cores, limit.cores)
-            return self._sentence(where, cards, amounts)
-        used, pending, terminating = (
-            part.memory_under(limit) for part in (usage.used, usage.pending, usage.terminating)
-        )
-        # The difference of the sums, not the request's own memory: that is rounded up once more.
-        asked = (usage.used + self.asked).memory_under(limit) - used
-        return self._sentence(f"memory of {where}", mebibytes, (asked, used, pending, terminating, limit.memory or 0))
+            parts = used.cores, usage.pending.cores, usage.terminating.cores, usage.reserved.cores
+            return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
+        used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
+        pending, terminating = usage.pending.memory_under(limit), usage.terminating.memory_under(limit)
+        # Differences of sums, not the memory asked for or reserved: that is rounded up once more.
+        asked = (usage.used + self.asked).memory_under(limit) - total
+        parts = used_memory, pending, terminating, total - used_memory
+        return self._sentence(f"memory of {where}", mebibytes, asked, parts, limit.memory or 0)
 
-    def _sentence(self, what: str, render: Callable[[int], str], amounts: tuple[int, int, int, int, int]) -> str:
-        asked, used, pending, terminating, limit = amounts
+    def _sentence(
+        self, what: str, render: Callable[[int], str], asked: int, parts: tuple[int, int, int, int], limit: int
+    ) -> str:
+        used, pending, terminating, reserved = parts
 
         def bare(amount: int) -> str:
             return render(amount).partition(" ")[0]
 
         can_never_fit = not fits(self.limit, Charge(), self.asked)
-        missing = "can never fit" if can_never_fit else f"{bare(used + asked - limit)} more needed"
+        missing = "can never fit" if can_never_fit else f"{bare(used + reserved + asked - limit)} more needed"
         still_running = f", {bare(terminating)} terminating" if terminating else ""
         taken = f"used: {bare(used)} ({bare(pending)} pending{still_running})"
+        if reserved:
+            taken += f", {bare(reserved)} reserved"
         return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(limit)}, {missing}"
+
+
+Parts = tuple[int, int, int, int]
+"""Used without what is reserved, of that pending and terminating, and what is reserved."""
 
 
 def exceeded(namespace: str, *shortages: Shortage) -> str:
