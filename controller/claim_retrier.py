@@ -15,7 +15,7 @@ from controller.retrier import RETRY_ANNOTATION, FreeQuota, RefusedObject, refus
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, segment
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 
 REASON = "FailedResourceClaimCreation"
 MOST_AT_ONCE = 20  # pods of a namespace that are looked at in a turn, the longest refused first; a turn takes a second

@@ -15,7 +15,7 @@ from controller.labels import NamespaceLabels
 from controller.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
 from vcuda import kube as k8s
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 

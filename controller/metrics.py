@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
 
 

@@ -14,7 +14,7 @@ from controller.explain import ExplainedObject, ask_about
 from controller.publisher import KEY, LABELS, NAME
 from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, segment
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 from vcuda.quota import document, model
 from vcuda.workloads import NO_PODS, Workload, workloads_in
 

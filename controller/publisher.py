@@ -10,7 +10,7 @@ import structlog
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import NOT_TRACKED, Kube, Reflector, segment, upsert
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 
 NAME = "gpu-quota-usage"
 KEY = "usage.json"

@@ -17,7 +17,7 @@ import structlog
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer, objects, segment
-from vcuda.ledger.ledger import ModelUse, NamespaceUse
+from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement import placement
 from vcuda.quota.model import CORES_PER_CARD, NOT_MUTATED, OVER_QUOTA, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request

@@ -13,17 +13,8 @@ from controller.pods import PodInformer
 from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
-from vcuda.ledger.ledger import (
-    LEASE_SECONDS,
-    MARGIN_SECONDS,
-    STORABLE_SECONDS,
-    Ledger,
-    NamespaceUse,
-    ObservedPods,
-    is_older,
-    report,
-    settle,
-)
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Ledger, ObservedPods, is_older, settle
+from vcuda.ledger.report import NamespaceUse, report
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5

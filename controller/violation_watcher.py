@@ -22,7 +22,7 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.objects import API_VERSION
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects, segment
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import UNASKED_NAMESPACES, Mode
 
 COMPONENT = "vcuda-controller"

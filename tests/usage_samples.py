@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from controller.ui.model import HolderRow
 from controller.ui.snapshot import Certificate, Finding, ModelCards, RefusedWorkload, RemovedAllocation, Source
-from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
+from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
 

@@ -17,7 +17,7 @@ from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.claims.devices import NO_DEVICES, Devices
 from vcuda.kube import Kube, Reflector
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
 

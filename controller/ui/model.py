@@ -9,7 +9,7 @@ import msgspec
 
 from vcuda.k8s_types import Node, Quantity, parse_whole
 from vcuda.kube import Kube, Reflector
-from vcuda.ledger.ledger import ModelUse, NamespaceUse
+from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.resources import NO_ROWS, CardModels

@@ -11,7 +11,7 @@ import msgspec
 
 from controller.ui.model import HolderRow, NamespaceRow, rounded, row_of
 from controller.ui.page import Views
-from vcuda.ledger.ledger import NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 
 
 class ModelCards(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess, eventually
 from vcuda.kube import MERGE_PATCH
-from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
+from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}

@@ -5,7 +5,8 @@ import pytest
 
 from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.ledger.ledger import MOST_PODS, Ledger, ModelUse, NamespaceUse, Pending, PodUse, Terminating, report
+from vcuda.ledger.ledger import Ledger, Pending, Terminating
+from vcuda.ledger.report import MOST_PODS, ModelUse, NamespaceUse, PodUse, report
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 

@@ -10,7 +10,7 @@ from controller.publisher import Publisher
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply
 from tests.replicas import Clock
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
-from vcuda.ledger.ledger import ModelUse, NamespaceUse, PodUse
+from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 
 TERMINATING = ApiError(
     403,

@@ -12,7 +12,7 @@ from controller.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota, Owne
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
-from vcuda.ledger.ledger import ModelUse, NamespaceUse
+from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA, Limit, NamespaceQuota
 

@@ -14,7 +14,8 @@ from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS, Manifest, stored_pod
 from tests.replicas import LEDGER, Replica
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
-from vcuda.ledger.ledger import Ledger, NamespaceUse, Pending, Terminating
+from vcuda.ledger.ledger import Ledger, Pending, Terminating
+from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Usage
 

@@ -1,0 +1,134 @@
+"""What people see of a namespace's ledger: its report, which is published, exported and shown."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
+from vcuda.allocations.stored_pods import StoredPod
+from vcuda.ledger.ledger import NO_LIMIT, Ledger
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Usage
+
+MOST_PODS = 100
+"""Pods named per model, the largest, and of those of no model: a published report stays small."""
+
+
+class PodUse(msgspec.Struct, frozen=True):
+    """One pod that holds cards, or one ResourceClaim: cores in hundredths of a card, memory in MiB."""
+
+    name: str
+    cores: int
+    memory: int
+    claim: bool = False
+
+
+class ModelUse(msgspec.Struct, frozen=True):
+    """One model in one namespace. Cards are numbers such as 2.5; memory is in MiB, and None where it is not limited.
+
+    ``used`` holds ``pending``: what was admitted and not yet seen stored; and ``terminating``: what pods took that are
+    gone while their containers may still run. ``available`` is never below 0.
+    """
+
+    model: str
+    limit: float
+    used: float
+    pending: float
+    available: float
+    memory_limit: int | None = None
+    memory_used: int | None = None
+    pods: tuple[PodUse, ...] = ()
+    more_pods: int = 0
+    terminating: float = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a tenth is free, and as much as the largest pod there has: none like those there is refused."""
+        cores = max((pod.cores for pod in self.pods), default=0)
+        cards_left = self.available >= max(self.limit / 10, cores / CORES_PER_CARD)
+        if self.memory_limit is None:
+            return cards_left
+        largest = max((pod.memory for pod in self.pods), default=0)
+        return cards_left and self.memory_limit - (self.memory_used or 0) >= max(self.memory_limit / 10, largest)
+
+
+class NamespaceUse(msgspec.Struct, frozen=True):
+    """A namespace's report. ``unpinned`` names pods that hold no model by their spec and run on no known one.
+
+    ``more_unpinned`` counts those that a `shortened` report leaves out. ``taking_effect``: the API server may not ask
+    about the namespace's pods yet.
+    """
+
+    namespace: str
+    mode: str
+    models: tuple[ModelUse, ...]
+    unpinned: tuple[str, ...] = ()
+    more_unpinned: int = 0
+    taking_effect: bool = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether each model has room."""
+        return all(model.has_room for model in self.models)
+
+    def shortened(self) -> "NamespaceUse":
+        """Return the report as it is published: with few names."""
+        more = max(len(self.unpinned) - MOST_PODS, 0)
+        return msgspec.structs.replace(self, unpinned=self.unpinned[:MOST_PODS], more_unpinned=more)
+
+
+def report(
+    namespace: str,
+    quota: NamespaceQuota,
+    ledger: Ledger,
+    pods: Iterable[StoredPod],
+    nodes: Nodes,
+    *,
+    claims: Iterable[tuple[StoredClaim, ClaimCharge]] = (),
+) -> NamespaceUse:
+    """Return the report of one namespace: every model of its quota, then others that it uses all the same.
+
+    Of the ``claims`` those are left out that pods are charged for.
+    """
+    holders: dict[str, list[tuple[StoredPod | StoredClaim, Charge]]] = {}
+    unpinned = []
+    for pod in pods:
+        model = pod.model_on(nodes)
+        if pod.live and model:
+            holders.setdefault(model, []).append((pod, pod.charge_on(nodes)))
+        elif pod.live:
+            unpinned.append(pod.name)
+    for claim, taken in claims:
+        for model, charge in taken.charges.items():
+            holders.setdefault(model, []).append((claim, charge))
+    usages = ledger.usages()
+    models = dict.fromkeys([*quota.limits, *usages])
+    used = tuple(_model(model, quota, usages, holders.get(model, [])) for model in models)
+    return NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)))
+
+
+def _model(
+    model: str,
+    quota: NamespaceQuota,
+    usages: Mapping[str, Usage],
+    holders: list[tuple[StoredPod | StoredClaim, Charge]],
+) -> ModelUse:
+    limit = quota.limits.get(model, NO_LIMIT)
+    usage = usages.get(model, Usage())
+    largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0].name))
+    named = (
+        PodUse(holder.name, charge.cores, charge.memory_under(limit), isinstance(holder, StoredClaim))
+        for holder, charge in largest[:MOST_PODS]
+    )
+    return ModelUse(
+        model=model,
+        limit=limit.cores / CORES_PER_CARD,
+        used=usage.used.cores / CORES_PER_CARD,
+        pending=usage.pending.cores / CORES_PER_CARD,
+        available=max(limit.cores - usage.used.cores, 0) / CORES_PER_CARD,
+        memory_limit=limit.memory,
+        memory_used=None if limit.memory is None else usage.used.memory_under(limit),
+        pods=tuple(named),
+        more_pods=max(len(largest) - MOST_PODS, 0),
+        terminating=usage.terminating.cores / CORES_PER_CARD,
+    )
