@@ -1,8 +1,9 @@
 """The ways to admit pods that are compared, each by itself.
 
 While one is measured nothing of the others runs, and none of their webhooks is registered: fourteen that were asked
-nothing, for their selectors, cost the API server a fifth more for each pod. The controller runs with ours alone: in the
-figures of the others there is neither its work nor what its watches cost the API server.
+nothing, for their selectors, cost the API server a fifth more for each pod. The controller runs, and our policies are
+in effect, with ours alone: in the figures of the others there is neither its work nor what those and its watches cost
+the API server.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import go, seed, servers
-from bench.hooks import MUTATING, VALIDATING, Webhooks, installed, simple
-from bench.plane import ENFORCED, Plane, await_ready, create_nodes, running_controller, write_quota
+from bench.hooks import MUTATING, VALIDATING, Webhooks, installed, policies_in_effect, simple
+from bench.plane import Plane, await_ready, create_nodes, running_controller, write_quota
 from bench.servers import Server
 from tests.processes import free_ports
 
 NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "go-pin", "flask-pin"
-CLAIMS_NONE, CLAIMS_OURS = "claims-none", "claims-ours-1"
-OURS: Mapping[str, int] = {"ours-1": 1, "ours-3": 3, CLAIMS_OURS: 1}
+CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"
+OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, CLAIMS_OURS: 1}
 """Ours, by the number of replicas."""
 
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
@@ -58,7 +59,7 @@ def prepare(plane: Plane, names: Sequence[str]) -> None:
         seed.write(plane, [seed.node(seed.SHARED), seed.resource_slice(seed.SHARED)])
     for name in names:
         for namespace in namespaces(name):
-            plane.cluster.create_namespace(namespace, ENFORCED if name in OURS else {})
+            plane.cluster.create_namespace(namespace)
             if name == QUOTA:
                 limit(plane, namespace)
 
@@ -81,6 +82,8 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
         running = [stack.enter_context(server) for server in webhooks(plane, name, program)]
         processes = {**plane.processes, "webhook": [server.pid for server in running]}
         if name in OURS:
+            [first, *_] = namespaces(name)
+            stack.enter_context(policies_in_effect(plane.cluster, first))
             for server in running:
                 await_ready(plane, server.url)
             controller = stack.enter_context(running_controller(plane))

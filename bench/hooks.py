@@ -1,16 +1,24 @@
-"""What is registered for a measurement: two webhooks that are anybody's, or ours as the manifests install them."""
+"""What is registered for a measurement: two webhooks that are anybody's, or ours as the manifests install them.
+
+With ours come their policies, which every cluster has that has them: the API server pays for each that it looks at.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
-from tests.e2e.cluster import Json
+from bench.plane import MANIFESTS, manifests
+from tests.e2e.cluster import Cluster, Json
+from tests.processes import eventually
 
-REGISTRATION = Path(__file__).parents[1] / "manifests/base/registration.yaml"
+REGISTRATION = MANIFESTS / "registration.yaml"
+POLICIES = ("usage-policy.yaml", "policies.yaml")
+PROBED, PROBE = "in-effect.quota.vcuda.io", "gpu-quota-probe"
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
 
 Webhooks = Mapping[str, Sequence[Json]]
@@ -49,3 +57,27 @@ def installed(url: str, ca: Path, registration: Path = REGISTRATION) -> Webhooks
 
 def _client_config(url: str, ca: Path) -> Json:
     return {"url": url, "caBundle": base64.b64encode(ca.read_bytes()).decode()}
+
+
+def policies() -> list[Json]:
+    """All of ours and their bindings; last the one by which it can be seen whether they are in effect."""
+    return sorted(manifests(*POLICIES), key=lambda each: each["metadata"]["name"] == PROBED)
+
+
+@contextmanager
+def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
+    """`with` this, our policies are in effect, in this namespace too; after it they are not."""
+    stored = policies()
+    for manifest in stored:
+        cluster.create(manifest)
+    # The API server reads them in this order, and changes over to what it has read: with the last to all.
+    eventually(lambda: PROBED in _refusal(cluster, namespace))
+    yield
+    for manifest in stored:
+        cluster.delete(f"{cluster.path_of(manifest)}/{manifest['metadata']['name']}")
+    eventually(lambda: not _refusal(cluster, namespace))
+
+
+def _refusal(cluster: Cluster, namespace: str) -> str:
+    metadata = {"namespace": namespace, "name": PROBE}
+    return cluster.try_create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}, dryRun="All").message

@@ -16,6 +16,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Settings, running_control_plane
@@ -34,8 +36,8 @@ THREADS = 32
 READY_SECONDS = 30.0
 POLL_SECONDS = 0.1
 
-ENFORCED = {"quota.vcuda.io/enforced": "true"}
-"""What the controller labels namespaces with that have a quota, set at once so that nobody has to wait for it."""
+MANIFESTS = Path(__file__).parents[1] / "manifests/base"
+RIGHTS = ("webhook-rbac.yaml", "controller-rbac.yaml", "flow-control.yaml")
 
 GPU_POD: Mapping[str, str] = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}
 
@@ -62,9 +64,13 @@ class Plane(NamedTuple):
         plane = self.cluster.control_plane
         return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
 
+    def kubeconfig(self, account: str) -> Path:
+        """A kubeconfig of one of our ServiceAccounts: our policies, and the API server's queues, tell by who asks."""
+        return self.cluster.kubeconfig_for_token(self.cluster.service_account_token(SYSTEM_NAMESPACE, account))
+
     def our_service(self) -> MakeService:
         """What makes the webhook's service on this cluster."""
-        return OnCluster(self.cluster.kubeconfig, PLACE, SYSTEM_NAMESPACE, Hints()).make_service
+        return OnCluster(self.kubeconfig("vcuda-webhook"), PLACE, SYSTEM_NAMESPACE, Hints()).make_service
 
     def ledger(self, namespace: str) -> tuple[Ledger, int]:
         """The namespace's ledger as stored, an empty one where there is none, and the bytes of its ConfigMap."""
@@ -105,7 +111,15 @@ def running_plane() -> Iterator[Plane]:
             cluster.await_object("/api/v1/namespaces", name, lambda _: True)
         for name in (SYSTEM_NAMESPACE, LEDGER_NAMESPACE):
             cluster.create_namespace(name)
+        for manifest in manifests(*RIGHTS):
+            cluster.create(manifest)
         yield Plane(cluster, certificates)
+
+
+def manifests(*files: str) -> Iterator[Json]:
+    """Yield what is in these files of the base that everybody installs."""
+    for file in files:
+        yield from yaml.safe_load_all((MANIFESTS / file).read_text())
 
 
 def write_quota(cluster: Cluster, quota: Mapping[str, Json]) -> None:
@@ -129,7 +143,7 @@ def running_controller(plane: Plane) -> ControllerProcess:
     waits for that charge to be released.
     """
     return ControllerProcess(
-        *("--kubeconfig", plane.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
+        *("--kubeconfig", plane.kubeconfig("vcuda-controller"), "--status-address", "127.0.0.1:0"),
         *("--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5"),
     )
 

@@ -22,7 +22,6 @@ from bench import cpu, load, seed, servers
 from bench.hooks import MUTATING, VALIDATING, installed
 from bench.measuring import SETTLE_SECONDS
 from bench.plane import (
-    ENFORCED,
     Plane,
     await_ready,
     create_nodes,
@@ -127,7 +126,7 @@ def measure(sizes: Sizes, seconds: float) -> list[Row]:
         write_quota(plane.cluster, dict.fromkeys(sizes.names, limits))
         create_nodes(plane.cluster, ("M40",), 10)
         for name in sizes.names:
-            plane.cluster.create_namespace(name, ENFORCED)
+            plane.cluster.create_namespace(name)
         with servers.alone(plane.certificates, plane.our_service()) as webhook:
             await_ready(plane, webhook.url)
             before = cost(webhook.worker)

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from bench import cpu, creates, go, scale
-from bench.arrangements import FLASK_PIN, GO_IDLE, GO_PIN, IN_GO, Arranged, arranged
-from bench.plane import Plane, gpu_pod
+from bench import cpu, creates, go, hooks, scale
+from bench.arrangements import CLAIMS_OURS, FLASK_PIN, GO_IDLE, GO_PIN, IN_GO, OURS_1, Arranged, arranged
+from bench.plane import LEDGER_NAMESPACE, Plane, gpu_pod, running_plane
 from tests.builders import held_to
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.dra import require_dra, served
@@ -64,10 +65,23 @@ def test_a_cluster_of_pods_claims_and_slices_is_stored_settled_and_measured(clus
     assert (figures.keys() & of_claims) == (of_claims if served(cluster) else set())
 
 
-def test_creates_of_claims_are_charged_and_measured_beside_those_of_pods(cluster: Cluster) -> None:
-    require_dra(cluster)
-    options = ("--only", "claims-ours-1", "--rounds", "1", "--seconds", "0.5", "-o", "json")
+@pytest.mark.parametrize("name", [OURS_1, CLAIMS_OURS])
+def test_ours_charges_what_is_created_with_its_own_rights_and_under_its_policies(cluster: Cluster, name: str) -> None:
+    """Where something else wrote the ledgers the policies would refuse it, and nothing would be created."""
+    if name == CLAIMS_OURS:
+        require_dra(cluster)
+    options = ("--only", name, "--rounds", "1", "--seconds", "0.5", "-o", "json")
     done = CliRunner().invoke(creates.main, options, catch_exceptions=False)
-    [arrangement] = json.loads(done.stdout).items()
-    assert arrangement[0] == "claims-ours-1"
-    assert all(case["refused"] == 0 and case["by_process"]["webhook"] > 0 for case in arrangement[1].values())
+    [(measured, cases)] = json.loads(done.stdout).items()
+    assert measured == name
+    assert all(case["refused"] == 0 and case["by_process"]["webhook"] > 0 for case in cases.values())
+
+
+def test_our_policies_are_in_effect_while_ours_is_measured_and_no_longer() -> None:
+    with running_plane() as plane:
+        ledger = {"namespace": LEDGER_NAMESPACE, "name": "gpu-ledger-a"}
+        forged = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": ledger}
+        for _ in range(2):
+            with hooks.policies_in_effect(plane.cluster, "default"):
+                assert plane.cluster.try_create(forged, dryRun="All").status == HTTPStatus.FORBIDDEN
+            assert plane.cluster.try_create(forged, dryRun="All").status == HTTPStatus.CREATED

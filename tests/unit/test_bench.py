@@ -17,6 +17,7 @@ from bench.plane import gpu_pod
 from bench.rounds import orders
 from bench.servers import PIN
 from tests.builders import policy_for, review
+from tests.rendered import BASE, rendered
 from vcuda.quota.model import Limit, NamespaceQuota
 from webhook.ledgers import MemoryLedgers, RecentChoices
 from webhook.pod_review import mutate
@@ -141,6 +142,13 @@ def test_the_manifests_of_this_project_are_what_is_registered(ca: Path) -> None:
     registered = hooks.installed("https://127.0.0.1:1", ca)
     paths = {called(webhook) for webhooks in registered.values() for webhook in webhooks}
     assert {f"https://127.0.0.1:1/{path}" for path in ("mutate", "validate", "quota")} <= paths
+
+
+def test_with_ours_come_all_policies_of_the_base_and_their_bindings_last_the_one_that_is_probed() -> None:
+    found = [(each["kind"], each["metadata"]["name"]) for each in hooks.policies()]
+    ours = [each for each in rendered(BASE) if each["kind"].startswith("ValidatingAdmissionPolicy")]
+    assert sorted(found) == sorted((each["kind"], each["metadata"]["name"]) for each in ours)
+    assert [name for _, name in found[-2:]] == [hooks.PROBED] * 2
 
 
 def called(webhook: Mapping[str, Mapping[str, str]]) -> str:
