@@ -15,14 +15,22 @@ import msgspec
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits
 
-RATE_SECONDS = 1.0
+RATE_SECONDS = 2.0
 """The time by which demand is measured; after as long without any the reservation is given back."""
 
-TARGET_SECONDS = 0.25
-"""For so much of the demand a replica reserves: some two flushes."""
+TARGET_SECONDS = 1.5
+"""For so much of the demand a replica reserves. At 30 pods a second over three replicas, 0.25 s are two charges each:
+then nearly every charge is a write after all."""
 
 LEAST_GRANTS = 4
 """With fewer within `RATE_SECONDS` each charge is written by itself, as a write costs less than a reservation hides."""
+
+WRITE_SECONDS = 1.0
+"""After which what was granted is written in any case, to stand by its uid as pending: until then it is counted as
+reserved. So long it may take to hear that somebody waits for room, too."""
+
+SPENT_PART = 2
+"""It is written sooner where one part in so many of what was reserved is left."""
 
 LEAST_ROOM = 20
 """With room for fewer charges nothing is reserved: near its limit a namespace is decided exactly."""
@@ -130,6 +138,14 @@ class ReservationLease:
     def active(self) -> bool:
         """Whether there is something to write: a reservation, which ends by a write too, or what was granted."""
         return bool(self._reserved or self.granted or self._sent)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to write what was granted, and to hear whether somebody waits for room."""
+        if self._clock() >= self._until - LEASE_SECONDS + WRITE_SECONDS:
+            return True
+        left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
+        return any(rest.cores * SPENT_PART <= each.cores for each, rest in left)
 
     @property
     def gives_way(self) -> bool:

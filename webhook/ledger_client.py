@@ -42,7 +42,7 @@ WRITE_TIMEOUT_SECONDS = 3.0
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
-"""Between two writes of what was granted from the reservation, where no other write takes it along."""
+"""Between two looks at whether what was granted from the reservation has to be written."""
 
 ASK_AGAIN_SECONDS = 1.0
 """Between two marks of a replica that it finds no room for what others reserve."""
@@ -248,7 +248,7 @@ class NamespaceLedger:
         """Write what was granted and the next reservation, until nothing is reserved any more."""
         while self._lease.active:
             await self._shared.sleep(FLUSH_SECONDS)
-            if self._lease.granted or not self._demand.recent() or self._unanswered:
+            if self._lease.is_due or self._lease.gives_way or self._unanswered or not self._demand.recent():
                 await self.flush()
 
     async def flush(self) -> None:
