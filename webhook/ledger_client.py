@@ -31,6 +31,9 @@ KUBE_THREADS = 32
 CACHED_USAGE_SECONDS = 0.5
 """How long a ledger once read is good enough to prefer a model by; never to refuse by."""
 
+GRANTING_USAGE_SECONDS = 2.0
+"""The same while charges are granted from a reservation: these are added, and the next flush is near."""
+
 READ_TIMEOUT_SECONDS = 3.0
 """So short that those who wait for a read that fails still hear of it."""
 
@@ -241,8 +244,10 @@ class NamespaceLedger:
         if not self._lease.grant(request.uid, asked, request.created):
             return None
         self._shared.metrics.granted.inc()
-        limit = request.quota.limits[request.model]
-        return Admitted(self._noted, self._usages.get(request.model, Usage()), limit)
+        usage = self._usages.get(request.model, Usage())
+        usage = msgspec.structs.replace(usage, used=usage.used + request.charge, pending=usage.pending + request.charge)
+        self._usages = {**self._usages, request.model: usage}
+        return Admitted(self._noted, usage, request.quota.limits[request.model])
 
     async def _flush(self) -> None:
         """Write what was granted and the next reservation, until nothing is reserved any more."""
@@ -261,7 +266,8 @@ class NamespaceLedger:
 
     async def cached_usage(self) -> Mapping[str, Usage]:
         """Return what is charged to each model, from memory where that is new enough."""
-        if self._shared.clock() - self._usages_read_at < CACHED_USAGE_SECONDS:
+        good_for = GRANTING_USAGE_SECONDS if self._lease.active else CACHED_USAGE_SECONDS
+        if self._shared.clock() - self._usages_read_at < good_for:
             return self._usages
         return await self.usage()
 

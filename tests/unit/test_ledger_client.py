@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
 import pytest
 from msgspec import structs
@@ -10,6 +12,7 @@ from msgspec import structs
 from tests.api_double import ApiDouble
 from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, LEDGER, POD, Clock, Replica, asked, kinds, together
+from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
@@ -208,3 +211,20 @@ def test_cached_usage_is_a_moment_old_and_usage_is_not(
     other.charge("y", deadline=clock.now + 1)
     clock.now += CACHED_USAGE_SECONDS
     assert asyncio.run(replica.ledgers.cached_usage("team-a"))["M40"].used.cores == 300
+
+
+def test_what_is_granted_from_a_reservation_is_used_at_once(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    api.date = lambda: datetime.fromtimestamp(clock.now, UTC)
+    limit = NamespaceQuota({"M40": Limit(10_000)})
+
+    async def under_load() -> Mapping[str, Usage]:
+        for uid in map(str, range(8)):
+            if replica.counted("granted_total"):
+                break
+            await replica.ledgers.charge(asked(uid, quota=limit, deadline=clock.now + PATIENT, created=clock.now))
+        api.forget_calls()
+        clock.now += CACHED_USAGE_SECONDS
+        return await replica.ledgers.cached_usage("team-a")
+
+    assert asyncio.run(under_load())["M40"].used == Charge(600, 0, 600)
+    assert api.calls == []
