@@ -89,7 +89,7 @@ class Leader:
         self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served)
         self.garbage = self._make_gc(gc, registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
-        registry.register(metrics.UsageCollector(self.publisher.reports))
+        registry.register(metrics.UsageCollector(self.publisher.reports, self.settler.reservation_ages))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
         self.certificates = (
             certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None

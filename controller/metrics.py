@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,6 +14,11 @@ class SettleMetrics:
     """How the settling of ledgers fares: seconds a settlement, pending charges taken out, and what events missed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.lag = Gauge(
+            "vcuda_settle_lag_seconds",
+            "Since the namespace was due that has waited longest to be settled; 0 where none waits.",
+            registry=registry,
+        )
         self.seconds = Histogram("vcuda_settle_seconds", "Time to settle one namespace.", registry=registry)
         self.released = Counter(
             "vcuda_settle_pending_settled", "Pending charges counted as stored, or released.", registry=registry
@@ -69,19 +74,36 @@ class ViolationsCollector(Collector):
 
 
 class UsageCollector(Collector):
-    """Limits and usage by namespace and model, in hundredths of a card, as last reported."""
+    """Limits and usage by namespace and model, in hundredths of a card, as last reported.
 
-    def __init__(self, reports: Callable[[], Mapping[str, NamespaceUse]]) -> None:
+    ``reservation_ages`` returns by namespace for how long a reservation there has not been renewed, in seconds, and may
+    name namespaces that have none any more.
+    """
+
+    def __init__(
+        self,
+        reports: Callable[[], Mapping[str, NamespaceUse]],
+        reservation_ages: Callable[[], Mapping[str, float]],
+    ) -> None:
         self._reports = reports
+        self._reservation_ages = reservation_ages
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family per figure."""
         labels = ["namespace", "model"]
         limit = GaugeMetricFamily("vcuda_quota_limit_cores", "The limit, in hundredths of a card.", labels=labels)
-        used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, pending included.", labels=labels)
+        used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, pending included, reserved not.", labels=labels)
         pending = GaugeMetricFamily("vcuda_quota_pending_cores", "Admitted, not yet seen stored.", labels=labels)
         terminating = GaugeMetricFamily(
             "vcuda_quota_terminating_cores", "Of pods that are gone and may still run.", labels=labels
+        )
+        reserved = GaugeMetricFamily(
+            "vcuda_quota_reserved_cores", "Set aside by webhook replicas, to be granted or given back.", labels=labels
+        )
+        age = GaugeMetricFamily(
+            "vcuda_quota_reservation_age_seconds",
+            "Since the reservation that has been there longest was renewed; replicas renew or end theirs in seconds.",
+            labels=["namespace"],
         )
         unpinned = GaugeMetricFamily(
             "vcuda_quota_unpinned_pods", "Pods that are held to no model.", labels=["namespace"]
@@ -91,11 +113,15 @@ class UsageCollector(Collector):
             "1 while the API server may not yet ask about the pods of a limited namespace.",
             labels=["namespace"],
         )
+        ages = self._reservation_ages()
         for namespace, use in self._reports().items():
+            # A ledger that was deleted leaves its age behind.
+            if namespace in ages and any(model.reserved for model in use.models):
+                age.add_metric([namespace], ages[namespace])
             unpinned.add_metric([namespace], len(use.unpinned))
             taking_effect.add_metric([namespace], float(use.taking_effect))
             for model in use.models:
-                figures = (model.limit, model.used, model.pending, model.terminating)
-                for family, cards in zip((limit, used, pending, terminating), figures, strict=True):
+                figures = (model.limit, model.used, model.pending, model.terminating, model.reserved)
+                for family, cards in zip((limit, used, pending, terminating, reserved), figures, strict=True):
                     family.add_metric([namespace, model.model], round(cards * CORES_PER_CARD))
-        return [limit, used, pending, terminating, unpinned, taking_effect]
+        return [limit, used, pending, terminating, reserved, age, unpinned, taking_effect]

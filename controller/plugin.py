@@ -88,6 +88,9 @@ def main(
 ) -> None:
     """Show GPU quota: per model what is used, the limit, and what is pending.
 
+    While many pods are created some cards are RESERVED: set aside by the webhook to admit the next ones sooner, and
+    given back within seconds. They are not in USED, and nobody else may use them.
+
     \b
     Examples:
       kubectl gpuquota
@@ -107,8 +110,11 @@ def main(
             uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
         except errors.VcudaError as error:
             cli.fail(str(error), FAILED)
-        heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB")
-        _show(uses, output, heading, *(row for use in uses for row in _rows(use)))
+        heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED")
+        table = [heading, *(row for use in uses for row in _rows(use))]
+        # At rest nothing is reserved, and nobody has to learn what that would be.
+        any_reserved = any(each.reserved for use in uses for each in use.models)
+        _show(uses, output, *(row if any_reserved else row[:-1] for row in table))
         if output == WIDE:
             click.echo()
             holders = (row for use in uses for row in _holders(use))
@@ -216,12 +222,15 @@ def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     notes = ", ".join([*why, "taking effect"] if use.taking_effect else why)
     namespace = f"{use.namespace} ({notes})" if notes else use.namespace
     for each in use.models:
-        used, limit, pending = (f"{cards:g}" for cards in (each.used, each.limit, each.pending))
+        figures = (each.used, each.limit, each.pending, each.reserved)
+        used, limit, pending, reserved = (f"{cards:g}" for cards in figures)
         pending += f" ({each.terminating:g} terminating)" if each.terminating else ""
         memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
-        yield (namespace, each.model, used, limit, bar(each.used, each.limit), pending, memory)
+        reserved += f" ({each.memory_reserved} MiB)" if each.memory_reserved else ""
+        shown = bar(each.used, each.limit, each.reserved)
+        yield (namespace, each.model, used, limit, shown, pending, memory, reserved)
     if not use.models:
-        yield (namespace, "no GPU", "", "", "", "", "")
+        yield (namespace, "no GPU", "", "", "", "", "", "")
 
 
 def _holders(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
@@ -234,14 +243,22 @@ def _holders(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
             yield (use.namespace, each.model, "", f"and {each.more_pods} more", "", "")
 
 
-def bar(used: float, limit: float) -> str:
-    """Return a bar such as ``[######----]``; empty only where nothing is used, full only from the limit on."""
+def bar(used: float, limit: float, reserved: float = 0) -> str:
+    """Return a bar such as ``[######++----]``; empty only where nothing is used, full only from the limit on.
+
+    What is ``reserved`` is shown by plus signs behind what is used.
+    """
+    used_to, taken_to = _filled(used, limit), _filled(used + reserved, limit)
+    # A little that is reserved is seen too, where there is a place for it.
+    taken_to = max(taken_to, min(used_to + 1, BAR - 1)) if reserved else taken_to
+    return f"[{'#' * used_to}{'+' * (taken_to - used_to)}{'-' * (BAR - taken_to)}]"
+
+
+def _filled(used: float, limit: float) -> int:
     # A limit of 0 is full as soon as anything is used, as where it was lowered below what runs.
     share = used / limit if limit else float(used > 0)
     filled = round(share * BAR) if share < 1 else BAR
-    if 0 < share < 1:
-        filled = min(max(filled, 1), BAR - 1)
-    return f"[{'#' * filled}{'-' * (BAR - filled)}]"
+    return min(max(filled, 1), BAR - 1) if 0 < share < 1 else filled
 
 
 def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]) -> None:

@@ -139,8 +139,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, use: ModelUse) -> "FreeQuota":
         """Return what a report says to be free."""
-        memory = None if use.memory_limit is None else max(use.memory_limit - (use.memory_used or 0), 0)
-        return cls(round(use.available * CORES_PER_CARD), memory)
+        return cls(round(use.available * CORES_PER_CARD), use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
         """Return whether a charge fits, as far as can be told; one without cores never does: no quota refuses it."""

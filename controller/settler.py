@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import structlog
@@ -93,6 +93,7 @@ class Settler:
         self._quota = quota
         self._nodes = nodes
         self._metrics = metrics
+        metrics.lag.set_function(self.queue.lag)
         self._on_report = on_report
         self._others = others
         self._exists = exists
@@ -309,6 +310,11 @@ class Settler:
         for holder in reaped:
             self._log.info("reservation of a replica that is gone", namespace=namespace, holder=holder)
         return reaped
+
+    def reservation_ages(self) -> Mapping[str, float]:
+        """Return by namespace for how long the reservation that has been there longest was not renewed, in seconds."""
+        now, renewed = self._clock(), self._renewed.copy()  # other threads ask
+        return {namespace: now - min(since for _, since in each.values()) for namespace, each in renewed.items()}
 
     def _overdue(self, namespace: str, ledger: Ledger) -> tuple[set[str], set[str]]:
         """Return the pending uids that are proven never to have been stored, and the terminating that have ended."""

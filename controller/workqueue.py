@@ -36,6 +36,9 @@ class WorkQueue:
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
         self._last_turn: dict[str, float] = {}
+        # Since when the keys were due whose turn has not ended, or has come to nothing; and those that said so.
+        self._unserved: dict[str, float] = {}
+        self._retried: set[str] = set()
         self._changed = threading.Condition()
         self._closed = False
 
@@ -59,6 +62,7 @@ class WorkQueue:
         """
         with self._changed:
             self._last_turn[key] = self._clock() + delay - self._min_interval
+            self._retried.add(key)
         self.add(key, delay)
 
     def is_active(self, key: str) -> bool:
@@ -66,6 +70,20 @@ class WorkQueue:
         with self._changed:
             recent = self._clock() < self._last_turn.get(key, -math.inf) + 2 * self._min_interval
             return key in self._due_at or recent
+
+    def served(self, key: str) -> None:
+        """Take note that a key's turn has ended; unless it was to be tried again it came to something."""
+        with self._changed:
+            if key not in self._retried:
+                self._unserved.pop(key, None)
+            self._retried.discard(key)
+
+    def lag(self) -> float:
+        """Return for how many seconds the key that has waited longest was due without a turn that came to something."""
+        with self._changed:
+            key = self._earliest()
+            due = (*self._unserved.values(), *(() if key is None else (self._due_at[key],)))
+            return max(self._clock() - min(due), 0.0) if due else 0.0
 
     def close(self) -> None:
         """End every `next` from now on."""
@@ -80,7 +98,7 @@ class WorkQueue:
                 key = self._earliest()
                 now = self._clock()
                 if key is not None and self._due_at[key] <= now:
-                    del self._due_at[key]
+                    self._unserved.setdefault(key, self._due_at.pop(key))
                     heapq.heappop(self._heap)
                     if self._min_interval:  # without one nobody asks when the last turn was
                         self._last_turn[key] = now
@@ -144,6 +162,7 @@ class Reconciler:
             self._log.warning(self._failure, **{self._key_name: key}, error=str(error))
         else:
             self._backoffs.pop(key, None)
+            self.queue.served(key)
         if again is not None:
             self.queue.add(key, again)
         self._last_turn_ended = self._clock()

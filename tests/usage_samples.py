@@ -18,11 +18,18 @@ def ago(**span: float) -> str:
 
 
 def model_use(
-    model: str, limit: float, used: float = 0, pending: float = 0, memory: tuple[int, int] | None = None
+    model: str,
+    limit: float,
+    used: float = 0,
+    pending: float = 0,
+    memory: tuple[int, int] | None = None,
+    *,
+    reserved: float = 0,
 ) -> ModelUse:
     """What a namespace has of one model; ``memory`` is used and limit, in MiB."""
     memory_used, memory_limit = memory or (None, None)
-    return ModelUse(model, limit, used, pending, max(limit - used, 0), memory_limit, memory_used)
+    available = max(limit - used - reserved, 0)
+    return ModelUse(model, limit, used, pending, available, memory_limit, memory_used, reserved=reserved)
 
 
 def namespace_use(name: str, *models: ModelUse, mode: str = "enforce", unpinned: tuple[str, ...] = ()) -> NamespaceUse:

@@ -119,7 +119,7 @@ async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Led
         return [f"{namespace}: not compared with what is in use: {error}"]
     found = []
     for model, usage in usages.items():
-        limit, used = entry.limits.get(model, NO_LIMIT), usage.used
+        limit, used = entry.limits.get(model, NO_LIMIT), usage.in_use
         if used.cores > limit.cores or (limit.memory is not None and used.memory_under(limit) > limit.memory):
             figures = f"{cards(used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}"
             found.append(f"{namespace}.quota.{model}: {figures}; running pods stay, new ones are refused until it fits")

@@ -173,7 +173,7 @@ def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
     if granted.shortage:
         return [f"{exceeded(namespace, granted.shortage)}; {ADMITTED_ALL_THE_SAME}"]
     if granted.nearly_full:
-        used, limit = granted.usage.used, granted.limit
+        used, limit = granted.usage.in_use, granted.limit
         amounts = f"{cards(used.cores)} of {cards(limit.cores)}"
         if limit.memory is not None:
             amounts += f", {used.memory_under(limit)} of {limit.memory} MiB"

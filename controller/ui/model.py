@@ -69,12 +69,15 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
         each.model: ModelRow(
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
             terminating=each.terminating,
+            reserved=each.reserved,
         )
         for each in use.models
     }
     limit = rounded(row.limit for row in rows.values())
     used = rounded(row.used for row in rows.values())
-    total = ModelRow("", limit, used, rounded(row.pending for row in rows.values()), max(limit - used, 0.0))
+    pending = rounded(row.pending for row in rows.values())
+    reserved = rounded(row.reserved for row in rows.values())
+    total = ModelRow("", limit, used, pending, max(limit - used - reserved, 0.0), reserved=reserved)
     return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned), use.taking_effect)
 
 

@@ -148,6 +148,12 @@ def test_nearly_full(limit: Limit, used: Charge, nearly: bool) -> None:
     assert Admitted(Ledger(), Usage(used), limit).nearly_full is nearly
 
 
+def test_what_is_reserved_fills_no_limit() -> None:
+    """Nobody uses it, so nobody is warned of it."""
+    usage = Usage(Charge(800), reserved=Charge(200))
+    assert not Admitted(Ledger(), usage, Limit(800)).nearly_full
+
+
 def test_nearly_full_counts_the_charge_that_was_granted() -> None:
     assert not granted(Ledger({"M40": Charge(600)})).nearly_full
     assert granted(Ledger({"M40": Charge(700)})).nearly_full

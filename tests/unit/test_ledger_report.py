@@ -5,7 +5,7 @@ import pytest
 
 from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.ledger.ledger import Ledger, Pending, Terminating
+from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
 from vcuda.ledger.report import MOST_PODS, ModelUse, NamespaceUse, PodUse, report
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
@@ -45,6 +45,27 @@ def test_used_holds_what_is_pending() -> None:
 def test_used_holds_what_pods_took_that_are_gone_and_may_still_run() -> None:
     [m40, _] = used(Ledger({"M40": ONE_CARD}, terminating={"a": Terminating("M40", ONE_CARD, 30)})).models
     assert (m40.used, m40.terminating, m40.available) == (2, 1, 6)
+
+
+def test_what_is_reserved_is_not_used_and_not_available() -> None:
+    """Of all replicas together; what was granted from it and written is pending, and used."""
+    reserved = {
+        "replica-1": Reservation({"M40": Charge(150), "P100": Charge(50, 300)}, 1),
+        "replica-2": Reservation({"M40": Charge(50)}, 7),
+    }
+    ledger = Ledger({"M40": ONE_CARD}, "7", {"a": Pending("M40", ONE_CARD)}, reserved=reserved)
+    m40, p100 = used(ledger).models
+    assert (m40.used, m40.pending, m40.reserved, m40.available) == (2, 1, 2, 4)
+    assert (p100.used, p100.reserved, p100.available) == (0, 0.5, 2)
+    assert (p100.memory_used, p100.memory_reserved, p100.memory_available) == (0, 300, 700)
+
+
+def test_memory_that_is_used_and_reserved_comes_to_what_is_charged() -> None:
+    """A card's share of the limit is rounded up once."""
+    quota = NamespaceQuota({"P100": Limit(300, 1000)})
+    ledger = Ledger({"P100": Charge(100, 0, 100)}, reserved={"replica": Reservation({"P100": Charge(100, 0, 100)}, 1)})
+    [p100] = used(ledger, quota=quota).models
+    assert (p100.memory_used, p100.memory_reserved, p100.memory_available) == (334, 333, 333)
 
 
 def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:

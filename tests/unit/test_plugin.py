@@ -15,7 +15,7 @@ from tests.gpuquota import Cluster, explain, run
 from vcuda.errors import Unavailable
 from vcuda.kube import Kube
 
-M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5, "terminating": 0.0}
+M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5, "terminating": 0.0, "reserved": 0.0}
 P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0, "terminating": 0.0}
 MEMORY = {"memory_limit": 1000, "memory_used": 250}
 
@@ -28,6 +28,19 @@ def test_the_bar() -> None:
         assert bar(used, limit) == f"[{'#' * filled}{'-' * (20 - filled)}]", (used, limit)
 
 
+def test_the_bar_shows_what_is_reserved_behind_what_is_used() -> None:
+    """However little that is; where the rest is full, it is full by that."""
+    for used, limit, reserved, shown in [
+        (4, 8, 2, "##########+++++-----"),
+        (4, 8, 0.01, "##########+---------"),
+        (0, 8, 1, "++------------------"),
+        (6, 8, 2, "###############+++++"),
+        (7.99, 8, 0.01, "###################+"),
+        (9, 8, 1, "####################"),
+    ]:
+        assert bar(used, limit, reserved) == f"[{shown}]", (used, limit, reserved)
+
+
 def test_a_namespace_as_a_table(cluster: Cluster) -> None:
     cluster.publish("team-a", {**M40, "terminating": 2.5}, {**P100, **MEMORY})
     assert run("-n", "team-a").stdout.splitlines() == [
@@ -35,6 +48,21 @@ def test_a_namespace_as_a_table(cluster: Cluster) -> None:
         "team-a     M40    6.5   8      [################----]  1 (2.5 terminating)",
         "team-a     P100   0     0      [--------------------]  0                    250 of 1000",
     ]
+
+
+def test_what_is_reserved_has_a_column_of_its_own_for_as_long_as_there_is_some(cluster: Cluster) -> None:
+    """It is not in what is used, and is not free either."""
+    cluster.publish("team-a", {**M40, "used": 5, "available": 1, "reserved": 2.0}, P100)
+    cluster.publish("team-b", {**M40, **MEMORY, "reserved": 1.0, "memory_reserved": 100})
+    assert run("-A").stdout.splitlines() == [
+        "NAMESPACE  MODEL  USED  LIMIT                          PENDING  MEMORY MiB   RESERVED",
+        "team-a     M40    5     8      [############++++++--]  1                     2",
+        "team-a     P100   0     0      [--------------------]  0                     0",
+        "team-b     M40    6.5   8      [################+++-]  1        250 of 1000  1 (100 MiB)",
+    ]
+    cluster.publish("team-a", M40)
+    for output in ("table", "wide"):
+        assert "reserved" not in run("-n", "team-a", "-o", output).stdout.lower()
 
 
 def test_wide_says_who_holds_the_cards_and_whether_that_is_a_pod_or_a_claim(cluster: Cluster) -> None:
@@ -78,7 +106,13 @@ def test_every_namespace_and_a_mode_that_does_not_enforce_beside_it(cluster: Clu
 def test_as_data(cluster: Cluster, output: str, read: Any) -> None:
     """A list, of one namespace too; every field is there, whether it has its default or not."""
     cluster.publish("team-a", M40)
-    absent: dict[str, Any] = {"memory_limit": None, "memory_used": None, "pods": [], "more_pods": 0}
+    absent: dict[str, Any] = {
+        "memory_limit": None,
+        "memory_used": None,
+        "pods": [],
+        "more_pods": 0,
+        "memory_reserved": 0,
+    }
     none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False}
     assert read(run("-n", "team-a", "-o", output).stdout) == [
         {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], **none}

@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 
+from controller.metrics import UsageCollector
 from controller.publisher import Publisher
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply
 from tests.replicas import Clock
@@ -19,6 +21,7 @@ TERMINATING = ApiError(
     (Cause("NamespaceTerminating", "namespace team-a is being terminated"),),
 )
 FORBIDDEN = ApiError(403, 'User "nobody" cannot create resource "configmaps" in API group "" in the namespace "team-a"')
+M40 = {"model": "M40"}
 USE = NamespaceUse("team-a", "enforce", ())
 
 
@@ -89,6 +92,7 @@ def use_of(**fields: Any) -> NamespaceUse:
         pytest.param({"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False, id="less than the largest pod has"),
         pytest.param({"memory_limit": 100, "memory_used": 90}, True, id="a tenth of the memory"),
         pytest.param({"memory_limit": 100, "memory_used": 91}, False, id="less of the memory"),
+        pytest.param({"memory_limit": 100, "memory_used": 50, "memory_reserved": 41}, False, id="some is reserved"),
         pytest.param(
             {"memory_limit": 100, "memory_used": 50, "pods": (PodUse("a", 10, 51),)}, False, id="of the largest too"
         ),
@@ -153,3 +157,26 @@ def test_a_report_that_is_again_what_the_watch_still_shows_is_written_over_the_n
         [path] = api.objects
         published.append(msgspec.json.decode(api.objects[path]["data"]["usage.json"])["models"][0]["used"])
     assert published == [1, 2, 1]
+
+
+def test_what_is_reserved_has_metrics_of_its_own_beside_what_is_used() -> None:
+    """Its age too, but not that of one that went with its ledger."""
+    reserving = use_of(used=2.0, available=5.0, reserved=3.0)
+    at_rest = msgspec.structs.replace(use_of(), namespace="team-b")
+    registry = CollectorRegistry()
+    registry.register(
+        UsageCollector(lambda: {"team-a": reserving, "team-b": at_rest}, {"team-a": 7, "team-b": 99}.copy)
+    )
+    told = {
+        (name, namespace): registry.get_sample_value(f"vcuda_quota_{name}", {"namespace": namespace, **model})
+        for name, model in (("used_cores", M40), ("reserved_cores", M40), ("reservation_age_seconds", {}))
+        for namespace in ("team-a", "team-b")
+    }
+    assert told == {
+        ("used_cores", "team-a"): 200,
+        ("reserved_cores", "team-a"): 300,
+        ("reservation_age_seconds", "team-a"): 7,
+        ("used_cores", "team-b"): 200,
+        ("reserved_cores", "team-b"): 0,
+        ("reservation_age_seconds", "team-b"): None,
+    }

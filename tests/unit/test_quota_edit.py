@@ -29,7 +29,7 @@ NOBODY = PolicySnapshot(Quota(), NODES)
 class Used(MemoryLedgers):
     """Says what is in use in every namespace."""
 
-    def __init__(self, **used: Charge | VcudaError) -> None:
+    def __init__(self, **used: Charge | Usage | VcudaError) -> None:
         super().__init__()
         self._used = used
 
@@ -37,7 +37,7 @@ class Used(MemoryLedgers):
         found = self._used.get(namespace.replace("-", "_"))
         if isinstance(found, VcudaError):
             raise found
-        return {"M40": Usage(found)} if found else {}
+        return {"M40": found if isinstance(found, Usage) else Usage(found)} if found else {}
 
 
 def edited(
@@ -54,7 +54,7 @@ def edited(
     return asyncio.run(check_edit(review(manifest, **given), PLACE, policy, ledgers or Used(), comparing))
 
 
-def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | VcudaError) -> list[str]:
+def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | Usage | VcudaError) -> list[str]:
     answer = edited(document, policy, Used(**used))
     assert (answer.outcome, answer.allowed) == ("quota-accepted", True)
     return list(answer.warnings)
@@ -163,6 +163,11 @@ MEMORY = "M40: {cards: 8, memory: 1Gi}"
 def test_a_limit_below_what_is_in_use(limit: str, used: Charge, told: list[str]) -> None:
     expected = [f"team-a.quota.M40: {sentence}" for sentence in told]
     assert warnings(f"team-a: {{quota: {{{limit}}}}}", team_a=used) == expected
+
+
+def test_what_is_reserved_is_not_in_use() -> None:
+    reserved = Usage(Charge(500), reserved=Charge(100))
+    assert warnings("team-a: {quota: {M40: 4}}", team_a=reserved) == []
 
 
 def test_entries_that_do_not_change_are_not_compared_again() -> None:

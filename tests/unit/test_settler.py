@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
@@ -14,7 +15,7 @@ from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS, Manifest, stored_pod
 from tests.replicas import LEDGER, Replica
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
-from vcuda.ledger.ledger import Ledger, Pending, Terminating
+from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Usage
@@ -68,8 +69,10 @@ class Settling:
         self._reflectors = (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector)
         self.relist()
         self.settler.queue.add("end")  # a name that is due last of all tells where what is due ends
-        for _ in iter(self.settler.queue.next, "end"):
-            pass
+        for key in iter(self.settler.queue.next, None):
+            self.settler.queue.served(key)
+            if key == "end":
+                break
         self.later(10)
         api.forget_calls()
 
@@ -273,6 +276,33 @@ def test_room_that_a_pod_has_freed_is_given_back_after_a_second_in_any_case(api:
     settling.later(1)
     queue.add("end")
     assert queue.next() == "team-a"
+
+
+# What operators are told
+
+
+def test_the_age_of_a_reservation_begins_anew_whenever_its_replica_writes(api: ApiDouble, replica: Replica) -> None:
+    charges = {"M40": ONE}
+    first, again = ({"replica": Reservation(charges, counter)} for counter in (1, 2))
+    settling = Settling(api, replica, Ledger(reserved=first))
+    for _ in range(2):
+        settling.settle()
+        settling.later(30)
+    assert settling.settler.reservation_ages()["team-a"] >= 60
+    stored = replica.store.read("team-a")
+    replica.store.write("team-a", msgspec.structs.replace(stored.ledger, reserved=again), stored)
+    settling.relist()
+    settling.settle()
+    assert settling.settler.reservation_ages()["team-a"] < 60
+
+
+def test_settling_lags_while_a_namespace_is_due(api: ApiDouble, replica: Replica) -> None:
+    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
+    settling.settler.queue.add("team-a")
+    settling.later(40)
+    assert (settling.counted("lag_seconds") or 0) >= 40
+    settling.run()
+    assert settling.counted("lag_seconds") == 0
 
 
 # What has to be proven before a charge is released, a ledger dropped or a count believed

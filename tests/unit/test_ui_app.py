@@ -192,6 +192,18 @@ def test_a_row_says_what_is_used_pending_and_limited_and_whether_it_is_in_effect
     assert "<b>14.5</b> of 64" in html
 
 
+def test_what_is_reserved_is_named_on_both_pages_while_there_is_some() -> None:
+    client = client_of(Sample({"a": namespace_use("a", model_use("M40", 8, 4, reserved=1.5))}))
+    assert "<b>4</b> of 8<small title=" in html_of(client, "/")
+    assert ">1.5 reserved</small>" in html_of(client, "/")
+    own = html_of(client, "/namespaces/a")
+    assert "<b>4</b> of 8 cards in use, 1.5 reserved." in own
+    assert "2.5 available, <span title=" in own
+    assert '<rect class="part-reserved" x="50.00%" width="18.75%" height="8"/>' in own
+    at_rest = client_of(Sample({"a": namespace_use("a", model_use("M40", 8, 4, 1))}))
+    assert all("reserved" not in html_of(at_rest, path) for path in ("/", "/namespaces/a"))
+
+
 def test_the_rows_come_in_the_order_of_the_address() -> None:
     client = client_of(company())
 

@@ -58,6 +58,15 @@ def test_a_row_sums_its_models_exactly() -> None:
     assert list(found.amounts) == ["M40", "P100"]
 
 
+def test_what_is_reserved_stands_beside_what_is_used_and_is_not_available() -> None:
+    """It does not colour the cell: nobody uses it yet."""
+    models = model_use("M40", 8, 4, reserved=1.5), model_use("P100", 2, reserved=0.5)
+    found = row_of(namespace_use("a", *models))
+    assert (found.total.used, found.total.reserved, found.total.available) == (4, 2, 4)
+    assert (found.amounts["M40"].reserved, found.amounts["M40"].available) == (1.5, 2.5)
+    assert (found.amounts["M40"].step, found.amounts["P100"].step) == (5, 0)
+
+
 CARDS = {8: "8", 2.5: "2.5", 0.05: "0.05", 100: "100", 0: "0"}
 NOUNS = {1: "1 card", 0.5: "0.5 cards", 2: "2 cards"}
 MEBIBYTES = {0: "0 MiB", 1023: "1023 MiB", 1024: "1 GiB", 1536: "1.5 GiB", 81920: "80 GiB"}

@@ -31,7 +31,9 @@ def due_now(queue: WorkQueue) -> list[str]:
     """Take everything that is due by now, in order: a name that is due last of all tells where that ends."""
     end = f"end-{next(ENDS)}"  # another each time, as no interval may keep it waiting
     queue.add(end)
-    return list(iter(lambda: str(queue.next()), end))
+    due = list(iter(lambda: str(queue.next()), end))
+    queue.served(end)
+    return due
 
 
 def test_a_name_is_due_at_once_and_many_events_share_one_turn(queue: WorkQueue) -> None:
@@ -142,6 +144,25 @@ def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[
         assert all(later >= earlier + INTERVAL for earlier, later in itertools.pairwise(times))
 
 
+def test_the_lag_is_of_what_is_due_and_has_had_no_turn_that_came_to_something(queue: WorkQueue, clock: Clock) -> None:
+    assert queue.lag() == 0
+    queue.add("a", 5.0)
+    clock.now += 5
+    assert queue.lag() == 0, "what is not due yet does not wait"
+    clock.now += 3
+    queue.add("b")
+    assert queue.lag() == 3
+    assert [queue.next(), queue.next()] == ["a", "b"]
+    queue.retry("a", 2.0)
+    for key in ("a", "b"):
+        queue.served(key)
+    clock.now += 4
+    assert queue.lag() == 7, "it came to nothing, and has been due since before that"
+    assert queue.next() == "a"
+    queue.served("a")
+    assert queue.lag() == 0
+
+
 # The loop
 
 
@@ -200,11 +221,13 @@ def test_a_key_that_fails_is_tried_less_and_less_often_until_it_succeeds(reconci
     reconciled.answers["bad"] = Unavailable("timed out")
     reconciled.loop.queue.add("bad")
     reconciled.serve(120)
+    assert reconciled.loop.queue.lag() > 119
     waits = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(reconciled.turns)]
     assert 2 <= waits[0] <= 4.2
     assert all(MAX_RETRY_SECONDS / 2 <= wait <= MAX_RETRY_SECONDS + 0.2 for wait in waits[3:])
     reconciled.answers["bad"] = None
     reconciled.serve(MAX_RETRY_SECONDS)
+    assert reconciled.loop.queue.lag() == 0
     reconciled.turns.clear()
     reconciled.answers["bad"] = Unavailable("timed out")
     reconciled.loop.queue.add("bad")

@@ -120,7 +120,7 @@ class Admitted(msgspec.Struct, frozen=True):
     @property
     def nearly_full(self) -> bool:
         """Whether the model's cores or memory are used to nine tenths of the limit or more."""
-        used, limit = self.usage.used, self.limit
+        used, limit = self.usage.in_use, self.limit
         cores_nearly = used.cores >= limit.cores * WARN_FROM
         return cores_nearly or (limit.memory is not None and used.memory_under(limit) >= limit.memory * WARN_FROM)
 

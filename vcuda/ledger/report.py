@@ -27,7 +27,8 @@ class ModelUse(msgspec.Struct, frozen=True):
     """One model in one namespace. Cards are numbers such as 2.5; memory is in MiB, and None where it is not limited.
 
     ``used`` holds ``pending``: what was admitted and not yet seen stored; and ``terminating``: what pods took that are
-    gone while their containers may still run. ``available`` is never below 0.
+    gone while their containers may still run. ``reserved`` is beside it: what replicas of the webhook have set aside to
+    grant within seconds. ``available`` is what both leave of the limit, never below 0.
     """
 
     model: str
@@ -40,16 +41,25 @@ class ModelUse(msgspec.Struct, frozen=True):
     pods: tuple[PodUse, ...] = ()
     more_pods: int = 0
     terminating: float = 0
+    reserved: float = 0
+    memory_reserved: int = 0
+
+    @property
+    def memory_available(self) -> int | None:
+        """What is left of the limit on memory, in MiB, never below 0; None where there is none."""
+        if self.memory_limit is None:
+            return None
+        return max(self.memory_limit - (self.memory_used or 0) - self.memory_reserved, 0)
 
     @property
     def has_room(self) -> bool:
         """Whether a tenth is free, and as much as the largest pod there has: none like those there is refused."""
         cores = max((pod.cores for pod in self.pods), default=0)
         cards_left = self.available >= max(self.limit / 10, cores / CORES_PER_CARD)
-        if self.memory_limit is None:
+        if self.memory_limit is None or self.memory_available is None:
             return cards_left
         largest = max((pod.memory for pod in self.pods), default=0)
-        return cards_left and self.memory_limit - (self.memory_used or 0) >= max(self.memory_limit / 10, largest)
+        return cards_left and self.memory_available >= max(self.memory_limit / 10, largest)
 
 
 class NamespaceUse(msgspec.Struct, frozen=True):
@@ -115,6 +125,8 @@ def _model(
 ) -> ModelUse:
     limit = quota.limits.get(model, NO_LIMIT)
     usage = usages.get(model, Usage())
+    used = usage.in_use
+    memory = used.memory_under(limit)
     largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0].name))
     named = (
         PodUse(holder.name, charge.cores, charge.memory_under(limit), isinstance(holder, StoredClaim))
@@ -123,12 +135,15 @@ def _model(
     return ModelUse(
         model=model,
         limit=limit.cores / CORES_PER_CARD,
-        used=usage.used.cores / CORES_PER_CARD,
+        used=used.cores / CORES_PER_CARD,
         pending=usage.pending.cores / CORES_PER_CARD,
         available=max(limit.cores - usage.used.cores, 0) / CORES_PER_CARD,
         memory_limit=limit.memory,
-        memory_used=None if limit.memory is None else usage.used.memory_under(limit),
+        memory_used=None if limit.memory is None else memory,
         pods=tuple(named),
         more_pods=max(len(largest) - MOST_PODS, 0),
         terminating=usage.terminating.cores / CORES_PER_CARD,
+        reserved=usage.reserved.cores / CORES_PER_CARD,
+        # A difference of sums: to round both up would have them come to more than is charged.
+        memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
     )

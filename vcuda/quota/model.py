@@ -161,6 +161,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     terminating: Charge = Charge()
     reserved: Charge = Charge()
 
+    @property
+    def in_use(self) -> Charge:
+        """What people are told to be used: what is reserved is named by itself, as nobody uses it yet."""
+        return self.used - self.reserved
+
 
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
     """Return whether ``asked`` on top of ``used`` stays within the limit, in cores and, where limited, in memory."""
@@ -181,12 +186,12 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
     @property
     def rests_on_reserved(self) -> bool:
         """Whether the request would fit but for what is reserved."""
-        return fits(self.limit, self.usage.used - self.usage.reserved, self.asked)
+        return fits(self.limit, self.usage.in_use, self.asked)
 
     @property
     def rests_on_pending(self) -> bool:
         """Whether the request would fit but for what is pending, or reserved."""
-        return fits(self.limit, self.usage.used - self.usage.reserved - self.usage.pending, self.asked)
+        return fits(self.limit, self.usage.in_use - self.usage.pending, self.asked)
 
     @property
     def in_cores(self) -> bool:
@@ -201,8 +206,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         """Return the refusal that people see in kubectl and in their ReplicaSet's events."""
         where = f"{self.model} in namespace {namespace}"
         usage, limit = self.usage, self.limit
-        # What is reserved is named by itself: nobody uses it yet.
-        used = usage.used - usage.reserved
+        used = usage.in_use
         if self.in_cores:
             parts = used.cores, usage.pending.cores, usage.terminating.cores, usage.reserved.cores
             return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
