@@ -27,7 +27,6 @@ OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, CLAIMS_OURS: 1}
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
 OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
-MOST_NAMESPACES = 10
 
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
 """What nobody reaches."""
@@ -44,21 +43,21 @@ class Arranged(NamedTuple):
     claims: bool = False
 
 
-def namespaces(name: str, spread: int = MOST_NAMESPACES) -> list[str]:
-    """The arrangement's namespaces, or the first of them."""
+def namespaces(name: str, spread: int) -> list[str]:
+    """The first so many of the arrangement's namespaces."""
     return [f"{name}-{number}" for number in range(spread)]
 
 
-def prepare(plane: Plane, names: Sequence[str]) -> None:
-    """Create the namespaces of these arrangements, with what lasts in them: the quota that each is held to."""
-    ours = [namespace for name in names if name in OURS for namespace in namespaces(name)]
+def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
+    """Create so many namespaces of each arrangement, with what lasts in them: the quota that each is held to."""
+    ours = [namespace for name in names if name in OURS for namespace in namespaces(name, most)]
     write_quota(plane.cluster, dict.fromkeys(ours, LIMIT))
     create_nodes(plane.cluster, ("M40", "P100"), 10)
     if set(names) & set(OF_CLAIMS):
         seed.serve_classes(plane)
         seed.write(plane, [seed.node(seed.SHARED), seed.resource_slice(seed.SHARED)])
     for name in names:
-        for namespace in namespaces(name):
+        for namespace in namespaces(name, most):
             plane.cluster.create_namespace(namespace)
             if name == QUOTA:
                 limit(plane, namespace)
@@ -82,7 +81,7 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
         running = [stack.enter_context(server) for server in webhooks(plane, name, program)]
         processes = {**plane.processes, "webhook": [server.pid for server in running]}
         if name in OURS:
-            [first, *_] = namespaces(name)
+            [first] = namespaces(name, 1)
             stack.enter_context(policies_in_effect(plane.cluster, first))
             for server in running:
                 await_ready(plane, server.url)

@@ -19,7 +19,7 @@ from tests.e2e.dra import served
 from vcuda.cli import FiniteRange
 
 SPREADS = (1, 10)
-"""Over how many namespaces the pods are spread."""
+"""Over how many namespaces the pods are spread, where nobody says otherwise."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -28,13 +28,24 @@ SPREADS = (1, 10)
 @click.option(
     "--only", multiple=True, type=click.Choice(EVERY), metavar="ARRANGEMENT", help="Leave out all others; repeatable."
 )
+@click.option(
+    "--namespaces",
+    "spreads",
+    multiple=True,
+    default=SPREADS,
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Over how many the pods are spread; repeatable.",
+)
 @click.option("--seed", type=int, help="Measure in the order of an earlier run of the same cases, which printed this.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print the figures.")
-def main(*, rounds: int, seconds: float, only: tuple[str, ...], seed: int | None, output: str) -> None:
+def main(
+    *, rounds: int, seconds: float, only: tuple[str, ...], spreads: tuple[int, ...], seed: int | None, output: str
+) -> None:
     """Create pods as fast as 16 clients can, and print what one costs.
 
     A real etcd and kube-apiserver, from KUBEBUILDER_ASSETS, admit pods that ask for a tenth of a card. Every
-    arrangement is measured over 1 and over 10 namespaces, by itself:
+    arrangement is measured over 1 and over 10 namespaces, or as many as --namespaces says, by itself:
 
     \b
       none           no admission of its own
@@ -63,7 +74,7 @@ def main(*, rounds: int, seconds: float, only: tuple[str, ...], seed: int | None
     Exit status: 0 measured, 1 it could not be, 2 bad usage.
     """
     names = chosen(only)
-    results = run(names, rounds, seconds, secrets.randbelow(2**32) if seed is None else seed)
+    results = run(names, spreads, rounds, seconds, secrets.randbelow(2**32) if seed is None else seed)
     click.echo(as_json(results) if output == "json" else as_table(results))
 
 
@@ -84,15 +95,17 @@ def chosen(only: Sequence[str]) -> list[str]:
     return left
 
 
-def run(names: Sequence[str], rounds: int, seconds: float, seed: int) -> dict[Case, list[Figures]]:
+def run(
+    names: Sequence[str], spreads: Sequence[int], rounds: int, seconds: float, seed: int
+) -> dict[Case, list[Figures]]:
     """Measure these arrangements, and return the rounds of each case."""
     with tempfile.TemporaryDirectory() as scratch, running_plane() as plane:
         if not served(plane.cluster):
             names = [name for name in names if name not in OF_CLAIMS]
             say("no claims: resource.k8s.io/v1 is not served")
-        results: dict[Case, list[Figures]] = {Case(name, spread): [] for name in names for spread in SPREADS}
+        results: dict[Case, list[Figures]] = {Case(name, spread): [] for name in names for spread in spreads}
         program = go.build(Path(scratch)) if set(IN_GO) & set(names) else None
-        prepare(plane, names)
+        prepare(plane, names, max(spreads))
         say(f"seed {seed}")
         for case in in_order(list(results), rounds, seed, say):
             with arranged(plane, case.arrangement, program) as running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import ssl
 import statistics
@@ -45,7 +46,7 @@ def run(
 ) -> Result:
     """Send each request over and over to the server with this URL, on a connection of its own, all at once."""
     with connected(server, ca, len(requests)) as connections:
-        return run_over(connections, requests, seconds=seconds, wanted=wanted)
+        return run_over(connections, [[request] for request in requests], seconds=seconds, wanted=wanted)
 
 
 @contextmanager
@@ -56,14 +57,14 @@ def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]
 
 
 def run_over(
-    connections: Sequence[ssl.SSLSocket], requests: Sequence[bytes], *, seconds: float, wanted: HTTPStatus
+    connections: Sequence[ssl.SSLSocket], requests: Sequence[Sequence[bytes]], *, seconds: float, wanted: HTTPStatus
 ) -> Result:
-    """Send each request over and over on the connection in its place, all at once."""
+    """Send the requests in turn, over and over, on the connection in their place, all at once."""
     started = time.perf_counter()
     log = _Log(wanted, started + seconds, [], [])
     threads = [
-        threading.Thread(target=_send, args=(connection, request, log))
-        for connection, request in zip(connections, requests, strict=True)
+        threading.Thread(target=_send, args=(connection, turn, log))
+        for connection, turn in zip(connections, requests, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -106,8 +107,10 @@ class _Log(NamedTuple):
     refusals: list[bytes]
 
 
-def _send(connection: ssl.SSLSocket, request: bytes, log: _Log) -> None:
-    while (started := time.perf_counter()) < log.deadline:
+def _send(connection: ssl.SSLSocket, turn: Sequence[bytes], log: _Log) -> None:
+    for request in itertools.cycle(turn):
+        if (started := time.perf_counter()) >= log.deadline:
+            return
         connection.sendall(request)
         answer = _read_answer(connection)
         if int(answer[9:12]) == log.wanted:

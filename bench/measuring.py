@@ -75,16 +75,18 @@ def put(
     *,
     claims: bool = False,
 ) -> load.Result:
-    """Create pods, or claims, all the time, over connections that are spread evenly over the namespaces."""
+    """Create pods, or claims, all the time, over connections that are spread evenly over the namespaces.
+
+    Where there are more namespaces than connections, each goes through some of them in turn.
+    """
     body = json.dumps(gpu_claim() if claims else gpu_pod()).encode()
-    requests = [
-        load.post(
-            f"{plane.cluster.server}{collection(namespaces[number % len(namespaces)], claims=claims)}{query}",
-            body,
-            {"Authorization": plane.authorization},
-        )
-        for number in range(len(connections))
-    ]
+
+    def post(namespace: str) -> bytes:
+        url = f"{plane.cluster.server}{collection(namespace, claims=claims)}{query}"
+        return load.post(url, body, {"Authorization": plane.authorization})
+
+    each = [post(namespace) for namespace in namespaces]
+    requests = [each[number % len(each) :: len(connections)] for number in range(len(connections))]
     return load.run_over(connections, requests, seconds=seconds, wanted=HTTPStatus.CREATED)
 
 
