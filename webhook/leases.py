@@ -32,6 +32,9 @@ reserved. So long it may take to hear that somebody waits for room, too."""
 SPENT_PART = 2
 """It is written sooner where one part in so many of what was reserved is left."""
 
+MOST_GRANTED = 128
+"""And where so many charges were granted: the namespace may have some hundreds pending, until they are settled."""
+
 LEAST_ROOM = 20
 """With room for fewer charges nothing is reserved: near its limit a namespace is decided exactly."""
 
@@ -142,7 +145,7 @@ class ReservationLease:
     @property
     def is_due(self) -> bool:
         """Whether it is time to write what was granted, and to hear whether somebody waits for room."""
-        if self._clock() >= self._until - LEASE_SECONDS + WRITE_SECONDS:
+        if len(self.granted) >= MOST_GRANTED or self._clock() >= self._until - LEASE_SECONDS + WRITE_SECONDS:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
         return any(rest.cores * SPENT_PART <= each.cores for each, rest in left)
