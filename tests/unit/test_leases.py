@@ -1,0 +1,85 @@
+"""How much a replica reserves, and when it writes what it granted from that."""
+
+import math
+
+import pytest
+
+from vcuda.ledger.ledger import Ledger, Pending, Reservation
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from webhook.leases import LEAST_GRANTS, MOST_GRANTED, WRITE_SECONDS, Demand, ReservationLease, target
+
+CARD = Charge(100, 0, 100)
+SHARE = Charge(10, 1024)
+
+
+def cards(number: int) -> Charge:
+    return Charge(100 * number, 0, 100 * number)
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "beside", "grants", "reserved"),
+    [
+        pytest.param(1000, 0, 0, 12, 9, id="1.5 s of what was granted within 2 s"),
+        pytest.param(1000, 0, 0, LEAST_GRANTS - 1, 0, id="nothing by so little demand"),
+        pytest.param(60, 36, 0, 12, 6, id="a quarter of the room at most"),
+        pytest.param(60, 36, 1, 12, 3, id="which is shared with another replica"),
+        pytest.param(60, 40, 0, 12, 5, id="room for 20 is enough"),
+        pytest.param(60, 41, 0, 12, 0, id="nothing near the limit"),
+        pytest.param(60, 80, 0, 12, 0, id="nothing over a limit that was lowered"),
+    ],
+)
+def test_what_is_reserved(limit: int, used: int, beside: int, grants: int, reserved: int) -> None:
+    others = {str(number): Reservation({}, 1) for number in range(beside)}
+    ledger = Ledger({"M40": cards(used)}, reserved=others)
+    quota = NamespaceQuota({"M40": Limit(100 * limit)})
+    wanted = {"M40": cards(reserved)} if reserved else {}
+    assert target(ledger, quota, {"M40": (grants, cards(grants))}) == wanted
+
+
+def test_memory_is_room_too_and_a_model_without_a_quota_has_none() -> None:
+    quota = NamespaceQuota({"M40": Limit(10_000, 40 * 1024)})
+    recent = {"M40": (40, Charge(400, 40 * 1024)), "P100": (40, Charge(400, 40 * 1024))}
+    assert target(Ledger(), quota, recent) == {"M40": Charge(100, 10 * 1024)}
+
+
+def test_demand_is_what_was_granted_within_two_seconds() -> None:
+    now = 0.0
+    demand = Demand(lambda: now)
+    demand.add("M40", CARD)
+    now = 1.5
+    demand.add("M40", SHARE)
+    demand.add("P100", SHARE)
+    assert demand.recent() == {"M40": (2, CARD + SHARE), "P100": (1, SHARE)}
+    now = 2.0
+    assert demand.recent() == {"M40": (1, SHARE), "P100": (1, SHARE)}
+    now = 3.5
+    assert demand.recent() == {}
+
+
+@pytest.mark.parametrize(
+    ("reserved", "granted", "seconds", "due"),
+    [
+        pytest.param(400, 1, 0.5, False, id="little was granted"),
+        pytest.param(400, 1, WRITE_SECONDS, True, id="after a second"),
+        pytest.param(400, 0, WRITE_SECONDS, True, id="and where nothing was, to hear whether somebody waits"),
+        pytest.param(10, 4, 0.5, False, id="more than half is left"),
+        pytest.param(10, 5, 0.5, True, id="half is left"),
+        pytest.param(400, MOST_GRANTED, 0.5, True, id="many were granted"),
+    ],
+)
+def test_when_what_was_granted_is_written(reserved: int, granted: int, seconds: float, *, due: bool) -> None:
+    now = 0.0
+    lease = ReservationLease(lambda: now)
+    lease.send(Ledger(), {"M40": cards(reserved)})
+    lease.confirmed(answered=0.0)
+    assert all(lease.grant(str(number), Pending("M40", CARD), created=0.0) for number in range(granted))
+    now = seconds
+    assert lease.is_due is due
+
+
+def test_without_the_time_of_creation_or_of_the_answer_nothing_is_granted() -> None:
+    for answered, created in ((-math.inf, 0.0), (0.0, math.inf)):
+        lease = ReservationLease(lambda: 0.0)
+        lease.send(Ledger(), {"M40": cards(10)})
+        lease.confirmed(answered)
+        assert not lease.grant("uid", Pending("M40", CARD), created)
