@@ -15,7 +15,7 @@ from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ObjectMeta
 from vcuda.placement.placement import Choice
-from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usage, cards, exceeded, fits
+from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usage, cards, exceeded, fits, free_of
 from vcuda.requests.refusals import find_unlimited
 from webhook import verdicts
 from webhook.context import PolicySnapshot
@@ -126,7 +126,7 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
             return fits(quota.limits[model], usage.get(model, Usage()).used, self.charges[model])
 
         best = min(self.charges, key=lambda model: (not has_room(model), not asked.is_present(model), -free(model)))
-        amount = f"{cards(free(best))} of {cards(quota.limits[best].cores)} free"
+        amount = free_of(quota.limits[best], usage.get(best, Usage()))
         if not has_room(best):
             return Choice(best, "over quota on every model, and this quota does not enforce")
         if len(self.charges) == 1:

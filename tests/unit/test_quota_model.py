@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.tables import cases
-from vcuda.quota.model import EMPTY, Charge, Limit, NamespaceQuota, Quota, Shortage, Usage, cards, exceeded, fits
+from vcuda.quota.model import (
+    EMPTY,
+    Charge,
+    Limit,
+    NamespaceQuota,
+    Quota,
+    Shortage,
+    Usage,
+    cards,
+    exceeded,
+    fits,
+    free_of,
+)
 
 CHARGES = st.builds(Charge, st.integers(0, 2000), st.integers(0, 100_000), st.integers(0, 2000))
 LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_000))
@@ -140,6 +152,17 @@ def test_charges_add_up_in_any_order_and_a_peak_is_never_below_either(a: Charge,
     peak = a.peak(b)
     for one in (a, b):
         assert (peak.cores >= one.cores, peak.memory >= one.memory, peak.card_memory >= one.card_memory) == (True,) * 3
+
+
+@cases(
+    "usage, told",
+    unused=(Usage(), "8 cards of 8 cards free"),
+    used=(Usage(Charge(750), Charge(100)), "0.5 cards of 8 cards free"),
+    reserved=(Usage(Charge(300), reserved=Charge(200)), "5 cards of 8 cards free, 2 reserved"),
+    over=(Usage(Charge(900)), "-1 cards of 8 cards free"),
+)
+def test_what_is_free_is_told_with_what_is_reserved(usage: Usage, told: str) -> None:
+    assert free_of(Limit(800), usage) == told
 
 
 # Refusals

@@ -11,7 +11,7 @@ from vcuda.k8s_types import Pod
 from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, Term, Values, limited_values
 from vcuda.placement.card_types import CardTypes, select
 from vcuda.placement.registers import Registers
-from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Shortage, Usage, cards, fits
+from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Shortage, Usage, fits, free_of
 from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
@@ -216,7 +216,7 @@ class _Ranking(NamedTuple):
     def reason(self, fitting: list[str]) -> str:
         """Say why the first of the models with room is taken."""
         best, candidates = fitting[0], self.candidates
-        free = f"{cards(self._free_under_limit(best))} of {cards(self.quota.limits[best].cores)} free"
+        free = free_of(self.quota.limits[best], self.usage_of(best))
         if len(candidates.models) == 1:
             return f"the only model it may use, {free}"
         if len(fitting) == 1:

@@ -243,6 +243,12 @@ def exceeded(namespace: str, *shortages: Shortage) -> str:
     return f"{OVER_QUOTA}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
 
 
+def free_of(limit: Limit, usage: Usage) -> str:
+    """Say how much of a limit is free; what is reserved is not, and is named."""
+    free = f"{cards(limit.cores - usage.used.cores)} of {cards(limit.cores)} free"
+    return f"{free}, {cards(usage.reserved.cores).partition(' ')[0]} reserved" if usage.reserved.cores else free
+
+
 def cards(cores: int) -> str:
     """Render hundredths of a card: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``."""
     amount = f"{cores / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
