@@ -14,7 +14,7 @@ from tests.browser import Tab, browsing, tab
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import Installation, candidate, controlling, limited_team, tenant_of
-from tests.e2e.workloads import workload
+from tests.e2e.workloads import creating, workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess
 
@@ -72,10 +72,23 @@ def test_a_pod_that_is_created_shows_live_and_so_does_its_end(cluster: Cluster, 
     cell = row_of(page, team).locator('td[data-m="M40"]')
     expect(cell).to_contain_text("2.5 of 4", timeout=SOON)
     expect(cell).not_to_contain_text("pending", timeout=SOON)
+    expect(cell).not_to_contain_text("reserved")
     expect(cell).to_contain_text("22 GiB of 40 GiB")
     cluster.delete_pod(team, "two")
     expect(cell).to_contain_text("0.5 of 4", timeout=SOON)
     assert page.evaluate("window.untouched")
+
+
+def test_cards_that_are_reserved_show_while_many_pods_are_created_and_go_by_themselves(
+    own: Installation, opened: Tab, cluster: Cluster
+) -> None:
+    page = opened.page
+    with limited_team(own, {"quota": {"M40": 400}}) as crowded:
+        cell = row_of(page, crowded).locator('td[data-m="M40"]')
+        with creating(cluster, crowded):
+            expect(cell).to_contain_text("reserved", timeout=SOON)
+        expect(cell).not_to_contain_text("reserved", timeout=SOON)
+        expect(cell).to_contain_text(f"{len(cluster.pods(crowded)) / 100:g} of 400", timeout=SOON)
 
 
 def test_the_page_of_a_namespace_has_its_pods_with_charge_and_age(

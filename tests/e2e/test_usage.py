@@ -30,6 +30,7 @@ from tests.e2e.installation import (
     tenant_of,
 )
 from tests.e2e.json_server import answering, ca_bundle, reviewed
+from tests.e2e.workloads import creating
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess, eventually
 from vcuda.kube import MERGE_PATCH
@@ -42,6 +43,27 @@ ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 @pytest.fixture
 def team(led_team: Callable[[Json], str]) -> str:
     return led_team(ENTRY)
+
+
+Plugin = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
+    """Call it as `kubectl gpuquota …` in a shell whose PATH has the plugin, and whose context names no namespace."""
+    assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
+    environment = {
+        "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "HOME": str(tmp_path),
+    }
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = (cluster.kubectl_program, "gpuquota", *arguments)
+        options: Json = {"env": environment, "capture_output": True, "text": True, "timeout": 60}
+        return subprocess.run(command, check=False, **options)
+
+    return run
 
 
 def used(report: Json) -> dict[str, float]:
@@ -91,6 +113,46 @@ def test_the_gauges_tell_limit_usage_and_pending_in_hundredths_of_a_card(
     for model, figures in wanted.items():
         for name, figure in zip(("limit", "used", "pending"), figures, strict=True):
             assert controller.metric(f"vcuda_quota_{name}_cores", namespace=team, model=model) == figure
+
+
+def test_cards_reserved_for_many_pods_are_told_from_used_and_free_ones_and_are_given_back(
+    cluster: Cluster, controller: ControllerProcess, led_team: Callable[[Json], str], gpuquota: Plugin
+) -> None:
+    """Whatever is published, used, reserved and available are the limit."""
+    crowded, seen = led_team({"quota": {"M40": 400}}), list[Json]()
+
+    def is_reserved(report: Json) -> bool:
+        seen.append(report["models"][0])
+        return bool(seen[-1]["reserved"])
+
+    with creating(cluster, crowded):
+        await_published(cluster, crowded, is_reserved)
+        controller.await_metric("vcuda_quota_reserved_cores", 1, namespace=crowded)
+    await_published(cluster, crowded, lambda report: not is_reserved(report))
+    assert {round(each["used"] + each["reserved"] + each["available"], 2) for each in seen} == {400}
+    assert max(each["reserved"] for each in seen) <= 100, "at most a quarter of what was free"
+    assert "RESERVED" not in gpuquota("-n", crowded).stdout
+
+
+def test_who_creates_three_pods_never_sees_anything_reserved(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str, gpuquota: Plugin
+) -> None:
+    pods = [gpu_pod("half", team, SHARE), card_pod("two", team, cards=2), card_pod("one", team)]
+    seen, published = "", list[Json]()
+    for pod in pods:
+        cluster.create(on_m40(pod))
+        seen += gpuquota("-n", team).stdout + cluster.try_create(on_m40(card_pod("more", team, cards=4))).message
+
+    def is_counted(report: Json) -> bool:
+        published.append(report)
+        return is_filled(report)
+
+    await_published(cluster, team, is_counted)
+    assert "exceeded GPU quota" in seen
+    assert "reserved" not in seen.lower()
+    assert {model["reserved"] for report in published for model in report["models"]} == {0}
+    assert await_committed(installation, team, M40=350).reserved == {}
+    assert controller.metric("vcuda_quota_reserved_cores", namespace=team) == 0
 
 
 def test_what_is_no_longer_limited_has_no_gauges_any_more(
@@ -187,27 +249,6 @@ def test_no_tenant_writes_a_report_and_the_controllers_comes_back(
         assert await_published(cluster, team) == report
         tenant.create({**report_of(team, forged), "metadata": {"namespace": team, "name": "mine"}})
     assert account.try_create(report_of(guarded, forged), dryRun="All").status == HTTPStatus.CREATED
-
-
-Plugin = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
-    """Call it as `kubectl gpuquota …` in a shell whose PATH has the plugin, and whose context names no namespace."""
-    assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
-    environment = {
-        "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
-        "KUBECONFIG": str(cluster.kubeconfig),
-        "HOME": str(tmp_path),
-    }
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = (cluster.kubectl_program, "gpuquota", *arguments)
-        options: Json = {"env": environment, "capture_output": True, "text": True, "timeout": 60}
-        return subprocess.run(command, check=False, **options)
-
-    return run
 
 
 def test_the_plugin_shows_a_namespace_as_a_table(

@@ -1,11 +1,17 @@
 """Workloads that make pods by themselves: created, refused all together, and made to try again."""
 
+import itertools
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from http import HTTPStatus
 
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import Component
-from tests.integration.reviews import card_pod
+from tests.e2e.steady import in_threads
+from tests.integration.reviews import card_pod, gpu_pod, on_m40
 
+HUNDREDTH = {"nvidia.com/vcuda-core": "1", "nvidia.com/vcuda-memory": "1"}
 RETRIED = "quota.vcuda.io/retried-at"
 API_VERSIONS = {"ReplicationController": "v1", "Job": "batch/v1"}
 KINDS = ("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
@@ -27,6 +33,19 @@ def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 
         spec = {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}
     metadata = {"namespace": namespace, "name": name}
     return {"apiVersion": API_VERSIONS.get(kind, "apps/v1"), "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
+    """`with` this, twenty pods a second at most are created on M40, each of a hundredth of a card; 429 is no fault."""
+
+    def create(stop: threading.Event) -> None:
+        for number in itertools.count():
+            if stop.wait(0.05):
+                return
+            answer = cluster.try_create(on_m40(gpu_pod(f"small-{number}", namespace, HUNDREDTH)))
+            assert answer.status in (HTTPStatus.CREATED, HTTPStatus.TOO_MANY_REQUESTS), answer
+
+    return in_threads([create])
 
 
 def check_retried(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
