@@ -12,7 +12,7 @@ from controller.metrics import SettleMetrics
 from controller.pods import PodInformer
 from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
-from vcuda.kube import Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
+from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Ledger, ObservedPods, is_older, settle
 from vcuda.ledger.report import NamespaceUse, report
 from vcuda.quota.model import NamespaceQuota
@@ -132,6 +132,8 @@ class Settler:
             ledger = known.read().ledger
         except errors.UnreadableLedger:
             return False  # to settle it will fail, and say so
+        if ledger.lost:
+            return False
         claims = self.claims.observed(known.namespace, observed.extended)
         newer = not msgspec.structs.replace(observed, claims=claims).is_older(ledger)
         same = observed.committed == ledger.committed and (claims is None or claims.committed == ledger.claimed)
@@ -160,6 +162,10 @@ class Settler:
             except errors.Conflict:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
+                # Each is closed when it is made; a replica that makes the first one of a namespace opens it at once.
+                if lost.missing < OPENING_SECONDS:
+                    queue.add(namespace, OPENING_SECONDS)
+                    return
                 self._log.warning("ledger lost", namespace=namespace, error=str(lost))
                 queue.retry(namespace, lost.left)
 
@@ -183,6 +189,9 @@ class Settler:
         except errors.UnreadableLedger:
             self._drop_unreadable(namespace)
             raise
+        if stored and (lost := stored.ledger.lost):
+            self._store.check_lost(namespace, lost)
+            stored = self._opened(namespace)
         if quota is None:
             # Malformed since before this process began. The replicas may have the last good one, and go on charging.
             if stored:
@@ -199,7 +208,7 @@ class Settler:
     def _settle_limited(self, namespace: str, limits: NamespaceQuota, stored: Stored | None) -> None:
         pods = self.pods.pods(namespace)
         if stored is None and (pods or self.claims.claims(namespace)):
-            stored = self._store.read(namespace)
+            stored = self._opened(namespace)
         if stored:
             stored = self._settle_newest(namespace, stored)
         if stored and stored.deleting:
@@ -210,6 +219,11 @@ class Settler:
         (self._with_room.add if use.has_room else self._with_room.discard)(namespace)
         self._on_report(namespace, use)
 
+    def _opened(self, namespace: str) -> Stored:
+        """Return the ledger as it is now; one that was lost, and nobody else has made anew, is counted and opened."""
+        stored = self._store.open(namespace)
+        return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
+
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
         """Settle the ledger as the watch has brought it; where that was out of date, as it is now.
 
@@ -219,11 +233,11 @@ class Settler:
             try:
                 return self._write(namespace, self._settled(namespace, stored.ledger), stored)
             except errors.Conflict:
-                stored = self._store.read(namespace)
+                stored = self._opened(namespace)
         return self._write(namespace, self._settled(namespace, stored.ledger), stored)
 
     def _write(self, namespace: str, ledger: Ledger, stored: Stored) -> Stored:
-        if ledger is stored.ledger and stored.version is not None:
+        if ledger is stored.ledger:
             return stored
         written = self._store.write(namespace, ledger, stored)
         self._metrics.released.inc(len(stored.ledger.pending) - len(ledger.pending))
@@ -271,8 +285,7 @@ class Settler:
             self._write(namespace, ledger, stored)
             return
         with contextlib.suppress(errors.NotFound):
-            # The mark of a namespace that is gone goes with it.
-            self._store.drop(namespace, stored.version, marked=self._is_there(namespace))
+            self._store.drop(namespace, stored.version)
             self._log.info("ledger dropped", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:

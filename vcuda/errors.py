@@ -102,6 +102,10 @@ class Unavailable(VcudaError):
     """No usable answer: refused, reset, timed out, 429 or 5xx. Whether a write landed is not known."""
 
 
+class WriteUnanswered(Unavailable):
+    """A write was sent, and nobody said what became of it: it may have landed, or may land yet."""
+
+
 class HeldByBudget(Unavailable):
     """429 to an eviction: a PodDisruptionBudget does not allow it now; ``why`` is the API server's own sentence."""
 
@@ -123,7 +127,7 @@ class UnreadableLedger(VcudaError):
 
 
 class LedgerLost(VcudaError):
-    """A ledger is gone that there was, ``missing`` seconds since that was seen: what was charged in it is not known.
+    """A ledger is made anew, ``missing`` seconds since that was seen: what was charged in the one before is not known.
 
     Pods of it may still be stored for ``left`` seconds; after that it is counted from the pods.
     """

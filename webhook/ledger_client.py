@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from vcuda.errors import Conflict, LedgerLost, Unavailable, VcudaError
+from vcuda.errors import Conflict, LedgerLost, Unavailable, VcudaError, WriteUnanswered
 from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, is_counted_before, settle
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
@@ -142,10 +142,6 @@ class BatchCommitter(Generic[T, R]):
 Charging = PendingCall[ChargeRequest, Decision]
 
 
-class WriteUnanswered(Exception):
-    """Whether a write is in the ledger is not known; only a read can tell."""
-
-
 @dataclass(eq=False)
 class ClusterLedgers:
     """One `NamespaceLedger` for each namespace; the interface is `webhook.ledgers.Ledgers`.
@@ -260,7 +256,7 @@ class NamespaceLedger:
         """Write what was granted, and what is reserved from now on."""
         async with self._committer.busy:
             # Nothing is lost where it fails, and it is tried again: what was granted is in what is reserved.
-            with contextlib.suppress(WriteUnanswered, VcudaError):
+            with contextlib.suppress(VcudaError):
                 if self._lease.active:
                     await self._attempt([])
 
@@ -317,7 +313,7 @@ class NamespaceLedger:
         """
         await self._send_again()
         remembered, self._remembered = self._remembered, None
-        stored = remembered or await self._read_own()
+        stored = remembered or await self._read_own(calls)
         counted = await self._complete(stored.ledger, calls)
         flushed = self._lease.flushed(counted)
         ledger, decisions = _decide(flushed, calls)
@@ -330,13 +326,14 @@ class NamespaceLedger:
             await self._attempt(calls)
             return
         gives_back = self._lease.active and not calls and stored.version
-        if (changed and not all(call.item.dry_run for call in calls)) or self._lease.granted or gives_back:
+        changed = (changed and not all(call.item.dry_run for call in calls)) or stored.opens
+        if changed or self._lease.granted or gives_back:
             for call in calls:
                 call.late = UNSURE  # what a deadline means that comes while the write is under way
-            stored = await self._write(self._reserving(ledger, calls) if stored.version else ledger, stored)
+            stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # one that has yet to be created counts pods, and those change unseen
+        if stored.version is not None:  # one that has yet to be opened counts pods, and those change unseen
             self._remembered = stored
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -366,7 +363,7 @@ class NamespaceLedger:
         try:
             stored = await self._in_thread(self._shared.store.write, ledger, replaced, WRITE_TIMEOUT_SECONDS)
         except Unavailable as error:
-            if self._lease.active and replaced.version:
+            if self._lease.active:
                 self._unanswered = _Unanswered(ledger, replaced)
             raise WriteUnanswered from error
         self._unanswered = None
@@ -383,9 +380,11 @@ class NamespaceLedger:
                 # The version that it was to replace is gone: it has landed, or never will. The ledger tells which.
                 self._unanswered = None
 
-    async def _read_own(self) -> Stored:
+    async def _read_own(self, calls: Sequence[Charging]) -> Stored:
+        store = self._shared.store
+        opens = any(not call.item.dry_run for call in calls)
         try:
-            stored = await self._read()
+            stored = await self._in_thread(store.open if opens else store.read, READ_TIMEOUT_SECONDS)
         except LedgerLost:
             self._lease.forget()
             raise

@@ -16,7 +16,6 @@ from vcuda.kube import (
     InvolvedObject,
     Kube,
     LedgerStore,
-    Opening,
     QuotaInformer,
     QuotaPlace,
     Stored,
@@ -28,7 +27,6 @@ from vcuda.placement.placement import Nodes
 
 NAME = "team-a/../team-b"
 QUOTED = "team-a%2F..%2Fteam-b"
-UNMADE = Stored(Ledger(), None, opening=Opening("uid"))
 IN_IT = f"/api/v1/namespaces/{QUOTED}/"
 
 
@@ -54,7 +52,7 @@ def store(kube: Kube, namespace: str) -> LedgerStore:
     ("call", "begin"),
     [
         pytest.param(
-            lambda kube: store(kube, NAME).write("a", Ledger(), Stored(Ledger(), None, opening=Opening("u"))),
+            lambda kube: store(kube, NAME).open("a"),
             IN_IT,
             id="the ledgers' namespace",
         ),

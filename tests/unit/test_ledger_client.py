@@ -26,8 +26,8 @@ def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
     decisions = together(api, replica, asked("a"), [asked("b"), asked("c"), asked("d")])
     assert kinds(decisions) == ["Admitted"] * 4
     assert replica.uids() == ["a", "b", "c", "d"]
-    assert [call for call in api.calls if call in ("POST", "PUT")] == ["POST", "POST", "PUT"], (
-        "its mark, the ledger, and the group"
+    assert [call for call in api.calls if call in ("POST", "PUT")] == ["POST", "POST", "PUT", "PUT"], (
+        "the ledger, its mark, the first, and the group"
     )
     assert replica.counted("batch_charges_sum") == 4
     assert replica.counted("batch_charges_count") == 2
@@ -83,7 +83,7 @@ def test_a_yes_that_writes_nothing_is_confirmed_by_a_read(
 
 def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(replica: Replica) -> None:
     replica.charge("a")
-    replica.store.write("team-a", Ledger({"M40": Charge(400)}, "7"), replica.store.read("team-a"))
+    replica.store.write("team-a", Ledger({"M40": Charge(400)}, "7"), replica.store.open("team-a"))
     assert isinstance(replica.charge("a"), Refused)
     assert isinstance(replica.charge("a", dry_run=True), Refused)
 
@@ -95,7 +95,7 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
     api.forget_calls()
     assert isinstance(replica.charge("e"), Refused)
     assert api.calls == ["GET"]
-    replica.store.write("team-a", Ledger({}, "7"), replica.store.read("team-a"))
+    replica.store.write("team-a", Ledger({}, "7"), replica.store.open("team-a"))
     api.forget_calls()
     assert isinstance(replica.charge("e"), Admitted)
     assert api.calls == ["GET", "PUT"]
@@ -116,9 +116,9 @@ def test_too_many_pending_is_busy_and_no_memory_either(replica: Replica) -> None
     share = Pending("M40", Charge(1, 1))
     crowded = Ledger(pending={f"uid-{number}": share for number in range(MOST_PENDING)})
     replica.charge("a", quota=quota)
-    replica.store.write("team-a", crowded, replica.store.read("team-a"))
+    replica.store.write("team-a", crowded, replica.store.open("team-a"))
     assert kinds(replica.charge("b", quota=quota) for _ in range(2)) == ["RetryLater", "RetryLater"]
-    replica.store.write("team-a", Ledger(), replica.store.read("team-a"))
+    replica.store.write("team-a", Ledger(), replica.store.open("team-a"))
     assert isinstance(replica.charge("b", quota=quota), Admitted)
 
 

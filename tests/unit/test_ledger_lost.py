@@ -57,33 +57,6 @@ def test_how_long_is_counted_for_each_loss_by_itself(
         assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted)
 
 
-def test_of_a_loss_that_was_not_looked_at_for_long_nothing_is_known(
-    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
-) -> None:
-    """It may have been there in between, under the same mark: its creation was late, or somebody restored it."""
-    replica.charge("a", deadline=clock.now + 1)
-    kept = api.objects[LEDGER]
-    api.remove(LEDGER)
-    with pytest.raises(LedgerLost):
-        replica.charge("b", deadline=clock.now + 5)
-    api.store(LEDGER, kept)
-    clock.pass_by(2 * LOST_SECONDS + 1)
-    assert kinds(other.charge(uid, deadline=clock.now + 5) for uid in "cde") == ["Admitted"] * 3
-    api.remove(LEDGER)
-    with pytest.raises(LedgerLost):
-        replica.charge("f", deadline=clock.now + 5)
-    clock.pass_by(LOST_SECONDS)
-    assert isinstance(replica.charge("f", deadline=clock.now + 5), Admitted)
-
-
-def test_a_mark_that_does_not_tell_who_wrote_it_is_nobodys_own(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    replica.charge("a", deadline=clock.now + 1)
-    api.store(MARK, {**api.objects[MARK], "data": {}})
-    api.remove(LEDGER)
-    with pytest.raises(LedgerLost):
-        replica.charge("b", deadline=clock.now + 5)
-
-
 def test_one_that_another_replica_is_making_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
     """It is marked first, then made."""
     replica.charge("a")
@@ -98,39 +71,7 @@ def test_one_that_another_replica_is_making_is_awaited_and_not_lost(api: ApiDoub
     assert len(slept) == 1
 
 
-@pytest.mark.parametrize("delivery", [lost_reply, lost_request])
-def test_a_mark_of_its_own_whose_writing_got_no_answer_is_no_loss(
-    api: ApiDouble, replica: Replica, clock: Clock, delivery: Delivery
-) -> None:
-    api.deliver = Script(delivery)
-    assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
-    assert (replica.uids(), replica.counted("unsure_total")) == (["a"], 1)
-
-
-def test_a_first_ledger_counts_what_came_by_another_that_was_dropped_meanwhile(
-    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
-) -> None:
-    """Its pods were listed before; and with the other its mark went."""
-
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        api.deliver = delivered
-        other.charge("x", deadline=clock.now + 5)
-        api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}, uid="x"))
-        other.store.drop("team-a", str(other.store.read("team-a").version))
-        return effect()
-
-    api.deliver = Script(overtaken, methods=("POST",))
-    assert isinstance(replica.charge("a", deadline=clock.now + 5), Refused)
-
-
-def test_in_a_namespace_that_is_not_there_nothing_is_written(api: ApiDouble, replica: Replica) -> None:
-    def gone(_method: str, _timeout: float, _effect: Effect) -> bytes:
-        raise NotFound(404, "not found")
-
-    api.deliver = Script(delivered, gone, methods=("GET",))
-    with pytest.raises(NotFound, match="there is no namespace team-a"):
-        replica.charge("a")
-    assert "POST" not in api.calls
+#NEW
 
 
 def test_the_leader_makes_it_anew_where_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:

@@ -211,7 +211,7 @@ def test_a_replica_counts_a_ledger_anew_that_was_counted_by_older_units(api: Api
     world, replica = World(api), Replica(api)
     world.edit("{nvidia.com/gpu.shared: {cards: 2}}")
     replica.store.resources = world.quota.resources
-    replica.store.write("team-a", Ledger({}, "103", config_version="1"), replica.store.read("team-a"))
+    replica.store.write("team-a", Ledger({}, "103", config_version="1"), replica.store.open("team-a"))
     assert isinstance(replica.charge("uid-1"), Refused)
 
 

@@ -8,7 +8,7 @@ from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params
 from vcuda.kube.connection import VersionCheck, end_process
 from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer, is_served
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
-from vcuda.kube.ledger_marks import Opening
+from vcuda.kube.ledger_marks import OPENING_SECONDS
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.objects import Event, InvolvedObject, post_event, post_event_or_log
 from vcuda.kube.reflector import Backoff, OnEvent, Reflector
@@ -20,6 +20,7 @@ __all__ = [
     "JSON_PATCH",
     "MERGE_PATCH",
     "NOT_TRACKED",
+    "OPENING_SECONDS",
     "Backoff",
     "ClaimPolicies",
     "Counts",
@@ -34,7 +35,6 @@ __all__ = [
     "NamedLedger",
     "NodeInformer",
     "OnEvent",
-    "Opening",
     "Page",
     "Params",
     "QuotaInformer",

@@ -1,47 +1,50 @@
 """Marks of the namespaces that have a ledger: so one that is lost is told from one that there never was.
 
 A ledger holds for a moment what nothing else does: charges of pods that are being stored just then. To count the pods
-and begin anew would forget those. So where a ledger is gone nothing is charged until none of them can be stored any
-more.
+and begin anew would forget those. So every ledger is made closed, and is opened at once only where there never was one.
 """
 
+import secrets
 import time
-import uuid
 from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from vcuda import errors, k8s_types
 from vcuda.kube import client
+from vcuda.ledger.ledger import MARGIN_SECONDS, Reservation
+
+T = TypeVar("T")
 
 OPENER = "opener"
+
+OPENING_SECONDS = 1.0
+"""For how long a ledger that is marked and closed may be on its way: another marks it first, then opens it."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
-class Opening(msgspec.Struct, frozen=True):
-    """What is known before a ledger is created: the namespace's uid, and the version of its mark, where it has one.
+class _Claim(NamedTuple):
+    """What tells our mark from others', and the version of the closed ledger that was read before it was written."""
 
-    The uid is empty where there is no such namespace.
-    """
-
-    uid: str
-    mark: str | None = None
+    version: str
+    opener: str
 
 
-class _Loss(msgspec.Struct, frozen=True):
-    """A ledger that was missing beside this version of its mark since then, and when that was last looked at."""
+class _Loss(NamedTuple):
+    """What reserves everything in a ledger, and since when that is known here."""
 
-    mark: str
+    counter: int
     since: float
-    looked: float
 
 
 class LedgerMarks:
-    """One ConfigMap beside the ledgers for each namespace that was given one, named by the namespace's uid.
+    """One ConfigMap beside the ledgers for each namespace that was given one, named by the namespace.
 
-    ``storable_seconds`` after its charge a pod can no longer be stored. For how long a ledger has been lost is measured
-    from when this process first saw it missing beside this version of its mark: who makes it anew writes that first.
+    It goes with the ledger, when nothing is charged there that is not stored, and with nothing else: so also where a
+    namespace was deleted and made again, and its ledger was lost meanwhile, that is known. ``storable_seconds`` after
+    its charge a pod can no longer be stored. Ages are measured on this process's own clock.
     """
 
     def __init__(
@@ -55,101 +58,98 @@ class LedgerMarks:
         self._collection = collection
         self._storable_seconds = storable_seconds
         self._clock = clock
-        # By namespaces that exist, and have lost their ledger.
-        self._lost: dict[str, _Loss] = {}
-        self._written: dict[str, str] = {}
+        self._claims: dict[str, _Claim] = {}
+        self._losses: dict[str, _Loss] = {}
 
-    def opening(self, namespace: str, timeout: float) -> Opening:
-        """Return what is known of a namespace that has no ledger.
+    def check_lost(self, namespace: str, lost: Reservation) -> None:
+        """Raise LedgerLost until no pod can be stored any more that was charged in the ledger before this one."""
+        known, now = self._losses.get(namespace), self._clock()
+        # Each ledger that is made has a counter of its own: of one that was made since then nothing is known.
+        if known is None or known.counter != lost.counter:
+            known = self._losses[namespace] = _Loss(lost.counter, now)
+        missing = now - known.since
+        if (left := lost.seconds + self._storable_seconds + MARGIN_SECONDS - missing) > 0:
+            raise errors.LedgerLost(namespace, missing, left)
 
-        Raises LedgerLost where it had one, and pods that were charged in it may still be stored.
+    def claim(self, namespace: str, version: str, timeout: float, *, anew: bool) -> bool:
+        """Mark the namespace, whose closed ledger was read at this version; return whether nobody had done so before.
+
+        Then that version may be replaced by an open ledger at once: as there was no mark there was no other ledger from
+        which anybody could have had a yes, and if another opens this one, that version is gone. Not ``anew``: only
+        where we have tried to mark it for that version, and did not hear what became of it.
         """
-        uid = self._uid_of(namespace, timeout)
-        mark = self._get(uid, timeout) if uid else None
-        if mark is None:
-            return Opening(uid)
-        version = mark.metadata.resource_version
-        # Our own, whose writing got no answer: so no ledger was written after it.
-        opener = (mark.data or {}).get(OPENER)
-        if opener and opener == self._written.get(namespace):
-            return Opening(uid, version)
-        missing = self._missing(namespace, version)
-        if missing < self._storable_seconds:
-            raise errors.LedgerLost(namespace, missing, self._storable_seconds - missing)
-        return Opening(uid, version)
-
-    def _missing(self, namespace: str, mark: str) -> float:
-        """Return for how long a ledger is known to have been missing."""
-        known, now = self._lost.get(namespace), self._clock()
-        # Between two looks it may have come under the same mark, if its creation was late or somebody restored it, and
-        # been lost again. That is less likely than a caller who comes again only after the time that he was told.
-        if known is None or known.mark != mark or now > known.looked + 2 * self._storable_seconds:
-            known = _Loss(mark, now, now)
-        self._lost[namespace] = _Loss(mark, known.since, now)
-        return now - known.since
-
-    def found(self, namespace: str) -> None:
-        """Take note that the namespace has its ledger."""
-        self._lost.pop(namespace, None)
-
-    def write(self, namespace: str, opening: Opening, timeout: float) -> None:
-        """Mark the namespace; the ledger may be created then, once.
-
-        Raises Conflict: somebody else has marked it, and creates the ledger. Unavailable: it may be marked, or not.
-        """
-        if not opening.uid:
-            raise errors.NotFound(404, f"there is no namespace {namespace}")
-        opener = uuid.uuid4().hex
-        metadata = {
-            "name": _name(opening.uid),
-            "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"},
-            # Kubernetes deletes it after the namespace.
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": opening.uid}],
-            **({"resourceVersion": opening.mark} if opening.mark else {}),
-        }
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {OPENER: opener}}
-        self._written[namespace] = opener
+        known = self._claims.get(namespace)
+        tried = known is not None and known.version == version
+        if not (tried or anew):
+            return False
+        claim = known if known and tried else _Claim(version, secrets.token_urlsafe(12))
+        self._claims[namespace] = claim
         try:
-            if opening.mark:
-                self._kube.put(self._path(opening.uid), msgspec.json.encode(body), timeout=timeout)
-            else:
-                self._kube.post(self._collection, msgspec.json.encode(body), timeout=timeout)
+            answered(lambda: self._kube.post(self._collection, _mark(namespace, claim.opener), timeout=timeout))
+        except errors.Conflict:
+            if tried and (mark := self._get(namespace, timeout)) and (mark.data or {}).get(OPENER) == claim.opener:
+                return True
+            self._claims.pop(namespace, None)
+            return False
+        return True
+
+    def renew(self, namespace: str, timeout: float) -> None:
+        """Mark the namespace, whether it is or not, so that no other mark that was seen is the one that there is.
+
+        Raises Conflict: somebody else did so first.
+        """
+        mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
+        if mark is None:
+            answered(lambda: self._kube.post(self._collection, _mark(namespace, opener), timeout=timeout))
+            return
+        body = _mark(namespace, opener, mark.metadata.resource_version)
+        try:
+            answered(lambda: self._kube.put(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
             raise errors.Conflict(error.status, error.message) from error
 
-    def used(self, namespace: str) -> None:
-        """Take note that the ledger is being created by the mark that was written last."""
-        self._written.pop(namespace, None)
+    def opened(self, namespace: str) -> None:
+        """Take note that the namespace has a ledger in which everybody may charge."""
+        self._claims.pop(namespace, None)
+        self._losses.pop(namespace, None)
 
-    def current(self, namespace: str, timeout: float = 10) -> Opening:
-        """Return the uid of a namespace, and the version of its mark."""
-        uid = self._uid_of(namespace, timeout)
-        mark = self._get(uid, timeout) if uid else None
-        return Opening(uid, mark.metadata.resource_version if mark else None)
+    def current(self, namespace: str, timeout: float = 10) -> str | None:
+        """Return the version of a namespace's mark, None where it has none."""
+        mark = self._get(namespace, timeout)
+        return mark.metadata.resource_version if mark else None
 
-    def remove(self, known: Opening) -> None:
+    def remove(self, namespace: str, version: str) -> None:
         """Take the mark away, if it is still this one; else Conflict, or NotFound."""
-        if known.mark:
-            precondition = {"preconditions": {"resourceVersion": known.mark}}
-            self._kube.delete(self._path(known.uid), msgspec.json.encode(precondition))
+        self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
-    def _uid_of(self, namespace: str, timeout: float) -> str:
+    def _get(self, namespace: str, timeout: float) -> k8s_types.ConfigMap | None:
         try:
-            raw = self._kube.get(f"/api/v1/namespaces/{client.segment(namespace)}", timeout=timeout)
-        except errors.NotFound:
-            return ""
-        return msgspec.json.decode(raw, type=k8s_types.K8sObject).metadata.uid
-
-    def _get(self, uid: str, timeout: float) -> k8s_types.ConfigMap | None:
-        try:
-            return _CONFIG_MAP.decode(self._kube.get(self._path(uid), timeout=timeout))
+            return _CONFIG_MAP.decode(self._kube.get(self._path(namespace), timeout=timeout))
         except errors.NotFound:
             return None
 
-    def _path(self, uid: str) -> str:
-        return f"{self._collection}/{_name(uid)}"
+    def _path(self, namespace: str) -> str:
+        return f"{self._collection}/{_name(namespace)}"
 
 
-def _name(uid: str) -> str:
+def answered(write: Callable[[], T]) -> T:
+    """Return the answer to a write. Raises WriteUnanswered where there is none."""
+    try:
+        return write()
+    except errors.Unavailable as error:
+        raise errors.WriteUnanswered(str(error)) from error
+
+
+def _mark(namespace: str, opener: str, replaced: str | None = None) -> bytes:
+    metadata = {
+        "name": _name(namespace),
+        "labels": {"app.kubernetes.io/managed-by": "vcuda-quota"},
+        **({"resourceVersion": replaced} if replaced else {}),
+    }
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {OPENER: opener}}
+    return msgspec.json.encode(body)
+
+
+def _name(namespace: str) -> str:
     # No namespace has a dot in its name, so it is no ledger's name.
-    return f"gpu-ledger-opened.{uid}"
+    return f"gpu-ledger-opened.{namespace}"

@@ -6,8 +6,10 @@ beforehand, is a right to nothing else.
 
 import contextlib
 import math
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,15 +18,17 @@ from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.claims.objects import API_PATH
 from vcuda.kube import client, objects, watch
-from vcuda.kube.ledger_marks import LedgerMarks, Opening
+from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, answered
 from vcuda.kube.reflector import Reflector
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
+    LOST,
     MARGIN_SECONDS,
     STORABLE_SECONDS,
     Ledger,
     ObservedClaims,
     ObservedPods,
+    Reservation,
     charges_by_model,
     settle,
 )
@@ -38,9 +42,6 @@ NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 FINALIZER = "quota.vcuda.io/ledger"
 """Keeps a ledger whose deletion was asked for until nothing is charged in it that pods do not show."""
 
-OPENING_SECONDS = 1.0
-"""For how long one that is marked and missing may be on its way: another writes the mark first, then the ledger."""
-
 LOOK_AGAIN_SECONDS = 0.05
 
 FEW_PENDING_BYTES = 2048
@@ -51,16 +52,17 @@ _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A ledger, the resourceVersion of its ConfigMap (None where it has yet to be created), and its size in bytes.
+    """A ledger, the resourceVersion of its ConfigMap (None where there is no open one), and its size in bytes.
 
-    ``opening`` is what that creation wants to know. ``deleting``: somebody has asked for its deletion. ``answered``:
-    when the API server says it has written it, in Unix seconds, and before all time where it says nothing.
+    ``opens``: at that version it is closed, and this is what opens it. ``deleting``: somebody has asked for its
+    deletion. ``answered``: when the API server says it has written it, in Unix seconds, and before all time where it
+    says nothing.
     """
 
     ledger: Ledger
     version: str | None
     size: int = 0
-    opening: Opening | None = None
+    opens: bool = False
     deleting: bool = False
     answered: float = -math.inf
 
@@ -95,6 +97,13 @@ class NamedLedger(msgspec.Struct, frozen=True):
         return not self.deleting and 0 < len(text) - len(self.counted) < FEW_PENDING_BYTES
 
 
+class _Seen(NamedTuple):
+    """The newest version of a ledger that is known of, and when that was learned."""
+
+    version: int
+    at: float
+
+
 # Has the API server drop, at an update, what it notes of who set which field (Server-Side Apply, "Clearing
 # managedFields"). Nobody applies a ledger, and keeping the notes is a quarter of what the API server does for a write.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
@@ -126,12 +135,16 @@ class LedgerStore:
         self.resources = resources
         self.claim_price = claim_price
         self._sleep = sleep
+        self._clock = clock
         # By namespace what was last counted in a ledger that was written here, where a watch is to know it again.
         self._written: dict[str, str] = {}
         self._keeps_written = False
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
-        # A replica that does not know yet grants from its reservation for its time.
-        self._marks = LedgerMarks(kube, self._collection, storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
+        self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
+        self.check_lost = self._marks.check_lost
+        # What was granted when a ledger was last seen is stored after so long, or never will be.
+        self._uncertain_seconds = storable_seconds + LEASE_SECONDS + MARGIN_SECONDS
+        self._seen: dict[str, _Seen] = {}
 
     @property
     def config_version(self) -> str:
@@ -139,31 +152,119 @@ class LedgerStore:
         return self.resources().version
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger; where there never was one, what a consistent LIST of the pods counts.
+        """Return the newest ledger, not to be written; where there is no open one, what a LIST of the pods counts.
 
-        The same where one was lost, and no pod that was charged in it can be stored any more. ``timeout`` is in
-        seconds, for each call. Raises UnreadableLedger: it is damaged. LedgerLost: it was lost just now.
+        ``timeout`` is in seconds, for each call. Raises UnreadableLedger: it is damaged. LedgerLost: one was lost, and
+        pods that were charged in it may still be stored.
         """
-        while (stored := self._stored(namespace, timeout)) is None:
-            try:
-                opening = self._marks.opening(namespace, timeout)
-            except errors.LedgerLost as lost:
-                if lost.missing >= OPENING_SECONDS:
-                    raise
-                self._sleep(LOOK_AGAIN_SECONDS)
-                continue
-            observed = self.count_pods(namespace, timeout)
-            counted = settle(Ledger(), observed, counted_since=observed.resource_version)
-            return Stored(counted, None, opening=opening)
-        return stored
+        while True:
+            stored = self._stored(namespace, timeout)
+            if stored is None and self._marks.current(namespace, timeout) is None:
+                return Stored(self._counted(namespace, Ledger(), timeout), None)
+            if stored := stored or self._created(namespace, timeout):
+                if stored.ledger.lost is None:
+                    return stored
+                if not self._awaits_opening(namespace, stored.ledger.lost):
+                    return Stored(self._counted(namespace, stored.ledger, timeout), None)
+
+    def open(self, namespace: str, timeout: float = 10) -> Stored:
+        """Return the newest ledger to be written; where there is none it is made, and one that is closed is counted.
+
+        Raises the same as `read`, and Conflict: somebody else wrote first. WriteUnanswered: it is not known what became
+        of a write; called again, this goes on from there.
+        """
+        while True:
+            stored = self._stored(namespace, timeout) or self._created(namespace, timeout)
+            if stored is None:
+                continue  # another has made it
+            if (lost := stored.ledger.lost) is None:
+                return stored
+            version = str(stored.version)
+            # Where it never had one no other ledger can hold what this one does not: so who marks it need not wait.
+            if not self._marks.claim(namespace, version, timeout, anew=self._is_recent(namespace, lost)):
+                if self._awaits_opening(namespace, lost):
+                    continue
+                # Whoever has seen a mark before may no longer take it away.
+                self._marks.renew(namespace, timeout)
+            return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
+
+    def _is_recent(self, namespace: str, lost: Reservation) -> bool:
+        try:
+            self.check_lost(namespace, lost)
+        except errors.LedgerLost as error:
+            return error.missing < OPENING_SECONDS
+        return False
+
+    def _awaits_opening(self, namespace: str, lost: Reservation) -> bool:
+        """Return whether to look again, as another may be opening it; False where it may be opened by its age."""
+        try:
+            self.check_lost(namespace, lost)
+        except errors.LedgerLost as error:
+            if error.missing >= OPENING_SECONDS:
+                raise
+            self._sleep(LOOK_AGAIN_SECONDS)
+            return True
+        return False
+
+    def _counted(self, namespace: str, ledger: Ledger, timeout: float) -> Ledger:
+        """Return a ledger that is open, with what a LIST counts from now on."""
+        observed = self.count_pods(namespace, timeout)
+        counted = settle(ledger, observed, counted_since=observed.resource_version, reaped={LOST})
+        if counted.lost:
+            raise errors.Unavailable("an older quota ConfigMap is known here than the ledger was counted by")
+        return counted
 
     def _stored(self, namespace: str, timeout: float) -> Stored | None:
+        known = self._seen.get(namespace)
         try:
             raw = self._kube.get(self._path(namespace), timeout=timeout)
         except errors.NotFound:
             return None
-        self._marks.found(namespace)
-        return _read(_CONFIG_MAP.decode(raw), len(raw))
+        stored = _read(_CONFIG_MAP.decode(raw), len(raw))
+        if self._is_gone_back(known, stored):
+            return self._closed(namespace, stored, timeout)
+        self._note(namespace, stored)
+        return stored
+
+    def _created(self, namespace: str, timeout: float) -> Stored | None:
+        """Make a ledger in which nobody may charge yet; None where there is one, or somebody else makes it."""
+        known, ledger = self._seen.get(namespace), Ledger(reserved={LOST: _everything()})
+        body = self._encode(namespace, ledger, None)
+        try:
+            stored = _written(ledger, lambda: self._kube.post_heard(self._collection, body, timeout=timeout))
+        except errors.Conflict:
+            return None
+        if self._is_gone_back(known, stored):
+            self._marks.renew(namespace, timeout)  # it was there, and what marked it is gone with it
+        self._note(namespace, stored, anew=True)
+        return stored
+
+    def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
+        """Close a ledger to which etcd was set back: charges that were in later versions may still be stored."""
+        self._marks.renew(namespace, timeout)
+        ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
+        body = self._encode(namespace, ledger, stored.version)
+        try:
+            closed = _written(ledger, lambda: self._kube.put_heard(self._path(namespace), body, timeout=timeout))
+        except (errors.Conflict, errors.NotFound):
+            return None
+        self._note(namespace, closed, anew=True)
+        return closed
+
+    def _is_gone_back(self, known: _Seen | None, stored: Stored) -> bool:
+        # resourceVersions only grow, also over the deletion of an object, but where etcd is restored from a backup.
+        recent = known is not None and self._clock() < known.at + self._uncertain_seconds
+        return recent and known is not None and int(stored.version or 0) < known.version
+
+    def _note(self, namespace: str, stored: Stored, *, anew: bool = False) -> None:
+        known, version, now = self._seen.pop(namespace, None), int(stored.version or 0), self._clock()
+        self._seen[namespace] = _Seen(max(version, known.version) if known and not anew else version, now)
+        # The one not seen for longest; of as many as are noted none stays for good.
+        oldest = next(iter(self._seen))
+        if self._seen[oldest].at + self._uncertain_seconds < now:
+            del self._seen[oldest]
+        if stored.ledger.lost is None:
+            self._marks.opened(namespace)
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
         """Return what a namespace's pods and claims take, from consistent LISTs; the timeout is for each page.
@@ -234,48 +335,29 @@ class LedgerStore:
         return version, stored
 
     def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
-        """Write a ledger in place of the one that was read, or create it where that had no version.
+        """Write a ledger in place of the one that was read, or opened.
 
-        Returns it as stored. Raises Conflict: another writer was first, or it has been deleted. Unavailable: whether it
-        was written is not known.
+        Returns it as stored. Raises Conflict: another writer was first, or it has been deleted. WriteUnanswered.
         """
+        if replaced.version is None:
+            raise ValueError(f"the ledger of namespace {namespace} was read, and is to be opened before it is written")
         body = self._encode(namespace, ledger, replaced.version)
         try:
-            if replaced.version is None:
-                self._marks.write(namespace, replaced.opening or Opening(""), timeout)
-                self._check_count(namespace, replaced.ledger, timeout)
-                self._marks.used(namespace)
-                heard = self._kube.post_heard(self._collection, body, timeout=timeout)
-            else:
-                heard = self._kube.put_heard(self._path(namespace), body, timeout=timeout)
+            stored = _written(ledger, lambda: self._kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
-            # What was read is gone, as after any other write: read again. (Of a POST it is the system's namespace.)
-            if replaced.version is None:
-                raise
+            # What was read is gone, as after any other write: read again.
             raise errors.Conflict(error.status, error.message) from error
-        metadata, answered = (
-            _CONFIG_MAP.decode(heard.body).metadata,
-            heard.date.timestamp() if heard.date else -math.inf,
-        )
-        deleting = metadata.deletion_timestamp is not None
-        return Stored(ledger, metadata.resource_version, len(heard.body), deleting=deleting, answered=answered)
+        self._note(namespace, stored)
+        return stored
 
-    def _check_count(self, namespace: str, counted: Ledger, timeout: float) -> None:
-        # Since the pods were listed another may have made the ledger, and it may have been dropped, with its mark. From
-        # our own mark on nobody does: what is stored now is all that there is.
-        observed = self.count_pods(namespace, timeout)
-        claimed = observed.claims.committed if observed.claims else counted.claimed
-        if (observed.committed, claimed) != (counted.committed, counted.claimed):
-            raise errors.Conflict(409, "Conflict")  # it is decided again
-
-    def drop(self, namespace: str, version: str, *, marked: bool = True) -> None:
+    def drop(self, namespace: str, version: str) -> None:
         """Delete the ledger, if it is still the one read at ``version``; else Conflict, or NotFound.
 
-        With its mark, if it is ``marked``: then who needs one after that makes it anew at once. So there is to be
-        nothing in it that pods do not show.
+        Its mark goes too: then who needs one after that makes it anew at once. So there is to be nothing in it that
+        pods do not show.
         """
-        # The mark as it is now belongs to this ledger: after another it will be of another version.
-        mark = self._marks.current(namespace) if marked else Opening("")
+        # The mark as it is now belongs to this ledger: another that is opened after it has one of another version.
+        mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self._kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
         left = _CONFIG_MAP.decode(raw).metadata
@@ -284,7 +366,8 @@ class LedgerStore:
             preconditions = {"resourceVersion": left.resource_version}
             with contextlib.suppress(errors.NotFound):
                 self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
-        self._marks.remove(mark)
+        if mark:
+            self._marks.remove(namespace, mark)
         self._written.pop(namespace, None)
 
     def reflector(
@@ -338,6 +421,18 @@ class LedgerStore:
 def ledger_name(namespace: str) -> str:
     """Return the name of the ConfigMap that holds a namespace's ledger."""
     return f"gpu-ledger-{namespace}"
+
+
+def _written(ledger: Ledger, write: Callable[[], client.Heard]) -> Stored:
+    heard = answered(write)
+    metadata = _CONFIG_MAP.decode(heard.body).metadata
+    at, deleting = heard.date.timestamp() if heard.date else -math.inf, metadata.deletion_timestamp is not None
+    return Stored(ledger, metadata.resource_version, len(heard.body), deleting=deleting, answered=at)
+
+
+def _everything() -> Reservation:
+    # Whoever measures its age tells it by the counter from that of every other ledger.
+    return Reservation({}, secrets.randbits(53))
 
 
 def _counted_in(text: str) -> str:

@@ -28,6 +28,9 @@ LEASE_SECONDS = 10
 MARGIN_SECONDS = 2
 """What is waited beyond a time that others measure by clocks of their own: their drift, and rounding."""
 
+LOST = "lost"
+"""Who holds everything in a ledger that has just been made: nobody renews it, and nothing is admitted beside it."""
+
 UNSEEN_SECONDS = 30
 """For how long a decrease is held that nobody saw happen: Kubernetes' own default grace period."""
 
@@ -85,6 +88,11 @@ class Ledger(msgspec.Struct, frozen=True):
     claim_resource_version: str = ""
     reserved: Mapping[str, Reservation] = {}
     waiting: str = ""
+
+    @property
+    def lost(self) -> Reservation | None:
+        """What reserves everything, as charges may be missing here; None where everybody may charge."""
+        return self.reserved.get(LOST)
 
     @property
     def is_empty(self) -> bool:
