@@ -72,6 +72,15 @@ class ApiDouble:
         self._version += 1
         del self.objects[path]
 
+    def backup(self) -> Callable[[], None]:
+        """Return what sets everything back to how it is now, resourceVersions too, as when etcd is restored."""
+        objects, version = copy.deepcopy(self.objects), self._version
+
+        def restore() -> None:
+            self.objects, self._version = copy.deepcopy(objects), version
+
+        return restore
+
     def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
         return self._call("GET", timeout, lambda: json.dumps(self._known(path)).encode())
 

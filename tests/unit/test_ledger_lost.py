@@ -2,16 +2,16 @@
 
 import pytest
 
-from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
+from tests.api_double import ApiDouble, Delivery, Script, delivered, lost_reply, lost_request
 from tests.builders import LABELS, stored_pod
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
 from tests.unit.test_settler import ONE, PENDING, TWO, Settling
-from vcuda.errors import LedgerLost, NotFound, UnreadableLedger
+from vcuda.errors import LedgerLost, UnreadableLedger
 from vcuda.kube import LedgerStore
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger, Refused
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger
 from vcuda.placement.placement import Nodes
 
-MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.uid-of-team-a"
+MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"
 
 LOST_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
@@ -57,6 +57,63 @@ def test_how_long_is_counted_for_each_loss_by_itself(
         assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted)
 
 
+def test_a_ledger_that_came_back_and_was_lost_again_while_nobody_looked_is_lost_anew(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    replica.charge("a", deadline=clock.now + 1)
+    kept = api.objects[LEDGER]
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.charge("b", deadline=clock.now + 5)
+    api.store(LEDGER, kept)
+    clock.pass_by(LOST_SECONDS - 2)
+    assert kinds(other.charge(uid, deadline=clock.now + 5) for uid in "cde") == ["Admitted"] * 3
+    api.remove(LEDGER)
+    clock.pass_by(2)
+    with pytest.raises(LedgerLost):
+        replica.charge("f", deadline=clock.now + 5)
+    clock.pass_by(LOST_SECONDS)
+    assert isinstance(replica.charge("f", deadline=clock.now + 5), Admitted)
+
+
+def test_a_ledger_is_missed_in_a_namespace_that_was_made_anew(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    """A create that was under way when the namespace was deleted may be stored in the one made after it."""
+    replica.charge("a", deadline=clock.now + 1)
+    api.store(TEAM, {"metadata": {"name": "team-a", "uid": "uid-of-another"}})
+    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), "no wait: its ledger is there"
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.charge("c", deadline=clock.now + 5)
+
+
+def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    """Else its age would never be known where /mutate puts off every pod."""
+    replica.charge("a", deadline=clock.now + 1)
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.usage()
+    assert LEDGER in api.objects
+    clock.pass_by(LOST_SECONDS)
+    assert replica.usage() == {}
+    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted)
+
+
+@pytest.mark.parametrize("delivery", [lost_reply, lost_request])
+@pytest.mark.parametrize("number", range(3))
+def test_a_write_without_an_answer_when_its_time_is_over_is_made_good(
+    api: ApiDouble, replica: Replica, clock: Clock, number: int, delivery: Delivery
+) -> None:
+    replica.charge("a", deadline=clock.now + 1)
+    api.remove(LEDGER)
+    for _ in range(2):
+        with pytest.raises(LedgerLost):
+            replica.charge("b", deadline=clock.now + 5)
+        clock.pass_by(LOST_SECONDS / 2)
+    api.deliver = Script(*[delivered] * number, delivery)
+    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted)
+    assert replica.uids() == ["b"]
+
+
 def test_one_that_another_replica_is_making_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
     """It is marked first, then made."""
     replica.charge("a")
@@ -71,7 +128,77 @@ def test_one_that_another_replica_is_making_is_awaited_and_not_lost(api: ApiDoub
     assert len(slept) == 1
 
 
-#NEW
+# etcd set back to an earlier state
+
+
+def test_a_ledger_that_has_gone_back_is_lost(api: ApiDouble, replica: Replica, other: Replica, clock: Clock) -> None:
+    replica.charge("a", deadline=clock.now + 1)
+    restore = api.backup()
+    assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "bcd") == ["Admitted"] * 3
+    restore()
+    for each in (replica, other):
+        with pytest.raises(LedgerLost):
+            each.charge("e", deadline=clock.now + 5)
+    clock.pass_by(LOST_SECONDS)
+    assert isinstance(replica.charge("e", deadline=clock.now + 5), Admitted)
+    assert replica.uids() == ["a", "e"], "what the restored one holds is kept until it is settled"
+
+
+def test_a_first_ledger_that_was_there_before_is_lost(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    restore = api.backup()
+    assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "abcd") == ["Admitted"] * 4
+    restore()
+    for each in (replica, other):
+        with pytest.raises(LedgerLost):
+            each.charge("e", deadline=clock.now + 5)
+
+
+def test_a_closed_one_that_has_gone_back_is_as_old_as_that(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    replica.charge("a", deadline=clock.now + 1)
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.charge("b", deadline=clock.now + 5)
+    restore = api.backup()
+    clock.pass_by(LOST_SECONDS)
+    assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "cdef") == ["Admitted"] * 4
+    restore()
+    for each in (replica, other):
+        with pytest.raises(LedgerLost):
+            each.charge("g", deadline=clock.now + 5)
+
+
+@pytest.mark.parametrize("delivery", [lost_reply, lost_request])
+@pytest.mark.parametrize("number", [1, 2])
+def test_that_it_has_gone_back_is_not_forgotten_when_a_write_gets_no_answer(
+    api: ApiDouble, replica: Replica, clock: Clock, number: int, delivery: Delivery
+) -> None:
+    replica.charge("a", deadline=clock.now + 1)
+    restore = api.backup()
+    assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "bcd") == ["Admitted"] * 3
+    restore()
+    api.deliver = Script(*[delivered] * number, delivery)
+    for _ in range(2):
+        with pytest.raises(LedgerLost):
+            replica.charge("e", deadline=clock.now + 5)
+
+
+def test_who_saw_it_newer_only_long_ago_knows_of_nothing_that_is_missing(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    """Else each replica would close it once more, when first it comes to it."""
+    other.charge("a", deadline=clock.now + 1)
+    restore = api.backup()
+    replica.charge("b", deadline=clock.now + 5)
+    clock.pass_by(LOST_SECONDS)
+    restore()
+    assert isinstance(replica.charge("c", deadline=clock.now + 5), Admitted)
+
+
+# The leader
 
 
 def test_the_leader_makes_it_anew_where_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:

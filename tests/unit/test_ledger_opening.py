@@ -1,0 +1,239 @@
+"""The first ledger of a namespace: made closed, marked, and opened at once by whoever marked it, and by nobody else."""
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import structlog
+
+from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.builders import stored_pod
+from tests.replicas import LEDGER, POD, Clock, Replica, kinds
+from tests.unit.test_ledger_lost import LOST_SECONDS, MARK
+from tests.unit.test_settler import NOBODY, Settling
+from vcuda.errors import Conflict, LedgerLost, Unavailable
+from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.quota.model import Charge
+
+OPENING = ["GET", "POST", "POST", "LIST", "LIST", "PUT"]
+"""Is there a ledger; one that is closed; its mark; the pods, the claims; the open one, with the first charge."""
+
+FOUR = Charge(400, 0, 400)
+
+
+def test_the_first_pod_of_a_namespace_is_admitted_at_once_by_six_calls(api: ApiDouble, replica: Replica) -> None:
+    for namespace in (f"team-{number}" for number in range(500)):
+        api.forget_calls()
+        assert isinstance(replica.charge("a", namespace=namespace), Admitted)
+        assert api.calls == OPENING
+        assert isinstance(replica.charge("b", namespace=namespace), Admitted)
+        assert api.calls == [*OPENING, "PUT"]
+
+
+def test_a_refusal_opens_it_too(api: ApiDouble, replica: Replica) -> None:
+    api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
+    assert kinds(replica.charge(uid) for uid in "ab") == ["Refused"] * 2
+    assert api.calls == [*OPENING, "GET"]
+
+
+def test_what_is_only_asked_makes_none(api: ApiDouble, replica: Replica) -> None:
+    assert isinstance(replica.charge("a", dry_run=True), Admitted)
+    assert replica.usage() == {}
+    assert api.calls == ["GET", "GET", "LIST", "LIST"] * 2
+
+
+def at_call(number: int, *deliveries: Delivery) -> Delivery:
+    """Have these befall the calls from that number on; all others get through."""
+    return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
+
+
+@pytest.mark.parametrize("delivery", [lost_request, lost_reply])
+@pytest.mark.parametrize("number", range(len(OPENING)), ids=[f"{n} {each}" for n, each in enumerate(OPENING)])
+def test_a_call_that_is_lost_does_not_close_it_for_long(
+    api: ApiDouble, replica: Replica, clock: Clock, number: int, delivery: Delivery
+) -> None:
+    api.deliver, before = at_call(number, delivery), clock.now
+    try:
+        assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
+    except Unavailable:
+        assert OPENING[number] in {"GET", "LIST"}, "a write is looked for"
+    assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
+    assert replica.uids() == ["a"]
+    assert clock.now < before + 1
+
+
+@pytest.mark.parametrize("number", range(len(OPENING)))
+def test_a_write_that_lands_late_changes_nothing(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
+) -> None:
+    late = Late()
+    api.deliver = at_call(number, late)
+    with contextlib.suppress(Unavailable):
+        replica.charge("a", deadline=clock.now + 5)
+    api.deliver = delivered
+    decisions = [each.charge(uid, deadline=clock.now + 5) for each, uid in ((replica, "b"), (other, "c"))]
+    before = other.uids()
+    late.land()
+    assert (kinds(decisions), other.uids()) == (["Admitted"] * 2, before)
+
+
+def lives_on(api: ApiDouble, other: Replica, clock: Clock) -> None:
+    """What others do while one stands still: wait, fill the namespace, have it drained, dropped, and filled anew."""
+    for attempt in range(3):
+        try:
+            assert isinstance(other.charge("x", charge=FOUR, deadline=clock.now + 5), Admitted)
+            break
+        except LedgerLost as lost:
+            assert attempt < 2
+            clock.pass_by(lost.left)
+    api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}, uid="x"))
+
+
+def drained(api: ApiDouble, other: Replica, clock: Clock) -> None:
+    lives_on(api, other, clock)
+    other.store.drop("team-a", str(other.store.read("team-a").version))
+
+
+def filled_again(api: ApiDouble, other: Replica, clock: Clock) -> None:
+    """The pod that was there first has gone, and one that was granted last is on its way."""
+    drained(api, other, clock)
+    api.remove(POD)
+    assert isinstance(other.charge("y", charge=FOUR, deadline=clock.now + 5), Admitted)
+
+
+@pytest.mark.parametrize("number", range(len(OPENING)), ids=[f"{n} {each}" for n, each in enumerate(OPENING)])
+@pytest.mark.parametrize("meanwhile", [lives_on, drained, filled_again])
+def test_who_stands_still_while_it_opens_one_admits_nothing_by_what_it_knew(
+    number: int, meanwhile: Callable[[ApiDouble, Replica, Clock], None]
+) -> None:
+    api, clock = ApiDouble(), Clock()
+    replica, other = Replica(api, clock), Replica(api, clock)
+
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        api.deliver = delivered
+        meanwhile(api, other, clock)
+        return effect()
+
+    api.deliver = at_call(number, overtaken)
+    for _ in range(3):
+        try:
+            assert isinstance(replica.charge("a", deadline=clock.now + 3 * LOST_SECONDS), Refused)
+        except LedgerLost as lost:
+            clock.pass_by(lost.left)
+
+
+@pytest.mark.parametrize("number", range(len(OPENING)), ids=[f"{n} {each}" for n, each in enumerate(OPENING)])
+def test_of_two_that_open_it_at_once_both_charge_without_a_wait(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
+) -> None:
+    """One has the mark; the other looks again until it is open."""
+    seen: list[str] = []
+
+    def beside(_method: str, _timeout: float, effect: Effect) -> bytes:
+        api.deliver = delivered
+        try:
+            seen.append(kinds([other.charge("b", deadline=clock.now + 5)])[0])
+        except LedgerLost:  # the one that has the mark stands still here, as long as this one looks
+            seen.append("lost")
+        return effect()
+
+    api.deliver = at_call(number, beside)
+    assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
+    assert isinstance(other.charge("b", deadline=clock.now + 5), Admitted)
+    assert sorted(replica.uids()) == ["a", "b"]
+    assert seen == ["lost" if number > OPENING.index("POST") + 1 else "Admitted"]
+
+
+def test_who_has_marked_it_for_one_version_opens_no_other(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    """Others may have opened it since, and it may have been lost again."""
+
+    def changed(_method: str, _timeout: float, effect: Effect) -> bytes:
+        api.store(LEDGER, api.objects[LEDGER])
+        return effect()
+
+    api.deliver = at_call(len(OPENING) - 1, changed)
+    with pytest.raises(LedgerLost):
+        replica.charge("a", deadline=clock.now + 5)
+    with pytest.raises(LedgerLost):
+        other.charge("a", deadline=clock.now + 5)
+    clock.pass_by(LOST_SECONDS)
+    assert isinstance(other.charge("a", deadline=clock.now + 5), Admitted)
+
+
+def test_a_drop_that_stands_still_leaves_the_mark_of_a_ledger_made_since(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    """Without it the next loss would not be known."""
+    replica.charge("a")
+    [replica_version] = [str(replica.store.read("team-a").version)]
+
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        api.deliver = delivered
+        lives_on(api, other, clock)
+        return effect()
+
+    api.forget_calls()
+    api.deliver = at_call(3, overtaken)
+    with pytest.raises(Conflict):
+        replica.store.drop("team-a", replica_version)
+    assert api.calls[:4] == ["GET", "PATCH", "DELETE", "DELETE"]
+    assert MARK in api.objects
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.charge("b", deadline=clock.now + 5)
+
+
+# The leader
+
+
+def closed(api: ApiDouble, replica: Replica) -> Settling:
+    """Return a leader of a namespace whose ledger was made, and not opened."""
+    settling = Settling(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
+    api.deliver = at_call(2, lost_request, lost_request, *[lost_request] * 1000)
+    with pytest.raises(Unavailable):
+        replica.store.open("team-a")
+    api.deliver = delivered
+    settling.relist()
+    api.forget_calls()
+    return settling
+
+
+def test_the_leader_leaves_a_closed_one_to_the_replica_that_makes_it(api: ApiDouble, other: Replica) -> None:
+    settling = closed(api, other)
+    with structlog.testing.capture_logs() as logs:
+        settling.settler.reconciler.turn("team-a")
+        assert settling.full_resync() == []
+    assert (api.calls, logs) == ([], [])
+    assert isinstance(other.charge("a"), Admitted)
+
+
+def test_the_leader_opens_one_that_stays_closed(api: ApiDouble, other: Replica, replica: Replica, clock: Clock) -> None:
+    leader = closed(api, replica)
+    api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
+    leader.relist()
+    with pytest.raises(LedgerLost):
+        leader.settle()
+    clock.pass_by(LOST_SECONDS)
+    leader.settle()
+    stored = other.store.read("team-a")
+    assert (stored.ledger.lost, stored.ledger.committed) == (None, {"M40": FOUR})
+    assert MARK in api.objects
+
+
+def test_a_closed_one_without_a_limit_is_dropped_in_its_time(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+    replica.charge("a", deadline=clock.now + 1)
+    api.remove(LEDGER)
+    with pytest.raises(LedgerLost):
+        replica.charge("b", deadline=clock.now + 5)
+    leader = Settling(api, replica, document=NOBODY)
+    for seconds in (LOST_SECONDS - 2, 2):
+        with pytest.raises(LedgerLost):
+            leader.settle()
+        clock.pass_by(seconds)
+    for _ in range(2):
+        leader.settle()
+        leader.relist()
+    assert not api.objects.keys() & {LEDGER, MARK}
+    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), "at once: nothing was in it"
