@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api_double import ApiDouble, Delivery, Script, delivered, lost_reply, lost_request
+from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
 from tests.builders import LABELS, stored_pod
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
 from tests.unit.test_settler import ONE, PENDING, TWO, Settling
@@ -26,8 +26,11 @@ def test_a_lost_ledger_says_for_how_long_nothing_is_admitted_and_is_then_counted
     for seconds, left in ((60, "86 s"), (26, "26 s")):
         with pytest.raises(LedgerLost, match=f"the ledger of namespace team-a was lost; .* for {left}; then it is"):
             replica.charge("a", deadline=clock.now + 5)
-        with pytest.raises(LedgerLost):
-            replica.usage()
+        api.forget_calls()
+        for ask in (replica.usage, lambda: replica.charge("a", deadline=clock.now + 5)):
+            with pytest.raises(LedgerLost):
+                ask()
+        assert api.calls == ["GET", "GET"]
         clock.pass_by(seconds)
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "ab") == ["Admitted", "Refused"]
@@ -150,6 +153,23 @@ def test_a_first_ledger_that_was_there_before_is_lost(
     restore = api.backup()
     assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "abcd") == ["Admitted"] * 4
     restore()
+    for each in (replica, other):
+        with pytest.raises(LedgerLost):
+            each.charge("e", deadline=clock.now + 5)
+
+
+def test_a_first_ledger_that_has_gone_back_to_before_it_was_marked_is_lost(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
+    backups = []
+
+    def marked(_method: str, _timeout: float, effect: Effect) -> bytes:
+        backups.append(api.backup())
+        return effect()
+
+    api.deliver = Script(delivered, marked)
+    assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "abcd") == ["Admitted"] * 4
+    backups[0]()
     for each in (replica, other):
         with pytest.raises(LedgerLost):
             each.charge("e", deadline=clock.now + 5)

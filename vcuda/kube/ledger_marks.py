@@ -4,6 +4,7 @@ A ledger holds for a moment what nothing else does: charges of pods that are bei
 and begin anew would forget those. So every ledger is made closed, and is opened at once only where there never was one.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ OPENING_SECONDS = 1.0
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
-class _Claim(NamedTuple):
+class _Opener(NamedTuple):
     """What tells our mark from others', and the version of the closed ledger that was read before it was written."""
 
     version: str
@@ -58,31 +59,35 @@ class LedgerMarks:
         self._collection = collection
         self._storable_seconds = storable_seconds
         self._clock = clock
-        self._claims: dict[str, _Claim] = {}
+        self._claims: dict[str, _Opener] = {}
         self._losses: dict[str, _Loss] = {}
 
     def check_lost(self, namespace: str, lost: Reservation) -> None:
         """Raise LedgerLost until no pod can be stored any more that was charged in the ledger before this one."""
+        missing = self.missing(namespace, lost)
+        if (left := lost.seconds + self._storable_seconds + MARGIN_SECONDS - missing) > 0:
+            raise errors.LedgerLost(namespace, missing, left)
+
+    def missing(self, namespace: str, lost: Reservation) -> float:
+        """Return for how many seconds this ledger is known to have been closed."""
         known, now = self._losses.get(namespace), self._clock()
         # Each ledger that is made has a counter of its own: of one that was made since then nothing is known.
         if known is None or known.counter != lost.counter:
             known = self._losses[namespace] = _Loss(lost.counter, now)
-        missing = now - known.since
-        if (left := lost.seconds + self._storable_seconds + MARGIN_SECONDS - missing) > 0:
-            raise errors.LedgerLost(namespace, missing, left)
+        return now - known.since
 
-    def claim(self, namespace: str, version: str, timeout: float, *, anew: bool) -> bool:
+    def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
         """Mark the namespace, whose closed ledger was read at this version; return whether nobody had done so before.
 
         Then that version may be replaced by an open ledger at once: as there was no mark there was no other ledger from
-        which anybody could have had a yes, and if another opens this one, that version is gone. Not ``anew``: only
-        where we have tried to mark it for that version, and did not hear what became of it.
+        which anybody could have had a yes, and if another opens this one, that version is gone.
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        if not (tried or anew):
+        # By then one that was marked as it was made is open; what stays closed was lost.
+        if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
-        claim = known if known and tried else _Claim(version, secrets.token_urlsafe(12))
+        claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
         self._claims[namespace] = claim
         try:
             answered(lambda: self._kube.post(self._collection, _mark(namespace, claim.opener), timeout=timeout))
@@ -130,6 +135,34 @@ class LedgerMarks:
 
     def _path(self, namespace: str) -> str:
         return f"{self._collection}/{_name(namespace)}"
+
+
+class SeenVersions:
+    """The newest version of each ledger that was seen within so many ``seconds``.
+
+    resourceVersions only grow, also where an object is deleted and made again, until etcd is restored from a backup.
+    What was granted by what was seen before that time is stored by now, or never will be.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        # With the time when each was seen last, the oldest first.
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def newest(self, namespace: str) -> int:
+        """Return the newest version that is known; a call that begins after this brings no older one."""
+        version, at = self._seen.get(namespace, (0, -math.inf))
+        return version if self._clock() < at + self._seconds else 0
+
+    def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
+        """Take note of a version; ``anew``: also where it is older than what is known."""
+        known, seen, now = self.newest(namespace), int(version or 0), self._clock()
+        self._seen.pop(namespace, None)
+        self._seen[namespace] = seen if anew else max(seen, known), now
+        oldest = next(iter(self._seen))
+        if self._seen[oldest][1] + self._seconds < now:
+            del self._seen[oldest]
 
 
 def answered(write: Callable[[], T]) -> T:

@@ -9,7 +9,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +17,7 @@ from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.claims.objects import API_PATH
 from vcuda.kube import client, objects, watch
-from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, answered
+from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
 from vcuda.kube.reflector import Reflector
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
@@ -97,13 +96,6 @@ class NamedLedger(msgspec.Struct, frozen=True):
         return not self.deleting and 0 < len(text) - len(self.counted) < FEW_PENDING_BYTES
 
 
-class _Seen(NamedTuple):
-    """The newest version of a ledger that is known of, and when that was learned."""
-
-    version: int
-    at: float
-
-
 # Has the API server drop, at an update, what it notes of who set which field (Server-Side Apply, "Clearing
 # managedFields"). Nobody applies a ledger, and keeping the notes is a quarter of what the API server does for a write.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
@@ -135,7 +127,6 @@ class LedgerStore:
         self.resources = resources
         self.claim_price = claim_price
         self._sleep = sleep
-        self._clock = clock
         # By namespace what was last counted in a ledger that was written here, where a watch is to know it again.
         self._written: dict[str, str] = {}
         self._keeps_written = False
@@ -143,8 +134,7 @@ class LedgerStore:
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
         # What was granted when a ledger was last seen is stored after so long, or never will be.
-        self._uncertain_seconds = storable_seconds + LEASE_SECONDS + MARGIN_SECONDS
-        self._seen: dict[str, _Seen] = {}
+        self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     @property
     def config_version(self) -> str:
@@ -181,19 +171,12 @@ class LedgerStore:
                 return stored
             version = str(stored.version)
             # Where it never had one no other ledger can hold what this one does not: so who marks it need not wait.
-            if not self._marks.claim(namespace, version, timeout, anew=self._is_recent(namespace, lost)):
+            if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
                 # Whoever has seen a mark before may no longer take it away.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
-
-    def _is_recent(self, namespace: str, lost: Reservation) -> bool:
-        try:
-            self.check_lost(namespace, lost)
-        except errors.LedgerLost as error:
-            return error.missing < OPENING_SECONDS
-        return False
 
     def _awaits_opening(self, namespace: str, lost: Reservation) -> bool:
         """Return whether to look again, as another may be opening it; False where it may be opened by its age."""
@@ -215,26 +198,26 @@ class LedgerStore:
         return counted
 
     def _stored(self, namespace: str, timeout: float) -> Stored | None:
-        known = self._seen.get(namespace)
+        newest = self._versions.newest(namespace)
         try:
             raw = self._kube.get(self._path(namespace), timeout=timeout)
         except errors.NotFound:
             return None
         stored = _read(_CONFIG_MAP.decode(raw), len(raw))
-        if self._is_gone_back(known, stored):
+        if int(stored.version or 0) < newest:
             return self._closed(namespace, stored, timeout)
         self._note(namespace, stored)
         return stored
 
     def _created(self, namespace: str, timeout: float) -> Stored | None:
         """Make a ledger in which nobody may charge yet; None where there is one, or somebody else makes it."""
-        known, ledger = self._seen.get(namespace), Ledger(reserved={LOST: _everything()})
+        newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:
             stored = _written(ledger, lambda: self._kube.post_heard(self._collection, body, timeout=timeout))
         except errors.Conflict:
             return None
-        if self._is_gone_back(known, stored):
+        if int(stored.version or 0) < newest:
             self._marks.renew(namespace, timeout)  # it was there, and what marked it is gone with it
         self._note(namespace, stored, anew=True)
         return stored
@@ -251,18 +234,8 @@ class LedgerStore:
         self._note(namespace, closed, anew=True)
         return closed
 
-    def _is_gone_back(self, known: _Seen | None, stored: Stored) -> bool:
-        # resourceVersions only grow, also over the deletion of an object, but where etcd is restored from a backup.
-        recent = known is not None and self._clock() < known.at + self._uncertain_seconds
-        return recent and known is not None and int(stored.version or 0) < known.version
-
     def _note(self, namespace: str, stored: Stored, *, anew: bool = False) -> None:
-        known, version, now = self._seen.pop(namespace, None), int(stored.version or 0), self._clock()
-        self._seen[namespace] = _Seen(max(version, known.version) if known and not anew else version, now)
-        # The one not seen for longest; of as many as are noted none stays for good.
-        oldest = next(iter(self._seen))
-        if self._seen[oldest].at + self._uncertain_seconds < now:
-            del self._seen[oldest]
+        self._versions.note(namespace, stored.version, anew=anew)
         if stored.ledger.lost is None:
             self._marks.opened(namespace)
 
