@@ -88,7 +88,8 @@ class ApiDouble:
         return Heard(self.post(path, body, timeout=timeout))
 
     def put_heard(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> Heard:
-        return Heard(self.put(path, body, timeout=timeout), date=self.date())
+        dates: list[datetime | None] = []
+        return Heard(self.put(path, body, timeout=timeout, on_done=lambda: dates.append(self.date())), date=dates[0])
 
     def post(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
         """Create an object in a collection, or bind a pod."""
@@ -104,7 +105,16 @@ class ApiDouble:
 
         return self._call("POST", timeout, effect)
 
-    def put(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
+    def put(
+        self,
+        path: str,
+        body: bytes,
+        _params: object = None,
+        timeout: float = 10,
+        *,
+        on_done: Callable[[], object] = lambda: None,
+    ) -> bytes:
+        """Replace an object; ``on_done`` is called when that is done, which may be long before it is heard."""
         manifest = json.loads(body)
 
         def effect() -> bytes:
@@ -112,6 +122,7 @@ class ApiDouble:
             if known["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
                 raise Conflict(409, "the object has been modified")
             kept = {key: known[key] for key in ("deletionTimestamp",) if key in known}
+            on_done()
             return self.store(path, {**manifest, "metadata": {**manifest["metadata"], **kept}})
 
         return self._call("PUT", timeout, effect)

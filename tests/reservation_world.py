@@ -1,0 +1,420 @@
+"""Replicas that grant from reservations, leaders that settle, and the API server between them: the real code of each.
+
+What is true is known beside it: which pods and claims are stored, and which may still be.
+"""
+
+import asyncio
+import contextlib
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Self
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from controller.metrics import SettleMetrics
+from controller.settler import Settler
+from tests import builders
+from tests.api_double import ApiDouble
+from tests.replicas import LEDGER
+from tests.stepped import DriftingClock, OpenCall, SteppedLoop, TrueTime, Wire, WireExecutor
+from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
+from vcuda.allocations.stored_pods import read_stored
+from vcuda.claims.objects import API_PATH
+from vcuda.errors import LedgerLost, Unavailable, VcudaError
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.ledger.ledger import MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger, charges_by_model
+from vcuda.ledger.text import read_ledger
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits, total
+from webhook.ledger_client import ClusterLedgers
+from webhook.ledgers import ChargeRequest, Decision
+from webhook.metrics import LedgerMetrics
+
+TEAM = "team-a"
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+CALL_SECONDS = 8.0
+"""For how long the API server waits for an answer to /validate."""
+
+CARDS = 60
+LIMITS = {"M40": Limit(100 * CARDS), "P100": Limit(100 * CARDS, 1000 * CARDS)}
+CORES = "tencent.com/vcuda-core"
+MEMORY = "tencent.com/vcuda-memory"
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "card": {CORES: 100},
+    "half": {CORES: 50, MEMORY: 8},
+    "fifth": {CORES: 20, MEMORY: 1},
+    "pair": {CORES: 200},
+    "eight": {CORES: 800},
+}
+
+
+class Subject(NamedTuple):
+    """One pod or claim to be created. ``created``: when the API server said so; ``edit``: by which quota it is asked.
+
+    ``before``: how often the quota had been edited when it got its yes; less than never where it has none.
+    """
+
+    uid: str
+    model: str
+    size: str
+    created: float
+    edit: int
+    claim: bool = False
+    before: int = -1
+
+    @property
+    def charge(self) -> Charge:
+        return _charge_of(self.size)
+
+    @property
+    def path(self) -> str:
+        collection = f"{API_PATH}/namespaces/{TEAM}/resourceclaims" if self.claim else f"/api/v1/namespaces/{TEAM}/pods"
+        return f"{collection}/{self.uid}"
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        metadata = {"name": self.uid, "namespace": TEAM, "uid": self.uid}
+        if self.claim:
+            return {"metadata": metadata, "spec": {}}
+        pod = builders.stored_pod(SIZES[self.size], self.uid, affinity=builders.held_to(self.model))
+        return {**pod, "metadata": metadata}
+
+
+@functools.cache
+def _charge_of(size: str) -> Charge:
+    stored = read_stored(builders.view(builders.stored_pod(SIZES[size])), builders.LABELS)
+    assert stored
+    return stored.charge
+
+
+class ReplicaProcess:
+    """One webhook process: it is gone once it has crashed, and does nothing while it is paused."""
+
+    def __init__(self, world: "ReservationWorld", rate: float) -> None:
+        self.clock = DriftingClock(world.time, rate)
+        self.loop = SteppedLoop(self.clock.now)
+        self.paused = False
+        self._registry = CollectorRegistry()
+        self.ledgers = ClusterLedgers(
+            world.store(self.clock),
+            LedgerMetrics(self._registry),
+            self.clock.now,
+            asyncio.sleep,
+            self.clock.now,
+            threads=WireExecutor(world.wire, self),
+        )
+
+    @property
+    def granted(self) -> float:
+        return self._registry.get_sample_value("vcuda_ledger_granted_total") or 0
+
+    def run(self) -> None:
+        if not self.paused:
+            self.loop.run_until_idle()
+
+
+class Leader:
+    """A controller that takes itself for the leader; what it knows is as old as its last look."""
+
+    def __init__(self, world: "ReservationWorld", rate: float) -> None:
+        self._wire = world.wire
+        clock = DriftingClock(world.time, rate)
+        kube = world.api.kube
+        quota, nodes = QuotaInformer(kube, QuotaPlace(), frozenset()), NodeInformer(kube, builders.LABELS)
+        self._settler = Settler(
+            kube,
+            world.store(clock),
+            quota,
+            nodes,
+            metrics=SettleMetrics(CollectorRegistry()),
+            on_report=lambda *_: None,
+            clock=clock.now,
+        )
+        watched = (self._settler.ledgers, self._settler.pods.reflector, self._settler.claims.reflector)
+        self._reflectors = (quota.reflector, nodes.reflector, *watched)
+        self.look()
+
+    def look(self) -> None:
+        """Let every watch come to what is stored now."""
+        for reflector in self._reflectors:
+            reflector.relist()
+
+    def settle(self) -> None:
+        """Begin to settle, unless it is at it."""
+        if not self._wire.of(self):
+            self._wire.run(self, self._settle)
+
+    def _settle(self) -> None:
+        with contextlib.suppress(VcudaError):
+            self._settler.settle(TEAM)
+
+
+class ReservationWorld:
+    """Three replicas and two leaders beside one API server; their clocks differ by a hundredth."""
+
+    def __init__(self) -> None:
+        self.time, self.api = TrueTime(), ApiDouble()
+        self.api.date = lambda: datetime.fromtimestamp(int(self.time.now), UTC)
+        self.wire = Wire(self.api)
+        self.subjects: dict[str, Subject] = {}
+        self.stored: set[str] = set()
+        self._ended: set[str] = set()
+        self._suspended: set[str] = set()
+        self._lost_at = -math.inf
+        self.over = ""
+        self._edits: list[Mapping[str, Limit]] = []
+        self._version = ""
+        self._store = self.store(DriftingClock(self.time))
+        self.set_limits(LIMITS)
+        self.replicas = [ReplicaProcess(self, rate) for rate in (0.99, 1.01, 1.0)]
+        self.leaders = [Leader(self, rate) for rate in (1.01, 0.99)]
+        self.ask(0)
+        self.through()
+        self.store_some()
+        self.settle()
+        self.pass_by(2)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for replica in self.replicas:
+            replica.loop.end()
+        while self.wire.open:
+            self.wire.give_up(self.wire.open[0])
+
+    def store(self, clock: DriftingClock) -> LedgerStore:
+        """Return what a process reads and writes ledgers with."""
+        return LedgerStore(
+            self.api.kube,
+            "vcuda-quota",
+            lambda: Nodes(builders.LABELS),
+            claim_price=lambda: self._price,
+            clock=clock.now,
+            sleep=self.pass_unheard,
+        )
+
+    def _price(self, claim: StoredClaim) -> ClaimCharge:
+        subject = self.subjects[claim.uid]
+        return ClaimCharge({subject.model: subject.charge})
+
+    # What callers do
+
+    def ask(self, replica: int, number: int = 1, model: str = "M40", size: str = "card", *, claim: bool = False) -> None:
+        """Create so many at once, beside each other."""
+        for _ in range(number):
+            uid = f"uid-{len(self.subjects)}"
+            edit = len(self._edits) - 1
+            self.subjects[uid] = Subject(uid, model, size, float(int(self.time.now)), edit, claim)
+            self.ask_again(uid, replica)
+
+    def ask_again(self, uid: str, replica: int) -> None:
+        """Have the API server call for this one; it repeats calls, and a pod is created when it was for the first."""
+        subject, process = self.subjects[uid], self.replicas[replica]
+        quota = NamespaceQuota(self._edits[-1])
+        deadline = process.clock.now() + CALL_SECONDS
+        request = ChargeRequest(
+            TEAM,
+            uid,
+            subject.model,
+            subject.charge,
+            quota,
+            deadline,
+            counted_since=self._version,
+            created=subject.created,
+        )
+        task = process.loop.create_task(process.ledgers.charge(request))
+        task.add_done_callback(functools.partial(self._decided, uid))
+        if process.clock.stood_still:
+            self._suspended.add(uid)
+        process.run()
+        self.check()
+
+    def _decided(self, uid: str, task: "asyncio.Task[Decision]") -> None:
+        if task.cancelled() or isinstance(task.exception(), Unavailable | LedgerLost):
+            return
+        if isinstance(task.result(), Admitted) and self.subjects[uid].before < 0:
+            self.subjects[uid] = self.subjects[uid]._replace(before=len(self._edits) - 1)
+
+    def reserve(self, replica: int, number: int = 12, model: str = "M40", size: str = "card") -> None:
+        """Create so many that the replica reserves room for a fourth of them; all are stored and settled."""
+        for each in (number, 1):
+            self.ask(replica, each, model, size)
+            self.go_on()
+        self.store_some()
+        self.settle()
+
+    def go_on(self, *senders: object) -> None:
+        """Answer every call while as much time passes as replicas wait for others."""
+        for _ in range(3):
+            self.through(*senders)
+            self.pass_by(0.03)
+
+    def set_limits(self, limits: Mapping[str, Limit]) -> None:
+        """Edit the quota; everybody knows it at once, but what is being decided is so by the one before."""
+        self._edits.append({**limits})
+        document = json.dumps({TEAM: {"quota": {model: limit.cores // 100 for model, limit in limits.items()}}})
+        metadata = {"name": "gpuquota", "namespace": "kube-system"}
+        self.api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
+        self._version = self.api.objects[QUOTA]["metadata"]["resourceVersion"]
+
+    @property
+    def limits(self) -> Mapping[str, Limit]:
+        """The limits of the newest quota."""
+        return self._edits[-1]
+
+    # What the API server does
+
+    def storable(self) -> list[str]:
+        """Return those that have a yes, and may be stored at any moment."""
+        granted = (each for each in self.subjects.values() if each.before >= 0 and each.uid not in self.stored)
+        in_time = (each for each in granted if self.time.now <= each.created + self._storable_seconds(each))
+        return [each.uid for each in in_time if each.uid not in self._ended]
+
+    def _storable_seconds(self, subject: Subject) -> float:
+        # What is left of the rules where clocks stand still goes by the API server's, in whole seconds, and has no
+        # margin of its own: the deadline has two seconds to spare.
+        return STORABLE_SECONDS - (MARGIN_SECONDS if subject.uid in self._suspended else 0)
+
+    def store_some(self, most: int = 1000) -> None:
+        for uid in self.storable()[:most]:
+            self.stored.add(uid)
+            self.api.store(self.subjects[uid].path, self.subjects[uid].manifest)
+        self.check()
+
+    def end(self, most: int) -> None:
+        """Let so many that are stored end, and be gone."""
+        for uid in sorted(self.stored)[:most]:
+            self.stored.remove(uid)
+            self._ended.add(uid)
+            self.api.remove(self.subjects[uid].path)
+        self.check()
+
+    def through(self, *senders: object) -> None:
+        """Answer every call, and those that follow from it."""
+        while calls := [call for call in self.wire.open if not senders or call.sender in senders]:
+            self.answer(calls[0])
+
+    def answer(self, call: OpenCall) -> None:
+        self.wire.answer(call)
+        self._run()
+
+    def give_up(self, call: OpenCall, *, lands: bool = False) -> None:
+        self.wire.give_up(call, lands=lands)
+        self._run()
+
+    # What time does
+
+    def pass_by(self, seconds: float) -> None:
+        self.time.now += seconds
+        self._run()
+
+    def pass_unheard(self, seconds: float) -> None:
+        """Let time pass while a process waits in the midst of what it does."""
+        self.time.now += seconds
+
+    def suspend(self, replica: int, seconds: float) -> None:
+        """Suspend the machine of a replica, with its clocks."""
+        self.replicas[replica].paused = True
+        self.pass_by(seconds)
+        self.replicas[replica].clock.stood_still += seconds
+        self.resume(replica)
+
+    def pause(self, replica: int) -> None:
+        self.replicas[replica].paused = True
+
+    def resume(self, replica: int) -> None:
+        self.replicas[replica].paused = False
+        self._run()
+
+    @property
+    def granted(self) -> float:
+        """How many charges those replicas that run now have granted from their reservations."""
+        return sum(replica.granted for replica in self.replicas)
+
+    def crash(self, replica: int, *, lands: bool = False) -> None:
+        """End a replica in the midst of what it does, and start another in its place."""
+        gone = self.replicas[replica]
+        gone.loop.end()
+        for call in self.wire.of(gone):
+            self.wire.give_up(call, lands=lands)
+        self.replicas[replica] = ReplicaProcess(self, (0.99, 1.01, 1.0)[replica])
+
+    # What leaders do
+
+    def settle(self, leader: int = 0, *, look: bool = True) -> None:
+        """Let a leader settle, and hear every answer."""
+        if look:
+            self.leaders[leader].look()
+        self.leaders[leader].settle()
+        self.through(self.leaders[leader])
+        self.check()
+
+    def lose(self) -> None:
+        """Delete the ledger by hand, past what keeps hands off."""
+        if LEDGER in self.api.objects:
+            self.api.remove(LEDGER)
+            self._lost_at = self.time.now
+
+    # What has to hold
+
+    def ledger(self) -> Ledger:
+        return read_ledger(self.api.objects[LEDGER]["data"]["ledger"])
+
+    def check(self) -> None:
+        """Keep the first that was found to be wrong, as this may be called where an error would be caught."""
+        self.over = self.over or self._wrong()
+        assert not self.over, self.over
+
+    def _wrong(self) -> str:
+        held = [self.subjects[uid] for uid in (*self.stored, *self.storable())]
+        newest = len(self._edits) - 1
+        for model, limit in self._edits[-1].items():
+            of_model = [each for each in held if each.model == model]
+            # Who was asked by an older quota, and has its yes since the edit, is not held to this one.
+            counted = [each for each in of_model if each.edit == newest or each.before < newest]
+            if any(each.edit == newest for each in counted) and not fits(limit, Charge(), _sum(counted)):
+                return f"{_sum(counted)} of {model} are stored or may be, and the limit is {limit}"
+            used = self._used(model)
+            if used is not None and used.peak(_sum(of_model)) != used:
+                return f"{_sum(of_model)} of {model} are stored or may be, and the ledger counts {used}"
+        return ""
+
+    def _used(self, model: str) -> Charge | None:
+        """Return what is used by the ledger, where it has to count everything."""
+        if LEDGER not in self.api.objects or self.time.now < self._lost_at + 2 * STORABLE_SECONDS:
+            return None
+        return self.ledger().usage(model).used
+
+    def come_to_rest(self) -> None:
+        """Let all go well for as long as anything is waited for: in the end what is charged is what is stored."""
+        for replica in range(len(self.replicas)):
+            self.resume(replica)
+        self.wire.land()
+        for _ in range(15):
+            self.through()
+            self.store_some()
+            for leader in range(len(self.leaders)):
+                self.settle(leader)
+            self.pass_by(15)
+        if LEDGER in self.api.objects:
+            ledger = self.ledger()
+            assert (ledger.pending, ledger.terminating, ledger.reserved) == ({}, {}, {})
+            stored = charges_by_model((each.model, each.charge) for each in map(self.subjects.__getitem__, self.stored))
+            assert {model: usage.used for model, usage in ledger.usages().items()} == stored
+
+    def _run(self) -> None:
+        for replica in self.replicas:
+            replica.run()
+        self.check()
+
+
+def _sum(subjects: Iterable[Subject]) -> Charge:
+    return total(each.charge for each in subjects)
+
+
+Scenario = Callable[[ReservationWorld], None]

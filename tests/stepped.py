@@ -1,0 +1,187 @@
+"""Processes of a test that go on one at a time, from one call to the API server to the next, on clocks of their own."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextvars import Context
+from typing import Any, TypeVar
+
+from tests.api_double import ApiDouble, Effect
+from vcuda.errors import Unavailable, VcudaError
+
+T = TypeVar("T")
+
+
+class TrueTime:
+    """The time that passes for all."""
+
+    def __init__(self) -> None:
+        self.now = 10_000.0
+
+
+class DriftingClock:
+    """What one process takes for the time: it may go fast or slowly, and stand still while its machine is suspended."""
+
+    def __init__(self, true: TrueTime, rate: float = 1.0) -> None:
+        self._true = true
+        self._rate = rate
+        self.stood_still = 0.0
+
+    def now(self) -> float:
+        return (self._true.now - self.stood_still) * self._rate
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """An event loop on such a clock. It runs when the test says so, until everything in it waits."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._now = clock
+        self._busy = False
+
+    def time(self) -> float:
+        return self._now()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        self._busy = True
+        return super().call_soon(callback, *args, context=context)
+
+    def run_until_idle(self) -> None:
+        self._busy = True
+        while self._busy:
+            self._busy = False
+            super().call_soon(self.stop)
+            self.run_forever()
+
+    def end(self) -> None:
+        """Have nothing of it go on, ever."""
+        for task in asyncio.all_tasks(self):
+            task.cancel()
+        self.run_until_idle()
+        self.close()
+
+
+class OpenCall:
+    """A call that was sent and whose answer has not been heard. ``arrived``: the API server has done it."""
+
+    def __init__(self, sender: object, method: str, effect: Effect) -> None:
+        self.sender = sender
+        self.method = method
+        self._effect = effect
+        self._outcome: Callable[[], bytes] | None = None
+        self.heard = threading.Semaphore(0)
+        self.lost = False
+
+    @property
+    def arrived(self) -> bool:
+        return self._outcome is not None
+
+    def arrive(self) -> None:
+        """Let the API server do it, once; its answer is on its way back."""
+        if self._outcome:
+            return
+        try:
+            body = self._effect()
+        except VcudaError as error:
+            self._outcome = _raising(error)
+        else:
+            self._outcome = lambda: body
+
+    def answer(self) -> bytes:
+        if self.lost or self._outcome is None:
+            raise Unavailable("timed out")
+        return self._outcome()
+
+
+def _raising(error: VcudaError) -> Callable[[], bytes]:
+    def answer() -> bytes:
+        raise error
+
+    return answer
+
+
+class Wire:
+    """The calls of all processes to one API server: each arrives, is answered, or is lost when the test says so.
+
+    What a process does between two calls is done in one step. ``late`` are calls that their senders have given up, and
+    which may arrive all the same.
+    """
+
+    def __init__(self, api: ApiDouble) -> None:
+        self.open: list[OpenCall] = []
+        self.late: list[OpenCall] = []
+        self._stopped = threading.Semaphore(0)
+        self._senders: dict[int, object] = {}
+        api.deliver = self._deliver
+
+    def run(self, sender: object, work: Callable[[], object]) -> None:
+        """Run this in a thread, until it makes a call or ends."""
+
+        def run() -> None:
+            self._senders[threading.get_ident()] = sender
+            try:
+                work()
+            finally:
+                del self._senders[threading.get_ident()]
+                self._stopped.release()
+
+        threading.Thread(target=run, daemon=True).start()
+        self._stopped.acquire()
+
+    def answer(self, call: OpenCall) -> None:
+        """Let a call arrive, if it has not, and its answer be heard; its sender goes on to its next call."""
+        call.arrive()
+        self._go_on(call)
+
+    def give_up(self, call: OpenCall, *, lands: bool = False) -> None:
+        """Let the sender hear nothing; one that has not arrived is lost, unless it ``lands`` later."""
+        if lands and not call.arrived:
+            self.late.append(call)
+        call.lost = True
+        self._go_on(call)
+
+    def land(self) -> None:
+        """Let everything arrive that was given up."""
+        late, self.late = self.late, []
+        for call in late:
+            call.arrive()
+
+    def of(self, sender: object) -> list[OpenCall]:
+        return [call for call in self.open if call.sender is sender]
+
+    def _go_on(self, call: OpenCall) -> None:
+        self.open.remove(call)
+        call.heard.release()
+        self._stopped.acquire()
+
+    def _deliver(self, method: str, _timeout: float, effect: Effect) -> bytes:
+        sender = self._senders.get(threading.get_ident())
+        if sender is None:  # the test itself
+            return effect()
+        call = OpenCall(sender, method, effect)
+        self.open.append(call)
+        self._stopped.release()
+        call.heard.acquire()
+        return call.answer()
+
+
+class WireExecutor(Executor):
+    """Where a process makes its calls: what it hears takes effect when its loop runs next."""
+
+    def __init__(self, wire: Wire, sender: object) -> None:
+        self._wire = wire
+        self._sender = sender
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                future.set_result(call(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # whoever awaits the future hears of it
+                future.set_exception(error)
+
+        self._wire.run(self._sender, work)
+        return future
