@@ -10,9 +10,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self
+from typing import Self
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import SettleMetrics
@@ -20,75 +19,23 @@ from controller.settler import Settler
 from tests import builders
 from tests.api_double import ApiDouble
 from tests.replicas import LEDGER
+from tests.reservation_subjects import LIMITS, TEAM, Subject
 from tests.stepped import DriftingClock, OpenCall, SteppedLoop, TrueTime, Wire, WireExecutor
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
-from vcuda.allocations.stored_pods import read_stored
-from vcuda.claims.objects import API_PATH
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.ledger.ledger import MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits, total
+from webhook.leases import RATE_SECONDS
 from webhook.ledger_client import ClusterLedgers
 from webhook.ledgers import ChargeRequest, Decision
 from webhook.metrics import LedgerMetrics
 
-TEAM = "team-a"
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 CALL_SECONDS = 8.0
 """For how long the API server waits for an answer to /validate."""
-
-CARDS = 60
-LIMITS = {"M40": Limit(100 * CARDS), "P100": Limit(100 * CARDS, 1000 * CARDS)}
-CORES = "tencent.com/vcuda-core"
-MEMORY = "tencent.com/vcuda-memory"
-SIZES: Mapping[str, Mapping[str, int]] = {
-    "card": {CORES: 100},
-    "half": {CORES: 50, MEMORY: 8},
-    "fifth": {CORES: 20, MEMORY: 1},
-    "pair": {CORES: 200},
-    "eight": {CORES: 800},
-}
-
-
-class Subject(NamedTuple):
-    """One pod or claim to be created. ``created``: when the API server said so; ``edit``: by which quota it is asked.
-
-    ``before``: how often the quota had been edited when it got its yes; less than never where it has none.
-    """
-
-    uid: str
-    model: str
-    size: str
-    created: float
-    edit: int
-    claim: bool = False
-    before: int = -1
-
-    @property
-    def charge(self) -> Charge:
-        return _charge_of(self.size)
-
-    @property
-    def path(self) -> str:
-        collection = f"{API_PATH}/namespaces/{TEAM}/resourceclaims" if self.claim else f"/api/v1/namespaces/{TEAM}/pods"
-        return f"{collection}/{self.uid}"
-
-    @property
-    def manifest(self) -> Mapping[str, Any]:
-        metadata = {"name": self.uid, "namespace": TEAM, "uid": self.uid}
-        if self.claim:
-            return {"metadata": metadata, "spec": {}}
-        pod = builders.stored_pod(SIZES[self.size], self.uid, affinity=builders.held_to(self.model))
-        return {**pod, "metadata": metadata}
-
-
-@functools.cache
-def _charge_of(size: str) -> Charge:
-    stored = read_stored(builders.view(builders.stored_pod(SIZES[size])), builders.LABELS)
-    assert stored
-    return stored.charge
 
 
 class ReplicaProcess:
@@ -111,6 +58,9 @@ class ReplicaProcess:
     @property
     def granted(self) -> float:
         return self._registry.get_sample_value("vcuda_ledger_granted_total") or 0
+
+    def flush(self) -> None:
+        self._flushing = self.loop.create_task(self.ledgers.flush())
 
     def run(self) -> None:
         if not self.paused:
@@ -204,7 +154,9 @@ class ReservationWorld:
 
     # What callers do
 
-    def ask(self, replica: int, number: int = 1, model: str = "M40", size: str = "card", *, claim: bool = False) -> None:
+    def ask(
+        self, replica: int, number: int = 1, model: str = "M40", size: str = "card", *, claim: bool = False
+    ) -> None:
         """Create so many at once, beside each other."""
         for _ in range(number):
             uid = f"uid-{len(self.subjects)}"
@@ -247,6 +199,18 @@ class ReservationWorld:
             self.go_on()
         self.store_some()
         self.settle()
+
+    def flush(self, replica: int) -> list[OpenCall]:
+        """Have a replica write down what it granted, now; return the calls that it has under way."""
+        process = self.replicas[replica]
+        process.flush()
+        self._run()
+        return self.wire.of(process)
+
+    def idle(self, replica: int) -> list[OpenCall]:
+        """Let so much time pass that the replica gives back what it reserved; return the calls that do so."""
+        self.pass_by(RATE_SECONDS * 1.1)
+        return self.flush(replica)
 
     def go_on(self, *senders: object) -> None:
         """Answer every call while as much time passes as replicas wait for others."""

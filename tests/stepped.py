@@ -5,12 +5,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from tests.api_double import ApiDouble, Effect
 from vcuda.errors import Unavailable, VcudaError
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class TrueTime:
@@ -43,7 +44,9 @@ class SteppedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now()
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
         self._busy = True
         return super().call_soon(callback, *args, context=context)
 

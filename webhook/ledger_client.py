@@ -356,7 +356,6 @@ class NamespaceLedger:
         now = self._shared.clock()
         if now < self._asked_at + ASK_AGAIN_SECONDS:
             return ledger
-        self._asked_at = now
         return msgspec.structs.replace(ledger, waiting=secrets.token_urlsafe(6))
 
     async def _write(self, ledger: Ledger, replaced: Stored) -> Stored:
@@ -368,6 +367,9 @@ class NamespaceLedger:
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
+        # Not before: what was decided from memory is decided again, and so is what lost to another writer.
+        if ledger.waiting != replaced.ledger.waiting:
+            self._asked_at = self._shared.clock()
         return stored
 
     async def _send_again(self) -> None:

@@ -3,15 +3,16 @@
 import os
 
 from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.reservation_world import LIMITS, SIZES, ReservationWorld
+from tests.reservation_subjects import LIMITS, SIZES
+from tests.reservation_world import ReservationWorld
 from vcuda.quota.model import Limit
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "60"))
 replicas, leaders, which = st.integers(0, 2), st.integers(0, 1), st.integers(0, 20)
 models, sizes = st.sampled_from(sorted(LIMITS)), st.sampled_from(sorted(SIZES))
-limits = st.builds(lambda cores, memory: Limit(cores, memory), st.integers(5, 90).map(lambda n: n * 100), st.none())
+limits = st.builds(Limit, st.integers(5, 90).map(lambda n: n * 100), st.none())
 
 
 class ReservationMachine(RuleBasedStateMachine):
@@ -21,17 +22,27 @@ class ReservationMachine(RuleBasedStateMachine):
         super().__init__()
         self.world = ReservationWorld()
 
+    @initialize(reserving=st.sets(replicas, max_size=2), number=st.integers(4, 20), model=models, size=sizes)
+    def start(self, reserving: set[int], number: int, model: str, size: str) -> None:
+        for replica in sorted(reserving):
+            self.world.reserve(replica, number, model, size)
+
     @rule(replica=replicas, number=st.integers(1, 12), model=models, size=sizes, claim=st.booleans())
     def ask(self, replica: int, number: int, model: str, size: str, *, claim: bool) -> None:
         self.world.ask(replica, number, model, size, claim=claim)
 
-    @rule(replica=replicas, model=models, size=sizes)
-    def create_many(self, replica: int, model: str, size: str) -> None:
-        """All goes well for a second, in which a replica comes to reserve something."""
-        for _ in range(3):
-            self.world.ask(replica, 8, model, size)
-            self.world.through(self.world.replicas[replica])
-            self.world.pass_by(0.1)
+    @rule(replica=replicas, number=st.integers(4, 20), model=models, size=sizes)
+    def reserve(self, replica: int, number: int, model: str, size: str) -> None:
+        self.world.reserve(replica, number, model, size)
+
+    @rule(replica=replicas)
+    def flush(self, replica: int) -> None:
+        self.world.flush(replica)
+
+    @precondition(lambda self: len(self.world.subjects) > 60)
+    @rule()
+    def lose(self) -> None:
+        self.world.lose()
 
     @rule(replica=replicas, which=which)
     def ask_again(self, replica: int, which: int) -> None:

@@ -1,0 +1,303 @@
+"""What may befall replicas that grant from reservations, each from its beginning to where it would go wrong.
+
+In all of them replica A has reserved room, and B is who would be given the same room again.
+"""
+
+from collections.abc import Callable
+
+from tests.reservation_subjects import LIMITS
+from tests.reservation_world import ReservationWorld
+from vcuda.quota.model import Charge, Limit
+from webhook.leases import RATE_SECONDS, WRITE_SECONDS
+
+Scenario = Callable[[ReservationWorld], None]
+
+A, B = 0, 1
+
+
+def others_take_all_that_is_left(world: ReservationWorld) -> None:
+    """What one replica has reserved is no room to others, and it grants no more than that."""
+    world.reserve(A)
+    world.ask(B, 60)
+    world.go_on()
+    world.ask(A, 20)
+    world.go_on()
+
+
+def late_grant(world: ReservationWorld, seconds: float) -> None:
+    """A replica that stood still grants as late as it can, and does not come to write that down."""
+    world.reserve(A)
+    world.pause(A)
+    began = world.time.now
+    world.pass_by(int(began) + seconds - began)
+    world.ask(A, 3)
+    world.resume(A)
+    world.pause(A)
+
+
+def others_try_again_and_again(world: ReservationWorld) -> None:
+    """Until long after everything is over that was granted before; a leader settles each time."""
+    for seconds in (3, 58, 5, 7.5, 0.7, 0.4, 0.4, 0.4, 0.4, 0.4, 5, 5, 5):
+        world.pass_by(seconds)
+        world.settle()
+        world.ask(B, 60)
+        world.through()
+
+
+def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
+    """Its time and the deadline of its last pods pass one after the other, and clocks differ."""
+    late_grant(world, 10)
+    world.crash(A)
+    others_try_again_and_again(world)
+
+
+def the_ledger_is_lost_and_it_does_not_know(world: ReservationWorld) -> None:
+    world.reserve(A)
+    world.pause(A)
+    lost = world.time.now
+    world.lose()
+    world.ask(B, 1)
+    world.through()
+    world.pass_by(lost + 9.5 - world.time.now)
+    world.ask(A, 3)
+    world.resume(A)
+    assert world.granted
+    world.crash(A)
+    others_try_again_and_again(world)
+
+
+def granted_past_its_time(world: ReservationWorld) -> None:
+    late_grant(world, 12)
+    world.crash(A)
+    world.pass_by(74.9)
+    world.settle()
+    world.ask(B, 60)
+    world.through()
+
+
+def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
+    """The answer comes eight seconds after the API server has written it."""
+    world.reserve(A)
+    written(world)
+    world.ask(A, 1)
+    world.pass_by(WRITE_SECONDS * 1.1)
+    [put] = world.wire.open
+    put.arrive()
+    landed = int(world.time.now)
+    world.store_some()
+    world.settle()
+    world.pass_by(8)
+    world.answer(put)
+    world.pause(A)
+    world.pass_by(landed + 12 - world.time.now)
+    world.ask(A, 3)
+    world.resume(A)
+    world.crash(A)
+    world.pass_by(landed + 86.9 - world.time.now)
+    world.settle()
+    world.ask(B, 60)
+    world.through()
+
+
+def written(world: ReservationWorld, size: str = "card") -> None:
+    """Let the replica write once more: nobody has written since."""
+    for _ in range(2):
+        world.ask(A, 1, size=size)
+        world.flush(A)
+        world.through(world.replicas[A])
+
+
+def clocks_that_stood_still(world: ReservationWorld) -> None:
+    """The machine was suspended for longer than the lease, and its own clocks do not tell."""
+    world.reserve(A)
+    world.suspend(A, 40)
+    world.ask(A, 3)
+    world.crash(A)
+    world.pass_by(48)
+    world.settle()
+    world.ask(B, 60)
+    world.through()
+
+
+def the_next_reservation_is_larger_and_that_write_is_lost(world: ReservationWorld) -> None:
+    world.reserve(A, 4)
+    world.ask(A, 12)
+    world.flush(A)
+    world.ask(A, 12)
+
+
+def the_next_reservation_is_smaller(world: ReservationWorld) -> None:
+    """It lands, and what was granted while it was under way has to be in it."""
+    world.reserve(A, 20)
+    written(world)
+    [put] = world.idle(A)
+    world.ask(A, 4)
+    put.arrive()
+    world.check()
+
+
+def created_while_a_write_is_under_way(world: ReservationWorld) -> None:
+    world.reserve(A, 20)
+    written(world)
+    world.ask(A, 1)
+    assert world.flush(A)
+    world.ask(A, 2)
+    world.go_on()
+    world.idle(A)
+    world.go_on()
+
+
+def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
+    """It reserves less than before, and whoever went by what is read meanwhile would grant more."""
+    world.reserve(A, 80, size="fifth")
+    written(world, "fifth")
+    world.pause(A)
+    world.pass_by(RATE_SECONDS * 1.1)
+    world.ask(A, 4, size="fifth")
+    world.resume(A)
+    [put] = world.flush(A)
+    world.give_up(put, lands=True)
+    world.ask(A, 12, size="fifth")
+    for call in [call for call in world.flush(A) if call.method == "GET"]:
+        world.answer(call)
+    world.wire.land()
+    for _ in range(2):
+        world.pass_by(0.03)
+        world.answer(world.wire.of(world.replicas[A])[0])
+    world.pass_by(0.03)
+    world.ask(A, 12, size="fifth")
+
+
+def what_was_granted_is_in_the_next_write(world: ReservationWorld) -> None:
+    world.reserve(A)
+    world.ask(A, 2)
+    world.flush(A)
+    world.go_on()
+    world.idle(A)
+    world.go_on()
+
+
+def others_write_first(world: ReservationWorld) -> None:
+    """A write that lost to another has not landed, whatever stands in the ledger of the one before."""
+    world.reserve(A)
+    written(world)
+    world.ask(A, 2)
+    [put] = world.flush(A)
+    world.ask(B, 1)
+    world.through(world.replicas[B])
+    world.answer(put)
+    [get] = world.flush(A)
+    world.answer(get)
+    world.ask(A, 60)
+    world.check()
+    world.through()
+    world.idle(A)
+    world.go_on()
+
+
+def another_process_has_another_id(world: ReservationWorld) -> None:
+    world.reserve(A)
+    world.ask(A, 2)
+    world.crash(A)
+    world.ask(A, 12)
+    world.through()
+    world.pass_by(0.01)
+    world.ask(A, 1)
+    world.through()
+
+
+def the_limit_is_lowered(world: ReservationWorld) -> None:
+    world.reserve(A)
+    world.set_limits({**LIMITS, "M40": Limit(1000)})
+    world.ask(A, 3)
+    world.through()
+
+
+def a_burst_just_below_the_limit(world: ReservationWorld) -> None:
+    """It would reserve by its rate for more than there is room."""
+    world.reserve(A, 96, size="half")
+    world.ask(A, 30, size="half")
+    world.through()
+
+
+def free_cores(world: ReservationWorld) -> int:
+    return LIMITS["M40"].cores - world.ledger().usage("M40").used.cores
+
+
+def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
+    world.reserve(A, 99, size="fifth")
+    for number in (free_cores(world) // 20 - 1, 1):
+        world.ask(B, number, size="fifth")
+        world.go_on(world.replicas[B])
+        world.store_some()
+    for replica in (A, B):
+        world.ask(replica, 60, size="fifth")
+
+
+def its_reservation_was_reaped(world: ReservationWorld) -> None:
+    """What it had granted was counted by that, and is not counted twice when it comes back."""
+    late_grant(world, 9)
+    world.store_some()
+    for _ in range(2):
+        world.pass_by(50)
+        world.settle()
+    assert not world.ledger().reserved
+    world.resume(A)
+    world.go_on()
+    world.flush(A)
+    world.go_on()
+    assert world.ledger().usage("M40").used == Charge(100 * len(world.stored), 0, 100 * len(world.stored))
+
+
+def reaped_by_a_count_of_that_moment(world: ReservationWorld) -> None:
+    """The watch that the leader has is as old as the reservation."""
+    late_grant(world, 9)
+    world.store_some()
+    world.crash(A)
+    world.pass_by(90)
+    world.settle(look=False)
+
+
+def renewed_for_longer_than_it_could_stand_by_itself(world: ReservationWorld) -> None:
+    for _ in range(10):
+        world.reserve(A, 4, size="fifth")
+        world.pass_by(9.9)
+    world.reserve(A, 12, size="fifth")
+    world.ask(A, 2, size="fifth")
+
+
+def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
+    """For what is larger than what is left beside that; those others go on creating pods meanwhile."""
+    world.reserve(A, 100, size="fifth")
+    world.ask(B, free_cores(world) // 100)
+    world.go_on()
+    for _ in range(2):
+        world.ask(B, 1, size="eight")
+        world.go_on()
+        world.ask(A, 2, size="fifth")
+        world.flush(A)
+        world.go_on()
+        world.flush(A)
+        world.go_on()
+    assert [each.size for each in world.subjects.values() if each.before >= 0].count("eight") == 1
+
+
+def never_stored(world: ReservationWorld) -> None:
+    world.ask(B, 2)
+    world.through()
+    world.pass_by(80)
+
+
+def stored_at_the_last_moment(world: ReservationWorld) -> None:
+    world.ask(B, 2)
+    world.through()
+    world.settle()
+    world.pass_by(70)
+    world.settle()
+
+
+def stored_where_the_leader_has_not_seen_it(world: ReservationWorld) -> None:
+    stored_at_the_last_moment(world)
+    world.store_some()
+    world.pass_by(10)
+    world.settle(look=False)

@@ -1,0 +1,62 @@
+"""The pods and claims that are created beside each other where replicas grant from reservations."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tests import builders
+from vcuda.allocations.stored_pods import read_stored
+from vcuda.claims.objects import API_PATH
+from vcuda.quota.model import Charge, Limit
+
+TEAM = "team-a"
+CARDS = 60
+LIMITS = {"M40": Limit(100 * CARDS), "P100": Limit(100 * CARDS, 1000 * CARDS)}
+CORES = "tencent.com/vcuda-core"
+MEMORY = "tencent.com/vcuda-memory"
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "card": {CORES: 100},
+    "half": {CORES: 50, MEMORY: 8},
+    "fifth": {CORES: 20, MEMORY: 1},
+    "pair": {CORES: 200},
+    "eight": {CORES: 800},
+}
+
+
+class Subject(NamedTuple):
+    """One pod or claim to be created. ``created``: when the API server said so; ``edit``: by which quota it is asked.
+
+    ``before``: how often the quota had been edited when it got its yes; less than never where it has none.
+    """
+
+    uid: str
+    model: str
+    size: str
+    created: float
+    edit: int
+    claim: bool = False
+    before: int = -1
+
+    @property
+    def charge(self) -> Charge:
+        return _charge_of(self.size)
+
+    @property
+    def path(self) -> str:
+        collection = f"{API_PATH}/namespaces/{TEAM}/resourceclaims" if self.claim else f"/api/v1/namespaces/{TEAM}/pods"
+        return f"{collection}/{self.uid}"
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        metadata = {"name": self.uid, "namespace": TEAM, "uid": self.uid}
+        if self.claim:
+            return {"metadata": metadata, "spec": {}}
+        pod = builders.stored_pod(SIZES[self.size], self.uid, affinity=builders.held_to(self.model))
+        return {**pod, "metadata": metadata}
+
+
+@functools.cache
+def _charge_of(size: str) -> Charge:
+    stored = read_stored(builders.view(builders.stored_pod(SIZES[size])), builders.LABELS)
+    assert stored
+    return stored.charge
