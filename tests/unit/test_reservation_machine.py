@@ -9,7 +9,9 @@ from tests.reservation_subjects import LIMITS, SIZES
 from tests.reservation_world import ReservationWorld
 from vcuda.quota.model import Limit
 
-EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "80"))
+"""More by `make fuzz`."""
+
 replicas, leaders, which = st.integers(0, 2), st.integers(0, 1), st.integers(0, 20)
 models, sizes = st.sampled_from(sorted(LIMITS)), st.sampled_from(sorted(SIZES))
 limits = st.builds(Limit, st.integers(5, 90).map(lambda n: n * 100), st.none())
