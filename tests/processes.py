@@ -259,10 +259,16 @@ class NodeProcess(StatusProcess):
 class WebhookProcess(Server):
     """A running server. ``ca`` is the file that signs its certificate; without it, that of the run is taken."""
 
-    def __init__(self, flags: Iterable[str | Path], ca: Path | None, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        flags: Iterable[str | Path],
+        ca: Path | None,
+        env: Mapping[str, str],
+        command: Sequence[str | Path] = (SCRIPTS / "vcuda-webhook", "serve"),
+    ) -> None:
         defaults = {"VCUDA_BIND": "127.0.0.1:0", "VCUDA_DRAIN_SECONDS": "0"}
         self._ca = ca
-        super().__init__((SCRIPTS / "vcuda-webhook", "serve", *flags), {**defaults, **env})
+        super().__init__((*command, *flags), {**defaults, **env})
 
     def await_start(self) -> None:
         self.url: str = self.await_log("listening")["url"]
