@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 K8S ?=
 # Half of their time these tests wait for somebody, so several files run at once, each process on a control plane of its own.
 E2E_WORKERS ?= 2
+# For how long `make chaos` goes on at the least, and until how many objects were tried to be created.
+CHAOS_SECONDS ?= 600
+CREATES ?= 0
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
 .PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference lint format clean
@@ -32,8 +35,8 @@ fuzz: $(VENV)/installed  ## Send the webhook what no caller should, and let ever
 e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once; K8S=1.30.14 for another version than the newest
 	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
-chaos: $(VENV)/installed  ## Kill every part again and again under load for ten minutes, with tenants attacking, and count what is stored
-	$(ASSETS) && export CHAOS_SECONDS=600 && $(BIN)/pytest tests/e2e -m chaos -s
+chaos: $(VENV)/installed  ## Let every part fail again and again under load, with tenants attacking, and count what is stored: for ten minutes, or longer, as in CREATES=100000
+	$(ASSETS) CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_CREATES=$(CREATES) $(BIN)/pytest tests/e2e -m chaos -s
 
 reread: $(VENV)/installed  ## Wait for the API server to take up a new client certificate by itself (six minutes)
 	$(ASSETS) $(BIN)/pytest tests/e2e/test_client_certificates.py -m reread

@@ -1,8 +1,10 @@
 """Many callers that create pods and claims and delete them again, and keep count of what they were answered."""
 
 import itertools
+import os
 import random
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -10,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
@@ -19,7 +23,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.e2e.cluster import Json, webhook
 from tests.e2e.dra import HAMI, claim, claiming, claims_path, request, template
-from tests.e2e.installation import CLAIM_RULE, REPLICA, Installation, flags_of
+from tests.e2e.installation import CLAIM_RULE, REPLICA
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.e2e.rest import Answer, Rest
 from tests.integration.reviews import gpu_pod
@@ -61,10 +65,14 @@ CLAIM_REQUESTS: Sequence[Json] = (
     request(count=2),
     request(HAMI, capacity={"requests": {"cores": "50", "memory": "4Gi"}}),
 )
-SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.3, 0.3, 0.05
+SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
 """The parts of what is created that wait for another webhook, that are claims, and pods with a template of one."""
 
-MEMORY_PAUSE = 0.2
+ROOMY_PART = 0.75
+"""The part of what is created in the one namespace that has room for a hundred: there replicas reserve."""
+
+SAMPLE_PAUSE = 0.5
+GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
 """Seconds, at most, for which a pod is kept, and between two tries of one caller."""
 
@@ -84,13 +92,14 @@ REASONS = frozenset({STORED, API_AWAY, *(name for name, _, _ in _REASONS)})
 
 @dataclass(frozen=True)
 class Callers:
-    """So many callers, each through one of the replicas; ``counts`` are their answers by reason.
+    """So many callers, each through one of the replicas and one of the API servers; ``counts`` are their answers.
 
-    They share out the namespaces of one group, and go on to the next group every ``stay`` seconds. ``claims``: they
-    create ResourceClaims, too, and pods that have one made by a template of `templates`.
+    They share out the namespaces of one group, and go on to the next one every ``stay`` seconds. Most of all they
+    create in the first of a group: what is stored there they leave to others to delete. ``claims``: they create
+    ResourceClaims, too, and pods that have one made by a template of `templates`.
     """
 
-    rest: Rest
+    rests: Sequence[Rest]
     groups: Sequence[Sequence[str]]
     replicas: int
     stay: float
@@ -100,25 +109,29 @@ class Callers:
     claim_counts: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def creates(self) -> int:
+        with self.lock:
+            return self.counts.total() + self.claim_counts.total()
+
     def call(self, number: int, stop: threading.Event) -> None:
-        labels = self.labels(number)
+        labels, rest = self.labels(number), self.rests[number // self.replicas % len(self.rests)]
         for turn in itertools.count():
-            namespaces = self.present()
-            namespace = namespaces[number // self.replicas % len(namespaces)]
+            roomy, *others = self.present()
+            namespace = roomy if random.random() < ROOMY_PART else random.choice(others)  # noqa: S311  # a load
             made = self._manifest(f"train-{number}-{turn}", namespace, labels)
-            answer = self._create(made)
+            answer = created(rest, made)
             with self.lock:
                 (self.claim_counts if made["kind"] == "ResourceClaim" else self.counts)[answer] += 1
-            if answer in (STORED, API_AWAY):
+            if answer in (STORED, API_AWAY) and namespace != roomy:
                 stop.wait(random.uniform(0, HOLD))  # noqa: S311  # a load
-                self._delete(made, stop)
+                delete(rest, made, stop)
             if stop.wait(random.uniform(0, PAUSE)):  # noqa: S311  # a load
                 return
 
     def present(self) -> Sequence[str]:
         """The namespaces of the present group."""
-        group = int((time.monotonic() - self.started) / self.stay)
-        return self.groups[min(group, len(self.groups) - 1)]
+        return self.groups[int((time.monotonic() - self.started) / self.stay) % len(self.groups)]
 
     def labels(self, number: int) -> Mapping[str, str]:
         """Those by which one of the replicas is asked."""
@@ -133,23 +146,26 @@ class Callers:
             return labelled(claim(namespace, name, random.choice(CLAIM_REQUESTS)), {**labels, **asks})  # noqa: S311  # a load
         return gpu_pod(name, namespace, random.choice(GPU_REQUESTS), labels={**labels, **asks})  # noqa: S311  # a load
 
-    def _create(self, made: Json) -> str:
-        try:
-            return reason(self.rest.send("POST", path_of(made), made))
-        except HTTPError:
-            return API_AWAY
 
-    def _delete(self, made: Json, stop: threading.Event) -> None:
-        """Delete the pod or claim, stored or not, until the API server says that it is gone, or will be."""
-        path = f"{path_of(made)}/{made['metadata']['name']}"
-        while not stop.is_set():
-            try:
-                answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
-            except HTTPError:
-                answer = None
-            if answer is not None and answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
-                return
-            stop.wait(PAUSE)
+def created(rest: Rest, made: Json) -> str:
+    """What became of a creation, in a word."""
+    try:
+        return reason(rest.send("POST", path_of(made), made))
+    except HTTPError:
+        return API_AWAY
+
+
+def delete(rest: Rest, made: Json, stop: threading.Event) -> None:
+    """Delete the pod or claim, stored or not, until the API server says that it is gone, or will be."""
+    path = f"{path_of(made)}/{made['metadata']['name']}"
+    while not stop.is_set():
+        try:
+            answer = rest.send("DELETE", path, {"gracePeriodSeconds": 0})
+        except HTTPError:
+            answer = None
+        if answer is not None and answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+            return
+        stop.wait(PAUSE)
 
 
 def labelled(manifest: Json, labels: Mapping[str, str]) -> Json:
@@ -211,22 +227,29 @@ class Victim(Generic[P]):
         self.current().kill()
         self._running = self._threads.submit(self._start)
 
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole of it: arbiter and worker."""
+        os.killpg(self.current().process.pid, number)
+
     def mend(self) -> None:
         """Let another take the place of one that has ended by itself."""
         if self._running.done() and self.serving() is None:
             self.kill(counted=False)
 
 
-@contextmanager
-def replicas(installation: Installation) -> Iterator[Sequence[Victim[WebhookProcess]]]:
-    """The installation's replicas as things to kill; a new one listens where the old one did."""
+Make = Callable[..., WebhookProcess]
+"""Makes a replica of the installation, with these further flags."""
 
-    def starter(first: WebhookProcess) -> Callable[[], WebhookProcess]:
-        flags = (*installation.flags, "--bind", urlsplit(first.url).netloc)
-        return lambda: WebhookProcess(flags, installation.ca, {})
+
+@contextmanager
+def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]]:
+    """Replicas as things to kill; a new one listens where the old one did."""
+
+    def victim(make: Make, first: WebhookProcess) -> Victim[WebhookProcess]:
+        return Victim(partial(make, "--bind", urlsplit(first.url).netloc), threads, first)
 
     with ThreadPoolExecutor() as threads:
-        every = [Victim(starter(first), threads, first) for first in installation.replicas]
+        every = [victim(make, make()) for make in makes]
         try:
             yield every
         finally:
@@ -235,23 +258,31 @@ def replicas(installation: Installation) -> Iterator[Sequence[Victim[WebhookProc
 
 
 @dataclass
-class Memory:
-    """The most memory that one of the replicas had, in MiB: its worker alone, and all its processes together."""
+class Figures:
+    """Of the replicas: the most memory that one had, in MiB, its worker alone, and all its processes together.
+
+    ``grants``: how many charges each process granted from its reservation, as it said last.
+    """
 
     worker: int = 0
     replica: int = 0
     samples: int = 0
+    grants: dict[int, float] = field(default_factory=dict)
 
-    def sample(self, victims: Sequence[Victim[WebhookProcess]], stop: threading.Event) -> None:
-        """Look at each that is there, until told to stop. The kernel keeps the most that a process ever had."""
-        while not stop.wait(MEMORY_PAUSE):
-            for process in filter(None, [victim.serving() for victim in victims]):
+    def sample(self, victim: Victim[WebhookProcess], stop: threading.Event) -> None:
+        """Look at it until told to stop. The kernel keeps the most that a process ever had."""
+        while not stop.wait(SAMPLE_PAUSE):
+            if process := victim.serving():
                 # It may have ended meanwhile, or have no worker yet.
-                with suppress(OSError, ValueError):
+                with suppress(OSError, ValueError, HTTPException):
                     worker = process.worker()
                     self.worker = max(self.worker, kernel_says(worker, "status", "VmHWM"))
                     parts = [kernel_says(pid, "smaps_rollup", "Pss") for pid in (worker, process.process.pid)]
                     self.replica = max(self.replica, sum(parts))
+                    [told] = re.findall(
+                        rb"^vcuda_ledger_granted_total (\S+)", process.get("/metrics").body, re.MULTILINE
+                    )
+                    self.grants[worker] = float(told)
                     self.samples += 1
 
 
@@ -268,28 +299,27 @@ class Controllers:
     """Candidates for one lease."""
 
     candidates: Sequence[Victim[ControllerProcess]]
-    _leader: ControllerProcess | None = None
 
-    @property
-    def kills(self) -> int:
-        return sum(candidate.kills for candidate in self.candidates)
+    def kill_leader(self) -> bool:
+        """SIGKILL the one that leads, if there is one just now."""
+        for candidate in self.candidates:
+            process = candidate.serving()
+            if process and process.logs("leading"):
+                candidate.kill()
+                return True
+        return False
 
-    def kill_seasoned_leader(self) -> None:
-        """SIGKILL the leader if it led already when this was asked last, so that each one gets to settle something."""
-        serving = [(candidate, candidate.serving()) for candidate in self.candidates]
-        leading = [(candidate, process) for candidate, process in serving if process and process.logs("leading")]
-        leader, process = leading[0] if leading else (None, None)
-        if leader and process is self._leader:
-            leader.kill()
-        self._leader = process
+    def mend(self) -> None:
+        """Let others take the place of those that have ended by themselves."""
+        for candidate in self.candidates:
+            candidate.mend()
 
 
 @contextmanager
-def controllers(installation: Installation, count: int, *more: str) -> Iterator[Controllers]:
-    """So many controllers, with these further flags."""
-    flags = flags_of(installation, *more)
+def controllers(makes: Sequence[Callable[[], ControllerProcess]]) -> Iterator[Controllers]:
+    """One controller by each of these."""
     with ThreadPoolExecutor() as threads:
-        every = [Victim(lambda: ControllerProcess(*flags), threads) for _ in range(count)]
+        every = [Victim(make, threads) for make in makes]
         try:
             yield Controllers(every)
         finally:

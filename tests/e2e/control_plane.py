@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 
@@ -106,6 +106,24 @@ def running_control_plane(
             teardown.callback(component.stop)
             component.start()
         yield control_plane
+
+
+@contextmanager
+def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
+    """Start another kube-apiserver, the same but for its port, on the same etcd; the control plane as seen by it."""
+    [port] = free_ports(1)
+    name, server = f"second {first.apiserver.name}", f"https://127.0.0.1:{port}"
+    flags = (each for each in first.apiserver.command if not each.startswith("--secure-port="))
+    command = (*flags, f"--secure-port={port}")
+    ready = Probe(port, "/readyz", first.ca_file, first.tokens[ADMIN])
+    log = first.directory / f"kube-apiserver-{port}.log"
+    apiserver = Component(name, command, log, ready, first.settings.startup_timeout)
+    kubeconfig = first.directory / f"{port}.kubeconfig"
+    write_kubeconfig(kubeconfig, server, first.ca_file, first.tokens[ADMIN])
+    with ExitStack() as teardown:
+        teardown.callback(apiserver.stop)
+        apiserver.start()
+        yield replace(first, server=server, kubeconfig=kubeconfig, apiserver=apiserver)
 
 
 def lay_out(assets: Path | None, directory: Path) -> "Layout":

@@ -35,7 +35,7 @@ SERVED_BY = "e2e.vcuda.io/served-by"
 REPLICA = "e2e.vcuda.io/replica"
 """On a pod: the number of the replica that is asked about it; without it the first one is."""
 
-MOST_REPLICAS = 4
+MOST_REPLICAS = 5
 Flag = str | Path
 CLAIM_RULE = {
     "apiGroups": ["resource.k8s.io"],

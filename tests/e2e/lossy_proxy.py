@@ -1,6 +1,7 @@
-"""Stands between a client and the real API server, passes everything on, and loses the replies it is told to lose."""
+"""Stands between a client and the real API server, and passes everything on but the replies it is told to lose."""
 
 import http.server
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,38 @@ class Losses:
                 self.lost.append(self.wanted.pop(0))
             return hit
 
+    def delays(self, method: str, path: str) -> tuple[float, float]:  # noqa: ARG002  # for those that delay some
+        """For how many seconds to hold a request, and then its reply."""
+        return 0, 0
+
+
+LOST_PART, LATE_PART, LATEST = 0.04, 0.04, 8.0
+
+
+@dataclass
+class RandomLosses(Losses):
+    """Loses a part of the replies to writes of ledgers, and is late with a part of the requests, and of the replies.
+
+    ``LATEST`` seconds late at most: long after the client has given them up, and has sent others.
+    """
+
+    late: int = 0
+
+    def takes(self, method: str, path: str) -> bool:
+        hit = self._concerns(method, path) and random.random() < LOST_PART  # noqa: S311  # a load
+        if hit:
+            self.lost.append((method, path))
+        return hit
+
+    def delays(self, method: str, path: str) -> tuple[float, float]:
+        kind = random.random() if self._concerns(method, path) else 1  # noqa: S311  # a load
+        seconds = random.uniform(0, LATEST)  # noqa: S311  # a load
+        self.late += kind < 2 * LATE_PART
+        return (seconds if kind < LATE_PART else 0), (seconds if LATE_PART <= kind < 2 * LATE_PART else 0)
+
+    def _concerns(self, method: str, path: str) -> bool:
+        return method in ("POST", "PUT") and "/configmaps" in path
+
 
 @dataclass(frozen=True)
 class LossyProxy:
@@ -49,7 +82,8 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(cluster.server, upstream, losses)
         make_certificates(directory)
-        server.socket = tls(directory).wrap_socket(server.socket, server_side=True)
+        # The thread of a connection shakes hands: a client that is killed meanwhile holds up no other.
+        server.socket = tls(directory).wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         kubeconfig = directory / "kubeconfig"
         write_kubeconfig(kubeconfig, f"https://127.0.0.1:{server.server_port}", directory / "ca.crt", cluster.token)
         thread = threading.Thread(target=server.serve_forever)
@@ -70,10 +104,12 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, target: str, upstream: urllib3.PoolManager, losses: Losses) -> None:
         self.target, self.upstream, self.losses = target, upstream, losses
+        self.closing = threading.Event()
         self.open: set[urllib3.BaseHTTPResponse] = set()
         super().__init__(("127.0.0.1", 0), Handler)
 
     def server_close(self) -> None:
+        self.closing.set()
         for reply in tuple(self.open):
             reply.shutdown()
         super().server_close()
@@ -87,20 +123,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def relay(self) -> None:
         """Pass one request on, and its reply back; a lost one is cut off after the API server has answered in full."""
-        reply = self.server.upstream.request(
-            self.command,
-            self.server.target + self.path,
-            body=self.rfile.read(int(self.headers["Content-Length"] or 0)),
-            headers={name: self.headers[name] for name in PASSED_ON if name in self.headers},
-            preload_content=False,
-            retries=False,
-        )
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        held, held_back = self.server.losses.delays(self.command, self.path)
+        self.server.closing.wait(held)
+        try:
+            reply = self.server.upstream.request(
+                self.command,
+                self.server.target + self.path,
+                body=body,
+                headers={name: self.headers[name] for name in PASSED_ON if name in self.headers},
+                preload_content=False,
+                retries=False,
+            )
+        except urllib3.exceptions.HTTPError:
+            self.close_connection = True  # the API server is away
+            return
         self.server.open.add(reply)
         try:
             if self.server.losses.takes(self.command, self.path):
                 reply.read()
                 self.close_connection = True
             else:
+                self.server.closing.wait(held_back)
                 self.pass_back(reply)
         except (urllib3.exceptions.HTTPError, OSError):
             self.close_connection = True  # one side has left in the middle: the other learns it by the cut connection
@@ -110,8 +154,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
         """Send the reply as it comes: a watch never ends by itself."""
-        self.send_response(reply.status)
-        for name in ("Content-Type", "Retry-After"):
+        # Not `send_response`, whose Date is of now: leases end by the API server's time.
+        self.send_response_only(reply.status)
+        for name in ("Date", "Content-Type", "Retry-After"):
             if name in reply.headers:
                 self.send_header(name, reply.headers[name])
         self.send_header("Transfer-Encoding", "chunked")

@@ -22,7 +22,7 @@ from tests.e2e.rest import Rest
 
 CORES = "tencent.com/vcuda-core"
 PODS, CLAIMS = "/api/v1/pods", f"/apis/{VERSION}/resourceclaims"
-LOOK_PAUSE = 0.02
+LOOK_PAUSE = 0.1
 WATCH_SECONDS = 5.0
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 """What the client raises where the API server is away, or goes away within an answer."""
@@ -165,6 +165,7 @@ class Observer:
     lost: int = 0
     claims: int = 0
     known: set[str] = field(default_factory=set)
+    _held: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def see(self, objects: Sequence[Json], now: float) -> None:
         """Count what is held by the pods and claims of one moment, and by those that were torn away before it."""
@@ -173,7 +174,7 @@ class Observer:
         by_namespace = {namespace: Counter[str]() for namespace in self.most}
         for each in objects:
             if (counted := by_namespace.get(each["metadata"]["namespace"])) is not None:
-                counted.update(held([each]))
+                counted.update(self._held_by(each))
         uids = {each["metadata"]["uid"] for each in objects}
         for namespace, model, cores in self.ghosts.among(self.known, uids, now):
             by_namespace[namespace][model] += cores
@@ -181,6 +182,13 @@ class Observer:
         for namespace, counts in by_namespace.items():
             most = self.most[namespace]
             most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
+
+    def _held_by(self, each: Json) -> Counter[str]:
+        """Kept, as every change is a look at all that there is."""
+        version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
+        if version not in self._held:
+            self._held[version] = held([each])
+        return self._held[version]
 
     def list(self, rest: Rest, stop: threading.Event) -> None:
         """LIST until told to stop."""

@@ -1,0 +1,146 @@
+"""What is done to an installation and its control plane under load, tick by tick, again and again."""
+
+import itertools
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from tests.e2e.chaos import Callers, Controllers, Victim
+from tests.e2e.control_plane import Component, ControlPlane
+from tests.e2e.dra import claims_path
+from tests.e2e.held_clock import HeldClock
+from tests.e2e.installation import ledger_path
+from tests.e2e.observer import AWAY
+from tests.e2e.quota_config import QuotaConfigMap
+from tests.e2e.rest import Json, Rest
+from tests.processes import WebhookProcess
+
+TICK = 2.0
+CYCLE = 36
+"""Ticks after which everything is done anew, in other namespaces."""
+
+STOPPED, STOPS = 18, range(11, 13)
+"""For so many ticks a replica is stopped, from these on: longer than until its reservation is taken from it.
+
+Whoever takes it needs a leader that lives as long, so in that time none is killed.
+"""
+
+LEADER_DIES = (2, 8, 33)
+LEDGERS_GO = (5, 10, 31, 34)
+REPLICA_DIES = range(1, CYCLE, 3)
+APISERVERS_DIE, ETCD_DIES = ((4, 32), (14,)), (22,)
+EDITS = range(1, CYCLE, 4)
+SWEEPS = (*range(0, 26, 2), 31, 33, 35)
+"""What is stored in the roomy namespace is deleted. Not when a replica has just been resumed: it is to find no room."""
+
+LESS = 0.7
+"""What an edit makes of the limits, for a while."""
+
+
+@dataclass(frozen=True)
+class Havoc:
+    """All that can be done, and how often it was; ``killable`` and ``stoppable`` are replicas.
+
+    The last of the ``stoppable`` ones goes by ``clock``, which then stands still, too, and is late to be right again.
+    """
+
+    planes: Sequence[ControlPlane]
+    killable: Sequence[Victim[WebhookProcess]]
+    stoppable: Sequence[Victim[WebhookProcess]]
+    clock: HeldClock
+    managers: Controllers
+    callers: Callers
+    quota: QuotaConfigMap
+    done: Counter[str] = field(default_factory=Counter)
+    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor)
+    entries: Mapping[str, Json] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", self.quota.document())
+
+    @property
+    def faults(self) -> set[str]:
+        """The names of all faults."""
+        return {name for name, _, _ in self._schedule() if name}
+
+    @property
+    def _rest(self) -> Rest:
+        return self.quota.rest
+
+    def wreak(self, over: Callable[[float], bool]) -> None:
+        """Tick until it is over, told the seconds that it took so far; then everything runs again."""
+        started = time.monotonic()
+        for tick in itertools.count():
+            time.sleep(max(started + tick * TICK - time.monotonic(), 0))
+            if over(time.monotonic() - started):
+                break
+            for name, ticks, act in self._schedule():
+                if tick % CYCLE in ticks:
+                    with suppress(*AWAY):
+                        self.done[name] += act(tick) is not False
+            self.managers.mend()
+        for victim in self.stoppable:
+            victim.signal(signal.SIGCONT)
+        self.clock.release()
+        for component in (self.planes[0].etcd, *(plane.apiserver for plane in self.planes)):
+            component.await_ready()
+        self.threads.shutdown()
+
+    def _schedule(self) -> Iterator[tuple[str, Sequence[int], Callable[[int], object]]]:
+        """Every fault, the ticks of a cycle at which it comes, and what does it, told the tick."""
+        yield "replica killed", REPLICA_DIES, lambda tick: self.killable[tick // 3 % len(self.killable)].kill()
+        yield "leader killed", LEADER_DIES, lambda _: self.managers.kill_leader()
+        for first, victim in zip(STOPS, self.stoppable, strict=True):
+            yield "", (first,), partial(self._stop, victim)
+            name = "clock stopped" if victim is self.stoppable[-1] else "replica stopped"
+            yield name, (first + STOPPED,), partial(self._resume, victim)
+        yield "", (STOPS[-1] + STOPPED + 2,), lambda _: self.clock.release()
+        for plane, ticks in zip(self.planes, APISERVERS_DIE, strict=True):
+            yield f"{plane.apiserver.name} killed", ticks, partial(restart, plane.apiserver)
+        etcd = self.planes[0].etcd
+        yield f"{etcd.name} killed", ETCD_DIES, partial(restart, etcd)
+        yield "ledger deleted", LEDGERS_GO, self._delete_ledger
+        yield "limit edited", EDITS, lambda tick: self._edit(LESS if tick % 8 == EDITS[0] else 1)
+        yield "swept", SWEEPS, lambda _: self.threads.submit(self._sweep, self.callers.present()[0])
+
+    def _stop(self, victim: Victim[WebhookProcess], _tick: int) -> None:
+        if victim is self.stoppable[-1]:
+            self.clock.hold()
+        victim.signal(signal.SIGSTOP)
+
+    def _resume(self, victim: Victim[WebhookProcess], _tick: int) -> None:
+        victim.signal(signal.SIGCONT)
+
+    def _delete_ledger(self, tick: int) -> bool:
+        """As the admin can, past the finalizer; the one of the roomy namespace last."""
+        present = self.callers.present()
+        path = ledger_path(present[-1 - LEDGERS_GO.index(tick % CYCLE) % len(present)])
+        self._rest.merge_patch(path, {"metadata": {"finalizers": None}})
+        return bool(self._rest.send("DELETE", path).ok())
+
+    def _edit(self, part: float) -> bool:
+        """Set all limits to a part of what they are, which is refused where no replica is there to check it."""
+        entries = {name: {**entry, "quota": scaled(entry["quota"], part)} for name, entry in self.entries.items()}
+        return bool(self.quota.write(json.dumps(entries)).ok())
+
+    def _sweep(self, namespace: str) -> None:
+        with suppress(*AWAY):
+            self._rest.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0})
+            if self.callers.claims:
+                self._rest.send("DELETE", claims_path(namespace))
+
+
+def scaled(limits: Mapping[str, float], part: float) -> dict[str, float]:
+    return {model: round(cards * part, 1) for model, cards in limits.items()}
+
+
+def restart(component: Component, _tick: int) -> None:
+    """SIGKILL it; it is on its way again on return."""
+    component.kill()
+    component.launch()
