@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -69,12 +69,15 @@ SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
 """The parts of what is created that wait for another webhook, that are claims, and pods with a template of one."""
 
 ROOMY_PART = 0.75
-"""The part of what is created in the one namespace that has room for a hundred: there replicas reserve."""
+"""The part of what is created in the one namespace that has room for hundreds: there replicas reserve."""
 
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
 """Seconds, at most, for which a pod is kept, and between two tries of one caller."""
+
+ROOMY_HOLD = 4.0
+"""Seconds for which one is kept where there is room."""
 
 
 def reason(answer: Answer) -> str:
@@ -95,8 +98,8 @@ class Callers:
     """So many callers, each through one of the replicas and one of the API servers; ``counts`` are their answers.
 
     They share out the namespaces of one group, and go on to the next one every ``stay`` seconds. Most of all they
-    create in the first of a group: what is stored there they leave to others to delete. ``claims``: they create
-    ResourceClaims, too, and pods that have one made by a template of `templates`.
+    create in the first of a group, and while they are told to ``keep``, they delete nothing there, so that it is full
+    soon. ``claims``: they create ResourceClaims, too, and pods that have one made by a template of `templates`.
     """
 
     rests: Sequence[Rest]
@@ -108,6 +111,7 @@ class Callers:
     counts: Counter[str] = field(default_factory=Counter)
     claim_counts: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    keep: threading.Event = field(default_factory=threading.Event)
 
     @property
     def creates(self) -> int:
@@ -116,6 +120,7 @@ class Callers:
 
     def call(self, number: int, stop: threading.Event) -> None:
         labels, rest = self.labels(number), self.rests[number // self.replicas % len(self.rests)]
+        kept: deque[tuple[float, Json]] = deque()
         for turn in itertools.count():
             roomy, *others = self.present()
             namespace = roomy if random.random() < ROOMY_PART else random.choice(others)  # noqa: S311  # a load
@@ -123,9 +128,14 @@ class Callers:
             answer = created(rest, made)
             with self.lock:
                 (self.claim_counts if made["kind"] == "ResourceClaim" else self.counts)[answer] += 1
-            if answer in (STORED, API_AWAY) and namespace != roomy:
-                stop.wait(random.uniform(0, HOLD))  # noqa: S311  # a load
-                delete(rest, made, stop)
+            if answer in (STORED, API_AWAY):
+                if namespace == roomy:
+                    kept.append((time.monotonic() + ROOMY_HOLD, made))
+                else:
+                    stop.wait(random.uniform(0, HOLD))  # noqa: S311  # a load
+                    delete(rest, made, stop)
+            while kept and kept[0][0] < time.monotonic() and not self.keep.is_set():
+                delete(rest, kept.popleft()[1], stop)
             if stop.wait(random.uniform(0, PAUSE)):  # noqa: S311  # a load
                 return
 

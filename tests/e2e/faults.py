@@ -31,13 +31,16 @@ STOPPED, STOPS = 18, range(11, 13)
 Whoever takes it needs a leader that lives as long, so in that time none is killed.
 """
 
-LEADER_DIES = (2, 8, 33)
-LEDGERS_GO = (5, 10, 31, 34)
+LEADER_DIES = (2, 8, 35)
+APISERVERS_DIE, ETCD_DIES = ((4, 34), (6,)), (32,)
 REPLICA_DIES = range(1, CYCLE, 3)
-APISERVERS_DIE, ETCD_DIES = ((4, 32), (14,)), (22,)
+LEDGERS_GO = (5, 10, 31, 34)
 EDITS = range(1, CYCLE, 4)
-SWEEPS = (*range(0, 26, 2), 31, 33, 35)
-"""What is stored in the roomy namespace is deleted. Not when a replica has just been resumed: it is to find no room."""
+SWEEPS = (10, 20, 33)
+"""All that is stored in the roomy namespace is deleted."""
+
+FULL = (24, 33)
+"""Between them nothing is deleted there: who is resumed then is to find no room."""
 
 LESS = 0.7
 """What an edit makes of the limits, for a while."""
@@ -107,6 +110,8 @@ class Havoc:
         yield f"{etcd.name} killed", ETCD_DIES, partial(restart, etcd)
         yield "ledger deleted", LEDGERS_GO, self._delete_ledger
         yield "limit edited", EDITS, lambda tick: self._edit(LESS if tick % 8 == EDITS[0] else 1)
+        yield "", FULL[:1], lambda _: self.callers.keep.set()
+        yield "", FULL[1:], lambda _: self.callers.keep.clear()
         yield "swept", SWEEPS, lambda _: self.threads.submit(self._sweep, self.callers.present()[0])
 
     def _stop(self, victim: Victim[WebhookProcess], _tick: int) -> None:
