@@ -22,24 +22,24 @@ from tests.e2e.rest import Json, Rest
 from tests.processes import WebhookProcess
 
 TICK = 2.0
-CYCLE = 36
+CYCLE = 38
 """Ticks after which everything is done anew, in other namespaces."""
 
-STOPPED, STOPS = 18, range(11, 13)
+STOPPED, STOPS = 20, range(11, 13)
 """For so many ticks a replica is stopped, from these on: longer than until its reservation is taken from it.
 
 Whoever takes it needs a leader that lives as long, so in that time none is killed.
 """
 
-LEADER_DIES = (2, 8, 35)
-APISERVERS_DIE, ETCD_DIES = ((4, 34), (6,)), (32,)
+LEADER_DIES = (2, 7, 36)
+APISERVERS_DIE, ETCD_DIES = ((4, 37), (6,)), (35,)
 REPLICA_DIES = range(1, CYCLE, 3)
-LEDGERS_GO = (5, 10, 31, 34)
+LEDGERS_GO = (5, 10, 34, 36)
 EDITS = range(1, CYCLE, 4)
-SWEEPS = (10, 20, 33)
+SWEEPS = (10, 20, 35)
 """All that is stored in the roomy namespace is deleted."""
 
-FULL = (24, 33)
+FULL = (26, 35)
 """Between them nothing is deleted there: who is resumed then is to find no room."""
 
 LESS = 0.7
