@@ -34,7 +34,7 @@ Whoever takes it needs a leader that lives as long, so in that time none is kill
 LEADER_DIES = (2, 7, 36)
 APISERVERS_DIE, ETCD_DIES = ((4, 37), (6,)), (35,)
 REPLICA_DIES = range(1, CYCLE, 3)
-LEDGERS_GO = (5, 10, 34, 36)
+LEDGERS_GO = (5, 10, 33, 34)
 EDITS = range(1, CYCLE, 4)
 SWEEPS = (10, 20, 35)
 """All that is stored in the roomy namespace is deleted."""
