@@ -62,6 +62,9 @@ class ReplicaProcess:
     def flush(self) -> None:
         self._flushing = self.loop.create_task(self.ledgers.flush())
 
+    def close(self) -> None:
+        self._closing = self.loop.create_task(self.ledgers.close())
+
     def run(self) -> None:
         if not self.paused:
             self.loop.run_until_idle()
@@ -206,6 +209,11 @@ class ReservationWorld:
         process.flush()
         self._run()
         return self.wire.of(process)
+
+    def close(self, replica: int) -> None:
+        """Tell a replica to stop; it goes on until it is crashed."""
+        self.replicas[replica].close()
+        self._run()
 
     def idle(self, replica: int) -> list[OpenCall]:
         """Let so much time pass that the replica gives back what it reserved; return the calls that do so."""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vcuda.ledger.ledger import Ledger, Pending, Reservation
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.leases import LEAST_GRANTS, MOST_GRANTED, WRITE_SECONDS, Demand, ReservationLease, target
 
@@ -83,3 +83,12 @@ def test_without_the_time_of_creation_or_of_the_answer_nothing_is_granted() -> N
         lease.send(Ledger(), {"M40": cards(10)})
         lease.confirmed(answered)
         assert not lease.grant("uid", Pending("M40", CARD), created)
+
+
+@pytest.mark.parametrize(("seconds", "granted"), [(LEASE_SECONDS + MARGIN_SECONDS, True), (13, False)])
+def test_what_was_created_too_long_after_the_last_write_is_not_granted(seconds: int, *, granted: bool) -> None:
+    """Both times are the API server's: they show that this machine was suspended with its clocks."""
+    lease = ReservationLease(lambda: 0.0)
+    lease.send(Ledger(), {"M40": cards(10)})
+    lease.confirmed(answered=1_000_000.0)
+    assert lease.grant("uid", Pending("M40", CARD), created=1_000_000.0 + seconds) is granted

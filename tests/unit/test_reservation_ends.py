@@ -1,0 +1,125 @@
+"""How a reservation ends: given back, reaped, or gone with the ledger; and what becomes of a write without an answer."""
+
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+
+import pytest
+import structlog
+
+from tests.reservation_scenarios import A, B, written
+from tests.reservation_world import ReservationWorld
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS
+
+
+@pytest.fixture
+def world() -> Iterator[ReservationWorld]:
+    """Return a world in which replica A has reserved room, and nobody has written since."""
+    with ReservationWorld() as world:
+        world.reserve(A)
+        written(world)
+        yield world
+
+
+# A replica that stops
+
+
+@pytest.mark.parametrize("others", [0, 3], ids=["alone", "while others write first"])
+def test_a_replica_that_stops_writes_what_it_granted_and_gives_back_the_rest(
+    world: ReservationWorld, others: int
+) -> None:
+    world.ask(A, 2)
+    world.close(A)
+    for _ in range(others):
+        calls = world.wire.of(world.replicas[A])
+        world.ask(B, 1)
+        world.through(world.replicas[B])
+        world.answer(calls[0])
+    world.go_on()
+    ledger = world.ledger()
+    assert ledger.reserved == {}
+    assert ledger.pending.keys() == set(world.storable())
+
+
+def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld) -> None:
+    """Those calls that are on their way to it yet are answered all the same."""
+    world.close(A)
+    world.ask(A, 20)
+    world.go_on()
+    assert (world.ledger().reserved, len(world.storable())) == ({}, 22)
+
+
+# One that is gone
+
+
+@pytest.mark.parametrize(("leader", "rate"), [(0, 1.01), (1, 0.99)])
+def test_a_reservation_is_reaped_once_no_pod_that_was_granted_from_it_can_be_stored(
+    world: ReservationWorld, leader: int, rate: float
+) -> None:
+    """By the clock of the leader, from when it saw it first."""
+    world.crash(A)
+    world.settle(leader)
+    [holder] = world.ledger().reserved
+    world.pass_by((LEASE_SECONDS + STORABLE_SECONDS + MARGIN_SECONDS) / rate - 0.1)
+    world.settle(leader)
+    assert world.ledger().reserved
+    world.pass_by(0.2)
+    with structlog.testing.capture_logs() as logs:
+        world.settle(leader)
+    assert world.ledger().reserved == {}
+    told = [line for line in logs if line["event"] == "reservation of a replica that is gone"]
+    assert [(line["namespace"], line["holder"]) for line in told] == [("team-a", holder)]
+
+
+def test_the_list_that_counts_what_was_granted_begins_when_the_time_is_over(world: ReservationWorld) -> None:
+    world.ask(A, 2)
+    world.crash(A)
+    world.settle()
+    world.pass_by(LEASE_SECONDS + STORABLE_SECONDS + MARGIN_SECONDS)
+    world.leaders[0].settle()
+    assert [call.method for call in world.wire.open] == ["LIST"]
+    assert not world.wire.open[0].arrived
+
+
+# A write of unknown outcome
+
+
+def overtaken(world: ReservationWorld) -> None:
+    world.ask(B, 1)
+    world.through(world.replicas[B])
+
+
+def landed(world: ReservationWorld) -> None:
+    world.wire.land()
+
+
+@pytest.mark.parametrize(
+    ("befalls", "status"),
+    [
+        (lambda _: None, HTTPStatus.OK),
+        (landed, HTTPStatus.CONFLICT),
+        (overtaken, HTTPStatus.CONFLICT),
+        (ReservationWorld.lose, HTTPStatus.NOT_FOUND),
+    ],
+    ids=["it lands", "it had landed", "others wrote first", "the ledger is gone"],
+)
+def test_a_write_without_an_answer_is_sent_again_as_it_was_until_its_outcome_is_known(
+    world: ReservationWorld, befalls: Callable[[ReservationWorld], None], status: HTTPStatus
+) -> None:
+    sent: list[bytes] = []
+    put = world.api.put_heard
+    world.api.put_heard = lambda path, body, *rest, **more: (sent.append(body), put(path, body, *rest, **more))[1]  # type: ignore[method-assign]
+    world.ask(A, 2)
+    for _ in range(3):
+        [call] = world.flush(A)
+        assert call.method == "PUT"
+        world.give_up(call, lands=True)
+    befalls(world)
+    mine = len(sent) - (befalls is overtaken)
+    del sent[mine:]
+    world.flush(A)
+    assert len({*sent}) == 1
+    assert len(sent) == mine + 1
+    world.go_on(world.replicas[A])
+    # One that is made anew has nothing pending, and lets nobody in before all that was granted is counted.
+    known = set() if status == HTTPStatus.NOT_FOUND else set(world.storable())
+    assert world.ledger().pending.keys() == known
