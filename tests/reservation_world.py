@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Self
@@ -117,7 +116,6 @@ class ReservationWorld:
         self.stored: set[str] = set()
         self._ended: set[str] = set()
         self._suspended: set[str] = set()
-        self._lost_at = -math.inf
         self.over = ""
         self._edits: list[Mapping[str, Limit]] = []
         self._version = ""
@@ -330,7 +328,6 @@ class ReservationWorld:
         """Delete the ledger by hand, past what keeps hands off."""
         if LEDGER in self.api.objects:
             self.api.remove(LEDGER)
-            self._lost_at = self.time.now
 
     # What has to hold
 
@@ -358,9 +355,8 @@ class ReservationWorld:
 
     def _used(self, model: str) -> Charge | None:
         """Return what is used by the ledger, where it has to count everything."""
-        if LEDGER not in self.api.objects or self.time.now < self._lost_at + 2 * STORABLE_SECONDS:
-            return None
-        return self.ledger().usage(model).used
+        ledger = self.ledger() if LEDGER in self.api.objects else None
+        return ledger.usage(model).used if ledger and not ledger.lost else None
 
     def come_to_rest(self) -> None:
         """Let all go well for as long as anything is waited for: in the end what is charged is what is stored."""

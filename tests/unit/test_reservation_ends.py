@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 import structlog
 
 from tests.reservation_scenarios import A, B, written
 from tests.reservation_world import ReservationWorld
+from vcuda.kube.client import Heard
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS
 
 
@@ -103,11 +105,19 @@ def landed(world: ReservationWorld) -> None:
     ids=["it lands", "it had landed", "others wrote first", "the ledger is gone"],
 )
 def test_a_write_without_an_answer_is_sent_again_as_it_was_until_its_outcome_is_known(
-    world: ReservationWorld, befalls: Callable[[ReservationWorld], None], status: HTTPStatus
+    world: ReservationWorld,
+    befalls: Callable[[ReservationWorld], None],
+    status: HTTPStatus,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[bytes] = []
     put = world.api.put_heard
-    world.api.put_heard = lambda path, body, *rest, **more: (sent.append(body), put(path, body, *rest, **more))[1]  # type: ignore[method-assign]
+
+    def put_heard(path: str, body: bytes, *rest: Any, **more: Any) -> Heard:
+        sent.append(body)
+        return put(path, body, *rest, **more)
+
+    monkeypatch.setattr(world.api, "put_heard", put_heard)
     world.ask(A, 2)
     for _ in range(3):
         [call] = world.flush(A)

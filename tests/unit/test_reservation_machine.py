@@ -67,6 +67,7 @@ class ReservationMachine(RuleBasedStateMachine):
     def go_on(self, replica: int) -> None:
         self.world.through(self.world.replicas[replica])
 
+    @precondition(lambda self: self.world.wire.late)
     @rule()
     def land(self) -> None:
         self.world.wire.land()

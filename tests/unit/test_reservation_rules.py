@@ -10,7 +10,7 @@ import pytest
 from controller.settler import Settler
 from tests import reservation_scenarios as scenarios
 from tests.reservation_world import ReservationWorld
-from vcuda.kube import LedgerStore
+from vcuda.kube.ledger_marks import LedgerMarks
 from vcuda.ledger import ledger
 from webhook import leases
 from webhook.leases import ReservationLease
@@ -260,9 +260,9 @@ MUTANTS = [
     ),
     Broken(
         "LOSS after the deadline alone",
-        LedgerStore,
-        "storable_seconds + LEASE_SECONDS + MARGIN_SECONDS",
-        "storable_seconds",
+        LedgerMarks,
+        "lost.seconds + self._storable_seconds",
+        "self._storable_seconds",
         scenarios.the_ledger_is_lost_and_it_does_not_know,
     ),
 ]
