@@ -155,11 +155,25 @@ def test_replicas_are_spread_preferred_and_drained_one_by_one(base: list[Json], 
     spec = pod_spec(deployment)
     own = {"matchLabels": deployment["spec"]["selector"]["matchLabels"]}
     assert deployment["spec"]["replicas"] == replicas
-    assert one(base, "PriorityClass", spec["priorityClassName"])["value"] == 1_000_000_000
+    assert spec["priorityClassName"] == "system-cluster-critical"
     assert {each["topologyKey"] for each in spec["topologySpreadConstraints"]} >= {"kubernetes.io/hostname"}
     assert all(each["labelSelector"] == own for each in spec["topologySpreadConstraints"])
     budget = one(base, "PodDisruptionBudget", name)["spec"]
     assert (budget["maxUnavailable"], budget["selector"]) == (1, own)
+
+
+@every_overlay
+def test_we_bring_no_priority_class_that_a_tenant_could_name_and_may_use_the_systems(overlay: Path) -> None:
+    """In a cluster that limits the system's classes, to namespaces with a quota for them, too."""
+    found = rendered(overlay)
+    assert not [each for each in found if each["kind"] == "PriorityClass"]
+    quota = one(found, "ResourceQuota", "vcuda-quota-critical-pods")
+    [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
+    critical = [each for each, spec in pod_specs(found) if spec.get("priorityClassName")]
+    assert critical
+    for each in critical:
+        assert pod_spec(each)["priorityClassName"] in scope["values"], label(each)
+        assert each["metadata"]["namespace"] == quota["metadata"]["namespace"], label(each)
 
 
 def test_an_update_takes_no_webhook_away_before_the_new_one_is_ready(base: list[Json]) -> None:

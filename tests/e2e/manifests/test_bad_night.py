@@ -24,7 +24,7 @@ from vcuda.x509 import make_leaf, service_names
 
 pytestmark = pytest.mark.usefixtures("plane")
 
-POLICY = "priority-class.quota.vcuda.io"
+POLICY = "exempt.quota.vcuda.io"
 Night = tuple[System, ControllerProcess]
 
 
@@ -209,10 +209,11 @@ def test_a_policy_that_refuses_everybody_is_taken_out_of_effect_and_an_apply_put
     replace, delete, unbind, apply = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
     admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})
-    await_refusal(admin, gpu_pod("web", "default", {"cpu": "1"}), f"ValidatingAdmissionPolicy '{POLICY}' with binding")
+    anybody = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "anybody"}}
+    await_refusal(admin, anybody, f"ValidatingAdmissionPolicy '{POLICY}' with binding")
     with told("policies out of effect"):
         run(served, unbind)
-        await_created(admin, gpu_pod("web", "default", {"cpu": "1"}))
+        await_created(admin, anybody)
     nowhere = [{"op": "replace", "path": "/webhooks/0/clientConfig/service/path", "value": "/nowhere"}]
     admin.rest.send("PATCH", VALIDATING, nowhere, content_type="application/json-patch+json").ok()
     await_refusal(admin, card_pod("train", TEAM), 'failed calling webhook "validate.quota.vcuda.io"')

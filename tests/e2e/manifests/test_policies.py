@@ -37,8 +37,6 @@ def in_force(admin: Cluster) -> None:
     with admin.fresh_namespace() as namespace:
         account = controller_account(admin)
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": "probe"}}
-        urgent = ordinary("urgent", namespace, priorityClassName="vcuda-quota")
-        eventually(lambda: admin.try_create(urgent, dryRun="All").status == HTTPStatus.FORBIDDEN)
         eventually(lambda: account.try_create(config_map, dryRun="All").status == HTTPStatus.FORBIDDEN)
 
 
@@ -199,17 +197,6 @@ def test_a_tenant_neither_unprotects_nor_disowns_a_claim_and_kubernetes_itself_g
         assert dra.devices_of(admin.rest.get(path))
         tenant.delete_pod(team, "uses")
         admin.await_gone(dra.claims_path(team), claim["metadata"]["name"])
-
-
-# The priority class
-
-
-def test_a_tenant_cannot_use_our_priority_class(tenant: Cluster, team: str) -> None:
-    refused = tenant.try_create(ordinary("urgent", team, priorityClassName="vcuda-quota"))
-    assert (refused.status, "priority class vcuda-quota is for" in refused.message) == (HTTPStatus.FORBIDDEN, True)
-    by_number = tenant.try_create(ordinary("urgent", team, priority=1_000_000_000))
-    assert by_number.status == HTTPStatus.FORBIDDEN
-    assert tenant.try_create(ordinary("ordinary", team)).status == HTTPStatus.CREATED
 
 
 # What our accounts write
