@@ -46,7 +46,9 @@ _COLLECTIONS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
 }
 # These two keep a refusal as condition ReplicaFailure until a pod could be created; the others only write an Event,
-# which the API server forgets after an hour (--event-ttl).
+# which the API server forgets after an hour (--event-ttl). The two write it as well, at each try anew: so all of them,
+# with their templates, are listed only where Events tell of one, where one was found before, and now and then.
+LISTED_EVERY_SECONDS = 300.0
 _WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
@@ -128,6 +130,10 @@ class RefusedOwner(msgspec.Struct, frozen=True):
     path: str
     since: str
     owner: Owner
+
+    def is_of(self, kind: str, namespace: str) -> bool:
+        """Return whether it is of this kind, in this namespace."""
+        return self.path.startswith(f"{_COLLECTIONS[kind].format(segment(namespace))}/")
 
 
 class FreeQuota(msgspec.Struct, frozen=True):
@@ -226,17 +232,25 @@ _EVENT = msgspec.json.Decoder(RefusalEvent)
 _OWNER = msgspec.json.Decoder(Owner)
 
 
-def find_refused(kube: Kube, namespace: str, in_time: Callable[[], bool] = lambda: True) -> list[RefusedOwner]:
+def find_refused(
+    kube: Kube,
+    namespace: str,
+    in_time: Callable[[], bool] = lambda: True,
+    listed: Collection[str] = _WITH_CONDITION,
+) -> list[RefusedOwner]:
     """Return the owners that still miss pods and were refused for quota, by their conditions and by Events.
 
-    What Events tell of is read while ``in_time`` says so. An owner that cannot be decoded costs only itself.
+    Of kinds with such a condition those are listed that Events tell of, and those that are ``listed``. What else Events
+    tell of is read while ``in_time`` says so. An owner that cannot be decoded costs only itself.
     """
-    found = [*_refused_by_condition(kube, namespace), *_refused_by_event(kube, namespace, in_time)]
+    told = refused_by_events(kube, namespace, "FailedCreate")
+    kinds = [kind for kind in _WITH_CONDITION if kind in listed or any(each.kind == kind for each in told)]
+    found = [*_refused_by_condition(kube, namespace, kinds), *_refused_by_event(kube, namespace, told, in_time)]
     return [refused for refused in found if refused.owner.missing]
 
 
-def _refused_by_condition(kube: Kube, namespace: str) -> Iterator[RefusedOwner]:
-    for kind in _WITH_CONDITION:
+def _refused_by_condition(kube: Kube, namespace: str, kinds: Iterable[str]) -> Iterator[RefusedOwner]:
+    for kind in kinds:
         collection = _COLLECTIONS[kind].format(segment(namespace))
         for owner in objects.decode_each(_OWNER, (raw for page in kube.list_pages(collection) for raw in page.items)):
             since = owner.refused_since()
@@ -256,12 +270,14 @@ def refused_by_events(kube: Kube, namespace: str, reason: str) -> dict[RefusedOb
     return first
 
 
-def _refused_by_event(kube: Kube, namespace: str, in_time: Callable[[], bool]) -> Iterator[RefusedOwner]:
+def _refused_by_event(
+    kube: Kube, namespace: str, told: Mapping[RefusedObject, str], in_time: Callable[[], bool]
+) -> Iterator[RefusedOwner]:
     """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered."""
     first: dict[str, str] = {}
-    for told, since in refused_by_events(kube, namespace, "FailedCreate").items():
-        if told.kind in _WITH_EVENT:
-            path = f"{_COLLECTIONS[told.kind].format(segment(namespace))}/{segment(told.name)}"
+    for each, since in told.items():
+        if each.kind in _WITH_EVENT:
+            path = f"{_COLLECTIONS[each.kind].format(segment(namespace))}/{segment(each.name)}"
             first[path] = min(since, first.get(path, since))
     # In another order each time: where there are more than can be read in time, each has its turn.
     for path, since in random.sample(sorted(first.items()), len(first)):
@@ -286,6 +302,7 @@ class Retrier:
         self._clock = clock
         self._free: dict[str, dict[str, FreeQuota]] = {}
         self._told: dict[str, float] = {}
+        self._listed: dict[str, tuple[float, Collection[str]]] = {}
         self._judged: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
@@ -295,6 +312,8 @@ class Retrier:
         before = self._free.pop(namespace, {})
         if free:
             self._free[namespace] = free
+        else:
+            self._listed.pop(namespace, None)
         if any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items()):
             self.reconciler.queue.add(namespace)
 
@@ -305,7 +324,7 @@ class Retrier:
         if limits is None or not any(each.cores for each in free.values()):
             return None
         started = self._clock()
-        found = find_refused(self._kube, namespace, self._budget())
+        found = self._find(namespace, started)
         judged = self._judged.pop(namespace, set())
         in_order = oldest_first(found, judged)
         nodes, known = self._nodes.current(), self._quota.resources()
@@ -323,6 +342,15 @@ class Retrier:
             self.reconciler.queue.retry(namespace, max(again, spent * REST_PER_SECOND))
             return None
         return again
+
+    def _find(self, namespace: str, now: float) -> list[RefusedOwner]:
+        at, kinds = self._listed.get(namespace, (-math.inf, ()))
+        if now - at >= LISTED_EVERY_SECONDS:
+            at, kinds = now, _WITH_CONDITION
+        found = find_refused(self._kube, namespace, self._budget(), kinds)
+        left = [kind for kind in _WITH_CONDITION if any(each.is_of(kind, namespace) for each in found)]
+        self._listed[namespace] = at, left
+        return found
 
     def _budget(self) -> Callable[[], bool]:
         """Return what says whether there is time left, from now on."""

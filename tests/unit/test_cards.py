@@ -205,6 +205,17 @@ def test_no_more_cards_are_read_than_the_container_asks_for_and_no_fewer(cores: 
     assert [share.card for share in found.shares] == list(range(count))
 
 
+def test_containers_that_are_given_cards_in_the_same_words_have_of_them_what_each_asks_for() -> None:
+    """What was read of such words is remembered."""
+    words = {f"{T}/predicate-gpu-idx-{number}": "3" for number in range(2)}
+    less = {f"{T}/vcuda-core": 10, f"{T}/vcuda-memory": 1}
+    for first, second in ((SHARE, less), (less, SHARE)):
+        found = read_pod_cards(view(pod(container(first), container(second), annotations=words, nodeName="n1")))
+        assert found is not None
+        by_request = {first[f"{T}/vcuda-core"]: found.shares[0], second[f"{T}/vcuda-core"]: found.shares[1]}
+        assert by_request == {10: Share(3, 10, 256), 30: Share(3, 30, 1024)}
+
+
 def test_an_annotation_for_a_container_that_asks_for_nothing_hides_no_other() -> None:
     forged = {"tencent.com/predicate-gpu-idx-0": "1", "nvidia.com/predicate-gpu-idx-0": "2"}
     limits = {"nvidia.com/vcuda-core": 100}

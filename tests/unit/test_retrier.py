@@ -188,9 +188,9 @@ def test_more_room(room: FreeQuota, other: FreeQuota, more: bool) -> None:
 # Who is taken for an owner that was refused
 
 
-def store_event(api: ApiDouble, name: str) -> None:
-    """Store one that tells of the refusal of a Job's pod."""
-    event = {"involvedObject": {"kind": "Job", "name": name}, "message": f"{OVER_QUOTA}: M40"}
+def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:
+    """Store one that tells of the refusal of a Job's pod, or of another's."""
+    event = {"involvedObject": {"kind": kind, "name": name}, "message": f"{OVER_QUOTA}: M40"}
     path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
     api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
 
@@ -244,10 +244,8 @@ class Retried:
 
     def __init__(self, api: ApiDouble, owners: int, tick: float = 0.0) -> None:
         self.api, self.now, self.tick = api, 0.0, tick
-        spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
-        for name in (f"train-{number}" for number in range(owners)):
-            path = f"{REPLICA_SETS.format('team-a')}/{name}"
-            api.store(path, {**REFUSED, "metadata": {"name": name}, "spec": spec})
+        for number in range(owners):
+            self.add_owner(f"train-{number}")
         document = json.dumps({"team-a": {"quota": {"M40": 200}}})
         place, metadata = QuotaPlace(), {"name": "gpuquota", "namespace": "kube-system"}
         path = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
@@ -258,6 +256,12 @@ class Retried:
         self.retrier.report("team-a", NamespaceUse("team-a", "enforce", (ModelUse("M40", 200, 0, 0, 200),)))
         self.queue = self.retrier.reconciler.queue
         assert self.queue.next() == "team-a"
+
+    def add_owner(self, name: str) -> None:
+        """Store a ReplicaSet that says of itself that it was refused; no Event does."""
+        spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
+        path = f"{REPLICA_SETS.format('team-a')}/{name}"
+        self.api.store(path, {**REFUSED, "metadata": {"name": name}, "spec": spec})
 
     def clock(self) -> float:
         self.now += self.tick
@@ -276,6 +280,34 @@ def test_who_cannot_be_judged_in_time_is_judged_at_a_next_look(api: ApiDouble) -
         retried.retrier.reconciler.turn("team-a")
         assert retried.told() - before <= 6
     assert retried.told() == 40
+
+
+def test_where_nobody_was_refused_a_look_is_one_list_and_now_and_then_it_asks_whom_no_event_tells_of(
+    api: ApiDouble,
+) -> None:
+    """An Event may be forgotten, or never have been written; its ReplicaSet has the condition still."""
+    retried = Retried(api, owners=0)
+
+    def lists() -> int:
+        before = len(api.calls)
+        retried.retrier.reconciler.turn("team-a")
+        return api.calls[before:].count("LIST")
+
+    assert [lists() for _ in range(3)] == [3, 1, 1]
+    retried.add_owner("silent")
+    assert (lists(), retried.told()) == (1, 0)
+    retried.now += retries.LISTED_EVERY_SECONDS
+    assert (lists(), retried.told()) == (3, 1)
+    assert lists() == 2, "as long as there is one that was refused"
+
+
+def test_an_event_of_a_replica_set_has_them_listed(api: ApiDouble) -> None:
+    retried = Retried(api, owners=0)
+    retried.retrier.reconciler.turn("team-a")
+    retried.add_owner("train")
+    store_event(api, "train", "ReplicaSet")
+    retried.retrier.reconciler.turn("team-a")
+    assert retried.told() == 1
 
 
 def test_a_look_that_takes_too_long_all_the_same_is_followed_by_a_rest(api: ApiDouble) -> None:

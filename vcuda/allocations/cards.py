@@ -5,6 +5,7 @@ in whole blocks, and the rest of it is nobody's. Which cards a container has sta
 (tkestack/gpu-admission ``pkg/device``, ``pkg/util``; gpu-manager goes by the same).
 """
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -218,6 +219,9 @@ CARD_ANNOTATIONS = {scheme.name: CardAnnotations(*scheme.allocation_annotations)
 """The annotations of each scheme by its name."""
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
 
+LONGEST_REMEMBERED = 64
+"""Characters of an annotation that tells cards and is read once for all that are like it."""
+
 
 def read_pod_cards(pod: Pod) -> PodCards | None:
     """Return the cards that the pod's annotations give it; None where they give it none, or it has ended.
@@ -245,14 +249,19 @@ def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share,
 
 
 def _shares(pod: Pod, scheme: Scheme, keys: CardAnnotations) -> Iterator[Share]:
+    annotations = pod.annotations
     for number, container in enumerate(pod.spec.containers or ()):
-        text = pod.annotations.get(f"{keys.index}{number}")
-        cores = amount_of(container, scheme.cores)
-        if not text or not cores:
-            continue
-        memory = amount_of(container, scheme.memory) * scheme.memory_unit
-        # No more cards than the container asks for: the owner of a pod can write on it what he likes.
-        count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
-        for part in text.split(",", count)[:count]:
-            if _NUMBER.fullmatch(part.strip()):
-                yield Share(int(part), min(cores, CORES_PER_CARD), memory)
+        text = annotations.get(f"{keys.index}{number}")
+        if text and (cores := amount_of(container, scheme.cores)):
+            memory = amount_of(container, scheme.memory) * scheme.memory_unit
+            # Pods are alike in this by the thousand, and tell it at every event. A text that its owner made up is short.
+            read = _shares_in if len(text) <= LONGEST_REMEMBERED else _shares_in.__wrapped__
+            yield from read(text, cores, memory)
+
+
+@functools.lru_cache(maxsize=2048)
+def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
+    # No more cards than the container asks for: the owner of a pod can write on it what he likes.
+    count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
+    numbers = (int(part) for part in text.split(",", count)[:count] if _NUMBER.fullmatch(part.strip()))
+    return tuple(Share(number, min(cores, CORES_PER_CARD), memory) for number in numbers)

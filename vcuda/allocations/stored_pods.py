@@ -58,16 +58,25 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...]) -> Allocation | None:
     """Return the allocation on a pod that asks by these schemes; None where there is none."""
-    # Interned: a hundred thousand pods hold the same few keys.
-    annotations = {
-        sys.intern(key): value for key, value in pod.annotations.items() if ALLOCATION_ANNOTATIONS.fullmatch(key)
-    }
-    labels = {sys.intern(key): value for key, value in pod.labels.items() if ALLOCATION_LABELS.fullmatch(key)}
+    annotations = {kept: value for key, value in pod.annotations.items() if (kept := _annotation_kept(key))}
+    labels = {kept: value for key, value in pod.labels.items() if (kept := _label_kept(key))}
     if not annotations and not labels:
         return None
     # Pods are alike in this by the thousand. Names that a pod's owner makes up are bounded, and those of one pod too.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
     return Allocation(annotations, labels, choose((*annotations,), (*labels,), tuple(each.name for each in asked)))
+
+
+# Remembered, as these names of all schemes are many and those on pods are few; so is the one text for each that a hundred
+# thousand pods hold. The API server bounds a key: to remember one that somebody makes up costs no more than another.
+@functools.lru_cache(maxsize=4096)
+def _annotation_kept(key: str) -> str:
+    return sys.intern(key) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _label_kept(key: str) -> str:
+    return sys.intern(key) if ALLOCATION_LABELS.fullmatch(key) else ""
 
 
 @functools.lru_cache(maxsize=1024)
