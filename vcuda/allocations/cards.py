@@ -254,7 +254,7 @@ def _shares(pod: Pod, scheme: Scheme, keys: CardAnnotations) -> Iterator[Share]:
         text = annotations.get(f"{keys.index}{number}")
         if text and (cores := amount_of(container, scheme.cores)):
             memory = amount_of(container, scheme.memory) * scheme.memory_unit
-            # Pods are alike in this by the thousand, and tell it at every event. A text that its owner made up is short.
+            # Pods are alike in this by the thousand, and tell it at every event; what somebody makes up is bounded.
             read = _shares_in if len(text) <= LONGEST_REMEMBERED else _shares_in.__wrapped__
             yield from read(text, cores, memory)
 

@@ -67,8 +67,8 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...]) -> Allocation | None:
     return Allocation(annotations, labels, choose((*annotations,), (*labels,), tuple(each.name for each in asked)))
 
 
-# Remembered, as these names of all schemes are many and those on pods are few; so is the one text for each that a hundred
-# thousand pods hold. The API server bounds a key: to remember one that somebody makes up costs no more than another.
+# Remembered, as the names of all schemes are many and those on pods few, and as one text for a hundred thousand pods.
+# The API server bounds a key's length, so that those which somebody makes up cost no more than others.
 @functools.lru_cache(maxsize=4096)
 def _annotation_kept(key: str) -> str:
     return sys.intern(key) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
