@@ -176,7 +176,7 @@ class StaleKube(Kube):
 def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     """A leader in this process that knows the pods as they were at ``version``, and never learns better."""
     connected = Kube.connect(installation.cluster.kubeconfig, pool_size=16)
-    kube = StaleKube(connected.api, connected.load, version=version)
+    kube = StaleKube(connected.sender, version=version)
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)
     faults: list[str] = []
     registry, on_fault, timing = CollectorRegistry(), partial(faults.append, "a loop"), SettleTiming(pending_ttl=1.0)

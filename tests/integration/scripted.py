@@ -96,12 +96,12 @@ def serving(script: Script) -> Iterator[str]:
         loop.close()
 
 
-def write_kubeconfig(path: Path, server: str, user: Mapping[str, str]) -> None:
-    """Write a kubeconfig, as JSON, with one context."""
+def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
+    """Write a kubeconfig, as JSON, with one context; ``way``: what else is said of its cluster."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "clusters": [{"name": "c", "cluster": {"server": server, **(way or {})}}],
         "users": [{"name": "u", "user": dict(user)}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",

@@ -3,7 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import kmock
 import pytest
+import urllib3
+from kubernetes.client import ApiClient, Configuration
 
 from tests.integration.scripted import (
     SILENT,
@@ -21,6 +24,7 @@ from tests.integration.scripted import (
 )
 from vcuda.errors import ApiError, BadInput, Conflict, Forbidden, Gone, NotFound, Unavailable
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
+from vcuda.kube.connection import KEPT_SECONDS, ApiRequest, Sender, loader
 
 PATH = "/api/v1/namespaces/ns/configmaps"
 
@@ -120,6 +124,26 @@ def test_a_body_arrives_byte_for_byte_under_its_content_type(kube: Kube, script:
     assert request.params["fieldManager"] == "vcuda & co"
 
 
+def asked_for(request: kmock.Request) -> str:
+    assert request._raw_request is not None
+    return str(request._raw_request.raw_path)
+
+
+def test_a_server_below_a_path_is_asked_there(server: str, script: Script, tmp_path: Path) -> None:
+    """As Rancher serves its clusters."""
+    write_kubeconfig(tmp_path / "kubeconfig", f"{server}/k8s/clusters/c-1/", {"token": "t"})
+    script.answers.append(Answer({}))
+    Kube.connect(tmp_path / "kubeconfig").get(PATH, {"limit": 1})
+    assert [asked_for(each) for each in script.seen] == [f"/k8s/clusters/c-1{PATH}?limit=1"]
+
+
+def test_a_proxy_is_asked_for_the_server_behind_it(server: str, script: Script, tmp_path: Path) -> None:
+    write_kubeconfig(tmp_path / "kubeconfig", "http://kubernetes.invalid:8080", {"token": "t"}, {"proxy-url": server})
+    script.answers.append(Answer({}))
+    Kube.connect(tmp_path / "kubeconfig").put(f"{PATH}/a", b"{}")
+    assert [asked_for(each) for each in script.seen] == [f"http://kubernetes.invalid:8080{PATH}/a"]
+
+
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
     """A file with a token that is old."""
@@ -140,6 +164,28 @@ def test_a_token_that_expired_is_read_anew_and_the_request_goes_on(script: Scrip
     script.answers.extend([status(401, "Unauthorized"), Answer({"fine": True})])
     assert by_file.put(f"{PATH}/a", b"{}") == b'{"fine": true}'
     assert [request.headers["Authorization"] for request in script.seen] == ["Bearer old", "Bearer new"]
+
+
+def test_credentials_are_looked_up_once_a_second_and_whenever_they_are_refused(
+    script: Script, server: str, tmp_path: Path
+) -> None:
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "t"})
+    configuration = Configuration(retries=False)
+    looked, now, load = [0], [0.0], loader(tmp_path / "kubeconfig", None)
+    load(configuration)
+    configuration.refresh_api_key_hook = lambda _: looked.append(0)  # type: ignore[assignment]  # the client gives it no type
+    sender = Sender(ApiClient(configuration), load, lambda: now[0])
+
+    def send(*answers: Answer) -> int:
+        before = len(looked)
+        script.answers.extend(answers)
+        sender.send(ApiRequest("GET", PATH), urllib3.Timeout(5)).drain_conn()
+        return len(looked) - before
+
+    assert [send(Answer({})) for _ in range(3)] == [1, 0, 0]
+    now[0] += KEPT_SECONDS
+    assert [send(Answer({})) for _ in range(2)] == [1, 0]
+    assert send(status(401, "Unauthorized")) > 0
 
 
 def test_a_401_without_newer_credentials_is_an_error_at_once(kube: Kube, script: Script) -> None:

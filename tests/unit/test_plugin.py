@@ -232,7 +232,7 @@ def test_a_kubeconfig_comes_before_the_service_account(
     asked = []
 
     def get(kube: Kube, path: str) -> NoReturn:
-        asked.append((kube.api.configuration.host, path))
+        asked.append((kube.sender.host, path))
         raise Unavailable("timed out")
 
     monkeypatch.setattr(Kube, "get", get)

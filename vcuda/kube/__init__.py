@@ -4,8 +4,8 @@ The official ``kubernetes`` client brings configuration, authentication and tran
 they cost seventy times the decoding, and they drop the fields that they do not know.
 """
 
-from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Params, Stream, segment, upsert
-from vcuda.kube.connection import VersionCheck, end_process
+from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Stream, segment, upsert
+from vcuda.kube.connection import Params, VersionCheck, end_process
 from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer, is_served
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.ledger_marks import OPENING_SECONDS

@@ -5,34 +5,29 @@ import datetime
 import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import urllib3
 from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import ConfigException
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from vcuda import __version__, errors
-from vcuda.kube.connection import Load, VersionCheck, loader
+from vcuda.kube.connection import ApiRequest, Params, Sender, VersionCheck, loader
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
 # The cause of a 429 that a PodDisruptionBudget is behind (policyv1.DisruptionBudgetCause).
 DISRUPTION_BUDGET = "DisruptionBudget"
-
-Params = Mapping[str, str | int]
-"""Query parameters by Kubernetes' own names."""
 
 _BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict, 410: errors.Gone}
 
@@ -71,24 +66,6 @@ class Heard(NamedTuple):
     date: datetime.datetime | None = None
 
 
-class _ApiRequest(NamedTuple):
-    method: str
-    path: str
-    params: Params | None = None
-    body: bytes | None = None
-    content_type: str = "application/json"
-
-    def __str__(self) -> str:
-        return f"{self.method} {self.path}"
-
-    def target(self) -> str:
-        return f"{self.path}?{urlencode(self.params)}" if self.params else self.path
-
-    def headers(self) -> dict[str, str]:
-        accept = {"Accept": "application/json"}
-        return accept if self.body is None else {**accept, "Content-Type": self.content_type}
-
-
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str
     continue_: str = msgspec.field(name="continue", default="")
@@ -112,16 +89,8 @@ class Kube:
     for 429, 5xx, a connection that fails or breaks, and a timeout.
     """
 
-    # The official client keeps the configuration, renews the token and owns the connection pool. Requests go to the
-    # pool itself, with the headers that update_params_for_auth gives: the client's own `request` would json.dumps a
-    # body that is JSON already, and turn a JSON Patch in bytes into a strategic merge patch.
-    # No redirect is followed, and nothing is sent again but after a 401 whose credentials have been renewed: only the
-    # caller knows whether a repeated write is harmless.
-
-    api: ApiClient
-    load: Load
+    sender: Sender
     version_check: VersionCheck | None = None
-    _renewing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @classmethod
     def connect(
@@ -145,11 +114,11 @@ class Kube:
         load(configuration)
         api = ApiClient(configuration)
         api.user_agent = f"vcuda-quota/{__version__}"
-        return cls(api, load, version_check)
+        return cls(Sender(api, load), version_check)
 
     def close(self) -> None:
         """Close the connections that no call is using."""
-        self.api.close()  # type: ignore[no-untyped-call]  # the method has no type hints
+        self.sender.close()
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
         """Read one object or list: consistent, as the API server reads from etcd, unless params say otherwise."""
@@ -157,7 +126,7 @@ class Kube:
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
         """Read as ``get`` does, and return the API server's time beside the object."""
-        return self._heard(_ApiRequest("GET", path, params), timeout)
+        return self._heard(ApiRequest("GET", path, params), timeout)
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Create the object in ``body`` (JSON); Conflict where the name is taken."""
@@ -165,7 +134,7 @@ class Kube:
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
         """Create as ``post`` does, and return the warnings beside the object."""
-        return self._heard(_ApiRequest("POST", path, params, body), timeout)
+        return self._heard(ApiRequest("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Replace an object; Conflict where ``body`` names a resourceVersion that is not the newest."""
@@ -173,17 +142,17 @@ class Kube:
 
     def put_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
         """Replace as ``put`` does, and return the time of the answer beside the object."""
-        return self._heard(_ApiRequest("PUT", path, params, body), timeout)
+        return self._heard(ApiRequest("PUT", path, params, body), timeout)
 
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
     ) -> bytes:
         """Change an object; ``content_type`` is MERGE_PATCH, JSON_PATCH or another that the API server takes."""
-        return self._heard(_ApiRequest("PATCH", path, params, body, content_type), timeout).body
+        return self._heard(ApiRequest("PATCH", path, params, body, content_type), timeout).body
 
     def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
         """Delete an object; ``body`` is a DeleteOptions, for preconditions."""
-        return self._heard(_ApiRequest("DELETE", path, params, body), timeout).body
+        return self._heard(ApiRequest("DELETE", path, params, body), timeout).body
 
     def list_pages(
         self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30
@@ -209,9 +178,9 @@ class Kube:
     ) -> "Stream":
         """Open a GET whose answer is lines without end; it ends after ``read_timeout`` seconds of silence."""
         self._check_version(connect_timeout)
-        request = _ApiRequest("GET", path, params)
+        request = ApiRequest("GET", path, params)
         with transport(str(request)):
-            response = self._send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
+            response = self.sender.send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
             if response.status == HTTPStatus.OK:
                 return Stream(response, str(request))
             body = read_body(response, time.monotonic() + connect_timeout)
@@ -220,67 +189,23 @@ class Kube:
     def _check_version(self, timeout: float) -> None:
         check = self.version_check
         if check is not None and not check.passed:
-            host = urlsplit(self.api.configuration.host)
+            host = urlsplit(self.sender.host)
             server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # before the @ may be a password
-            check.make(lambda: self._answer(_ApiRequest("GET", "/version"), timeout).body, server)
+            check.make(lambda: self._answer(ApiRequest("GET", "/version"), timeout).body, server)
 
-    def _heard(self, request: _ApiRequest, timeout: float) -> Heard:
+    def _heard(self, request: ApiRequest, timeout: float) -> Heard:
         self._check_version(timeout)
         return self._answer(request, timeout)
 
-    def _answer(self, request: _ApiRequest, timeout: float) -> Heard:
+    def _answer(self, request: ApiRequest, timeout: float) -> Heard:
         deadline = time.monotonic() + timeout
         with transport(str(request)):
-            response = self._send(request, urllib3.Timeout(total=timeout))
+            response = self.sender.send(request, urllib3.Timeout(total=timeout))
             answer = read_body(response, deadline)
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             headers = response.headers
             return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
         raise refusal(str(request), response.status, answer)
-
-    def _send(self, request: _ApiRequest, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
-        # Send, and once more if the answer is 401 and there are newer credentials than those it refused.
-        used = self._credentials()
-        response = self._send_as(used, request, timeout)
-        if response.status != HTTPStatus.UNAUTHORIZED or (renewed := self._renewed(used)) == used:
-            return response
-        response.close()
-        return self._send_as(renewed, request, timeout)
-
-    def _send_as(
-        self, credentials: Mapping[str, str], request: _ApiRequest, timeout: urllib3.Timeout
-    ) -> urllib3.BaseHTTPResponse:
-        return self.api.rest_client.pool_manager.request(
-            request.method,
-            self.api.configuration.host + request.target(),
-            body=request.body,
-            headers={**credentials, **request.headers()},
-            timeout=timeout,
-            preload_content=False,
-            retries=False,
-        )
-
-    def _credentials(self) -> dict[str, str]:
-        # Headers that say who we are. The official client reads an expired token anew here, one thread at a time.
-        headers: dict[str, str] = {**self.api.default_headers}
-        with self._renewing:
-            try:
-                self.api.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
-            except (ConfigException, OSError) as error:
-                raise errors.Unavailable(f"the API server's credentials cannot be read: {error}") from error
-        return {name: value.strip() for name, value in headers.items()}
-
-    def _renewed(self, refused: Mapping[str, str]) -> dict[str, str]:
-        # Read the credentials from their source, unless another thread has done so since refused were made.
-        current = self._credentials()
-        if current != refused:
-            return current
-        with self._renewing:
-            try:
-                self.load(self.api.configuration)
-            except errors.BadInput as error:
-                raise errors.Unavailable(f"the API server's credentials cannot be read: {error}") from error
-        return self._credentials()
 
 
 def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:

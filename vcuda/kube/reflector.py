@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from vcuda.errors import ApiError, VcudaError, WatchLost
-from vcuda.kube import client, store, watch
+from vcuda.kube import client, connection, store, watch
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Reflector(Generic[T]):
         path: str,
         decode: Callable[[bytes], T | None],
         *,
-        params: client.Params | None = None,
+        params: connection.Params | None = None,
         on_event: OnEvent[T] | None = None,
         on_listed: Callable[[], None] = lambda: None,
         on_listing: Callable[[], bool] = lambda: False,

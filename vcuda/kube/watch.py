@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from vcuda.errors import Unavailable, WatchLost
-from vcuda.kube.client import Kube, Params, Status, Stream, refusal
+from vcuda.kube.client import Kube, Status, Stream, refusal
+from vcuda.kube.connection import Params
 
 T = TypeVar("T")
 
