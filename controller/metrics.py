@@ -114,14 +114,20 @@ class UsageCollector(Collector):
             labels=["namespace"],
         )
         ages = self._reservation_ages()
+        lost = GaugeMetricFamily(
+            "vcuda_quota_ledger_lost",
+            "1 while nothing is admitted in a namespace, as its ledger was lost.",
+            labels=["namespace"],
+        )
         for namespace, use in self._reports().items():
             # A ledger that was deleted leaves its age behind.
             if namespace in ages and any(model.reserved for model in use.models):
                 age.add_metric([namespace], ages[namespace])
             unpinned.add_metric([namespace], len(use.unpinned))
             taking_effect.add_metric([namespace], float(use.taking_effect))
+            lost.add_metric([namespace], float(use.ledger_lost))
             for model in use.models:
                 figures = (model.limit, model.used, model.pending, model.terminating, model.reserved)
                 for family, cards in zip((limit, used, pending, terminating, reserved), figures, strict=True):
                     family.add_metric([namespace, model.model], round(cards * CORES_PER_CARD))
-        return [limit, used, pending, terminating, reserved, age, unpinned, taking_effect]
+        return [limit, used, pending, terminating, reserved, age, unpinned, taking_effect, lost]

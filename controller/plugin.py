@@ -218,8 +218,12 @@ def _warn(text: str) -> None:
 
 def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a row for each model; one where there is none. Beside the namespace stands what keeps it from refusing."""
-    why = [use.mode] if use.mode != model.Mode.ENFORCE else []
-    notes = ", ".join([*why, "taking effect"] if use.taking_effect else why)
+    found = {
+        use.mode: use.mode != model.Mode.ENFORCE,
+        "taking effect": use.taking_effect,
+        "ledger lost": use.ledger_lost,
+    }
+    notes = ", ".join(note for note, holds in found.items() if holds)
     namespace = f"{use.namespace} ({notes})" if notes else use.namespace
     for each in use.models:
         figures = (each.used, each.limit, each.pending, each.reserved)

@@ -125,7 +125,7 @@ def _collection(namespace: str) -> str:
 def limits_of(use: NamespaceUse) -> object:
     """Return what was decided of a namespace, beside what is used there; a change of it is told at once."""
     limits = [(model.model, model.limit, model.memory_limit) for model in use.models]
-    return use.mode, use.taking_effect, use.unpinned, limits
+    return use.mode, use.taking_effect, use.ledger_lost, use.unpinned, limits
 
 
 def is_without_home(error: errors.ApiError) -> bool:

@@ -13,7 +13,17 @@ from controller.pods import PodInformer
 from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Ledger, ObservedPods, is_older, settle
+from vcuda.ledger.ledger import (
+    LEASE_SECONDS,
+    LOST,
+    MARGIN_SECONDS,
+    STORABLE_SECONDS,
+    Ledger,
+    ObservedPods,
+    Reservation,
+    is_older,
+    settle,
+)
 from vcuda.ledger.report import NamespaceUse, report
 from vcuda.quota.model import NamespaceQuota
 
@@ -167,6 +177,7 @@ class Settler:
                     queue.add(namespace, OPENING_SECONDS)
                     return
                 self._log.warning("ledger lost", namespace=namespace, error=str(lost))
+                self._report_lost(namespace)
                 queue.retry(namespace, lost.left)
 
     def _limits(self, namespace: str) -> NamespaceQuota | None:
@@ -213,7 +224,19 @@ class Settler:
             stored = self._settle_newest(namespace, stored)
         if stored and stored.deleting:
             self._drop_or_settle(namespace, stored, "its deletion was asked for, and it is made anew")
-        ledger, nodes = stored.ledger if stored else Ledger(), self._nodes.current()
+        self._report(namespace, limits, stored.ledger if stored else Ledger())
+
+    def _report_lost(self, namespace: str) -> None:
+        """Report what stored pods and claims use, and that nothing else may be used until the ledger is made anew."""
+        if limits := self._limits(namespace):
+            observed = self.pods.observed(namespace, self._nodes.current())
+            claims = self.claims.observed(namespace, observed.extended)
+            claimed = claims.committed if claims else {}
+            lost = Ledger(observed.committed, claimed=claimed, reserved={LOST: Reservation({}, 0)})
+            self._report(namespace, limits, lost)
+
+    def _report(self, namespace: str, limits: NamespaceQuota, ledger: Ledger) -> None:
+        pods, nodes = self.pods.pods(namespace), self._nodes.current()
         claims = self.claims.charges(namespace, self.pods.extended_claims(namespace, nodes))
         use = report(namespace, limits, ledger, pods, nodes, claims=claims)
         (self._with_room.add if use.has_room else self._with_room.discard)(namespace)

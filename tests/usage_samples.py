@@ -76,7 +76,9 @@ def company() -> Sample:
         namespace_use("genomics", model_use("V100", 32, 28), model_use("A100-80G", 8, 2)),
         namespace_use("interns", model_use("M40", 6, 0), model_use("T4", 2, 0.4), model_use("A100-80G", 0)),
         namespace_use("maps-vision", model_use("V100", 16, 18), model_use("T4", 12, 4), mode="warn"),
-        namespace_use("notebooks", model_use("T4", 20, 13.45, 0.25), model_use("M40", 12, 8.1), unpinned=("lab-7",)),
+        namespace_use(
+            "notebooks", model_use("T4", 20, 13.45, 0.25, reserved=1.5), model_use("M40", 12, 8.1), unpinned=("lab-7",)
+        ),
         namespace_use("recsys", model_use("A100-80G", 12, 6), model_use("V100", 24, 17)),
         namespace_use("robotics", model_use("V100", 4, 0), model_use("M40", 4, 0)),
         namespace_use("search-index", model_use("T4", 10, 7.5), model_use("V100", 8, 3)),

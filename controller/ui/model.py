@@ -60,6 +60,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
     amounts: dict[str, ModelRow]
     unpinned: int = 0
     taking_effect: bool = False
+    ledger_lost: bool = False
 
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
@@ -78,7 +79,7 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
     pending = rounded(row.pending for row in rows.values())
     reserved = rounded(row.reserved for row in rows.values())
     total = ModelRow("", limit, used, pending, max(limit - used - reserved, 0.0), reserved=reserved)
-    return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned), use.taking_effect)
+    return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned), use.taking_effect, use.ledger_lost)
 
 
 class HolderRow(msgspec.Struct, frozen=True):

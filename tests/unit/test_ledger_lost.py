@@ -232,6 +232,23 @@ def test_the_leader_makes_it_anew_where_there_are_pods(api: ApiDouble, replica: 
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
+def test_while_it_is_lost_the_leader_reports_what_is_used_and_all_else_as_reserved(
+    api: ApiDouble, replica: Replica, clock: Clock
+) -> None:
+    settling = Settling(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
+    api.remove(LEDGER)
+    settling.relist()
+    figures: list[tuple[bool, float, float, float]] = []
+    for seconds in (LOST_SECONDS, 0):
+        settling.settler.reconciler.turn("team-a")
+        reports, settling.reports = settling.reports, []
+        figures += [
+            (use.ledger_lost, m40.used, m40.reserved, m40.available) for use in reports if use for m40 in use.models
+        ]
+        clock.pass_by(seconds)
+    assert figures == [(True, 1, 3, 0), (False, 1, 0, 3)]
+
+
 # Deletions that somebody asks for
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
+from vcuda.ledger.ledger import LOST, Ledger, Pending, Reservation, Terminating
 from vcuda.ledger.report import MOST_PODS, ModelUse, NamespaceUse, PodUse, report
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
@@ -58,6 +58,14 @@ def test_what_is_reserved_is_not_used_and_not_available() -> None:
     assert (m40.used, m40.pending, m40.reserved, m40.available) == (2, 1, 2, 4)
     assert (p100.used, p100.reserved, p100.available) == (0, 0.5, 2)
     assert (p100.memory_used, p100.memory_reserved, p100.memory_available) == (0, 300, 700)
+
+
+def test_beside_a_lost_ledger_all_is_reserved_that_is_not_used() -> None:
+    use = used(Ledger({"M40": ONE_CARD}, reserved={LOST: Reservation({}, 5)}))
+    m40, p100 = use.models
+    assert use.ledger_lost
+    assert (m40.used, m40.reserved, m40.available) == (1, 7, 0)
+    assert (p100.reserved, p100.available, p100.memory_reserved, p100.memory_available) == (2.5, 0, 1000, 0)
 
 
 def test_memory_that_is_used_and_reserved_comes_to_what_is_charged() -> None:

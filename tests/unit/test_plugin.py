@@ -65,6 +65,15 @@ def test_what_is_reserved_has_a_column_of_its_own_for_as_long_as_there_is_some(c
         assert "reserved" not in run("-n", "team-a", "-o", output).stdout.lower()
 
 
+def test_what_keeps_a_quota_from_admitting_or_refusing_stands_beside_the_namespace(cluster: Cluster) -> None:
+    for name, fields in (("a", {}), ("b", {"taking_effect": True}), ("c", {"ledger_lost": True, "mode": "warn"})):
+        namespace = f"team-{name}"
+        use = {"namespace": namespace, "mode": "enforce", "models": [M40], **fields}
+        cluster.publish(namespace, text=json.dumps(use))
+    shown = [line.partition(" M40")[0].rstrip() for line in run("-A").stdout.splitlines()[1:]]
+    assert shown == ["team-a", "team-b (taking effect)", "team-c (warn, ledger lost)"]
+
+
 def test_wide_says_who_holds_the_cards_and_whether_that_is_a_pod_or_a_claim(cluster: Cluster) -> None:
     pods = [
         {"name": "gpu", "cores": 200, "memory": 0, "claim": True},
@@ -113,7 +122,7 @@ def test_as_data(cluster: Cluster, output: str, read: Any) -> None:
         "more_pods": 0,
         "memory_reserved": 0,
     }
-    none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False}
+    none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False, "ledger_lost": False}
     assert read(run("-n", "team-a", "-o", output).stdout) == [
         {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], **none}
     ]

@@ -187,6 +187,10 @@ def test_a_row_says_what_is_used_pending_and_limited_and_whether_it_is_in_effect
     for path in ("/", "/namespaces/a"):
         assert ">taking effect</span>" in html_of(client_of(Sample({"a": use})), path)
     assert "taking effect" not in html
+    assert "ledger lost" not in html
+    lost = msgspec.structs.replace(namespace_use("a", model_use("M40", 8, 3, reserved=5)), ledger_lost=True)
+    for path in ("/", "/namespaces/a"):
+        assert ">ledger lost</span>" in html_of(client_of(Sample({"a": lost})), path)
     assert "<small>1200 GiB of 1920 GiB</small>" in html
     assert 'data-m="A100-80G">blocked' in html
     assert "<b>14.5</b> of 64" in html

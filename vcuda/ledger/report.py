@@ -66,7 +66,8 @@ class NamespaceUse(msgspec.Struct, frozen=True):
     """A namespace's report. ``unpinned`` names pods that hold no model by their spec and run on no known one.
 
     ``more_unpinned`` counts those that a `shortened` report leaves out. ``taking_effect``: the API server may not ask
-    about the namespace's pods yet.
+    about the namespace's pods yet. ``ledger_lost``: all that is not used is reserved, for nobody, as charges of pods
+    that are still being stored are not known.
     """
 
     namespace: str
@@ -75,6 +76,7 @@ class NamespaceUse(msgspec.Struct, frozen=True):
     unpinned: tuple[str, ...] = ()
     more_unpinned: int = 0
     taking_effect: bool = False
+    ledger_lost: bool = False
 
     @property
     def has_room(self) -> bool:
@@ -114,7 +116,21 @@ def report(
     usages = ledger.usages()
     models = dict.fromkeys([*quota.limits, *usages])
     used = tuple(_model(model, quota, usages, holders.get(model, [])) for model in models)
-    return NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)))
+    use = NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)))
+    return _closed(use) if ledger.lost else use
+
+
+def _closed(use: NamespaceUse) -> NamespaceUse:
+    models = tuple(
+        msgspec.structs.replace(
+            model,
+            available=0.0,
+            reserved=model.reserved + model.available,
+            memory_reserved=model.memory_reserved + (model.memory_available or 0),
+        )
+        for model in use.models
+    )
+    return msgspec.structs.replace(use, models=models, ledger_lost=True)
 
 
 def _model(

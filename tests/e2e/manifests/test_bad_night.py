@@ -169,6 +169,7 @@ def test_a_ledger_that_is_lost_comes_back_by_itself_and_a_damaged_one_once_it_is
     admin.rest.send("DELETE", ledger_path(TEAM)).ok()
     began = time.monotonic()
     await_refusal(admin, here, f"the ledger of namespace {TEAM} was lost; ")
+    await_published(admin, TEAM, lambda use: use["ledger_lost"] and not use["models"][0]["available"])
     await_refusal(admin, other, "cannot be read")
     run(served, apply)
     with told("damaged ledger deleted"):
@@ -176,6 +177,7 @@ def test_a_ledger_that_is_lost_comes_back_by_itself_and_a_damaged_one_once_it_is
         await_created(admin, other)
     await_refusal(admin, here, "used: 1 (0 pending), limited: 2, 1 more needed")
     tell("lost ledger made anew", began)
+    await_published(admin, TEAM, lambda use: not use["ledger_lost"])
     admin.delete_pod(TEAM, "first")
 
 
