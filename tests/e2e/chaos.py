@@ -71,6 +71,7 @@ SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
 ROOMY_PART = 0.75
 """The part of what is created in the one namespace that has room for hundreds: there replicas reserve."""
 
+REAPED = "reservation of a replica that is gone"
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
@@ -306,18 +307,24 @@ def kernel_says(pid: int, file: str, field_name: str) -> int:
 
 @dataclass
 class Controllers:
-    """Candidates for one lease."""
+    """Candidates for one lease. ``reaped``: how many reservations were taken by leaders that were killed since."""
 
     candidates: Sequence[Victim[ControllerProcess]]
+    reaped: int = 0
 
     def kill_leader(self) -> bool:
         """SIGKILL the one that leads, if there is one just now."""
         for candidate in self.candidates:
             process = candidate.serving()
             if process and process.logs("leading"):
+                self.reaped += len(process.logs(REAPED))
                 candidate.kill()
                 return True
         return False
+
+    def all_reaped(self) -> int:
+        """How many reservations were taken from replicas that wrote no more."""
+        return self.reaped + sum(len(candidate.current().logs(REAPED)) for candidate in self.candidates)
 
     def mend(self) -> None:
         """Let others take the place of those that have ended by themselves."""

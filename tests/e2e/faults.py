@@ -35,7 +35,7 @@ LEADER_DIES = (2, 7, 36)
 APISERVERS_DIE, ETCD_DIES = ((4, 37), (6,)), (35,)
 REPLICA_DIES = range(1, CYCLE, 3)
 LEDGERS_GO = (5, 10, 33, 34)
-EDITS = range(1, CYCLE, 4)
+EDITS = range(1, CYCLE, 6)
 SWEEPS = (10, 20, 35)
 """All that is stored in the roomy namespace is deleted."""
 
@@ -109,7 +109,7 @@ class Havoc:
         etcd = self.planes[0].etcd
         yield f"{etcd.name} killed", ETCD_DIES, partial(restart, etcd)
         yield "ledger deleted", LEDGERS_GO, self._delete_ledger
-        yield "limit edited", EDITS, lambda tick: self._edit(LESS if tick % 8 == EDITS[0] else 1)
+        yield "limit edited", EDITS, lambda tick: self._edit(LESS if tick % (2 * EDITS.step) == EDITS[0] else 1)
         yield "", FULL[:1], lambda _: self.callers.keep.set()
         yield "", FULL[1:], lambda _: self.callers.keep.clear()
         yield "swept", SWEEPS, lambda _: self.threads.submit(self._sweep, self.callers.present()[0])

@@ -39,7 +39,7 @@ class Losses:
         return 0, 0
 
 
-LOST_PART, LATE_PART, LATEST = 0.04, 0.04, 8.0
+LOST_PART, LATE_PART, LATEST = 0.15, 0.1, 8.0
 
 
 @dataclass
