@@ -27,7 +27,7 @@ from tests.e2e.installation import CLAIM_RULE, REPLICA
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.e2e.rest import Answer, Rest
 from tests.integration.reviews import gpu_pod
-from tests.processes import PATIENCE, ControllerProcess, OwnProcess, WebhookProcess
+from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, WebhookProcess
 
 ASKS = "e2e.vcuda.io/policy"
 """The label of the pods that another policy is asked about, which takes SLOWEST seconds at most."""
@@ -71,7 +71,7 @@ SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
 ROOMY_PART = 0.75
 """The part of what is created in the one namespace that has room for hundreds: there replicas reserve."""
 
-REAPED = "reservation of a replica that is gone"
+LEADING, REAPED = "leading", "reservation of a replica that is gone"
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
@@ -242,10 +242,10 @@ class Victim(Generic[P]):
         """To the whole of it: arbiter and worker."""
         os.killpg(self.current().process.pid, number)
 
-    def mend(self) -> None:
-        """Let another take the place of one that has ended by itself."""
-        if self._running.done() and self.serving() is None:
-            self.kill(counted=False)
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._running.done() and self.serving() is None
 
 
 Make = Callable[..., WebhookProcess]
@@ -307,29 +307,39 @@ def kernel_says(pid: int, file: str, field_name: str) -> int:
 
 @dataclass
 class Controllers:
-    """Candidates for one lease. ``reaped``: how many reservations were taken by leaders that were killed since."""
+    """Candidates for one lease. ``told``: what those that have ended said of leading, and of reservations."""
 
     candidates: Sequence[Victim[ControllerProcess]]
-    reaped: int = 0
+    told: list[Fields] = field(default_factory=list)
 
     def kill_leader(self) -> bool:
         """SIGKILL the one that leads, if there is one just now."""
         for candidate in self.candidates:
             process = candidate.serving()
-            if process and process.logs("leading"):
-                self.reaped += len(process.logs(REAPED))
-                candidate.kill()
+            if process and process.logs(LEADING):
+                self._replace(candidate, counted=True)
                 return True
         return False
-
-    def all_reaped(self) -> int:
-        """How many reservations were taken from replicas that wrote no more."""
-        return self.reaped + sum(len(candidate.current().logs(REAPED)) for candidate in self.candidates)
 
     def mend(self) -> None:
         """Let others take the place of those that have ended by themselves."""
         for candidate in self.candidates:
-            candidate.mend()
+            if candidate.has_ended:
+                self._replace(candidate, counted=False)
+
+    def history(self, event: str) -> list[Fields]:
+        """What all said of this event."""
+        running = [line for candidate in self.candidates for line in lines_of(candidate.current())]
+        return [line for line in (*self.told, *running) if line["event"] == event]
+
+    def _replace(self, candidate: Victim[ControllerProcess], *, counted: bool) -> None:
+        process = candidate.current()
+        candidate.kill(counted=counted)
+        self.told += lines_of(process)
+
+
+def lines_of(process: ControllerProcess) -> list[Fields]:
+    return [line for event in (LEADING, REAPED) for line in process.logs(event)]
 
 
 @contextmanager

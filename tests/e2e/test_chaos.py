@@ -17,7 +17,9 @@ import pytest
 from tests.e2e.attackers import ATTACKS, CLAIM_ATTACKS, INVENTED, Siege, prepare
 from tests.e2e.chaos import (
     CLAIM_REQUESTS,
+    LEADING,
     OVER_QUOTA,
+    REAPED,
     REASONS,
     STORED,
     Callers,
@@ -167,7 +169,9 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
                 filled = dict(zip(teams, cores, strict=True))
         gc.collect()  # here, where those warnings are expected
         report(callers, havoc, observers, teams)
-        print(f"{stage.managers.all_reaped()} reservations taken from replicas that wrote no more")
+        leading, reaped = (stage.managers.history(event) for event in (LEADING, REAPED))
+        print(*(f"{line['timestamp']} {line['event']}" for line in (*leading, *reaped)), sep="\n")
+        print(f"{len(leading)} leaders took {len(reaped)} reservations from replicas that wrote no more")
         tell_attacks(siege, figures, stage.losses)
         known = {**ATTACKS, **(CLAIM_ATTACKS if claiming else {})}
 
@@ -180,7 +184,7 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         assert sum(figures.grants.values()) > GRANTED_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
-        assert stage.managers.all_reaped()
+        assert reaped
         assert stage.losses.lost
         assert stage.losses.late
         assert [(name, told) for name, counts in siege.counts.items() for told in counts.keys() - known[name]] == []
