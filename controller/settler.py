@@ -1,6 +1,7 @@
 """Settles the ledgers: recounts what stored pods take, and releases what has gone. Only the leader runs this."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -88,6 +89,8 @@ class Settler:
             "unlimited", self._reconcile_unlimited, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self._timing = timing or SettleTiming()
+        # After these all that was granted is stored, or never will be.
+        self._uncertain_seconds = self._timing.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
         self.pods = PodInformer(
             kube,
             nodes.keys,
@@ -108,6 +111,8 @@ class Settler:
         self._others = others
         self._exists = exists
         self._clock = clock
+        # By namespaces without a limit that have a ledger, since when that is known.
+        self._unlimited_since: dict[str, float] = {}
         # The namespaces in which there was room at the last look: there nobody waits for some.
         self._with_room: set[str] = set()
         self._first_seen: dict[str, dict[str, float]] = {}
@@ -209,12 +214,19 @@ class Settler:
                 self._settle_newest(namespace, stored)
             return
         if limits := self._limits(namespace):
+            self._unlimited_since.pop(namespace, None)
             self._settle_limited(namespace, limits, stored)
             return
         self._with_room.discard(namespace)
         self._on_report(namespace, None)
         if stored:
-            self._drop_or_settle(namespace, stored, "the namespace is no longer limited")
+            since = self._unlimited_since.setdefault(namespace, self._clock())
+            self._drop_or_settle(
+                namespace, stored, "the namespace is no longer limited", since + self._uncertain_seconds
+            )
+        else:
+            self._unlimited_since.pop(namespace, None)
+            self._store.finish_drop(namespace)
 
     def _settle_limited(self, namespace: str, limits: NamespaceQuota, stored: Stored | None) -> None:
         pods = self.pods.pods(namespace)
@@ -295,8 +307,8 @@ class Settler:
         seen = {*newest.seen, *observed.seen}
         return msgspec.structs.replace(newest, seen=seen, vanished=observed.vanished, claims=claims)
 
-    def _drop_or_settle(self, namespace: str, stored: Stored, why: str) -> None:
-        """Delete a ledger in which nothing is charged that pods do not show; else settle it."""
+    def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
+        """Delete a ledger in which nothing is charged that pods do not show, when that is ``due``; else settle it."""
         # One that is made anew counts the pods stored by then, and would miss one that is still on its way, or one that
         # is gone and may still run.
         ledger = stored.ledger
@@ -306,6 +318,10 @@ class Settler:
             ledger = self._settled(namespace, ledger)
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
+            return
+        # Replicas that have not heard yet would make it anew, and so would an edit that is taken back.
+        if (left := due - self._clock()) > 0:
+            self.unlimited.queue.add(namespace, left)
             return
         with contextlib.suppress(errors.NotFound):
             self._store.drop(namespace, stored.version)
@@ -321,7 +337,7 @@ class Settler:
         first, since = self._unreadable.get(namespace, ("", now))
         since = since if first == version else now
         self._unreadable[namespace] = version, since
-        if (left := since + self._timing.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS - now) > 0:
+        if (left := since + self._uncertain_seconds - now) > 0:
             self.queue.add(namespace, left)
             return
         self._store.drop(namespace, version)

@@ -11,8 +11,8 @@ from tests.builders import stored_pod
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
 from tests.unit.test_ledger_lost import LOST_SECONDS, MARK
 from tests.unit.test_settler import NOBODY, Settling
-from vcuda.errors import Conflict, LedgerLost, Unavailable
-from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.errors import LedgerLost, Unavailable
+from vcuda.ledger.ledger import Admitted, Ledger, Refused
 from vcuda.quota.model import Charge
 
 OPENING = ["GET", "POST", "POST", "LIST", "LIST", "PUT"]
@@ -167,7 +167,7 @@ def test_a_drop_that_stands_still_leaves_the_mark_of_a_ledger_made_since(
 ) -> None:
     """Without it the next loss would not be known."""
     replica.charge("a")
-    [replica_version] = [str(replica.store.read("team-a").version)]
+    version = str(replica.store.read("team-a").version)
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         api.deliver = delivered
@@ -176,13 +176,25 @@ def test_a_drop_that_stands_still_leaves_the_mark_of_a_ledger_made_since(
 
     api.forget_calls()
     api.deliver = at_call(3, overtaken)
-    with pytest.raises(Conflict):
-        replica.store.drop("team-a", replica_version)
+    replica.store.drop("team-a", version)
     assert api.calls[:4] == ["GET", "PATCH", "DELETE", "DELETE"]
     assert MARK in api.objects
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
         replica.charge("b", deadline=clock.now + 5)
+
+
+def test_a_mark_that_could_not_be_taken_away_goes_later(api: ApiDouble, replica: Replica) -> None:
+    settling = Settling(api, replica, Ledger({}, "103"), document=NOBODY)
+    settling.settle()
+    settling.later(LOST_SECONDS)
+    api.deliver = at_call(3, lost_request)
+    with pytest.raises(Unavailable):
+        settling.settle()
+    assert api.objects.keys() & {LEDGER, MARK} == {MARK}
+    settling.relist()
+    settling.settle()
+    assert MARK not in api.objects
 
 
 # The leader
@@ -235,5 +247,7 @@ def test_a_closed_one_without_a_limit_is_dropped_in_its_time(api: ApiDouble, rep
     for _ in range(2):
         leader.settle()
         leader.relist()
+        leader.later(LOST_SECONDS)
+    leader.settle()
     assert not api.objects.keys() & {LEDGER, MARK}
     assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), "at once: nothing was in it"

@@ -15,7 +15,15 @@ from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS, Manifest, stored_pod
 from tests.replicas import LEDGER, Replica
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
-from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
+from vcuda.ledger.ledger import (
+    LEASE_SECONDS,
+    MARGIN_SECONDS,
+    STORABLE_SECONDS,
+    Ledger,
+    Pending,
+    Reservation,
+    Terminating,
+)
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Usage
@@ -24,6 +32,9 @@ FOUR_M40 = json.dumps({"team-a": {"quota": {"M40": 4}}})
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}
+ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
+"""After its limit, or its namespace, was last seen to be there."""
+
 HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
 COUNTED, LISTED, FAR = "103", "105", "1000000"
 """Versions: after the quota's, before the list of the pods; that of the list; and one that it is older than."""
@@ -400,8 +411,10 @@ def test_those_without_a_limit_wait_for_a_turn_of_their_own(api: ApiDouble, repl
     settling = Settling(api, replica, Ledger({}, COUNTED), gone=True)
     settling.settler.reconciler.turn("team-a")
     assert (LEDGER in api.objects, settling.settler.unlimited.queue.next()) == (True, "team-a")
-    settling.settler.unlimited.turn("team-a")
-    assert LEDGER not in api.objects
+    for later, there in ((0, True), (ENDS_SECONDS - 1, True), (1, False)):
+        settling.later(later)
+        settling.settler.unlimited.turn("team-a")
+        assert (LEDGER in api.objects) is there
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["the namespace is gone", "its limit is"])
@@ -411,7 +424,19 @@ def test_an_empty_ledger_is_dropped_without_a_list_though_it_was_counted_later_t
     """Thousands may go at once, with those behind them waiting; the mark goes too."""
     settling = Settling(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
     settling.settle()
+    settling.later(ENDS_SECONDS)
+    settling.settle()
     assert (LEDGER in api.objects, api.calls) == (False, ["GET", "PATCH", "DELETE", "DELETE"])
+
+
+def test_a_limit_that_comes_back_in_time_leaves_the_ledger_where_it_is(api: ApiDouble, replica: Replica) -> None:
+    settling = Settling(api, replica, Ledger({}, COUNTED), document=NOBODY)
+    for document in (FOUR_M40, NOBODY, FOUR_M40):
+        settling.settle()
+        settling.later(ENDS_SECONDS - 1)
+        api.store(QUOTA, {**api.objects[QUOTA], "data": {"gpu_quota": document}})
+        settling.relist()
+    assert LEDGER in api.objects
 
 
 def test_a_ledger_that_counts_something_is_counted_before_it_is_dropped(api: ApiDouble, replica: Replica) -> None:

@@ -130,6 +130,8 @@ class LedgerStore:
         # By namespace what was last counted in a ledger that was written here, where a watch is to know it again.
         self._written: dict[str, str] = {}
         self._keeps_written = False
+        # By namespaces whose ledger was dropped, the version of the mark that it leaves.
+        self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
@@ -339,9 +341,18 @@ class LedgerStore:
             preconditions = {"resourceVersion": left.resource_version}
             with contextlib.suppress(errors.NotFound):
                 self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
-        if mark:
-            self._marks.remove(namespace, mark)
         self._written.pop(namespace, None)
+        if mark:
+            self._dropped[namespace] = mark
+        self.finish_drop(namespace)
+
+    def finish_drop(self, namespace: str) -> None:
+        """Take away the mark of a ledger that was dropped, where that is still to be done."""
+        if mark := self._dropped.get(namespace):
+            # Where it is of another version by now there is another ledger.
+            with contextlib.suppress(errors.Conflict, errors.NotFound):
+                self._marks.remove(namespace, mark)
+            del self._dropped[namespace]
 
     def reflector(
         self, on_change: Callable[[str], None], on_charge: Callable[[str], None] | None = None
