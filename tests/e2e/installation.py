@@ -398,5 +398,7 @@ def pass_by(cluster: Cluster, namespace: str) -> None:
 
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
+    """Await that the ledger has been dropped, and its mark."""
     collection, _, name = ledger_path(namespace).rpartition("/")
-    cluster.await_gone(collection, name)
+    for each in (name, f"gpu-ledger-opened.{namespace}"):
+        cluster.await_gone(collection, each)

@@ -181,13 +181,12 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
         registered(own),
         own.team({"quota": {"M40": 2}}) as namespace,
     ):
-        for pod, method, path in (
-            (card_pod("first", namespace), "POST", "/configmaps"),
-            (card_pod("second", namespace), "PUT", f"/gpu-ledger-{namespace}"),
-        ):
-            proxy.losses.wanted.append((method, path))
-            cluster.create(pod)
-        assert [method for method, _ in proxy.losses.lost] == ["POST", "PUT"]
+        opening = [("POST", "/configmaps"), ("POST", "/configmaps")]  # the ledger, and its mark
+        written = [("PUT", f"/gpu-ledger-{namespace}")]
+        for pod, lost in (("first", [*opening, *written]), ("second", written)):
+            proxy.losses.wanted.extend(lost)
+            cluster.create(card_pod(pod, namespace))
+        assert [method for method, _ in proxy.losses.lost] == ["POST", "POST", "PUT", "PUT"]
         assert own.charged(namespace) == {"M40": 200}
         assert own.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
 

@@ -34,7 +34,7 @@ class Step(NamedTuple):
     lost: bool = False
 
 
-FATES = ("ok", "lost request", "lost reply", "late", "land", "overtaken", "settled")
+FATES = ("ok", "lost request", "lost reply", "late", "land", "overtaken", "settled", "dropped", "deleted")
 STEPS = st.builds(
     Step,
     st.integers(0, 1),
@@ -57,6 +57,7 @@ class Replicas:
         self.api, self.clock = ApiDouble(), Clock()
         self.replicas = [Replica(self.api, self.clock), Replica(self.api, self.clock)]
         self.store = self.replicas[0].store
+        self.leader = Replica(self.api, self.clock).store
         # Cores, and when they were asked for.
         self.granted: dict[str, tuple[int, float]] = {}
         self.lost: dict[str, tuple[int, float]] = {}
@@ -68,10 +69,8 @@ class Replicas:
         if step.seconds:
             self.clock.pass_by(step.seconds)
             self.late = Late()  # no call lands so long after it was sent
-        if step.lost and LEDGER in self.api.objects:
-            self.api.remove(LEDGER)
-            self.lost |= self.granted
-            self.granted = {}
+        if step.lost:
+            self._delete()
         fates = iter(step.fates)
 
         def deliver(method: str, timeout: float, effect: Effect) -> bytes:
@@ -127,6 +126,8 @@ class Replicas:
             "land": lambda: self._after(self.late.land),
             "overtaken": lambda: self._after(lambda: self._overtake(1 - step.replica)),
             "settled": lambda: self._after(self._settle),
+            "dropped": lambda: self._after(self._drop),
+            "deleted": lambda: self._after(self._delete),
         }
         return named[fate]()
 
@@ -156,6 +157,19 @@ class Replicas:
         except VcudaError as error:
             raise AssertionError("nobody writes in between") from error
         del self.granted[uid]
+
+    def _drop(self) -> None:
+        """The controller drops the ledger, if nothing is charged in it."""
+        stored = self.read()
+        if stored and stored.version and not stored.ledger.pending:
+            self.leader.drop("team-a", stored.version)
+
+    def _delete(self) -> None:
+        """Somebody deletes the ledger by hand."""
+        if LEDGER in self.api.objects:
+            self.api.remove(LEDGER)
+            self.lost |= self.granted
+            self.granted = {}
 
 
 def request(uid: str, cores: int, **fields: object) -> ChargeRequest:

@@ -18,7 +18,16 @@ from tools.reference.told import Chapter, Told
 from vcuda.errors import BadReview, LedgerLost, UnreadableLedger
 from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
 from vcuda.kube import NamedLedger
-from vcuda.ledger.ledger import MOST_PENDING, STORABLE_SECONDS, Admitted, Ledger, Pending, Refused
+from vcuda.ledger.ledger import (
+    LEASE_SECONDS,
+    MARGIN_SECONDS,
+    MOST_PENDING,
+    STORABLE_SECONDS,
+    Admitted,
+    Ledger,
+    Pending,
+    Refused,
+)
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
 from vcuda.placement.registers import Card, Register
@@ -264,7 +273,7 @@ def _undecided() -> list[Told]:
         *(Told(_charge(CARD, SMALL, ledgers).message, again) for ledgers in busy),
         Told(_charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message, "Only with `--standalone`: start it anew."),
         Told(
-            str(LedgerLost("team-a", 0, STORABLE_SECONDS)),
+            str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
             "By itself, then: [a lost ledger](operations.md#a-lost-ledger).",
         ),
         Told(_damaged(), "The operator has to look: [a damaged ledger](operations.md#a-damaged-ledger)."),

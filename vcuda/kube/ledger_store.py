@@ -196,7 +196,7 @@ class LedgerStore:
         observed = self.count_pods(namespace, timeout)
         counted = settle(ledger, observed, counted_since=observed.resource_version, reaped={LOST})
         if counted.lost:
-            raise errors.Unavailable("an older quota ConfigMap is known here than the ledger was counted by")
+            raise errors.Unavailable("this replica knows an older quota ConfigMap than the ledger was counted by")
         return counted
 
     def _stored(self, namespace: str, timeout: float) -> Stored | None:
