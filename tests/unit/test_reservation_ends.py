@@ -1,4 +1,4 @@
-"""How a reservation ends: given back, reaped, or gone with the ledger; and what becomes of a write without an answer."""
+"""How a reservation ends: given back, reaped, gone with the ledger; and what becomes of a write without an answer."""
 
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
