@@ -75,7 +75,7 @@ class PodInformer:
         self._resources = resources
         # By which pods are decoded now; and by which all of the store were. Only the reflector's thread sets them.
         self._decoding = self._counted_by = resources()
-        self._requests = RequestCache(self._decoding)
+        self._requests = RequestCache(self._decoding, labels)
         self._max_terminating = max_terminating
         self._followers: list[PodChange] = []
         self._on_change = on_change
@@ -172,7 +172,7 @@ class PodInformer:
 
     def _on_listing(self) -> bool:
         self._decoding = self._resources()
-        self._requests = RequestCache(self._decoding)
+        self._requests = RequestCache(self._decoding, self.labels)
         return not self._decoding.counts_like(self._counted_by)
 
     def _on_listed(self) -> None:

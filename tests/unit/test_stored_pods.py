@@ -175,13 +175,16 @@ def test_an_empty_value_tells_nothing() -> None:
     assert found.get(None) is None
 
 
-def test_what_containers_ask_for_is_read_once_for_all_that_are_alike_and_never_taken_for_another() -> None:
-    """However many there are, and with whatever else in them."""
-    cache = RequestCache(BUILT_IN)
+def test_what_a_pod_asks_for_and_where_is_read_once_for_all_that_are_alike_and_never_taken_for_another() -> None:
+    """However many there are, and with whatever else in them; a gated pod may be held to less and less."""
+    cache = RequestCache(BUILT_IN, builders.LABELS)
     long = [{"name": "A", "value": "x" * LONGEST_REMEMBERED}]
     many = [{"tencent.com/vcuda-core": 100 * number} for number in range(1, MOST_REQUESTS_REMEMBERED + 2)]
     env = [{**builders.container(limits), "env": long} for limits in many[:2]]
+    held: list[dict[str, Any]] = [{"affinity": builders.held_to("M40")}, {"affinity": builders.held_to("P100")}, {}]
+    selected = [{"nodeSelector": {builders.MODEL: model}} for model in ("M40", "A100")]
     manifests = [*map(stored, [*many, *many[:2]]), *(stored(containers=[each]) for each in env)]
+    manifests += [stored(many[0], "Pending", **spec) for spec in (*held, *selected)]
     for manifest in manifests:
         pod = builders.view(manifest)
         assert read_stored(pod, builders.LABELS, BUILT_IN, cache) == read_stored(pod, builders.LABELS)

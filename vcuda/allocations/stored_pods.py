@@ -141,22 +141,26 @@ class StoredPod(msgspec.Struct, frozen=True):
 
 
 class RequestCache:
-    """What containers ask for, remembered by their text: those of one workload's pods are alike, and change no more.
+    """What pods ask for, and the model that holds each, remembered by that part of their specs.
 
-    It is for one thread, and for one ``known``. Of large ones nothing is kept, and of all at most so many.
+    The pods of one workload are alike in it, and change no more. It is for one thread, and for one ``known`` and
+    ``labels``. Of large ones nothing is kept, and of all at most so many.
     """
 
-    def __init__(self, known: GpuResources) -> None:
+    def __init__(self, known: GpuResources, labels: affinity.NodeLabels) -> None:
         self.known = known
-        self._asked: dict[bytes, PodRequest] = {}
+        self.labels = labels
+        self._asked: dict[bytes, tuple[PodRequest, str | None]] = {}
 
-    def read(self, pod: Pod) -> PodRequest:
+    def read(self, pod: Pod) -> tuple[PodRequest, str | None]:
         """Return what `read_request` does of it, but for its faults: a stored pod is charged all the same."""
-        text = _ENCODER.encode((pod.spec.containers, pod.spec.init_containers))
+        spec = pod.spec
+        text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
         found = self._asked.get(text)
         if found is None:
             # Faults tell of annotations too, and name fields.
-            found = msgspec.structs.replace(read_request(pod, self.known), faults=())
+            request = msgspec.structs.replace(read_request(pod, self.known), faults=())
+            found = request, placement.read_pin(pod, self.labels, self.known.models).model
             if len(self._asked) >= MOST_REQUESTS_REMEMBERED:
                 self._asked.clear()
             if len(text) <= LONGEST_REMEMBERED:
@@ -167,13 +171,16 @@ class RequestCache:
 def read_stored(
     pod: Pod, labels: affinity.NodeLabels, known: GpuResources = BUILT_IN, cache: RequestCache | None = None
 ) -> StoredPod | None:
-    """Return what is kept of a pod, or None where it asks for nothing that is charged; ``cache`` is for ``known``."""
+    """Return what is kept of a pod, or None where it asks for nothing that is charged.
+
+    ``cache`` is for ``known`` and ``labels``.
+    """
     if not asks_for_vcuda(pod, known):
         return None
     # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more.
-    metadata = pod.metadata
-    request = cache.read(pod) if cache else read_request(pod, known)
-    model, extended = placement.read_pin(pod, labels, known.models).model, _extended_claim_of(pod)
+    metadata, extended = pod.metadata, _extended_claim_of(pod)
+    request, model = (cache or RequestCache(known, labels)).read(pod)
+    allocation = read_allocation(pod, request.schemes)
     # Where the scheduler has claimed devices for it, these are the pod's, and whole: not what a device plugin offers.
     on_models = NO_MODELS if extended else request.on_models
     return StoredPod(
@@ -185,8 +192,8 @@ def read_stored(
         live=not pod.has_ended,
         charge=on_models.get(model or "", request.charge),
         created=metadata.creation_timestamp or "",
-        allocation=read_allocation(pod, request.schemes),
-        cards=read_pod_cards(pod),
+        allocation=allocation,
+        cards=read_pod_cards(pod) if allocation else None,
         version=metadata.resource_version,
         terminating=metadata.deletion_timestamp is not None,
         mirror=MIRROR_ANNOTATION in pod.annotations,
