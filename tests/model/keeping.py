@@ -67,7 +67,8 @@ def reap(world: World, bounds: Bounds) -> Iterator[Step]:
     for slot, each in enumerate(world.reserved):
         old = each.age >= bounds.reapable
         early = bounds.broken == "reaped by an earlier LIST"
-        may_go = slot != lost or world.marked or bounds.broken == "opened without a mark"
+        renewed = not world.unmarking or bounds.broken == "reaped without a new mark"
+        may_go = slot != lost or (world.marked and renewed) or bounds.broken == "opened without a mark"
         if not each.amount or bounds.broken == "never reaped" or not (old or early) or not may_go:
             continue
         if each.listed == UNLISTED and bounds.broken != "reaped without a LIST":
@@ -118,15 +119,32 @@ def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
     if not world.marked or bounds.broken == "opened beside a mark":
         yield ("marked by who has read the ledger",), world._replace(marked=True, opening=True)
         yield ("marked",), world._replace(marked=True)
+    if world.unmarking:
+        yield ("marked anew",), world._replace(unmarking=False)
     if world.opening or (bounds.broken == "opened on a later version" and world.marked):
         opened = _with(counted(world, world.newest, bounds), lost, NOTHING)
         yield ("opened without a wait",), compare_and_swap(opened, bounds)
 
 
-RULES: tuple[Rule, ...] = (settle, gone, reap, loss, open_early)
+def end(world: World, bounds: Bounds) -> Iterator[Step]:
+    """END: a ledger in which nothing is charged goes, and its mark after it, if nobody has written that since."""
+    charged = world.pending or any(each.amount for each in world.reserved)
+    if world.exists and world.ends and (not charged or bounds.broken == "ended with something pending"):
+        ended = compare_and_swap(world, bounds._replace(broken=""))
+        pods = {i: _forgotten(pod) for i, pod in enumerate(ended.pods)}
+        nothing, late = (NOTHING,) * len(world.reserved), (NO_LATE,) * len(world.late)
+        gone_for_good = ended._replace(
+            reserved=nothing, late=late, exists=False, ends=world.ends - 1, unmarking=world.marked
+        )
+        yield ("the ledger ends",), change(gone_for_good, pods)
+    if world.unmarking:
+        yield ("its mark goes",), world._replace(marked=False, unmarking=False)
+
+
+RULES: tuple[Rule, ...] = (settle, gone, reap, loss, open_early, end)
 
 
 def keeping(world: World, bounds: Bounds) -> Iterator[Step]:
     """Every step of leaders, and of what befalls the ledger."""
-    ledgerless = (loss,) if not world.exists else RULES
+    ledgerless = (loss, end) if not world.exists else RULES
     return chain.from_iterable(rule(world, bounds) for rule in ledgerless)

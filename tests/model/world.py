@@ -23,7 +23,7 @@ class Bounds(NamedTuple):
     """How large the model is, and the one rule that is ``broken``.
 
     Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``: with 0 every yes is a write. ``lease`` and
-    ``deadline`` are in ticks; ``crashes`` and ``losses`` (of the ledger) may happen so often.
+    ``deadline`` are in ticks; ``crashes``, ``losses`` and ``ends`` (of the ledger) may happen so often.
     """
 
     limit: int = 1
@@ -34,6 +34,7 @@ class Bounds(NamedTuple):
     deadline: int = 1
     crashes: int = 0
     losses: int = 0
+    ends: int = 0
     asked_again: bool = False
     new_namespace: bool = False
     broken: str = ""
@@ -123,7 +124,7 @@ class World(NamedTuple):
     """One state. ``reserved`` has a slot for each replica, each id of one that crashed, and the lost ledger's.
 
     ``marked``: the namespace is known to have had a ledger; ``opening``: somebody who set that mark has read the
-    ledger before, as it still is.
+    ledger before, as it still is. ``unmarking``: who has ended a ledger is to take away its mark, as it was then.
     """
 
     pods: tuple[Pod, ...]
@@ -135,6 +136,8 @@ class World(NamedTuple):
     opening: bool
     crashes: int
     losses: int
+    ends: int
+    unmarking: bool
 
     @property
     def newest(self) -> int:
@@ -170,6 +173,8 @@ def first(bounds: Bounds) -> World:
         False,
         bounds.crashes,
         bounds.losses,
+        bounds.ends,
+        False,
     )
 
 

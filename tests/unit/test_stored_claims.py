@@ -133,8 +133,8 @@ def test_a_claim_is_left_out_only_where_a_charged_pods_status_names_it(
     for name in ("a", "b"):
         api.store(OWN.format(name), pinned(name, metadata={**pinned(name)["metadata"], "ownerReferences": []}))
     api.store(POD, pod)
-    ledger = store.read("team-a").ledger
-    assert (ledger.claimed, ledger.claim_resource_version) == (claimed, ledger.pod_resource_version)
+    for ledger in (store.read("team-a").ledger, store.open("team-a").ledger):
+        assert (ledger.claimed, ledger.claim_resource_version) == (claimed, ledger.pod_resource_version)
 
 
 def test_without_devices_claims_are_not_counted_as_nothing(api: ApiDouble) -> None:
