@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import time
 from collections import Counter
@@ -103,6 +104,7 @@ class Havoc:
             yield "", (first,), partial(self._stop, victim)
             name = "clock stopped" if victim is self.stoppable[-1] else "replica stopped"
             yield name, (first + STOPPED,), partial(self._resume, victim)
+            yield "", (first + STOPPED + 1,), partial(self._resume_whole, victim)
         yield "", (STOPS[-1] + STOPPED + 2,), lambda _: self.clock.release()
         for plane, ticks in zip(self.planes, APISERVERS_DIE, strict=True):
             yield f"{plane.apiserver.name} killed", ticks, partial(restart, plane.apiserver)
@@ -119,7 +121,14 @@ class Havoc:
             self.clock.hold()
         victim.signal(signal.SIGSTOP)
 
-    def _resume(self, victim: Victim[WebhookProcess], _tick: int) -> None:
+    def _resume(self, victim: Victim[WebhookProcess], tick: int) -> None:
+        """The one whose clock stands still at first without gunicorn's arbiter, which would kill a worker so silent."""
+        if victim is self.stoppable[-1]:
+            os.kill(victim.current().worker(), signal.SIGCONT)
+        else:
+            self._resume_whole(victim, tick)
+
+    def _resume_whole(self, victim: Victim[WebhookProcess], _tick: int) -> None:
         victim.signal(signal.SIGCONT)
 
     def _delete_ledger(self, tick: int) -> bool:

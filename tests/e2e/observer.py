@@ -24,6 +24,7 @@ CORES = "tencent.com/vcuda-core"
 PODS, CLAIMS = "/api/v1/pods", f"/apis/{VERSION}/resourceclaims"
 LOOK_PAUSE = 0.1
 WATCH_SECONDS = 5.0
+MOST_KEPT = 10_000
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 """What the client raises where the API server is away, or goes away within an answer."""
 
@@ -187,6 +188,8 @@ class Observer:
         """Kept, as every change is a look at all that there is."""
         version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
         if version not in self._held:
+            if len(self._held) >= MOST_KEPT:
+                self._held.clear()
             self._held[version] = held([each])
         return self._held[version]
 
