@@ -52,7 +52,8 @@ _REASONS = (
     (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
     (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
-    (API_AWAY, {500, 503, 504}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
+    (API_AWAY, {504}, ""),  # it is on its way down, and may say no word
+    (API_AWAY, {500, 503}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
 )
 
 GPU_REQUESTS: Sequence[Json] = (
