@@ -99,7 +99,7 @@ pod that is still to be stored, and few leaders here live that long: what a name
 CYCLES = min(max(round(SECONDS / (CYCLE * TICK)), 1), 8)
 """For so many there are namespaces; after that they come again."""
 
-GRANTED_PART = 0.15
+GRANTED_PART = 0.1
 """Of what was stored, the part that replicas granted from what they had reserved, at the least."""
 
 HALF = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16}
