@@ -25,7 +25,7 @@ class Webhook:
 
     def mutate(self, pod: Manifest) -> AdmissionResponse:
         """Answer for a pod that is created."""
-        return asyncio.run(pod_review.mutate(review(pod), self.policy, self.ledgers, self._choices))
+        return asyncio.run(pod_review.mutate(review(pod), self.policy, self.ledgers, self._choices, float("inf")))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
         """Answer for a pod that is about to be stored."""

@@ -79,6 +79,11 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         return self._on_loop(self.ledgers.cached_usage(namespace))
 
+    async def stored_usage(
+        self, namespace: str, charged: Mapping[str, Usage], deadline: float
+    ) -> Mapping[str, Usage] | None:
+        return self._on_loop(self.ledgers.stored_usage(namespace, charged, deadline))
+
     async def close(self) -> None:
         """Leave it to the event loop, which ends later."""
 
@@ -178,7 +183,7 @@ class Service(msgspec.Struct, frozen=True):
             raise NotReady("the quota has not been read yet")
         try:
             if path == "/mutate":
-                return await pod_review.mutate(request, policy, ledgers, self.choices)
+                return await pod_review.mutate(request, policy, ledgers, self.choices, deadline)
             return await pod_review.validate(request, policy, ledgers, self.choices, deadline)
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
             # Without retryAfterSeconds: controllers would sleep on it in one of their few workers.
@@ -196,7 +201,7 @@ class Service(msgspec.Struct, frozen=True):
             raise NotReady("the quota has not been read yet")
         try:
             if path == "/mutate":
-                return await claim_review.mutate(request, policy, ledgers, self.choices)
+                return await claim_review.mutate(request, policy, ledgers, self.choices, deadline)
             return await claim_review.validate(request, policy, ledgers, self.choices, deadline)
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
             return _without_ledger(error, HTTPStatus.FORBIDDEN)

@@ -68,7 +68,7 @@ def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[
         is_pod = request.kind.kind == "Pod"
         if path == "/mutate":
             mutate = pod_review.mutate if is_pod else claim_review.mutate
-            return await mutate(request, policy, ledgers, choices)
+            return await mutate(request, policy, ledgers, choices, float("inf"))
         validate = pod_review.validate if is_pod else claim_review.validate
         return await validate(request, policy, ledgers, choices, float("inf"))
 

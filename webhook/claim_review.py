@@ -19,7 +19,7 @@ from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usa
 from vcuda.requests.refusals import find_unlimited
 from webhook import verdicts
 from webhook.context import PolicySnapshot
-from webhook.ledgers import Ledgers, RecentChoices
+from webhook.ledgers import Ledgers, PutOff, RecentChoices
 
 WAITS = "its claim waits until so much is free"
 
@@ -135,7 +135,7 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
 
 
 async def mutate(
-    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
+    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
 ) -> AdmissionResponse:
     """Return the patch that pins the claim, or the refusal of a claim that can get no model now.
 
@@ -153,10 +153,17 @@ async def mutate(
         return verdicts.refused(review, "not-allowed", refusal) if review.enforced else _unpinned(review, refusal)
     usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
     if candidates.shortages(quota, usage):
-        # What is remembered, or was only chosen for others, refuses nobody: a refusal is by the ledger as it is.
+        # What is remembered, or was only chosen for others, refuses nobody. Nor does the ledger, which may count what
+        # has gone: whom what is stored leaves room /validate decides about.
         usage = await ledgers.usage(namespace)
         if review.enforced and (short := candidates.shortages(quota, usage)):
-            return verdicts.over_quota(review, *short)
+            never = all(each.can_never_fit for each in short)
+            stored = usage if never else await ledgers.stored_usage(namespace, usage, deadline)
+            if stored is None:
+                return verdicts.over_quota_for_now(review, PutOff(short, counted=False))
+            usage = stored
+            if short := candidates.shortages(quota, usage):
+                return verdicts.over_quota(review, *short)
     choice = candidates.choose(review.request, quota, usage)
     if not request.dry_run:
         choices.add(namespace, choice.model, candidates.charges[choice.model])

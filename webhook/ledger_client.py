@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import math
 import random
 import secrets
@@ -10,23 +9,28 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from vcuda.errors import Conflict, LedgerLost, Unavailable, VcudaError, WriteUnanswered
 from vcuda.kube import LedgerStore, Stored
-from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, is_counted_before, settle
+from vcuda.ledger import ledger as rules
+from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, Refused
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
-from webhook.leases import Demand, ReservationLease, boot_seconds, target
-from webhook.ledgers import ByNamespace, ChargeRequest, Decision, RetryLater
+from webhook.batches import BatchCommitter, PendingCall
+from webhook.leases import GIVE_WAY_SECONDS, Demand, ReservationLease, boot_seconds, target
+from webhook.ledgers import ByNamespace, ChargeRequest, Decision, PutOff, RetryLater
 from webhook.metrics import LedgerMetrics
+from webhook.recount import SOON_SECONDS, Recount
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 # A namespace has one write under way at a time, and now and then a read: enough for thirty busy ones.
 KUBE_THREADS = 32
+
+# Those of large namespaces take long: others are not to wait for a thread behind them, to write.
+LIST_THREADS = 4
 
 CACHED_USAGE_SECONDS = 0.5
 """How long a ledger once read is good enough to prefer a model by; never to refuse by."""
@@ -59,86 +63,6 @@ MAX_JITTER_SECONDS = 0.02
 TOO_MANY = RetryLater("too many charges to this namespace at once", soon=True)
 UNSURE = RetryLater("it is not known whether the charge was written", soon=True)
 
-
-@dataclass(eq=False, slots=True)
-class PendingCall(Generic[T, R]):
-    """One caller's item, and the future that its caller awaits.
-
-    ``deadline`` is in seconds of the monotonic clock; ``late`` is what the caller is told when it comes.
-    """
-
-    item: T
-    deadline: float
-    late: R
-    answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def settle(self, result: R) -> None:
-        """Give the caller its answer, if it still waits."""
-        if not self.answer.done():
-            self.answer.set_result(result)
-
-
-@dataclass(eq=False)
-class BatchCommitter(Generic[T, R]):
-    """A queue that one task works off, a batch at a time: everything that waits when a batch begins.
-
-    The task lives as long as something waits, and belongs to no caller: one that is cancelled, or whose deadline
-    comes, leaves the others as they are. ``gather`` is awaited before a batch where the one before was of several:
-    more may come in that time. Who comes alone never waits for others.
-    """
-
-    work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
-    late: R
-    gather: Callable[[], Awaitable[None]]
-    clock: Callable[[], float] = time.monotonic
-    # Held while a batch is in work; whoever else touches what the work does holds it too.
-    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _waiting: list[PendingCall[T, R]] = field(default_factory=list)
-    _last_batch: int = 0
-    _task: asyncio.Task[None] | None = None
-
-    async def serve(self, item: T, deadline: float) -> R:
-        """Return the item's result; ``late``, as it then stands, where the deadline came first.
-
-        Raises what ``work`` raised for it.
-        """
-        call = PendingCall[T, R](item, deadline, self.late)
-        self._waiting.append(call)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-        try:
-            return await asyncio.wait_for(call.answer, deadline - self.clock())
-        except TimeoutError:
-            if not call.answer.cancelled():  # the work itself raised it
-                raise
-            return call.late
-        finally:
-            # One that is in work already is cancelled there: what became of it is nobody's to hear.
-            if call in self._waiting:
-                self._waiting.remove(call)
-
-    async def _run(self) -> None:
-        while self._waiting:
-            if self._last_batch > 1:
-                await self.gather()
-            async with self.busy:
-                batch, self._waiting = self._waiting, []
-                self._last_batch = len(batch)
-                await self._answer(batch)
-
-    async def _answer(self, batch: Sequence[PendingCall[T, R]]) -> None:
-        try:
-            await self.work(batch)
-        except Exception as error:  # noqa: BLE001  # raised again, in the caller of each item that has no result
-            for call in batch:
-                if not call.answer.done():
-                    call.answer.set_exception(error)
-        finally:
-            # Those that the work passed over, or all where the loop ends in the midst: nobody is left waiting.
-            for call in batch:
-                call.settle(call.late)
-
-
 Charging = PendingCall[ChargeRequest, Decision]
 
 
@@ -158,6 +82,7 @@ class ClusterLedgers:
     # The API server's client blocks, so its calls are in threads, and bounded by them; all else is on the event loop.
     # To hand a call over takes 50 µs, beside a write's milliseconds: too little to have a second HTTP client for.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
+    list_threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(LIST_THREADS, thread_name_prefix="list"))
     _ledgers: "ByNamespace[NamespaceLedger]" = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,6 +100,12 @@ class ClusterLedgers:
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model, as of at most `CACHED_USAGE_SECONDS` ago."""
         return await self._ledgers[namespace].cached_usage()
+
+    async def stored_usage(
+        self, namespace: str, charged: Mapping[str, Usage], deadline: float
+    ) -> Mapping[str, Usage] | None:
+        """Return what is stored of each model, by a LIST begun after this call, and what is terminating."""
+        return await self._ledgers[namespace].stored_usage(charged, deadline)
 
     async def flush(self) -> None:
         """Write down what was granted, and what is reserved from now on; what cannot be written now is so later."""
@@ -211,14 +142,15 @@ class NamespaceLedger:
         self._noted = Ledger()
         self._usages: Mapping[str, Usage] = {}
         self._usages_read_at = -math.inf
-        gather = functools.partial(shared.sleep, GATHER_SECONDS)
-        self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, gather, shared.clock)
+        self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, self._gather, shared.clock)
+        self._recount = Recount(self._list, lambda: self._noted, shared.clock, shared.sleep)
         self._lease = ReservationLease(shared.boot_clock)
         self._demand = Demand(shared.clock)
         # What the reservation was sized by; a charge under another quota is decided against the ledger.
         self._terms: _Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
-        self._asked_at = -math.inf
+        # When the others were asked for room last, and since when again and again.
+        self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge: from the reservation, or together with those that wait beside it."""
@@ -227,13 +159,53 @@ class NamespaceLedger:
             started = self._shared.clock()
             decision = await self._committer.serve(request, request.deadline)
             self._shared.metrics.wait.observe(self._shared.clock() - started)
+        if isinstance(decision, Refused):
+            decision = await self._refuse(request, decision)
         if isinstance(decision, Admitted) and not request.dry_run:
             self._demand.add(request.model, request.charge)
         return decision
 
+    async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
+        """Return a refusal where what is stored leaves no room either; else what puts the charge off, or admits it."""
+        shortage = refused.shortage
+        if shortage.can_never_fit:
+            return refused
+        if shortage.rests_on_reserved:
+            # Replicas that live give way at once, and then reserve nothing while somebody waits. That of one that is
+            # gone stays for as long as it takes to know that.
+            return PutOff((shortage,), soon=self._shared.clock() < self._asking_since + SOON_SECONDS)
+        judged = await self._recount.judge(shortage, request.deadline)
+        if isinstance(judged, Refused) or not judged.counted:
+            return judged
+        # While one waited for the LIST the ledger may have been settled.
+        decision: Decision = await self._committer.serve(request, request.deadline)
+        return (
+            msgspec.structs.replace(judged, shortages=(decision.shortage,))
+            if isinstance(decision, Refused)
+            else decision
+        )
+
+    async def stored_usage(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
+        """Return what is stored of each model, by a LIST begun after this call, and what is terminating of ``charged``.
+
+        None: the deadline came first, or this replica cannot count it.
+        """
+        return await self._recount.usages(charged, deadline)
+
+    async def _list(self) -> ObservedPods:
+        self._shared.metrics.lists.inc()
+        count = self._shared.store.count_pods
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
+
+    async def _gather(self, last_batch: int) -> None:
+        # More may come in that time. Who comes alone never waits for others.
+        if last_batch > 1:
+            await self._shared.sleep(GATHER_SECONDS)
+
     def _grant(self, request: ChargeRequest) -> Admitted | None:
         """Return a yes that is written later; None where the ledger has to be asked."""
-        crowded = len(self._noted.pending) + len(self._lease.granted) >= MOST_PENDING
+        crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
         if request.dry_run or crowded or self._terms != _terms(request, self._shared.store):
             return None
         asked = Pending(request.model, request.charge)
@@ -317,7 +289,8 @@ class NamespaceLedger:
         counted = await self._complete(stored.ledger, calls)
         flushed = self._lease.flushed(counted)
         ledger, decisions = _decide(flushed, calls)
-        if any(isinstance(each, Refused) and each.shortage.rests_on_reserved for each in decisions):
+        waiting = [each for call, each in zip(calls, decisions, strict=True) if not call.item.dry_run]
+        if any(isinstance(each, Refused) and each.shortage.rests_on_reserved for each in waiting):
             ledger = self._ask_for_room(ledger)
         changed = ledger is not flushed or counted is not stored.ledger
         if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
@@ -354,6 +327,8 @@ class NamespaceLedger:
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
         """Return the ledger with a mark that has the other replicas reserve nothing for a while."""
         now = self._shared.clock()
+        if now >= self._asked_at + GIVE_WAY_SECONDS:
+            self._asking_since = now
         if now < self._asked_at + ASK_AGAIN_SECONDS:
             return ledger
         return msgspec.structs.replace(ledger, waiting=secrets.token_urlsafe(6))
@@ -399,14 +374,15 @@ class NamespaceLedger:
         # One that was last counted before the quota was edited may miss pods: those that were stored while the
         # namespace was not limited, and no leader was there to drop the ledger. Nor has it what units are worth now.
         config_version = self._shared.store.config_version
+        ledger = self._recount.settle(ledger)
         # Nor claims, where it is from before the API server had any.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
-        if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
+        if uncounted or any(rules.is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
             # Such a count lowers no ledger; and without it this one may miss pods. The watch brings the ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("this replica knows an older quota ConfigMap than the ledger was counted by")
-            return settle(ledger, observed, counted_since=observed.resource_version)
+            return rules.settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
     async def _read(self) -> Stored:

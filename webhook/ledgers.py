@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, admit
-from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, Usage
 
 
 class RetryLater(msgspec.Struct, frozen=True):
@@ -25,7 +25,17 @@ class RetryLater(msgspec.Struct, frozen=True):
     soon: bool = False
 
 
-Decision = Admitted | Refused | RetryLater
+class PutOff(msgspec.Struct, frozen=True):
+    """Does not fit the ledger, though what is stored leaves room for it; or that is not ``counted``. Each shortage is
+    of one model. The caller comes again; ``soon`` as in `RetryLater`.
+    """
+
+    shortages: tuple[Shortage, ...]
+    soon: bool = False
+    counted: bool = True
+
+
+Decision = Admitted | Refused | PutOff | RetryLater
 
 CROWDED = RetryLater("too many pods of this namespace are being created at once")
 
@@ -76,6 +86,18 @@ class Ledgers(Protocol):
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return the same as of a moment ago: good enough to prefer a model by, never to refuse by."""
+
+    async def stored_usage(
+        self, namespace: str, charged: Mapping[str, Usage], deadline: float
+    ) -> Mapping[str, Usage] | None:
+        """Return what is stored of each model now, and what is terminating of the ``charged``: to refuse by.
+
+        None: it could not be counted before the deadline.
+
+        Raises:
+            Unavailable: the store did not answer.
+
+        """
 
     async def close(self) -> None:
         """Write down what is not yet; the server answers nobody any more."""
@@ -142,6 +164,12 @@ class MemoryLedgers:
         return self._ledgers.get(namespace, Ledger()).usages()
 
     cached_usage = usage
+
+    async def stored_usage(
+        self, _namespace: str, charged: Mapping[str, Usage], _deadline: float
+    ) -> Mapping[str, Usage] | None:
+        """Return what is charged: nothing else is known to be stored."""
+        return charged
 
     async def close(self) -> None:
         """Forget nothing: there is nowhere to write it."""

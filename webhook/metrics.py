@@ -85,6 +85,9 @@ class LedgerMetrics:
             "vcuda_ledger_granted", "Charges granted from a reservation, and written with others.", registry=registry
         )
         self.conflicts = Counter("vcuda_ledger_conflicts", "Writes lost to another writer.", registry=registry)
+        self.lists = Counter(
+            "vcuda_ledger_lists", "LISTs of a namespace's pods and claims to refuse by.", registry=registry
+        )
         self.unsure = Counter("vcuda_ledger_unsure", "Writes that got no answer, looked for again.", registry=registry)
 
 

@@ -49,6 +49,12 @@ class ExistingNamespaces:
         """Return what is charged; nothing in a namespace that is not there yet, as one may get its quota first."""
         return await self._charged.usage(namespace)
 
+    async def stored_usage(
+        self, namespace: str, charged: Mapping[str, model.Usage], deadline: float
+    ) -> Mapping[str, model.Usage] | None:
+        """Return what is stored, as it was `usage` that found no room."""
+        return await self._charged.stored_usage(namespace, charged, deadline)
+
     async def close(self) -> None:
         """Write down what is not yet."""
         await self._charged.close()

@@ -11,13 +11,13 @@ from jsonpointer import JsonPointer
 
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
 from vcuda.placement import card_types, patches, placement
-from vcuda.quota.model import NOT_MUTATED, Shortage, cards
+from vcuda.quota.model import NOT_MUTATED, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from webhook import verdicts
 from webhook.claim_review import TemplateCheck, check_templates, requests_of
 from webhook.context import PolicySnapshot
-from webhook.ledgers import Ledgers, RecentChoices
+from webhook.ledgers import Ledgers, PutOff, RecentChoices
 
 # The group in every kubelet's client certificate. Unlike anything in the pod it is what the API server authenticated.
 NODES_GROUP = "system:nodes"
@@ -103,9 +103,9 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
 
 
 async def mutate(
-    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices
+    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
 ) -> AdmissionResponse:
-    """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
+    """Return the patch that pins the pod, or the refusal of a pod that can get no model now; ``deadline`` as below.
 
     Raises:
         Unavailable: the ledger could not be read.
@@ -124,9 +124,9 @@ async def mutate(
     )
     if not candidates.models:
         return _without_model(review, candidates.sentence(namespace, review.quota))
-    choice = await _choose(review, candidates, ledgers, choices)
-    if not isinstance(choice, placement.Choice):
-        return verdicts.over_quota(review, *choice)
+    choice = await _choose(review, candidates, ledgers, choices, deadline)
+    if isinstance(choice, AdmissionResponse):
+        return choice
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge_on(choice.model))
     # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
@@ -145,16 +145,27 @@ async def mutate(
 
 
 async def _choose(
-    review: PodReview, candidates: placement.Candidates, ledgers: Ledgers, choices: RecentChoices
-) -> placement.Choice | tuple[Shortage, ...]:
+    review: PodReview, candidates: placement.Candidates, ledgers: Ledgers, choices: RecentChoices, deadline: float
+) -> placement.Choice | AdmissionResponse:
     namespace, quota, asked = review.namespace, review.quota, review.request.charge_on
     usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
     choice = placement.choose(candidates, quota, asked, usage)
     if isinstance(choice, placement.Choice):
         return choice
-    # What is remembered, or was only chosen for others, refuses nobody: a refusal is by the ledger as it is.
-    decide = placement.choose if review.enforced else placement.choose_regardless
-    return decide(candidates, quota, asked, await ledgers.usage(namespace))
+    # What is remembered, or was only chosen for others, refuses nobody.
+    usage = await ledgers.usage(namespace)
+    if not review.enforced:
+        return placement.choose_regardless(candidates, quota, asked, usage)
+    choice = placement.choose(candidates, quota, asked, usage)
+    if isinstance(choice, placement.Choice):
+        return choice
+    # Nor does the ledger, which may count what has gone. Whom what is stored leaves room /validate decides about.
+    if not all(shortage.can_never_fit for shortage in choice):
+        stored = await ledgers.stored_usage(namespace, usage, deadline)
+        if stored is None:
+            return verdicts.over_quota_for_now(review, PutOff(choice, counted=False))
+        choice = placement.choose(candidates, quota, asked, stored)
+    return choice if isinstance(choice, placement.Choice) else verdicts.over_quota(review, *choice)
 
 
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:

@@ -68,7 +68,9 @@ class Cluster(msgspec.Struct, frozen=True):
         """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
         # A connection for each thread of the ledgers, so that none of them waits for another's, and two to spare.
-        kube = k8s.Kube.connect(self.kubeconfig, pool_size=ledger_client.KUBE_THREADS + 2, version_check=check)
+        kube = k8s.Kube.connect(
+            self.kubeconfig, pool_size=ledger_client.KUBE_THREADS + ledger_client.LIST_THREADS + 2, version_check=check
+        )
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
         nodes = k8s.NodeInformer(kube, self.hints.labels, resources=quota.resources)
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)

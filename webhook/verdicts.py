@@ -14,7 +14,7 @@ from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED
 from webhook.context import PolicySnapshot
-from webhook.ledgers import ChargeRequest, Decision, Ledgers, RetryLater
+from webhook.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RetryLater
 
 ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
 
@@ -91,19 +91,29 @@ def refused(review: Review, outcome: str, message: str, model: str = "") -> Admi
 
 
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
-    """Return the refusal of what does not fit; each shortage is of one model that it may use."""
+    """Return the refusal of what does not fit beside what is stored; each shortage is of one model that it may use."""
+    return refused(review, "over-quota", exceeded(review.namespace, *shortages), shortages[0].model)
+
+
+def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
+    """Return the answer to what does not fit the ledger, though it may fit beside what is stored."""
+    shortages = decision.shortages
     message, model = exceeded(review.namespace, *shortages), shortages[0].model
+    # Else without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given
+    # back the workload is tried again.
+    wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
+    if not decision.counted:
+        message += "; how much of that is stored could not be counted in time"
+        return put_off(review, "over-quota-uncounted", message, wait, model)
     if any(shortage.rests_on_reserved for shortage in shortages):
-        # Replicas that hold it have been asked by now, and give it back.
-        wait = RETRY_AFTER_SECONDS if review.may_wait else None
         return put_off(review, "over-quota-reserved", f"{message}; what is reserved is given back", wait, model)
-    seconds = review.policy.storable_seconds
-    if seconds is None or not any(shortage.rests_on_pending for shortage in shortages):
-        return refused(review, "over-quota", message, model)
-    # Without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given back the
-    # workload is tried again.
-    message += f"; what is pending and is never stored is given back within {seconds:g} s"
-    return put_off(review, "over-quota-pending", message, None, model)
+    if any(shortage.rests_on_pending for shortage in shortages):
+        within = f" within {review.policy.storable_seconds:g} s" if review.policy.storable_seconds else ""
+        message += f"; what is pending and is never stored is given back{within}"
+        return put_off(review, "over-quota-pending", message, wait, model)
+    return put_off(
+        review, "over-quota-unsettled", f"{message}; what has gone is given back when it is settled", wait, model
+    )
 
 
 def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
@@ -161,6 +171,8 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
             )
         case Refused(shortage):
             return over_quota(review, shortage)
+        case PutOff():
+            return over_quota_for_now(review, decision)
         case RetryLater(reason, soon):
             # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
             wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None

@@ -38,7 +38,9 @@ def test_no_more_pods_are_stored_than_there_are_cards(cluster: Cluster, tmp_path
         stored = cluster.pods(namespace)
 
         assert len(stored) == CARDS
-        assert Counter(answers[-1].status for answers in tries) == {201: CARDS, 429: PODS - CARDS}
+        statuses = Counter(answers[-1].status for answers in tries)
+        # By 429 as long as pods of others were on their way, and might yet have been refused.
+        assert (statuses[201], statuses[403] + statuses[429]) == (CARDS, PODS - CARDS)
         over = f"exceeded GPU quota: M40 in namespace {namespace}, requested: 1 card, used: {CARDS} ("
         messages = {answers[-1].message for answers in tries if answers[-1].message}
         assert [message for message in messages if over not in message] == []

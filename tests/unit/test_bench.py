@@ -96,7 +96,7 @@ def test_what_is_asked_for_is_measured_in_its_own_order_and_what_needs_go_is_ski
 
 def test_the_constant_pin_is_the_patch_that_ours_answers_the_same_pod_with() -> None:
     quota = NamespaceQuota({"M40": Limit(800)})
-    answer = asyncio.run(mutate(review(gpu_pod()), policy_for(quota), MemoryLedgers(), RecentChoices()))
+    answer = asyncio.run(mutate(review(gpu_pod()), policy_for(quota), MemoryLedgers(), RecentChoices(), float("inf")))
     assert [msgspec.to_builtins(operation) for operation in answer.patch] == json.loads(PIN)
 
 

@@ -65,7 +65,7 @@ class Server:
     def mutate(self, manifest: Manifest, **fields: object) -> AdmissionResponse:
         request = self._request(manifest, fields)
         decide = claim_review.mutate if request.kind.group else pod_review.mutate
-        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices))
+        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, float("inf")))
 
     def validate(self, manifest: Manifest, uid: str = "u-1", **fields: object) -> AdmissionResponse:
         stored = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}

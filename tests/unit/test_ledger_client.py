@@ -18,6 +18,7 @@ from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
 from webhook.ledger_client import CACHED_USAGE_SECONDS
+from webhook.ledgers import PutOff
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
@@ -37,7 +38,7 @@ def test_a_group_is_decided_in_order_each_beside_those_before_it(api: ApiDouble,
     """A refusal in the midst holds nobody up: who comes after it may be smaller."""
     rest = [asked("b", charge=CARD + CARD), asked("c", charge=CARD + CARD), asked("d"), asked("e")]
     decisions = together(api, replica, asked("a"), rest)
-    assert kinds(decisions) == ["Admitted", "Admitted", "Refused", "Admitted", "Refused"]
+    assert kinds(decisions) == ["Admitted", "Admitted", "PutOff", "Admitted", "PutOff"]
     assert sorted(replica.uids()) == ["a", "b", "d"]
     assert [d.usage.used.cores for d in decisions if isinstance(d, Admitted)] == [100, 300, 400]
 
@@ -57,7 +58,7 @@ def test_a_dry_run_and_a_late_call_in_a_group_take_nothing_from_the_others(api: 
 
 def test_namespaces_are_apart(replica: Replica) -> None:
     decisions = [replica.charge(uid, namespace=f"team-{uid[0]}") for uid in ("a1", "b1", "a2", "a3", "a4", "a5")]
-    assert kinds(decisions) == ["Admitted"] * 5 + ["Refused"]
+    assert kinds(decisions) == ["Admitted"] * 5 + ["PutOff"]
     assert replica.usage("team-b") == {"M40": Usage(CARD, CARD)}
 
 
@@ -84,8 +85,8 @@ def test_a_yes_that_writes_nothing_is_confirmed_by_a_read(
 def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(replica: Replica) -> None:
     replica.charge("a")
     replica.store.write("team-a", Ledger({"M40": Charge(400)}, "7"), replica.store.open("team-a"))
-    assert isinstance(replica.charge("a"), Refused)
-    assert isinstance(replica.charge("a", dry_run=True), Refused)
+    assert isinstance(replica.charge("a"), PutOff)
+    assert isinstance(replica.charge("a", dry_run=True), PutOff)
 
 
 def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
@@ -93,8 +94,8 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
     for uid in "abcd":
         replica.charge(uid)
     api.forget_calls()
-    assert isinstance(replica.charge("e"), Refused)
-    assert api.calls == ["GET"]
+    assert isinstance(replica.charge("e"), PutOff)
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], "read, what is stored counted, and read again"
     replica.store.write("team-a", Ledger({}, "7"), replica.store.open("team-a"))
     api.forget_calls()
     assert isinstance(replica.charge("e"), Admitted)
@@ -107,7 +108,7 @@ def test_a_group_with_a_refusal_is_decided_anew_as_a_whole(api: ApiDouble, repli
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     decisions = together(api, replica, asked("b"), [asked("c"), asked("d", charge=Charge(300, 0, 300))])
-    assert kinds(decisions) == ["Admitted", "Refused", "Refused"]
+    assert kinds(decisions) == ["Admitted", "PutOff", "PutOff"]
     assert sorted(replica.uids()) == ["a", "b", "x"]
 
 
@@ -135,7 +136,7 @@ def test_a_ledger_that_was_dropped_is_made_anew_at_once(api: ApiDouble, replica:
     replica.charge("a")
     replica.store.drop("team-a", str(replica.store.read("team-a").version))
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
-    assert kinds(replica.charge(uid) for uid in "bc") == ["Admitted", "Refused"]
+    assert kinds(replica.charge(uid) for uid in "bc") == ["Admitted", "PutOff"]
     assert replica.uids() == ["b"]
 
 
@@ -148,13 +149,13 @@ def test_pods_that_came_while_there_was_no_quota_count_though_the_ledger_stayed(
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
     asked, before = replica if remembers else other, api.objects[LEDGER]
-    assert isinstance(asked.charge("b", counted_since=edited, dry_run=True), Refused)
+    assert isinstance(asked.charge("b", counted_since=edited, dry_run=True), PutOff)
     assert api.objects[LEDGER] is before
-    assert isinstance(asked.charge("b", counted_since=edited), Refused)
+    assert isinstance(asked.charge("b", counted_since=edited), PutOff)
     assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, "kept, for the next to decide"
     api.forget_calls()
-    assert isinstance(asked.charge("c", counted_since=edited), Refused)
-    assert "LIST" not in api.calls
+    assert isinstance(asked.charge("c", counted_since=edited), PutOff)
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], "listed before it could be refused, and not to count anew"
 
 
 def test_nothing_is_decided_by_a_count_that_is_due_and_cannot_be_had(api: ApiDouble, replica: Replica) -> None:
@@ -170,7 +171,7 @@ def test_nothing_is_decided_by_a_count_that_is_due_and_cannot_be_had(api: ApiDou
         replica.charge("b", counted_since=edited)
     assert replica.store.read("team-a") == stored
     replica.store.resources = lambda: GpuResources(version=by_newer.config_version)
-    assert isinstance(replica.charge("b", counted_since=by_newer.config_version), Refused)
+    assert isinstance(replica.charge("b", counted_since=by_newer.config_version), PutOff)
 
 
 def test_a_pod_that_was_pending_then_is_not_counted_twice(api: ApiDouble, replica: Replica) -> None:

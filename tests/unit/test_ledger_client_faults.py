@@ -10,10 +10,10 @@ from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivere
 from tests.replicas import CARD, LEDGER, Clock, Gate, Replica, asked, kinds
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, UnreadableLedger
-from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.ledger.ledger import Admitted
 from vcuda.quota.model import Charge
 from webhook.ledger_client import TOO_MANY, UNSURE
-from webhook.ledgers import Decision
+from webhook.ledgers import Decision, PutOff
 
 # Other writers
 
@@ -36,7 +36,7 @@ def test_two_that_open_the_ledger_at_once(api: ApiDouble, replica: Replica, othe
         return effect()
 
     api.deliver = Script(overtaken)
-    assert isinstance(replica.charge("a"), Refused)
+    assert isinstance(replica.charge("a"), PutOff)
     assert replica.uids() == ["x"]
 
 
@@ -113,7 +113,7 @@ def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: Api
     late = Late()
     replica.charge("x")
     api.deliver = Script(late)
-    assert kinds(replica.charge(uid) for uid in "abcd") == ["Admitted"] * 3 + ["Refused"]
+    assert kinds(replica.charge(uid) for uid in "abcd") == ["Admitted"] * 3 + ["PutOff"]
     late.land()
     assert replica.uids() == ["x", "a", "b", "c"]
 
@@ -192,7 +192,7 @@ def test_a_caller_that_is_cancelled_while_its_group_is_written_takes_nothing_fro
     assert kinds(asyncio.run(leave())) == ["Admitted"] * 3
     assert sorted(replica.uids()) == ["a", "b", "c", "x"]
     assert isinstance(replica.charge("b"), Admitted)
-    assert isinstance(replica.charge("d"), Refused)
+    assert isinstance(replica.charge("d"), PutOff)
 
 
 def test_a_deadline_that_comes_while_the_charge_is_being_written_is_unsure(api: ApiDouble, replica: Replica) -> None:

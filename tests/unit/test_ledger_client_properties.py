@@ -15,7 +15,7 @@ from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import Stored
 from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, ObservedPods, Refused, settle
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.ledgers import ChargeRequest, RetryLater
+from webhook.ledgers import ChargeRequest, PutOff, RetryLater
 
 LIMIT = 500
 
@@ -215,7 +215,7 @@ def test_two_replicas_and_many_callers_fill_the_quota_exactly(every: int) -> Non
     replicas = Replicas()
     replicas.api.deliver = Network(every)
 
-    async def caller(number: int) -> Admitted | Refused:
+    async def caller(number: int) -> Admitted | Refused | PutOff:
         while True:
             began = replicas.clock.now
             try:
@@ -228,7 +228,7 @@ def test_two_replicas_and_many_callers_fill_the_quota_exactly(every: int) -> Non
             if not isinstance(decision, RetryLater):
                 return decision
 
-    async def callers() -> list[Admitted | Refused]:
+    async def callers() -> list[Admitted | Refused | PutOff]:
         return await asyncio.gather(*map(caller, range(60)))
 
     granted = {f"uid-{number}" for number, got in enumerate(asyncio.run(callers())) if isinstance(got, Admitted)}

@@ -33,7 +33,7 @@ def test_a_lost_ledger_says_for_how_long_nothing_is_admitted_and_is_then_counted
         assert api.calls == ["GET", "GET"]
         clock.pass_by(seconds)
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
-    assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "ab") == ["Admitted", "Refused"]
+    assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "ab") == ["Admitted", "PutOff"]
     assert replica.uids() == ["a"]
 
 

@@ -16,6 +16,7 @@ from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLa
 from webhook.pod_review import mutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
+DEADLINE = 5.0
 FORGED = {"tencent.com/gpu-assigned": "true"}
 
 
@@ -47,7 +48,7 @@ def mutated(
 ) -> AdmissionResponse:
     """Return the answer to one pod, where so many cores of each model are in use."""
     given = policy_for(replace(quota, mode=mode))
-    return asyncio.run(mutate(review(manifest, **fields), given, Ledgers(used or {}), RecentChoices()))
+    return asyncio.run(mutate(review(manifest, **fields), given, Ledgers(used or {}), RecentChoices(), DEADLINE))
 
 
 # Pinned
@@ -97,13 +98,43 @@ def test_no_room_in_any_model_names_them_all() -> None:
     assert answer.model == "M40"
 
 
-def test_a_pod_that_would_fit_but_for_what_is_pending_is_told_when_that_goes() -> None:
-    asked, ledgers = review(vcuda_pod({"tencent.com/vcuda-core": 300})), MemoryLedgers()
-    asyncio.run(ledgers.charge(ChargeRequest("team-a", "before", "M40", Charge(700), QUOTA, 0)))
-    policy = replace(policy_for(QUOTA), storable_seconds=75)
-    answer = asyncio.run(mutate(asked, policy, ledgers, RecentChoices()))
-    assert (answer.outcome, answer.status, answer.retry_after) == ("over-quota-pending", 429, None)
-    assert answer.message.endswith("what is pending and is never stored is given back within 75 s")
+class Counted(Ledgers):
+    """Knows by a LIST what is stored, or None: that could not be counted in time."""
+
+    def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
+        super().__init__(now)
+        self._stored = stored
+
+    async def stored_usage(
+        self, namespace: str, charged: Mapping[str, Usage], deadline: float
+    ) -> Mapping[str, Usage] | None:
+        assert (namespace, charged, deadline) == ("team-a", await self.usage(namespace), DEADLINE)
+        return None if self._stored is None else {model: Usage(Charge(cores)) for model, cores in self._stored.items()}
+
+
+FULL = {"M40": 800, "P100": 200}
+
+
+@pytest.mark.parametrize(
+    ("stored", "outcome", "status"),
+    [
+        pytest.param(FULL, "over-quota", 403, id="what is stored leaves no room either"),
+        pytest.param({**FULL, "P100": 100}, "pinned", 200, id="for another model it does; /validate decides"),
+        pytest.param({}, "pinned", 200, id="nothing is stored"),
+        pytest.param(None, "over-quota-uncounted", 429, id="it is not known in time"),
+    ],
+)
+def test_only_what_is_stored_refuses_a_pod(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
+    asked = mutate(review(vcuda_pod()), policy_for(QUOTA), Counted(FULL, stored), RecentChoices(), DEADLINE)
+    answer = asyncio.run(asked)
+    assert (answer.outcome, answer.status, answer.retry_after) == (outcome, status, None)
+    assert answer.model == ("P100" if stored == {**FULL, "P100": 100} else "M40")
+
+
+def test_what_can_never_fit_is_refused_without_a_count() -> None:
+    manifest = vcuda_pod({"tencent.com/vcuda-core": 900})
+    asked = mutate(review(manifest), policy_for(QUOTA), Counted(FULL, None), RecentChoices(), DEADLINE)
+    assert asyncio.run(asked).outcome == "over-quota"
 
 
 def test_a_quota_without_a_model() -> None:
@@ -140,7 +171,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
     """It takes a card like any other: past the scheduler, that card would be given to another pod too."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
-    answer = asyncio.run(mutate(review(manifest), given, Ledgers({}), RecentChoices()))
+    answer = asyncio.run(mutate(review(manifest), given, Ledgers({}), RecentChoices(), DEADLINE))
     assert (answer.outcome, answer.allowed) == ("unpinned", True)
     on_its_node = {"matchFields": [requirement("metadata.name", "In", "n1")]}
     assert answer.patch == [
@@ -156,13 +187,19 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
 
 def test_a_refusal_is_never_taken_from_what_was_known_a_moment_ago() -> None:
     ledgers = Ledgers(now={}, a_moment_ago={"M40": 800, "P100": 200})
-    assert asyncio.run(mutate(review(vcuda_pod()), policy_for(QUOTA), ledgers, RecentChoices())).outcome == "pinned"
+    assert (
+        asyncio.run(mutate(review(vcuda_pod()), policy_for(QUOTA), ledgers, RecentChoices(), DEADLINE)).outcome
+        == "pinned"
+    )
 
 
 def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
     """Return the models that four pods of one card get, one after another, with nothing charged yet."""
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
-    return [asyncio.run(mutate(review(vcuda_pod(), **fields), given, Ledgers({}), choices)).model for _ in range(4)]
+    return [
+        asyncio.run(mutate(review(vcuda_pod(), **fields), given, Ledgers({}), choices, DEADLINE)).model
+        for _ in range(4)
+    ]
 
 
 def test_a_burst_spreads_over_the_models_that_have_room() -> None:

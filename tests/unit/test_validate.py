@@ -14,9 +14,9 @@ from tests import builders
 from tests.builders import MODEL, POOL, Manifest, container, held_to, pod, pod_of_cores, required, requirement, term
 from vcuda.k8s_types import AdmissionResponse, UserInfo
 from vcuda.placement.patches import Hints
-from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota
+from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
 from webhook.ledger_client import TOO_MANY
-from webhook.ledgers import CROWDED, ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
+from webhook.ledgers import CROWDED, ChargeRequest, MemoryLedgers, PutOff, RecentChoices, RetryLater
 from webhook.pod_review import mutate, validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
@@ -49,23 +49,41 @@ def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
 # Charged
 
 
+def short_by(**fields: Charge) -> Shortage:
+    return Shortage("M40", Charge(200), Usage(Charge(800), **fields), Limit(800))
+
+
+PENDING = short_by(pending=Charge(300))
+RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100))
+
+
 @pytest.mark.parametrize(
-    ("cores", "outcome", "status"),
+    ("decision", "outcome", "wait", "told"),
     [
-        pytest.param(200, "over-quota-pending", 429, id="it would fit but for what is pending"),
-        pytest.param(900, "over-quota", 403, id="it can never fit"),
+        (
+            PutOff((PENDING,)),
+            "over-quota-pending",
+            None,
+            "what is pending and is never stored is given back within 75 s",
+        ),
+        (PutOff((RESERVED,), soon=True), "over-quota-reserved", 1, "2 reserved, limited: 8"),
+        (PutOff((RESERVED,)), "over-quota-reserved", None, "what is reserved is given back"),
+        (PutOff((GONE,), soon=True), "over-quota-unsettled", 1, "what has gone is given back when it is settled"),
+        (PutOff((GONE,)), "over-quota-unsettled", None, "used: 8 (0 pending, 1 terminating)"),
+        (PutOff((PENDING,), counted=False), "over-quota-uncounted", None, "could not be counted in time"),
     ],
 )
-def test_a_refusal_that_rests_on_what_is_pending_says_so_and_when_that_goes(
-    cores: int, outcome: str, status: int
+def test_what_may_fit_later_is_put_off_and_told_what_it_waits_for(
+    decision: PutOff, outcome: str, wait: int | None, told: str
 ) -> None:
-    """Without retryAfterSeconds, on which a controller's worker would sleep."""
-    ledgers, policy = MemoryLedgers(), replace(builders.policy_for(QUOTA), storable_seconds=75)
-    assert validated(pod_of_cores(700, uid="before"), ledgers).allowed
-    asked = builders.review(pod_of_cores(cores))
+    """With retryAfterSeconds only where it passes soon: a controller's worker would sleep on it."""
+    ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
+    policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
+    asked = builders.review(pod_of_cores(200))
     answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), DEADLINE))
-    assert (answer.outcome, answer.status, answer.retry_after) == (outcome, status, None)
-    assert answer.message.endswith("given back within 75 s") is (status == HTTPStatus.TOO_MANY_REQUESTS)
+    assert (answer.outcome, answer.status, answer.retry_after) == (outcome, HTTPStatus.TOO_MANY_REQUESTS, wait)
+    assert answer.message.startswith("exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: ")
+    assert told in answer.message
 
 
 def test_a_pinned_pod_within_its_quota_is_charged() -> None:
@@ -242,7 +260,7 @@ def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest
 def test_whatever_mutate_leaves_is_admitted(fields: Manifest) -> None:
     policy, written = builders.policy_for(QUOTA), pod_of_cores(100, **{"affinity": None, **fields})
     ledgers, choices = MemoryLedgers(), RecentChoices()
-    proposed = asyncio.run(mutate(builders.review(written), policy, ledgers, choices))
+    proposed = asyncio.run(mutate(builders.review(written), policy, ledgers, choices, DEADLINE))
     stored = jsonpatch.apply_patch(written, json.dumps(list(proposed.patch)))
     assert asyncio.run(validate(builders.review(stored), policy, ledgers, choices, DEADLINE)).outcome == "charged"
 

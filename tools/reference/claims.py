@@ -43,7 +43,7 @@ def _ask(manifest: builders.Manifest, quota: NamespaceQuota = TEAM, **rows: Any)
     kind = GroupVersionKind("resource.k8s.io", "v1", manifest["kind"])
     request, ledgers, choices = builders.review(manifest, kind=kind), MemoryLedgers(), RecentChoices()
     if manifest["kind"] == CLAIM and not manifest["metadata"].get("uid"):
-        return asyncio.run(mutate(request, policy, ledgers, choices))
+        return asyncio.run(mutate(request, policy, ledgers, choices, float("inf")))
     return asyncio.run(validate(request, policy, ledgers, choices, float("inf")))
 
 

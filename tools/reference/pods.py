@@ -18,16 +18,7 @@ from tools.reference.told import Chapter, Told
 from vcuda.errors import BadReview, LedgerLost, UnreadableLedger
 from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
 from vcuda.kube import NamedLedger
-from vcuda.ledger.ledger import (
-    LEASE_SECONDS,
-    MARGIN_SECONDS,
-    MOST_PENDING,
-    STORABLE_SECONDS,
-    Admitted,
-    Ledger,
-    Pending,
-    Refused,
-)
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, MOST_PENDING, STORABLE_SECONDS, Ledger, Pending
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
 from vcuda.placement.registers import Card, Register
@@ -35,7 +26,7 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usa
 from vcuda.requests.config import parse_config
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
-from webhook.ledgers import TOO_MANY_NAMESPACES, ChargeRequest, Ledgers, MemoryLedgers, RecentChoices, RetryLater
+from webhook.ledgers import TOO_MANY_NAMESPACES, ChargeRequest, Decision, Ledgers, MemoryLedgers, PutOff, RecentChoices
 from webhook.metrics import Metrics
 from webhook.pod_review import mutate, validate
 
@@ -45,6 +36,7 @@ WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
 CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
 FORGED = {"tencent.com/gpu-assigned": "true"}
 NO_HINTS = Hints()
+IN_TIME = float("inf")
 NODES = builders.nodes(
     one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
 )
@@ -89,7 +81,9 @@ def chapters() -> tuple[Chapter, ...]:
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
     """What /mutate says to a pod."""
     policy = builders.policy_for(quota, nodes)
-    return asyncio.run(mutate(builders.review(vcuda_pod(limits, **fields)), policy, MemoryLedgers(), RecentChoices()))
+    return asyncio.run(
+        mutate(builders.review(vcuda_pod(limits, **fields)), policy, MemoryLedgers(), RecentChoices(), IN_TIME)
+    )
 
 
 def _charge(
@@ -102,10 +96,16 @@ def _charge(
 ) -> AdmissionResponse:
     """What /validate says to a pod, held to M40 unless told otherwise."""
     manifest = vcuda_pod(limits, **{"metadata": {"uid": "one"}, "affinity": held_to("M40"), **fields})
-    policy = msgspec.structs.replace(builders.policy_for(quota, nodes), hints=hints)
+    policy = builders.policy_for(quota, nodes)
+    policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
     deadline = time.monotonic() + 1
     ours = ledgers or MemoryLedgers()
     return asyncio.run(validate(builders.review(manifest), policy, ours, RecentChoices(), deadline))
+
+
+def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
+    """What /validate says of a shortage that what is stored does not show."""
+    return _charge(CARD, SMALL, _Busy(PutOff((shortage,), counted=counted))).message
 
 
 def _refused() -> list[Told]:
@@ -122,14 +122,25 @@ def _refused() -> list[Told]:
             " Where a pod may use several models there is one such sentence for each.",
         ),
         Told(
-            f"{exceeded('team-a', for_now)}; what is pending and is never stored is given back within 75 s",
+            _put_off(for_now),
             "By 429: it would fit but for what is pending. That is taken for good once it is seen stored, at once; what"
             " is refused by somebody else after it was charged is given back then (`--storable-seconds`).",
         ),
         Told(
-            f"{exceeded('team-a', reserved)}; what is reserved is given back",
+            _put_off(reserved),
             "By 429, and kubectl tries again by itself. `reserved` is what replicas of the webhook have set aside while"
             " many pods are created: they give it back now that somebody waits.",
+        ),
+        Told(
+            _put_off(short),
+            "By 429: pods have gone, and the ledger counts them still. The controller settles that in a moment, and"
+            " then controllers are made to try again. If it lasts, no controller runs: see"
+            " [a busy ledger](operations.md#a-busy-ledger). Without one a replica settles it after 32 s.",
+        ),
+        Told(
+            _put_off(short, counted=False),
+            "By 429: the API server took too long to list the namespace's pods, or this replica has not heard of the"
+            " last edit of the quota. Its creator tries again by itself.",
         ),
         Told(
             exceeded("team-a", running),
@@ -216,7 +227,7 @@ def _beside(manifest: builders.Manifest) -> str:
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(builders.policy_for(TEAM), resources=resources)
-    return asyncio.run(mutate(builders.review(manifest), policy, MemoryLedgers(), RecentChoices())).message
+    return asyncio.run(mutate(builders.review(manifest), policy, MemoryLedgers(), RecentChoices(), IN_TIME)).message
 
 
 _SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
@@ -239,11 +250,11 @@ _BESIDE = [
 class _Busy(MemoryLedgers):
     """Ledgers that cannot be written now."""
 
-    def __init__(self, answer: RetryLater) -> None:
+    def __init__(self, answer: Decision) -> None:
         super().__init__()
         self._answer = answer
 
-    async def charge(self, _demand: ChargeRequest) -> RetryLater:
+    async def charge(self, _demand: ChargeRequest) -> Decision:
         """Decide nothing."""
         return self._answer
 
@@ -251,7 +262,7 @@ class _Busy(MemoryLedgers):
 class _Full(MemoryLedgers):
     """Ledgers with as many pending charges as there may be."""
 
-    async def charge(self, demand: ChargeRequest) -> Admitted | Refused | RetryLater:
+    async def charge(self, demand: ChargeRequest) -> Decision:
         """Decide by such a ledger."""
         pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
         return demand.decide(Ledger(pending=pending))
@@ -348,7 +359,9 @@ def _forecasts() -> list[str]:
 def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
     request = builders.review(vcuda_pod(limits), dry_run=True)
     return str(
-        asyncio.run(mutate(request, builders.policy_for(quota, NODES), MemoryLedgers(), RecentChoices())).warnings[-1]
+        asyncio.run(
+            mutate(request, builders.policy_for(quota, NODES), MemoryLedgers(), RecentChoices(), IN_TIME)
+        ).warnings[-1]
     )
 
 
@@ -360,11 +373,11 @@ def _registered() -> list[Told]:
     nobody = "No API server sends this."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
-        Told(asyncio.run(mutate(kind, policy, MemoryLedgers(), RecentChoices())).message, rules),
+        Told(asyncio.run(mutate(kind, policy, MemoryLedgers(), RecentChoices(), IN_TIME)).message, rules),
         Told(_charge(CARD, SMALL, metadata={}).message, rules),
-        Told(asyncio.run(mutate(invented, policy, MemoryLedgers(), RecentChoices())).message, nobody),
+        Told(asyncio.run(mutate(invented, policy, MemoryLedgers(), RecentChoices(), IN_TIME)).message, nobody),
         Told(_bad(json.dumps(versions).encode()), rules),
-        Told(asyncio.run(mutate(unread, policy, MemoryLedgers(), RecentChoices())).message, nobody),
+        Told(asyncio.run(mutate(unread, policy, MemoryLedgers(), RecentChoices(), IN_TIME)).message, nobody),
         Told(_bad(b"pod"), nobody),
         Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
     ]

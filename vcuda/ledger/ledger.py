@@ -217,6 +217,11 @@ class ObservedPods(msgspec.Struct, frozen=True):
         older = is_older(self.resource_version, ledger.pod_resource_version) or counted_before
         return older or (self.claims is not None and self.are_claims_older(ledger))
 
+    def usage(self, model: str, terminating: Charge) -> Usage:
+        """Return what is stored of one model, beside what is terminating of it."""
+        claimed = self.claims.committed.get(model, Charge()) if self.claims else Charge()
+        return Usage(self.committed.get(model, Charge()) + claimed + terminating, terminating=terminating)
+
     def are_claims_older(self, ledger: Ledger) -> bool:
         """Return whether the ledger counts claims by a newer view."""
         return is_older(self.claims.resource_version if self.claims else "", ledger.claim_resource_version)

@@ -184,6 +184,11 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
     limit: Limit
 
     @property
+    def can_never_fit(self) -> bool:
+        """Whether the request alone is more than the limit."""
+        return not fits(self.limit, Charge(), self.asked)
+
+    @property
     def rests_on_reserved(self) -> bool:
         """Whether the request would fit but for what is reserved."""
         return fits(self.limit, self.usage.in_use, self.asked)
@@ -225,8 +230,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         def bare(amount: int) -> str:
             return render(amount).partition(" ")[0]
 
-        can_never_fit = not fits(self.limit, Charge(), self.asked)
-        missing = "can never fit" if can_never_fit else f"{bare(used + reserved + asked - limit)} more needed"
+        missing = "can never fit" if self.can_never_fit else f"{bare(used + reserved + asked - limit)} more needed"
         still_running = f", {bare(terminating)} terminating" if terminating else ""
         taken = f"used: {bare(used)} ({bare(pending)} pending{still_running})"
         if reserved:

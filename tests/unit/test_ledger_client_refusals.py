@@ -1,0 +1,320 @@
+"""A 403 rests on what is stored, counted by a LIST that began after the request; any other shortage is put off."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
+from tests.builders import ONE_CARD, stored_pod
+from tests.replicas import CARD, FOUR, POD, Clock, Replica, asked, kinds
+from tests.waiting import PATIENT
+from vcuda.errors import Unavailable
+from vcuda.ledger.ledger import (
+    MARGIN_SECONDS,
+    UNSEEN_SECONDS,
+    Admitted,
+    Ledger,
+    ObservedClaims,
+    Pending,
+    Refused,
+    Reservation,
+    Terminating,
+)
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
+from vcuda.requests.resources import GpuResources
+from webhook.ledgers import Decision, PutOff
+from webhook.recount import MIN_INTERVAL_SECONDS, REST_PER_SECOND, SOON_SECONDS
+
+TWO, FULL = CARD + CARD, Charge(400, 0, 400)
+TERMINATING = {"gone": Terminating("M40", TWO, 30)}
+HOLD_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
+
+
+class Namespace:
+    """A ledger and pods as a test sets them, a replica that is asked for one card more, and its clock."""
+
+    def __init__(self, api: ApiDouble) -> None:
+        self.api, self.clock = api, Clock()
+        self.replica = Replica(api, self.clock)
+
+    def ledger(self, **fields: Any) -> None:
+        """Have the ledger say so, whatever it said."""
+        self.replica.store.write("team-a", Ledger(**fields), self.replica.store.read("team-a"))
+
+    def pods(self, number: int, **fields: Any) -> None:
+        """Store so many pods of one card, and no others."""
+        for path in [path for path in self.api.objects if "/pods/" in path]:
+            self.api.remove(path)
+        for each in range(number):
+            self.api.store(f"{POD}{each}", stored_pod(ONE_CARD, uid=f"stored-{each}", **fields))
+
+    def charge(self, uid: str = "asked", **fields: Any) -> Decision:
+        return self.replica.charge(uid, **{"deadline": self.clock.now + PATIENT, **fields})
+
+    def lists(self) -> float:
+        return self.replica.counted("lists_total") or 0
+
+
+@pytest.fixture
+def namespace(api: ApiDouble) -> Namespace:
+    return Namespace(api)
+
+
+def pending(number: int, *, prefix: str = "pending") -> dict[str, Pending]:
+    return {f"{prefix}-{each}": Pending("M40", CARD) for each in range(number)}
+
+
+# Which it is
+
+DEAD = {"gone": Reservation({"M40": CARD}, 1)}
+
+
+@pytest.mark.parametrize(
+    ("ledger", "pods", "outcome", "soon"),
+    [
+        pytest.param({"committed": {"M40": FULL}}, 4, Refused, None, id="all is stored"),
+        pytest.param({"pending": pending(4, prefix="stored")}, 4, Refused, None, id="what is pending is stored by now"),
+        pytest.param({"committed": {"M40": TWO}, "pending": pending(2)}, 2, PutOff, False, id="pending, never stored"),
+        pytest.param({"committed": {"M40": FULL}}, 3, PutOff, True, id="one has gone since it was settled"),
+        pytest.param(
+            {"committed": {"M40": TWO}, "terminating": TERMINATING}, 2, Refused, None, id="stored and terminating"
+        ),
+        pytest.param(
+            {"committed": {"M40": FULL}, "terminating": TERMINATING}, 1, PutOff, True, id="terminating, and gone since"
+        ),
+        pytest.param({"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True, id="reserved"),
+        pytest.param({"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None, id="stored, beside reserved"),
+    ],
+)
+def test_a_refusal_is_by_what_is_stored_and_all_else_is_put_off(
+    namespace: Namespace, ledger: dict[str, Any], pods: int, outcome: type[Decision], soon: bool | None
+) -> None:
+    namespace.ledger(**ledger)
+    namespace.pods(pods)
+    decision = namespace.charge()
+    assert isinstance(decision, outcome)
+    assert getattr(decision, "soon", None) is soon
+
+
+def test_a_403_tells_the_figures_of_the_list_and_a_429_those_of_the_ledger(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": TWO}, pending=pending(1), terminating=TERMINATING)
+    namespace.pods(2)
+    refused = namespace.charge()
+    assert isinstance(refused, Refused)
+    assert refused.shortage.usage == Usage(TWO + TWO, terminating=TWO)
+    namespace.pods(1)
+    put_off = namespace.charge()
+    assert isinstance(put_off, PutOff)
+    [shortage] = put_off.shortages
+    assert shortage.usage == Usage(TWO + TWO + CARD, CARD, TWO)
+
+
+def test_stored_claims_are_counted_too(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace.ledger(committed={"M40": FULL})
+    namespace.pods(2)
+    for claimed, outcome in ((TWO, Refused), (CARD, PutOff)):
+        view = ObservedClaims("1000", {"M40": claimed}, ())
+        monkeypatch.setattr(namespace.replica.store, "count_claims", lambda *_, view=view: view)
+        assert isinstance(namespace.charge(), outcome)
+
+
+@pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
+def test_where_nothing_is_refused_nothing_is_listed(namespace: Namespace, mode: Mode) -> None:
+    namespace.ledger(committed={"M40": FULL})
+    assert isinstance(namespace.charge(quota=NamespaceQuota(FOUR.limits, mode=mode)), Admitted)
+    namespace.ledger()
+    assert isinstance(namespace.charge("another"), Admitted)
+    assert namespace.lists() == 0
+
+
+def test_what_can_never_fit_needs_no_list(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": CARD})
+    assert isinstance(namespace.charge(charge=Charge(500, 0, 500)), Refused)
+    assert namespace.lists() == 0
+
+
+def test_a_dry_run_is_told_the_same_and_writes_nothing(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL})
+    namespace.pods(4)
+    before = dict(namespace.api.objects)
+    assert isinstance(namespace.charge(dry_run=True), Refused)
+    namespace.pods(3)
+    assert isinstance(namespace.charge(dry_run=True), PutOff)
+    assert {path: each for path, each in namespace.api.objects.items() if "/pods/" not in path} == {
+        path: each for path, each in before.items() if "/pods/" not in path
+    }
+
+
+# Whom a reservation of a replica that is gone keeps out
+
+
+def test_after_two_seconds_nobody_is_told_any_more_that_a_reservation_passes_soon(namespace: Namespace) -> None:
+    """A replica that lives gives way at once; a controller's worker is not to sleep for one that is gone."""
+    namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
+    told = []
+    for _ in range(4):
+        decision = namespace.charge()
+        assert isinstance(decision, PutOff)
+        told.append(decision.soon)
+        namespace.clock.pass_by(1)
+    assert told == [True, True, False, False]
+    assert namespace.lists() == 0
+
+
+# One LIST for all that wait
+
+
+class ListGate:
+    """Holds the first LIST until the test lets it through."""
+
+    def __init__(self, api: ApiDouble) -> None:
+        self.arrived, self.opened = threading.Event(), threading.Event()
+        api.deliver = self._hold
+
+    def _hold(self, method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "LIST" and not self.arrived.is_set():
+            self.arrived.set()
+            assert self.opened.wait(PATIENT)
+        return effect()
+
+
+def refuse_many(namespace: Namespace, number: int) -> list[Decision]:
+    async def callers() -> list[Decision]:
+        deadline = namespace.clock.now + PATIENT
+        requests = [asked(f"caller-{each}", deadline=deadline) for each in range(number)]
+        return await asyncio.gather(*map(namespace.replica.ledgers.charge, requests))
+
+    return asyncio.run(callers())
+
+
+def test_all_that_wait_share_one_list_and_the_next_waits_half_a_second(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL})
+    namespace.pods(4)
+    for number in (1, 2, 3):
+        begun = namespace.clock.now
+        assert kinds(refuse_many(namespace, 16)) == ["Refused"] * 16
+        assert namespace.lists() == number
+        assert namespace.clock.now - begun < MIN_INTERVAL_SECONDS + 0.1
+    assert namespace.clock.now - 1000 >= 2 * MIN_INTERVAL_SECONDS
+
+
+def test_who_comes_while_a_list_is_under_way_waits_for_the_next(namespace: Namespace) -> None:
+    """The pods of that one may be those of before it came."""
+    namespace.ledger(committed={"M40": FULL})
+    namespace.pods(4)
+
+    gate = ListGate(namespace.api)
+
+    async def arrive() -> list[Decision]:
+        deadline = namespace.clock.now + PATIENT
+        first = asyncio.create_task(namespace.replica.ledgers.charge(asked("first", deadline=deadline)))
+        assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
+        second = asyncio.create_task(namespace.replica.ledgers.charge(asked("second", deadline=deadline)))
+        await asyncio.sleep(0)  # it has come
+        gate.opened.set()
+        return [await first, await second]
+
+    assert kinds(asyncio.run(arrive())) == ["Refused", "Refused"]
+    assert namespace.lists() == 2
+
+
+def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
+    """Of a large namespace: counting its pods is to take a part of the time only."""
+    namespace.ledger(committed={"M40": FULL})
+    namespace.pods(4)
+
+    def slow(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "LIST":
+            namespace.clock.pass_by(1)
+        return effect()
+
+    namespace.api.deliver = slow
+    for _ in range(2):
+        assert isinstance(namespace.charge(deadline=namespace.clock.now + 60), Refused)
+    assert namespace.clock.now == 1000 + 2 + 2 * REST_PER_SECOND + 2
+
+
+def test_past_its_deadline_a_caller_is_put_off_without_a_time(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL})
+    namespace.pods(4)
+    gate = ListGate(namespace.api)
+    late = namespace.charge(deadline=namespace.clock.now + 0.1)
+    gate.opened.set()
+    assert isinstance(late, PutOff)
+    assert (late.soon, late.counted) == (False, False)
+
+
+def test_a_list_that_fails_refuses_nobody(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL})
+    namespace.api.deliver = Script(lost_request, methods=("LIST",))
+    with pytest.raises(Unavailable):
+        namespace.charge()
+
+
+def test_who_knows_an_older_quota_than_the_ledger_was_counted_by_refuses_nobody(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL}, config_version="70")
+    namespace.pods(4)
+    namespace.replica.store.resources = lambda: GpuResources(version="60")
+    decision = namespace.charge()
+    assert isinstance(decision, PutOff)
+    assert not decision.counted
+
+
+# Where nobody settles
+
+
+def test_room_that_was_settled_while_one_waited_is_taken(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL})
+
+    def settled(method: str, _timeout: float, effect: Effect) -> bytes:
+        listed = effect()
+        if method == "LIST":
+            namespace.api.deliver = delivered
+            namespace.ledger(committed={"M40": CARD})
+        return listed
+
+    namespace.api.deliver = settled
+    assert isinstance(namespace.charge(), Admitted)
+
+
+def test_without_a_controller_what_has_gone_is_given_back_when_it_can_run_no_more(namespace: Namespace) -> None:
+    """Nobody saw whether it ran: it is held for its grace period, as by a leader that begins."""
+    namespace.ledger(
+        committed={"M40": FULL}, pod_resource_version="90", terminating={"t": Terminating("P100", CARD, 9)}
+    )
+    namespace.pods(3)
+    told = []
+    for seconds in (0, SOON_SECONDS, HOLD_SECONDS - SOON_SECONDS - 1):
+        namespace.clock.pass_by(seconds)
+        decision = namespace.charge()
+        assert isinstance(decision, PutOff)
+        told.append(decision.soon)
+    assert told == [True, False, False]
+    namespace.clock.pass_by(2)
+    assert isinstance(namespace.charge(), Admitted)
+    ledger = namespace.replica.store.read("team-a").ledger
+    assert (ledger.committed, list(ledger.pending), list(ledger.terminating)) == ({"M40": CARD + TWO}, ["asked"], ["t"])
+    assert isinstance(namespace.charge("one more"), PutOff), "what is pending is not stored yet"
+
+
+def test_what_has_gone_after_it_was_counted_is_held_for_its_own_time(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
+    namespace.pods(3)
+    assert isinstance(namespace.charge(), PutOff)
+    namespace.clock.pass_by(HOLD_SECONDS)
+    namespace.pods(1)
+    assert kinds(namespace.charge(uid) for uid in "ab") == ["Admitted", "PutOff"]
+    namespace.clock.pass_by(HOLD_SECONDS)
+    assert kinds(namespace.charge(uid) for uid in "bcd") == ["Admitted", "Admitted", "PutOff"]
+
+
+def test_what_a_controller_has_settled_since_is_not_settled_by_an_older_count(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
+    namespace.pods(3)
+    assert isinstance(namespace.charge(), PutOff)
+    namespace.pods(4)
+    namespace.ledger(committed={"M40": FULL}, pod_resource_version="1000000")
+    namespace.clock.pass_by(2 * HOLD_SECONDS)
+    assert isinstance(namespace.charge(), Refused)
