@@ -115,8 +115,8 @@ def test_what_is_in_use_counts_and_the_rest_of_the_quota_is_still_to_be_had(clus
     refused = cluster.try_create(card_pod("second", namespace))
     assert refused.is_over_quota
     assert refused.message.endswith(
-        f"exceeded GPU quota: M40 in namespace {namespace}, requested: 1 card, used: 2 (2 pending), limited: 2.5, "
-        "0.5 more needed; what is pending and is never stored is given back within 75 s"
+        f"exceeded GPU quota: M40 in namespace {namespace}, requested: 1 card, used: 2 (0 pending), limited: 2.5, "
+        "0.5 more needed"
     )
     cluster.create(gpu_pod("third", namespace, SHARES["gpu-manager"]))
 

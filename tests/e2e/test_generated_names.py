@@ -30,9 +30,11 @@ def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_
     assert len(set(squatter.uids)) == len(squatter.uids) == tries
     assert installation.ledger(namespace).pending.keys() == set(squatter.uids)
 
-    refused = cluster.try_create(card_pod("next", namespace, cards=4))
+    # One that would fit beside what is stored.
+    cards = 4 - retries
+    refused = cluster.try_create(card_pod("next", namespace, cards=cards))
     assert (refused.status, "Retry-After" in refused.headers) == (HTTPStatus.TOO_MANY_REQUESTS, False)
-    assert f"requested: 4 cards, used: {tries} ({tries} pending), limited: 4" in refused.message
+    assert f"requested: {cards} cards, used: {tries} ({tries} pending), limited: 4" in refused.message
     assert refused.message.endswith("what is pending and is never stored is given back within 75 s")
 
     with controlling(installation) as controller:

@@ -1,4 +1,7 @@
-"""Replicas that share a ledger never admit more than the quota, whatever befalls their calls and however they race."""
+"""Replicas that share a ledger never admit more than the quota, nor refuse what fits beside what is stored.
+
+Whatever befalls their calls, and however they race.
+"""
 
 import asyncio
 import threading
@@ -9,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from tests.api_double import ApiDouble, Delivery, Effect, Late, delivered, lost_reply, lost_request
-from tests.replicas import LEDGER, Clock, Replica, asked
+from tests.builders import stored_pod
+from tests.replicas import LEDGER, POD, Clock, Replica, asked
 from tests.waiting import PATIENT
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import Stored
@@ -34,7 +38,7 @@ class Step(NamedTuple):
     lost: bool = False
 
 
-FATES = ("ok", "lost request", "lost reply", "late", "land", "overtaken", "settled", "dropped", "deleted")
+FATES = ("ok", "lost request", "lost reply", "late", "land", "overtaken", "settled", "dropped", "deleted", "stored", "stored")
 STEPS = st.builds(
     Step,
     st.integers(0, 1),
@@ -61,6 +65,9 @@ class Replicas:
         # Cores, and when they were asked for.
         self.granted: dict[str, tuple[int, float]] = {}
         self.lost: dict[str, tuple[int, float]] = {}
+        # Cores of the pods that are there, and the most that there were at once since the last one was asked for.
+        self.stored: dict[str, int] = {}
+        self._most_stored = 0
         self.late = Late()
         self._numbered = 0
 
@@ -77,11 +84,12 @@ class Replicas:
             return self._fate(next(fates, "ok"), step)(method, timeout, effect)
 
         self.api.deliver = deliver
-        self.ask(step.replica, f"uid-{step.pod}", cores_of(step.pod), dry_run=step.dry_run)
+        if f"uid-{step.pod}" not in self.stored:  # nobody is asked about a pod again that is there
+            self.ask(step.replica, f"uid-{step.pod}", cores_of(step.pod), dry_run=step.dry_run)
         self.api.deliver = delivered
 
     def ask(self, replica: int, uid: str, cores: int, *, dry_run: bool = False) -> None:
-        arrived = self.clock.now
+        arrived, self._most_stored = self.clock.now, sum(self.stored.values())
         asked_for = request(uid, cores, dry_run=dry_run, deadline=arrived + PATIENT)
         try:
             decision = asyncio.run(self.replicas[replica].ledgers.charge(asked_for))
@@ -90,8 +98,9 @@ class Replicas:
         if isinstance(decision, Admitted) and not dry_run:
             self.granted[uid] = cores, arrived
             assert uid in self.pending(), "granted, and not written down"
-        if isinstance(decision, Refused) and uid in self.granted:
-            raise AssertionError("refused what it has")
+        if isinstance(decision, Refused):
+            assert uid not in self.granted, "refused what it has"
+            assert self._most_stored + cores > LIMIT, "refused though an exact count leaves room"
 
     def read(self) -> Stored | None:
         before, self.api.deliver = self.api.deliver, delivered
@@ -113,9 +122,10 @@ class Replicas:
         Those that were granted in a ledger that is lost are charged nowhere, and may be stored all the same.
         """
         pending, now = self.pending(), self.clock.now
-        assert {uid: cores for uid, (cores, _) in self.granted.items()}.items() <= pending.items()
+        on_their_way = {uid: cores for uid, (cores, _) in self.granted.items() if uid not in self.stored}
+        assert on_their_way.items() <= pending.items()
         storable = {uid: cores for uid, (cores, at) in self.lost.items() if now < at + STORABLE_SECONDS}
-        assert sum({**storable, **pending}.values()) <= LIMIT
+        assert sum({**storable, **pending, **self.stored}.values()) <= LIMIT
 
     def _fate(self, fate: str, step: Step) -> Delivery:
         named: dict[str, Callable[[], Delivery]] = {
@@ -128,6 +138,7 @@ class Replicas:
             "settled": lambda: self._after(self._settle),
             "dropped": lambda: self._after(self._drop),
             "deleted": lambda: self._after(self._delete),
+            "stored": lambda: self._after(self._store),
         }
         return named[fate]()
 
@@ -145,13 +156,25 @@ class Replicas:
         self._numbered += 1
         self.ask(other, f"other-{self._numbered}", 100)
 
+    def _store(self) -> None:
+        """The oldest pod that was granted, and may still be stored, is."""
+        storable = {uid: cores for uid, (cores, at) in self.granted.items() if self.clock.now < at + STORABLE_SECONDS}
+        for uid in [uid for uid in storable if uid not in self.stored][:1]:
+            self.stored[uid] = storable[uid]
+            limits = {"nvidia.com/vcuda-core": storable[uid], "nvidia.com/vcuda-memory": 1}
+            self.api.store(f"{POD}{uid}", stored_pod(limits, uid))
+            self._most_stored = max(self._most_stored, sum(self.stored.values()))
+
     def _settle(self) -> None:
         """The controller releases the oldest pod that was granted: it has come and gone."""
         stored = self.read()
         uid = next((uid for uid in stored.ledger.pending if uid in self.granted), None) if stored else None
         if stored is None or uid is None or stored.version is None:
             return
-        view = ObservedPods("1000000", {}, {uid})
+        if self.stored.pop(uid, 0):
+            self.api.remove(f"{POD}{uid}")
+        counted = self.store.count_pods("team-a")
+        view = ObservedPods("1000000", counted.committed, {*counted.seen, uid})
         try:
             self.store.write("team-a", settle(stored.ledger, view, ()), stored)
         except VcudaError as error:
