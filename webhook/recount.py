@@ -16,6 +16,9 @@ MIN_INTERVAL_SECONDS = 0.5
 REST_PER_SECOND = 4.0
 """After each second that a LIST took: of a large namespace the pods are counted less often."""
 
+SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
+"""After which a replica settles by what it counted then, where no controller has by a newer view."""
+
 SOON_SECONDS = 2.0
 """A shortage that has been known for longer is not one that passes by itself within this time."""
 
@@ -39,9 +42,9 @@ class Recount:
         self._sleep = sleep
         self._next = -math.inf
         self._waiting = BatchCommitter[None, ObservedPods | None](self._serve, None, self._pause, clock)
-        # The oldest count by which the ledger is to be settled, and when it was made.
+        # The oldest count by which the ledger is to be settled, when it was made, and when the newest was.
         self._first: ObservedPods | None = None
-        self._since = math.inf
+        self._since = self._listed = -math.inf
 
     async def judge(self, shortage: Shortage, deadline: float) -> Refused | PutOff:
         """Return a refusal where a LIST that begins after this call leaves no room either; else what puts it off.
@@ -58,11 +61,19 @@ class Recount:
         usage = observed.usage(shortage.model, shortage.usage.terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Refused(msgspec.structs.replace(shortage, usage=usage))
-        if self._first is None or not _is_due(self._first, self._known()):
-            self._first, self._since = observed, self._clock()
+        self._note(observed)
         # A controller that runs settles within that time, and what is pending may be so for longer.
         soon = not shortage.rests_on_pending and self._clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
+
+    def _note(self, observed: ObservedPods) -> None:
+        first, now, before = self._first, self._clock(), self._listed
+        self._listed = now
+        # Where etcd was set back, what was counted before is no more: then versions are earlier, or nothing is decided
+        # in the namespace for longer than this, as its ledger is lost.
+        back = first and is_older(observed.resource_version, first.resource_version)
+        if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self._known()):
+            self._first, self._since = observed, now
 
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
         """Return what a LIST that begins after this call counts of each model, and what is terminating of ``charged``.
@@ -76,11 +87,11 @@ class Recount:
 
     def settle(self, ledger: Ledger) -> Ledger:
         """Return the ledger settled, where it was to be for so long that no controller does; else the same one."""
-        first = self._first
-        if first is None or self._clock() < self._since + UNSEEN_SECONDS + MARGIN_SECONDS:
+        first, now = self._first, self._clock()
+        # Only with a LIST made just now, that shows etcd to be at a later version still.
+        if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
         if not _is_due(first, ledger):
-            self._first = None
             return ledger
         # Nobody here saw go what had gone by then: it is held for its time, as by a leader that begins. That is over
         # by now, as the count is so old.

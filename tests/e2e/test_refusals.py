@@ -10,11 +10,10 @@ from tests.e2e.installation import Installation, await_committed, controlling, l
 from tests.e2e.rest import Answer
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
+from webhook.recount import SETTLE_SECONDS
 
 CARDS = 3
 ROUNDS = 10
-UNSETTLED_SECONDS = 32
-"""After which a replica settles what no controller has."""
 
 
 @pytest.mark.timeout(180)
@@ -38,7 +37,7 @@ def test_without_a_controller_a_pod_that_fits_is_put_off_and_then_admitted(
             answers.append(cluster.try_create(card_pod("next", namespace)))
             return answers[-1].status == HTTPStatus.CREATED
 
-        eventually(is_stored, lambda: answers[-1].message, 2 * UNSETTLED_SECONDS)
+        eventually(is_stored, lambda: answers[-1].message, 2 * SETTLE_SECONDS)
         assert {answer.status for answer in answers[:-1]} == {HTTPStatus.TOO_MANY_REQUESTS}
         why = "what has gone is given back when it is settled"
         assert answers[0].message.endswith(f"used: {CARDS} (0 pending), limited: {CARDS}, 1 more needed; {why}")

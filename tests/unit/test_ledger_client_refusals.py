@@ -12,11 +12,10 @@ from tests.replicas import CARD, FOUR, POD, Clock, Replica, asked, kinds
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import (
-    MARGIN_SECONDS,
-    UNSEEN_SECONDS,
     Admitted,
     Ledger,
     ObservedClaims,
+    ObservedPods,
     Pending,
     Refused,
     Reservation,
@@ -25,11 +24,10 @@ from vcuda.ledger.ledger import (
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
 from webhook.ledgers import Decision, PutOff
-from webhook.recount import MIN_INTERVAL_SECONDS, REST_PER_SECOND, SOON_SECONDS
+from webhook.recount import MIN_INTERVAL_SECONDS, REST_PER_SECOND, SETTLE_SECONDS, SOON_SECONDS
 
 TWO, FULL = CARD + CARD, Charge(400, 0, 400)
 TERMINATING = {"gone": Terminating("M40", TWO, 30)}
-HOLD_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
 
 
 class Namespace:
@@ -41,7 +39,7 @@ class Namespace:
 
     def ledger(self, **fields: Any) -> None:
         """Have the ledger say so, whatever it said."""
-        self.replica.store.write("team-a", Ledger(**fields), self.replica.store.read("team-a"))
+        self.replica.store.write("team-a", Ledger(**fields), self.replica.store.open("team-a"))
 
     def pods(self, number: int, **fields: Any) -> None:
         """Store so many pods of one card, and no others."""
@@ -286,7 +284,7 @@ def test_without_a_controller_what_has_gone_is_given_back_when_it_can_run_no_mor
     )
     namespace.pods(3)
     told = []
-    for seconds in (0, SOON_SECONDS, HOLD_SECONDS - SOON_SECONDS - 1):
+    for seconds in (0, SOON_SECONDS, SETTLE_SECONDS - SOON_SECONDS - 1):
         namespace.clock.pass_by(seconds)
         decision = namespace.charge()
         assert isinstance(decision, PutOff)
@@ -303,11 +301,34 @@ def test_what_has_gone_after_it_was_counted_is_held_for_its_own_time(namespace: 
     namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
     namespace.pods(3)
     assert isinstance(namespace.charge(), PutOff)
-    namespace.clock.pass_by(HOLD_SECONDS)
+    namespace.clock.pass_by(SETTLE_SECONDS)
     namespace.pods(1)
     assert kinds(namespace.charge(uid) for uid in "ab") == ["Admitted", "PutOff"]
-    namespace.clock.pass_by(HOLD_SECONDS)
+    namespace.clock.pass_by(SETTLE_SECONDS)
     assert kinds(namespace.charge(uid) for uid in "bcd") == ["Admitted", "Admitted", "PutOff"]
+
+
+def test_a_count_from_before_etcd_was_set_back_settles_nothing(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
+    namespace.pods(3)
+    assert isinstance(namespace.charge(), PutOff)
+    namespace.clock.pass_by(SETTLE_SECONDS)
+    earlier = ObservedPods("95", {"M40": FULL}, (), since="95")
+    monkeypatch.setattr(namespace.replica.store, "count_pods", lambda *_: earlier)
+    assert isinstance(namespace.charge(), Refused)
+    assert namespace.replica.store.read("team-a").ledger.committed == {"M40": FULL}
+
+
+def test_who_has_not_looked_for_long_begins_anew(namespace: Namespace) -> None:
+    namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
+    namespace.pods(3)
+    for seconds in (0, 3 * SETTLE_SECONDS, SETTLE_SECONDS - 1):
+        namespace.clock.pass_by(seconds)
+        assert isinstance(namespace.charge(), PutOff)
+    namespace.clock.pass_by(2)
+    assert isinstance(namespace.charge(), Admitted)
 
 
 def test_what_a_controller_has_settled_since_is_not_settled_by_an_older_count(namespace: Namespace) -> None:
@@ -316,5 +337,5 @@ def test_what_a_controller_has_settled_since_is_not_settled_by_an_older_count(na
     assert isinstance(namespace.charge(), PutOff)
     namespace.pods(4)
     namespace.ledger(committed={"M40": FULL}, pod_resource_version="1000000")
-    namespace.clock.pass_by(2 * HOLD_SECONDS)
+    namespace.clock.pass_by(2 * SETTLE_SECONDS)
     assert isinstance(namespace.charge(), Refused)
