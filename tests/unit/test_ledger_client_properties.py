@@ -38,7 +38,19 @@ class Step(NamedTuple):
     lost: bool = False
 
 
-FATES = ("ok", "lost request", "lost reply", "late", "land", "overtaken", "settled", "dropped", "deleted", "stored", "stored")
+FATES = (
+    "ok",
+    "lost request",
+    "lost reply",
+    "late",
+    "land",
+    "overtaken",
+    "settled",
+    "dropped",
+    "deleted",
+    "stored",
+    "stored",
+)
 STEPS = st.builds(
     Step,
     st.integers(0, 1),
