@@ -8,8 +8,10 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Self
+from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
@@ -45,13 +47,16 @@ class ReplicaProcess:
         self.loop = SteppedLoop(self.clock.now)
         self.paused = False
         self._registry = CollectorRegistry()
+        # All of its calls, in whatever threads it would make them.
+        names = [each.name for each in fields(ClusterLedgers) if each.type is Executor]
+        executors: dict[str, Any] = {name: WireExecutor(world.wire, self) for name in names}
         self.ledgers = ClusterLedgers(
             world.store(self.clock),
             LedgerMetrics(self._registry),
             self.clock.now,
             asyncio.sleep,
             self.clock.now,
-            threads=WireExecutor(world.wire, self),
+            **executors,
         )
 
     @property
