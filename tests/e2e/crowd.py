@@ -1,0 +1,63 @@
+"""Callers that create pods beside each other through several replicas, and hear what became of each."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from http import HTTPStatus
+from itertools import count
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import REPLICA
+from tests.e2e.rest import Answer
+from tests.integration.reviews import gpu_pod
+from tests.processes import eventually
+from vcuda.k8s_types import parse_whole
+
+GRANTED = "vcuda_ledger_granted_total"
+REAPED = "reservation of a replica that is gone"
+PAUSE_SECONDS = 0.05
+
+
+class Crowd:
+    """Creates pods in one namespace, each of a name of its own, by the replicas that are in service in turn.
+
+    ``answers``: how often each status was heard. ``failures``: what was told where it was neither a yes nor 429.
+    """
+
+    def __init__(self, cluster: Cluster, namespace: str, replicas: Iterable[int]) -> None:
+        self.in_service = list(replicas)
+        self.answers: Counter[int] = Counter()
+        self.failures: list[str] = []
+        self._cluster = cluster
+        self._namespace = namespace
+        self._numbers = count()
+
+    def create(self, cards: int = 1) -> Answer:
+        number = next(self._numbers)
+        replica = self.in_service[number % len(self.in_service)]
+        limits = {"tencent.com/vcuda-core": 100 * cards}
+        pod = gpu_pod(f"train-{number}", self._namespace, limits, labels={REPLICA: str(replica)})
+        answer = self._cluster.try_create(pod)
+        self.answers[answer.status] += 1
+        if answer.status not in (HTTPStatus.CREATED, HTTPStatus.TOO_MANY_REQUESTS):
+            self.failures.append(answer.message)
+        return answer
+
+    def create_many(self, stop: threading.Event) -> None:
+        """Create one pod after the other until told to stop."""
+        while not stop.wait(PAUSE_SECONDS):
+            self.create()
+
+    def create_until_refused(self, cards: int = 1) -> None:
+        """Create as many as there is room for; who is told to come again does so."""
+
+        def refused() -> bool:
+            while (status := self.create(cards).status) == HTTPStatus.CREATED:
+                pass
+            return status == HTTPStatus.FORBIDDEN
+
+        eventually(refused, lambda: self.answers)
+
+    def stored_cards(self) -> int:
+        limits = (pod["spec"]["containers"][0]["resources"]["limits"] for pod in self._cluster.pods(self._namespace))
+        return sum(parse_whole(each["tencent.com/vcuda-core"]) for each in limits) // 100

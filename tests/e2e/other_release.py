@@ -1,0 +1,34 @@
+"""`vcuda-webhook` as another release of it: of another version, and of the format of ledgers that it is told."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import vcuda
+from tests.processes import WebhookProcess
+from vcuda.ledger import text
+
+FORMAT = "OTHER_RELEASE_FORMAT"
+COMMAND = (sys.executable, "-m", "tests.e2e.other_release")
+
+
+def of_release(flags: Sequence[str | Path], ca: Path, ledger_format: int = text.FORMAT) -> WebhookProcess:
+    """A replica of that other release, stopped at the end of the block."""
+    return WebhookProcess(flags, ca, {FORMAT: str(ledger_format)}, (*COMMAND, "serve"))
+
+
+def main() -> None:
+    """Run the other release."""
+    with (
+        mock.patch.object(vcuda, "__version__", "0.2.0"),
+        mock.patch.object(text, "FORMAT", int(os.environ.get(FORMAT, text.FORMAT))),
+    ):
+        from webhook import cli  # noqa: PLC0415  # it takes the version as it is read
+
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Replicas grant from what they reserved; what they reserve is given back, and never keeps a card from anybody."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.crowd import GRANTED, REAPED, Crowd
+from tests.e2e.installation import Installation, await_ledger, controlling, installed
+from tests.e2e.steady import in_threads
+from tests.processes import ControllerProcess, WebhookProcess
+from vcuda.ledger.ledger import LEASE_SECONDS, Ledger
+
+REPLICAS, CALLERS = 3, 9
+CARDS = 400
+GIVEN_BACK_SECONDS = LEASE_SECONDS - 2
+"""Sooner than anybody else would take it away."""
+
+
+@pytest.fixture
+def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
+    with installed(cluster, tmp_path, replicas=REPLICAS) as own:
+        yield own
+
+
+@pytest.fixture
+def leader(own: Installation) -> Iterator[ControllerProcess]:
+    with controlling(own) as leader:
+        yield leader
+
+
+@pytest.fixture
+def namespace(own: Installation, leader: ControllerProcess) -> Iterator[str]:
+    """A namespace with room for hundreds."""
+    assert leader.process.poll() is None
+    with own.team({"quota": {"M40": CARDS}}) as namespace:
+        yield namespace
+
+
+def is_reserved(ledger: Ledger) -> bool:
+    return bool(ledger.reserved)
+
+
+def is_given_back(ledger: Ledger) -> bool:
+    return not ledger.reserved
+
+
+def test_a_namespace_is_filled_exactly_by_replicas_that_grant_from_reservations(
+    cluster: Cluster, own: Installation, namespace: str
+) -> None:
+    crowd = Crowd(cluster, namespace, range(REPLICAS))
+    with in_threads([crowd.create_many] * CALLERS):
+        for replica in own.replicas:
+            replica.await_metric(GRANTED, 5)
+    assert crowd.failures == [], "refused though there was room"
+    crowd.create_until_refused()
+    assert crowd.stored_cards() == CARDS
+    assert all(f"used: {CARDS}" in message for message in crowd.failures)
+
+
+def test_what_is_reserved_is_given_back_where_nobody_creates_anything_more(
+    cluster: Cluster, own: Installation, namespace: str
+) -> None:
+    crowd = Crowd(cluster, namespace, range(REPLICAS))
+    with in_threads([crowd.create_many] * CALLERS):
+        await_ledger(own, namespace, is_reserved)
+    await_ledger(own, namespace, is_given_back, GIVEN_BACK_SECONDS)
+
+
+def reserve(cluster: Cluster, own: Installation, namespace: str, end: Callable[[WebhookProcess], int]) -> int:
+    """Let the last replica reserve room, and end it in the midst of that; return its exit status."""
+    last = REPLICAS - 1
+    with in_threads([Crowd(cluster, namespace, [last]).create_many] * CALLERS):
+        own.replicas[last].await_metric(GRANTED, 5)
+        await_ledger(own, namespace, is_reserved)
+        return end(own.replicas[last])
+
+
+def test_what_a_killed_replica_had_reserved_can_be_used_again(
+    cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
+) -> None:
+    assert reserve(cluster, own, namespace, WebhookProcess.kill) != 0
+    [holder] = own.ledger(namespace).reserved
+    crowd = Crowd(cluster, namespace, range(REPLICAS - 1))
+    crowd.create_until_refused()
+    leader.await_log(REAPED, lambda line: line["holder"] == holder and line["namespace"] == namespace)
+    crowd.create_until_refused()
+    assert crowd.stored_cards() == CARDS
+
+
+def test_a_replica_that_is_told_to_stop_gives_back_what_it_had_reserved(
+    cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
+) -> None:
+    """And has written what it granted: nobody has to wait for its time."""
+    assert reserve(cluster, own, namespace, WebhookProcess.terminate) == 0
+    assert own.ledger(namespace).reserved == {}
+    crowd = Crowd(cluster, namespace, range(REPLICAS - 1))
+    crowd.create_until_refused()
+    assert crowd.stored_cards() == CARDS
+    assert leader.logs(REAPED) == []
