@@ -315,7 +315,7 @@ class LedgerStore:
         Returns it as stored. Raises Conflict: another writer was first, or it has been deleted. WriteUnanswered.
         """
         if replaced.version is None:
-            raise ValueError(f"the ledger of namespace {namespace} was read, and is to be opened before it is written")
+            raise ValueError(namespace)  # a fault of ours: it was read, and has to be opened before it is written
         body = self._encode(namespace, ledger, replaced.version)
         try:
             stored = _written(ledger, lambda: self._kube.put_heard(self._path(namespace), body, timeout=timeout))
