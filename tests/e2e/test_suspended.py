@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -87,9 +88,11 @@ def test_a_replica_whose_clocks_stood_still_is_told_by_the_creation_of_an_object
 
         # The room that it still knows of is another's: without the time of creation it would give it away again.
         granted = replica.metric(GRANTED)
-        then = {"creationTimestamp": stored["metadata"]["creationTimestamp"]}
-        pod = with_uid(pinned(creator.pod(5, 1)))
-        assert replica.review("/validate", {**pod, "metadata": {**pod["metadata"], **then}})["allowed"]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        for created, allowed in ((stored["metadata"]["creationTimestamp"], True), (now, False)):
+            pod = with_uid(pinned(creator.pod(5, 1)))
+            pod["metadata"]["creationTimestamp"] = created
+            assert replica.review("/validate", pod)["allowed"] is allowed
         assert replica.metric(GRANTED) == granted + 1
         assert creator.create(5, 1).is_over_quota
         assert replica.metric(GRANTED) == granted + 1
