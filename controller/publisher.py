@@ -65,7 +65,7 @@ class Publisher:
         # Most settlements change nothing that people see.
         if changed:
             unhurried = before and use and use.has_room and limits_of(before) == limits_of(use)
-            self.reconciler.queue.add(namespace, interval=UNHURRIED_SECONDS if unhurried else 0)
+            self.reconciler.queue.add(namespace, interval=UNHURRIED_SECONDS if unhurried else None)
 
     def reports(self) -> Mapping[str, NamespaceUse]:
         """Return the newest report of every limited namespace."""

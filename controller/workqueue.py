@@ -42,14 +42,15 @@ class WorkQueue:
         self._changed = threading.Condition()
         self._closed = False
 
-    def add(self, key: str, delay: float = 0.0, interval: float = 0.0) -> None:
+    def add(self, key: str, delay: float = 0.0, interval: float | None = None) -> None:
         """Let a key be due after ``delay`` seconds, or sooner if it is already.
 
-        ``interval`` is the least time since its last turn where there is no hurry, and is longer than the queue's own.
+        ``interval`` is the least time since its last turn, where that is to be another than the queue's own.
         """
         now = self._clock()
         with self._changed:
-            at = max(now + delay, self._last_turn.get(key, -math.inf) + max(self._min_interval, interval))
+            apart = self._min_interval if interval is None else interval
+            at = max(now + delay, self._last_turn.get(key, -math.inf) + apart)
             if at < self._due_at.get(key, math.inf):
                 self._due_at[key] = at
                 heapq.heappush(self._heap, (at, next(self._number), key))

@@ -67,6 +67,7 @@ def the_ledger_is_lost_and_it_does_not_know(world: ReservationWorld) -> None:
 
 
 def granted_past_its_time(world: ReservationWorld) -> None:
+    world.behind = 2
     late_grant(world, 12)
     world.crash(A)
     world.pass_by(74.9)
@@ -76,7 +77,8 @@ def granted_past_its_time(world: ReservationWorld) -> None:
 
 
 def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
-    """The answer comes eight seconds after the API server has written it."""
+    """The answer comes eight seconds after the API server has written it, and another makes the objects."""
+    world.behind = 2
     world.reserve(A)
     written(world)
     world.ask(A, 1)

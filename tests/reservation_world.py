@@ -25,7 +25,7 @@ from tests.stepped import DriftingClock, OpenCall, SteppedLoop, TrueTime, Wire, 
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
-from vcuda.ledger.ledger import MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger, charges_by_model
+from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits, total
@@ -120,8 +120,9 @@ class ReservationWorld:
         self.subjects: dict[str, Subject] = {}
         self.stored: set[str] = set()
         self._ended: set[str] = set()
-        self._suspended: set[str] = set()
         self.over = ""
+        # So many seconds is the clock of the API server that calls behind that of the one which is written to.
+        self.behind = 0.0
         self._edits: list[Mapping[str, Limit]] = []
         self._version = ""
         self._store = self.store(DriftingClock(self.time))
@@ -183,12 +184,10 @@ class ReservationWorld:
             quota,
             deadline,
             counted_since=self._version,
-            created=subject.created,
+            created=subject.created - self.behind,
         )
         task = process.loop.create_task(process.ledgers.charge(request))
         task.add_done_callback(functools.partial(self._decided, uid))
-        if process.clock.stood_still:
-            self._suspended.add(uid)
         process.run()
         self.check()
 
@@ -247,13 +246,8 @@ class ReservationWorld:
     def storable(self) -> list[str]:
         """Return those that have a yes, and may be stored at any moment."""
         granted = (each for each in self.subjects.values() if each.before >= 0 and each.uid not in self.stored)
-        in_time = (each for each in granted if self.time.now <= each.created + self._storable_seconds(each))
+        in_time = (each for each in granted if self.time.now <= each.created + STORABLE_SECONDS)
         return [each.uid for each in in_time if each.uid not in self._ended]
-
-    def _storable_seconds(self, subject: Subject) -> float:
-        # What is left of the rules where clocks stand still goes by the API server's, in whole seconds, and has no
-        # margin of its own: the deadline has two seconds to spare.
-        return STORABLE_SECONDS - (MARGIN_SECONDS if subject.uid in self._suspended else 0)
 
     def store_some(self, most: int = 1000) -> None:
         for uid in self.storable()[:most]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, Ledger, Pending, Reservation
+from vcuda.ledger.ledger import LEASE_SECONDS, Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits
 
 RATE_SECONDS = 2.0
@@ -40,6 +40,10 @@ LEAST_ROOM = 20
 
 PART_OF_ROOM = 4
 """All replicas together reserve at most one part in so many of the room that is left."""
+
+CREATED_SECONDS = LEASE_SECONDS
+"""For how long after the answer to a write, by the API server's clock, an object may be created that is granted from
+its reservation. Both are in whole seconds; where clocks run, the lease itself ends before that."""
 
 GIVE_WAY_SECONDS = 2.0
 """For how long nothing is reserved after somebody came for whom reservations left no room."""
@@ -217,7 +221,7 @@ class ReservationLease:
         """Take up that the write has landed; ``answered`` is the API server's time of it, in Unix seconds."""
         if sent := self._sent:
             self._confirm(sent)
-            self._created_until = answered + LEASE_SECONDS + MARGIN_SECONDS
+            self._created_until = answered + CREATED_SECONDS
             self._sent = None
 
     def _confirm(self, sent: _Sent) -> None:

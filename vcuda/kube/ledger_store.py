@@ -43,9 +43,6 @@ FINALIZER = "quota.vcuda.io/ledger"
 
 LOOK_AGAIN_SECONDS = 0.05
 
-FEW_PENDING_BYTES = 2048
-"""Less than this is written of up to some 80 pending charges."""
-
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 
@@ -90,10 +87,9 @@ class NamedLedger(msgspec.Struct, frozen=True):
         return _counted_in((self.config_map.data or {}).get(KEY, ""))
 
     @property
-    def has_few_pending(self) -> bool:
-        """Whether little is told beside that, and nobody has asked for its deletion."""
-        text = (self.config_map.data or {}).get(KEY, "")
-        return not self.deleting and 0 < len(text) - len(self.counted) < FEW_PENDING_BYTES
+    def pending_bytes(self) -> int:
+        """The length of what it tells beside that: what is pending, terminating and reserved."""
+        return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
 # Has the API server drop, at an update, what it notes of who set which field (Server-Side Apply, "Clearing
@@ -355,19 +351,19 @@ class LedgerStore:
             del self._dropped[namespace]
 
     def reflector(
-        self, on_change: Callable[[str], None], on_charge: Callable[[str], None] | None = None
+        self, on_change: Callable[[str], None], on_charge: Callable[[str, int], None] | None = None
     ) -> Reflector[NamedLedger]:
         """Return a reflector of all ledgers; ``on_change`` is called with the namespace of each that is written.
 
         Where there is ``on_charge``, that is called instead where what is counted is as it was, or as it was written
-        here, and little is pending.
+        here, with the bytes in which the ledger tells what is charged beside that.
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
             # This is called at every write of every replica: their texts are compared, not read.
             known = old and new and new.counted in (old.counted, self._written.get(new.namespace))
-            if on_charge and new and known and new.has_few_pending:
-                on_charge(new.namespace)
+            if on_charge and new and known and not new.deleting and new.pending_bytes:
+                on_charge(new.namespace, new.pending_bytes)
             elif changed := new or old:
                 on_change(changed.namespace)
 
