@@ -1,6 +1,7 @@
-"""A replica of another release, which knows another format of ledgers, leaves them alone."""
+"""Replicas are replaced by those of another release while pods are created: with one format of ledgers none fails."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -8,14 +9,17 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.crowd import Crowd
+from tests.e2e.crowd import GRANTED, Crowd
 from tests.e2e.installation import Installation, await_ready, controlling, ledger_path, registered, running
 from tests.e2e.other_release import of_release
+from tests.e2e.steady import in_threads
 from tests.processes import WebhookProcess
 from vcuda.ledger.text import FORMAT
 
-REPLICAS = 3
+REPLICAS, CALLERS = 3, 3
 CARDS = 4000
+ROOM_FOR = (500, 50, 5, 1)
+"""Cards of the pods that fill what is left in the end."""
 
 
 @pytest.fixture
@@ -30,6 +34,25 @@ def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
 def in_place_of(replica: WebhookProcess, own: Installation, **fields: int) -> WebhookProcess:
     """A replica of the other release at the address of one that has ended."""
     return of_release([*own.flags, "--bind", urlsplit(replica.url).netloc], own.ca, **fields)
+
+
+def test_no_create_fails_while_one_release_takes_the_place_of_another(cluster: Cluster, own: Installation) -> None:
+    with own.team({"quota": {"M40": CARDS}}) as namespace, ExitStack() as stack:
+        crowd = Crowd(cluster, namespace, range(REPLICAS))
+        with in_threads([crowd.create_many] * CALLERS):
+            for number, replica in enumerate(own.replicas):
+                replica.await_metric(GRANTED, 5)
+                crowd.in_service = [each for each in range(REPLICAS) if each != number]
+                assert replica.terminate() == 0
+                new = stack.enter_context(in_place_of(replica, own))
+                new.await_ready()
+                crowd.in_service = list(range(REPLICAS))
+                new.await_metric(GRANTED, 5)
+        assert crowd.failures == []
+        assert crowd.answers.keys() == {HTTPStatus.CREATED}
+        for cards in ROOM_FOR:
+            crowd.create_until_refused(cards)
+        assert crowd.stored_cards() == CARDS
 
 
 def test_a_release_that_knows_another_format_refuses_and_leaves_the_ledger_as_it_is(
