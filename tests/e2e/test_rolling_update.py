@@ -68,7 +68,7 @@ def test_a_release_that_knows_another_format_refuses_and_leaves_the_ledger_as_it
             crowd.in_service = [1]
             answer = crowd.create()
             assert answer.status != HTTPStatus.CREATED
-            assert f"format {FORMAT} is of another release" in answer.message
+            assert f"format {FORMAT} is of another release); have all parts run one release" in answer.message
             assert cluster.rest.get(ledger_path(namespace))["data"] == before
             crowd.in_service = [0]
             crowd.create().ok()

@@ -164,11 +164,18 @@ def test_unreachable_where_nothing_of_its_own_can_be_written_is_raised(
     assert isinstance(replica.charge("a"), Admitted), "the next is not held up"
 
 
-def test_a_damaged_ledger_is_counted_from_by_nobody(api: ApiDouble, replica: Replica) -> None:
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [("{", "delete it to have it rebuilt"), ('{"format": 2}', "have all parts run one release")],
+    ids=["damaged", "of another release"],
+)
+def test_a_ledger_that_cannot_be_read_is_counted_from_by_nobody(
+    api: ApiDouble, replica: Replica, text: str, advice: str
+) -> None:
     replica.charge("a")
-    api.store(LEDGER, {"metadata": {"name": "gpu-ledger-team-a"}, "data": {"ledger": "{"}})
+    api.store(LEDGER, {"metadata": {"name": "gpu-ledger-team-a"}, "data": {"ledger": text}})
     for _ in range(2):
-        with pytest.raises(UnreadableLedger):
+        with pytest.raises(UnreadableLedger, match=advice):
             replica.charge("b")
 
 

@@ -287,7 +287,14 @@ def _undecided() -> list[Told]:
             str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
             "By itself, then: [a lost ledger](operations.md#a-lost-ledger).",
         ),
-        Told(_damaged(), "The operator has to look: [a damaged ledger](operations.md#a-damaged-ledger)."),
+        Told(
+            _unreadable('{"pending": '), "The operator has to look: [a damaged ledger](operations.md#a-damaged-ledger)."
+        ),
+        Told(
+            _unreadable('{"format": 2}'),
+            "Go on with the update: replicas of the other release can read it. See"
+            " [a damaged ledger](operations.md#a-damaged-ledger).",
+        ),
         Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
         Told(_not_ready(Gate()), unread),
         Told("the devices that ResourceClaims are charged by have not been read yet", unread),
@@ -318,13 +325,13 @@ def _bad(body: bytes) -> str:
     raise AssertionError("a body that is no review was answered")
 
 
-def _damaged() -> str:
+def _unreadable(text: str) -> str:
     metadata = ObjectMeta(name="gpu-ledger-team-a", namespace="vcuda-quota-ledgers")
     try:
-        NamedLedger("team-a", ConfigMap(metadata, {"ledger": '{"pending": '})).read()
+        NamedLedger("team-a", ConfigMap(metadata, {"ledger": text})).read()
     except UnreadableLedger as error:
         return str(error)
-    raise AssertionError("a damaged ledger was read")
+    raise AssertionError("a ledger that cannot be read was read")
 
 
 def _warnings() -> list[Told]:

@@ -31,7 +31,7 @@ from vcuda.ledger.ledger import (
     charges_by_model,
     settle,
 )
-from vcuda.ledger.text import read_ledger, write_ledger
+from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
@@ -425,6 +425,8 @@ def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
         ledger = read_ledger((config_map.data or {})[KEY])
     except (KeyError, ValueError) as error:
         name = f"{metadata.namespace}/{metadata.name}"
-        message = f"ledger {name} cannot be read ({error}); delete it to have it rebuilt"
+        # To delete one of another release would lose what is charged in it, and that release can read it.
+        advice = "have all parts run one release" if isinstance(error, OtherFormat) else "delete it to have it rebuilt"
+        message = f"ledger {name} cannot be read ({error}); {advice}"
         raise errors.UnreadableLedger(message) from error
     return Stored(ledger, metadata.resource_version, size, deleting=metadata.deletion_timestamp is not None)

@@ -56,6 +56,10 @@ _GROUPED = msgspec.json.Decoder(_Grouped)
 _ENCODER = msgspec.json.Encoder()
 
 
+class OtherFormat(ValueError):
+    """A ledger that another release has written, which knows what this one does not."""
+
+
 def write_ledger(ledger: Ledger) -> str:
     """Return the ledger as text."""
     pending = _grouped((uid, each.model, each.charge, 0) for uid, each in ledger.pending.items())
@@ -68,11 +72,11 @@ def write_ledger(ledger: Ledger) -> str:
 def read_ledger(text: str) -> Ledger:
     """Return the ledger that a text holds.
 
-    Raises ValueError, as msgspec does too, where it is damaged or of another format.
+    Raises ValueError, as msgspec does too, where it is damaged, and OtherFormat.
     """
     # The format is read by itself first, since one of a later release may lack what is asked for below.
     if (found := _HEAD.decode(text).format) != FORMAT:
-        raise ValueError(f"format {found} is of another release")
+        raise OtherFormat(f"format {found} is of another release")
     grouped = _GROUPED.decode(text)
     pending = {uid: Pending(model, charge) for uid, model, charge, _ in _entries(grouped.pending)}
     terminating = {
