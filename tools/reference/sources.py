@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -44,10 +44,15 @@ def calls(of: str) -> Iterator[tuple[str, str, ast.Call]]:
                 yield module, called, node
 
 
+@cache
+def _imported(module: str) -> Mapping[str, str]:
+    found = [each for each in ast.walk(modules()[module]) if isinstance(each, ast.ImportFrom) and each.module]
+    return {alias.asname or alias.name: f"{each.module}.{alias.name}" for each in found for alias in each.names}
+
+
 def _dotted(module: str, node: ast.expr) -> str:
     """Where a name, or a name of a module, comes from; empty for any other expression."""
-    found = [each for each in ast.walk(modules()[module]) if isinstance(each, ast.ImportFrom) and each.module]
-    imported = {alias.asname or alias.name: f"{each.module}.{alias.name}" for each in found for alias in each.names}
+    imported = _imported(module)
     match node:
         case ast.Name(id=name):
             return imported.get(name, f"{module}.{name}")

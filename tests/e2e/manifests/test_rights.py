@@ -68,8 +68,12 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service leads here")
         scenes.damage_a_journal(cluster)
-        served = {"extender_address": address, "extender_advertise": address}
-        with system.controller(audit_period="1", **served) as controller, system.scheduler(address):
+        # Without the short time a ledger goes a minute and a half after its limit.
+        served = {"extender_address": address, "extender_advertise": address, "storable_seconds": "2"}
+        with (
+            system.controller(audit_period="1", **served) as controller,
+            system.scheduler(address),
+        ):
             controller.await_log("the Service leads here")
             quota = scenes.quota_of(cluster, webhook)
             scenes.the_extenders_certificate_is_renewed(system)
