@@ -70,6 +70,7 @@ def test_an_upgrade_to_another_image_goes_through_while_the_first_jobs_still_wai
         run(system, deletion)  # with this image they would be in the way of whoever applies the manifests next
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("plane")
 def test_the_uninstall_stops_nobody_on_its_way_and_leaves_nothing(admin: Cluster, tmp_path: Path) -> None:
     """Once the first command is through, no webhook is needed to create a pod; the rest goes with its controller.

@@ -233,7 +233,7 @@ def test_an_account_writes_ledgers_in_their_namespace_and_nothing_else(admin: Cl
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, user))) as account:
         changed = account.rest.send("PUT", f"{path}/not-ours", {**other, "data": {"a": "1"}})
         assert (changed.status, "this account writes" in changed.message) == (HTTPStatus.FORBIDDEN, True)
-        made = {**other, "metadata": {"namespace": LEDGER_NAMESPACE, "name": "gpu-ledger-team-a"}}
+        made = {**other, "metadata": {"namespace": LEDGER_NAMESPACE, "name": "gpu-ledger-nobody"}}
         assert account.try_create(made, dryRun="All").status == HTTPStatus.CREATED
         if user == "vcuda-controller":
             assert account.rest.send("DELETE", f"{path}/not-ours").status == HTTPStatus.FORBIDDEN

@@ -44,7 +44,11 @@ def test_not_one_create_fails_while_every_replica_is_replaced(admin: Cluster, sy
     done = system.rotate()
     assert done.returncode == 0, done.stdout + done.stderr
     quota, entry = QuotaConfigMap(admin.rest, "kube-system", "gpuquota"), {"quota": {"M40": 1000}}
-    with deployed(system) as rollout, system.controller(), limited(admin, quota, entry) as namespace:
+    with (
+        deployed(system) as rollout,
+        system.controller(storable_seconds="2"),
+        limited(admin, quota, entry) as namespace,
+    ):
         before = {port_of(each.process) for each in rollout.current}
         with creating(admin, namespace, share, PACE) as creates:
             rollout.restart()
