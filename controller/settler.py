@@ -47,8 +47,9 @@ as what is committed, so that nobody waits for it, and replicas that charge are 
 FEW_PENDING_BYTES = 2048
 """Less than this is written of up to some 80 pending charges."""
 
-MANY_PENDING_BYTES = 6144
-"""More than this of more than some 250, which is half of what a namespace may have."""
+MANY_PENDING_BYTES = 3072
+"""More than this of more than some 130, which is a quarter of what a namespace may have: what watches bring comes late
+where so many pods are created."""
 
 CROWDED_SECONDS = 0.25
 """Between two settlements of a ledger with many pending: at 400 pods a second it would else be full before the next."""
