@@ -19,6 +19,7 @@ FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first", "vcuda-schedule
 NOTHING = "No resources found"
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("plane")
 def test_ledgers_that_are_deleted_come_back_from_the_pods_and_hold_the_quota(admin: Cluster, tmp_path: Path) -> None:
     with installed(admin, tmp_path / "system") as (system, _):
