@@ -5,7 +5,7 @@ import pytest
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
 from tests.builders import LABELS, stored_pod
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
-from tests.unit.test_settler import ONE, PENDING, TWO, Settling
+from tests.settling import ONE, PENDING, TWO, Settling
 from vcuda.errors import LedgerLost, UnreadableLedger
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger

@@ -9,8 +9,8 @@ import structlog
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.builders import stored_pod
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
+from tests.settling import NOBODY, Settling
 from tests.unit.test_ledger_lost import LOST_SECONDS, MARK
-from tests.unit.test_settler import NOBODY, Settling
 from vcuda.errors import LedgerLost, Unavailable
 from vcuda.ledger.ledger import Admitted, Ledger
 from vcuda.quota.model import Charge

@@ -1,21 +1,17 @@
 """Settling: drift is told and mended, replicas that write first lose nothing, and nothing is released without proof."""
 
 import json
-import time
 import uuid
-from typing import Any
 
 import msgspec
 import pytest
-import structlog
-from prometheus_client import CollectorRegistry
 
-from controller.metrics import SettleMetrics
-from controller.settler import MANY_PENDING_BYTES, MAX_ATTEMPTS, Settler
+from controller.settler import MANY_PENDING_BYTES, MAX_ATTEMPTS
 from tests.api_double import ApiDouble, Effect, delivered
-from tests.builders import LABELS, Manifest, stored_pod
+from tests.builders import LABELS, stored_pod
 from tests.replicas import LEDGER, Replica
-from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from tests.settling import COUNTED, FAR, FOUR_M40, HALF, LISTED, NOBODY, ONE, PENDING, QUOTA, TWO, Settling
+from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
     MARGIN_SECONDS,
@@ -25,99 +21,13 @@ from vcuda.ledger.ledger import (
     Reservation,
     Terminating,
 )
-from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Usage
 
-FOUR_M40 = json.dumps({"team-a": {"quota": {"M40": 4}}})
-QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}
 ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
 """After its limit, or its namespace, was last seen to be there."""
-
-HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
-COUNTED, LISTED, FAR = "103", "105", "1000000"
-"""Versions: after the quota's, before the list of the pods; that of the list; and one that it is older than."""
-
-
-class Settling:
-    """A settler of namespace team-a, which by ``document`` may use four M40, and has this ledger and these pods.
-
-    It has listed everything, and nothing is due; it settles when the test says so.
-    """
-
-    def __init__(
-        self,
-        api: ApiDouble,
-        replica: Replica,
-        ledger: Ledger | None = None,
-        *pods: Manifest,
-        document: str = FOUR_M40,
-        gone: bool = False,
-    ) -> None:
-        metadata = {"name": "gpuquota", "namespace": "kube-system"}
-        api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
-        if ledger:
-            replica.store.write("team-a", ledger, replica.store.open("team-a"))
-        for pod in pods:
-            home = {**pod["metadata"], "namespace": "team-a"}
-            api.store(f"/api/v1/namespaces/team-a/pods/{home['name']}", {**pod, "metadata": home})
-        self._registry = CollectorRegistry()
-        self._ahead = 0.0
-        self.goes_on = False
-        quota, nodes = QuotaInformer(api.kube, QuotaPlace(), frozenset()), NodeInformer(api.kube, LABELS)
-        self.settler = Settler(
-            api.kube,
-            replica.store,
-            quota,
-            nodes,
-            metrics=SettleMetrics(self._registry),
-            on_report=self._on_report,
-            exists=lambda _: not gone,
-            clock=lambda: time.monotonic() + self._ahead,
-        )
-        self.reports: list[NamespaceUse | None] = []
-        self._reflectors = (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector)
-        self.relist()
-        self.settler.queue.add("end")  # a name that is due last of all tells where what is due ends
-        for key in iter(self.settler.queue.next, None):
-            self.settler.queue.served(key)
-            if key == "end":
-                break
-        self.later(10)
-        api.forget_calls()
-
-    def counted(self, metric: str) -> float | None:
-        return self._registry.get_sample_value(f"vcuda_settle_{metric}")
-
-    def relist(self) -> None:
-        """Let every watch come to what is stored now."""
-        for reflector in self._reflectors:
-            reflector.relist()
-
-    def _on_report(self, _namespace: str, use: NamespaceUse | None) -> None:
-        self.reports.append(use)
-        if not self.goes_on:
-            self.settler.reconciler.stop()
-
-    def later(self, seconds: float) -> None:
-        """Let so much time have passed."""
-        self._ahead += seconds
-
-    def run(self) -> None:
-        """Settle what is due until one namespace is done; it ends with that for good."""
-        self.settler.reconciler.run()
-
-    def settle(self) -> None:
-        """Settle the namespace once, whatever is due."""
-        self.settler.settle("team-a")
-
-    def full_resync(self) -> list[Any]:
-        """Run one full resync, which settles nothing yet; return what was warned of."""
-        with structlog.testing.capture_logs() as logs:
-            self.settler.full_resync()
-        return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
 
 
 # The full resync
@@ -269,44 +179,32 @@ def test_a_ledger_to_which_pods_are_only_added_is_settled_after_three_seconds_wh
 ) -> None:
     document = json.dumps({"team-a": {"quota": {"M40": cards}}})
     settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD), document=document)
-    settling.goes_on, queue = True, settling.settler.queue
-    queue.add("team-a")
-    assert queue.next() == "team-a"
-    settling.settle()
+    settling.take_turn()
     replica.charge("uid-2", charge=HALF)
     settling.settler.ledgers.relist()
-    for waited, due in ((seconds - 0.5, "end"), (0.5, "team-a")):
+    for waited, due in ((seconds - 0.5, False), (0.5, True)):
         settling.later(waited)
-        queue.add("end")
-        assert queue.next() == due
+        assert settling.is_due() is due
 
 
 def test_a_ledger_with_many_pending_is_settled_four_times_a_second(api: ApiDouble, replica: Replica) -> None:
     settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
-    settling.goes_on, queue = True, settling.settler.queue
-    queue.add("team-a")
-    assert queue.next() == "team-a"
-    settling.settle()
+    settling.take_turn()
     stored = replica.store.open("team-a")
     replica.store.write("team-a", msgspec.structs.replace(stored.ledger, pending=CROWD), stored)
     settling.settler.ledgers.relist()
-    for waited, due in ((0.2, "end"), (0.05, "team-a")):
+    for waited, due in ((0.2, False), (0.05, True)):
         settling.later(waited)
-        queue.add("end")
-        assert queue.next() == due
+        assert settling.is_due() is due
 
 
 def test_room_that_a_pod_has_freed_is_given_back_after_a_second_in_any_case(api: ApiDouble, replica: Replica) -> None:
     settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
-    settling.goes_on, queue = True, settling.settler.queue
-    queue.add("team-a")
-    assert queue.next() == "team-a"
-    settling.settle()
+    settling.take_turn()
     api.remove(POD)
     settling.settler.pods.reflector.relist()
     settling.later(1)
-    queue.add("end")
-    assert queue.next() == "team-a"
+    assert settling.is_due()
 
 
 # What operators are told
@@ -338,9 +236,7 @@ def test_settling_lags_while_a_namespace_is_due(api: ApiDouble, replica: Replica
 
 # What has to be proven before a charge is released, a ledger dropped or a count believed
 
-NOBODY = "{}"
 MALFORMED = "team-a: {quota: {M40: four}}"
-PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
 
 
 @pytest.mark.parametrize("stored", [False, True])

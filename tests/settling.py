@@ -1,0 +1,119 @@
+"""A settler over an API server double, whose watches, clock and turns a test drives."""
+
+import json
+import time
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.metrics import SettleMetrics
+from controller.settler import Settler
+from tests.api_double import ApiDouble
+from tests.builders import LABELS, Manifest
+from tests.replicas import Replica
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.ledger.ledger import Ledger, Pending
+from vcuda.ledger.report import NamespaceUse
+from vcuda.quota.model import Charge
+
+FOUR_M40 = json.dumps({"team-a": {"quota": {"M40": 4}}})
+NOBODY = "{}"
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+
+HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
+COUNTED, LISTED, FAR = "103", "105", "1000000"
+"""Versions: after the quota's, before the list of the pods; that of the list; and one that it is older than."""
+
+PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
+
+
+class Settling:
+    """A settler of namespace team-a, which by ``document`` may use four M40, and has this ledger and these pods.
+
+    It has listed everything, and nothing is due; it settles when the test says so.
+    """
+
+    def __init__(
+        self,
+        api: ApiDouble,
+        replica: Replica,
+        ledger: Ledger | None = None,
+        *pods: Manifest,
+        document: str = FOUR_M40,
+        gone: bool = False,
+    ) -> None:
+        metadata = {"name": "gpuquota", "namespace": "kube-system"}
+        api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
+        if ledger:
+            replica.store.write("team-a", ledger, replica.store.open("team-a"))
+        for pod in pods:
+            home = {**pod["metadata"], "namespace": "team-a"}
+            api.store(f"/api/v1/namespaces/team-a/pods/{home['name']}", {**pod, "metadata": home})
+        self._registry = CollectorRegistry()
+        self._ahead = 0.0
+        self.goes_on = False
+        quota, nodes = QuotaInformer(api.kube, QuotaPlace(), frozenset()), NodeInformer(api.kube, LABELS)
+        self.settler = Settler(
+            api.kube,
+            replica.store,
+            quota,
+            nodes,
+            metrics=SettleMetrics(self._registry),
+            on_report=self._on_report,
+            exists=lambda _: not gone,
+            clock=lambda: time.monotonic() + self._ahead,
+        )
+        self.reports: list[NamespaceUse | None] = []
+        self._reflectors = (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector)
+        self.relist()
+        self.settler.queue.add("end")  # a name that is due last of all tells where what is due ends
+        for key in iter(self.settler.queue.next, None):
+            self.settler.queue.served(key)
+            if key == "end":
+                break
+        self.later(10)
+        api.forget_calls()
+
+    def counted(self, metric: str) -> float | None:
+        return self._registry.get_sample_value(f"vcuda_settle_{metric}")
+
+    def relist(self) -> None:
+        """Let every watch come to what is stored now."""
+        for reflector in self._reflectors:
+            reflector.relist()
+
+    def _on_report(self, _namespace: str, use: NamespaceUse | None) -> None:
+        self.reports.append(use)
+        if not self.goes_on:
+            self.settler.reconciler.stop()
+
+    def later(self, seconds: float) -> None:
+        """Let so much time have passed."""
+        self._ahead += seconds
+
+    def run(self) -> None:
+        """Settle what is due until one namespace is done; it ends with that for good."""
+        self.settler.reconciler.run()
+
+    def settle(self) -> None:
+        """Settle the namespace once, whatever is due."""
+        self.settler.settle("team-a")
+
+    def full_resync(self) -> list[Any]:
+        """Run one full resync, which settles nothing yet; return what was warned of."""
+        with structlog.testing.capture_logs() as logs:
+            self.settler.full_resync()
+        return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
+
+    def take_turn(self) -> None:
+        """Let the namespace have a turn of its queue, from which the time to the next one counts."""
+        self.goes_on = True
+        self.settler.queue.add("team-a")
+        assert self.settler.queue.next() == "team-a"
+        self.settle()
+
+    def is_due(self) -> bool:
+        """Whether the namespace has its next turn by now."""
+        self.settler.queue.add("end")
+        return self.settler.queue.next() == "team-a"
