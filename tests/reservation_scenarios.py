@@ -24,6 +24,13 @@ def others_take_all_that_is_left(world: ReservationWorld) -> None:
     world.go_on()
 
 
+def settled_and_filled(world: ReservationWorld) -> None:
+    """A leader settles, and another replica is asked for more than there is room for."""
+    world.settle()
+    world.ask(B, 60)
+    world.through()
+
+
 def late_grant(world: ReservationWorld, seconds: float) -> None:
     """A replica that stood still grants as late as it can, and does not come to write that down."""
     world.reserve(A)
@@ -39,9 +46,7 @@ def others_try_again_and_again(world: ReservationWorld) -> None:
     """Until long after everything is over that was granted before; a leader settles each time."""
     for seconds in (3, 58, 5, 7.5, 0.7, 0.4, 0.4, 0.4, 0.4, 0.4, 5, 5, 5):
         world.pass_by(seconds)
-        world.settle()
-        world.ask(B, 60)
-        world.through()
+        settled_and_filled(world)
 
 
 def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
@@ -71,9 +76,7 @@ def granted_past_its_time(world: ReservationWorld) -> None:
     late_grant(world, 12)
     world.crash(A)
     world.pass_by(74.9)
-    world.settle()
-    world.ask(B, 60)
-    world.through()
+    settled_and_filled(world)
 
 
 def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
@@ -96,9 +99,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
     world.resume(A)
     world.crash(A)
     world.pass_by(landed + 86.9 - world.time.now)
-    world.settle()
-    world.ask(B, 60)
-    world.through()
+    settled_and_filled(world)
 
 
 def written(world: ReservationWorld, size: str = "card") -> None:
@@ -116,9 +117,7 @@ def clocks_that_stood_still(world: ReservationWorld) -> None:
     world.ask(A, 3)
     world.crash(A)
     world.pass_by(48)
-    world.settle()
-    world.ask(B, 60)
-    world.through()
+    settled_and_filled(world)
 
 
 def the_next_reservation_is_larger_and_that_write_is_lost(world: ReservationWorld) -> None:
