@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.control_plane import ControlPlane, running_control_plane
-from tests.e2e.installation import Installation, account_of, controlling, installed, limited_team
+from tests.e2e.installation import Installation, account_of, controlling, installed, limited_team, tenant_of
 from tests.e2e.quota_config import named_quota
 from tests.processes import ControllerProcess
 from vcuda.kube import Kube
@@ -99,15 +99,7 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 def tenant(cluster: Cluster) -> Iterator[Callable[[str], Cluster]]:
     """Call it with a namespace: the API as one who has ClusterRole edit there, and no other right."""
     with ExitStack() as teardown:
-
-        def join(namespace: str) -> Cluster:
-            cluster.kubectl("create", "serviceaccount", "tenant", "-n", namespace)
-            subject = f"--serviceaccount={namespace}:tenant"
-            cluster.kubectl("create", "rolebinding", "tenant", "-n", namespace, "--clusterrole=edit", subject)
-            token = cluster.service_account_token(namespace, "tenant")
-            return teardown.enter_context(closing(Cluster(cluster.control_plane, token)))
-
-        yield join
+        yield lambda namespace: teardown.enter_context(tenant_of(cluster, namespace))
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ class Installation:
         return read_ledger(answer.ok()["data"]["ledger"])
 
     def charged(self, namespace: str) -> dict[str, int]:
-        return {model: usage.used.cores for model, usage in self.ledger(namespace).usages().items()}
+        return charged(self.ledger(namespace))
 
     def mutating(self) -> list[Json]:
         """The webhooks that pin, one for each replica."""
@@ -265,6 +265,8 @@ def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
     metadata = {"namespace": namespace, "name": "tenant"}
     cluster.create({**about, "metadata": metadata, "roleRef": role, "subjects": [subject]})
     with closing(Cluster(cluster.control_plane, cluster.control_plane.tokens["tenant"])) as tenant:
+        # A binding counts once the API server's own watch has brought it.
+        eventually(lambda: tenant.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods").status == HTTPStatus.OK)
         yield tenant
 
 
@@ -373,6 +375,11 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
         return committed(ledger) == cores and not ledger.pending
 
     return await_ledger(installation, namespace, wanted, timeout)
+
+
+def charged(ledger: Ledger) -> dict[str, int]:
+    """All cores that nobody else may have, reserved ones too."""
+    return {model: usage.used.cores for model, usage in ledger.usages().items()}
 
 
 def committed(ledger: Ledger) -> dict[str, int]:

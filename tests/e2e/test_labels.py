@@ -151,10 +151,12 @@ def namespace(installation: Installation) -> Iterator[str]:
 def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) -> Iterator[Cluster]:
     """A tenant who may edit its namespace besides, and make others."""
     named = f"owner-of-{namespace}"
-    verbs, subject = "--verb=get,create,update,patch", f"--serviceaccount={namespace}:tenant"
+    verbs = "--verb=get,create,update,patch"
     cluster.kubectl("create", "clusterrole", named, verbs, "--resource=namespaces,namespaces/status")
-    cluster.kubectl("create", "clusterrolebinding", named, f"--clusterrole={named}", subject)
-    yield tenant(namespace)
+    cluster.kubectl("create", "clusterrolebinding", named, f"--clusterrole={named}", "--user=tenant")
+    owner = tenant(namespace)
+    eventually(lambda: owner.rest.send("GET", f"{NAMESPACES}/{namespace}").status == HTTPStatus.OK)
+    yield owner
     cluster.kubectl("delete", "clusterrole,clusterrolebinding", named)
 
 

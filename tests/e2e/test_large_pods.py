@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from tests.builders import required, requirement, term
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import Installation, tenant_of
+from tests.e2e.installation import Installation, await_ledger, charged, tenant_of
 from tests.integration.reviews import card_pod
 
 BOUNDS = required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")))
@@ -37,4 +37,6 @@ def test_what_takes_long_to_write_is_decided_at_once_while_others_create_their_p
             assert f"no GPU model that this pod may use in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
     assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
-    assert (installation.charged(namespace), installation.charged(other)) == ({"M40": 600}, {"M40": 2000})
+    # What the replica had reserved is given back.
+    await_ledger(installation, namespace, lambda ledger: charged(ledger) == {"M40": 600})
+    await_ledger(installation, other, lambda ledger: charged(ledger) == {"M40": 2000})

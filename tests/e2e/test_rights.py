@@ -58,7 +58,7 @@ RIGHTS = [
     ("controller", "configmaps/gpu-quota-usage", "default", "patch delete", ""),
     ("controller", "configmaps/another", "default", "", "get patch delete"),
     ("controller", "configmaps", "default", "", "list"),
-    ("controller", "namespaces", "default", "get patch", "delete"),
+    ("controller", "namespaces", "default", "list watch patch", "get delete"),
     ("controller", "pods", "default", "patch", "create update delete"),
     ("controller", "replicasets.apps", "default", "patch", "delete"),
     ("controller", "deployments.apps", "default", "", "patch"),
