@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from http import HTTPStatus
-from typing import Any, Never, cast
+from typing import Any, Never, Protocol, cast
 
 import jsonpatch
 import msgspec
@@ -37,6 +37,27 @@ def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
     """Lose the answer to a call that got there."""
     effect()
     raise Unavailable("timed out")
+
+
+class Api(Protocol):
+    """The API server of processes whose calls get there as the test says; ``date`` is its clock."""
+
+    deliver: Delivery
+    date: Callable[[], datetime | None]
+
+    @property
+    def kube(self) -> Kube:
+        """The handle that the code under test takes."""
+
+    @property
+    def objects(self) -> Mapping[str, Mapping[str, Any]]:
+        """What is stored, by path."""
+
+    def store(self, path: str, manifest: Mapping[str, Any]) -> bytes:
+        """Store an object, whatever is there; return it as stored."""
+
+    def remove(self, path: str) -> None:
+        """Have an object be gone, past what keeps hands off."""
 
 
 class ApiDouble:

@@ -159,7 +159,7 @@ class OwnProcess:
 
     def logs(self, event: str | None = None) -> list[Fields]:
         """The structured lines so far, or those of one event; all of them once the process has ended."""
-        lines = map(json.loads, self._out.so_far())
+        lines = (json.loads(line) for line in self._out.so_far() if not event or event in line)
         return [line for line in lines if event is None or line["event"] == event]
 
     def output(self) -> str:

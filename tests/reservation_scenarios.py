@@ -3,7 +3,7 @@
 In all of them replica A has reserved room, and B is who would be given the same room again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.reservation_subjects import LIMITS
 from tests.reservation_world import ReservationWorld
@@ -302,3 +302,37 @@ def stored_where_the_leader_has_not_seen_it(world: ReservationWorld) -> None:
     world.store_some()
     world.pass_by(10)
     world.settle(look=False)
+
+
+def play(scenario: Scenario, world: ReservationWorld) -> None:
+    """In the end all goes well for a while, and then what is charged is what is stored."""
+    with world:
+        scenario(world)
+        world.come_to_rest()
+
+
+ALL: Sequence[Scenario] = [
+    others_take_all_that_is_left,
+    reaped_when_what_it_granted_last_is_no_longer_stored,
+    granted_past_its_time,
+    the_ledger_is_lost_and_it_does_not_know,
+    its_time_counts_from_before_the_write,
+    clocks_that_stood_still,
+    the_next_reservation_is_larger_and_that_write_is_lost,
+    the_next_reservation_is_smaller,
+    a_write_of_unknown_outcome_lands_late,
+    what_was_granted_is_in_the_next_write,
+    others_write_first,
+    created_while_a_write_is_under_way,
+    another_process_has_another_id,
+    the_limit_is_lowered,
+    a_burst_just_below_the_limit,
+    little_room_beside_what_others_reserve,
+    its_reservation_was_reaped,
+    reaped_by_a_count_of_that_moment,
+    renewed_for_longer_than_it_could_stand_by_itself,
+    who_waits_is_given_what_others_reserve,
+    never_stored,
+    stored_at_the_last_moment,
+    stored_where_the_leader_has_not_seen_it,
+]

@@ -50,7 +50,8 @@ class Subject(NamedTuple):
     def manifest(self) -> Mapping[str, Any]:
         metadata = {"name": self.uid, "namespace": TEAM, "uid": self.uid}
         if self.claim:
-            return {"metadata": metadata, "spec": {}}
+            requests = [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]
+            return {"metadata": metadata, "spec": {"devices": {"requests": requests}}}
         pod = builders.stored_pod(SIZES[self.size], self.uid, affinity=builders.held_to(self.model))
         return {**pod, "metadata": metadata}
 

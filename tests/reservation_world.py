@@ -18,13 +18,13 @@ from prometheus_client import CollectorRegistry
 from controller.metrics import SettleMetrics
 from controller.settler import Settler
 from tests import builders
-from tests.api_double import ApiDouble
+from tests.api_double import Api, ApiDouble
 from tests.replicas import LEDGER
 from tests.reservation_subjects import LIMITS, TEAM, Subject
 from tests.stepped import DriftingClock, OpenCall, SteppedLoop, TrueTime, Wire, WireExecutor
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
-from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
 from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.placement import Nodes
@@ -91,8 +91,10 @@ class Leader:
             on_report=lambda *_: None,
             clock=clock.now,
         )
-        watched = (self._settler.ledgers, self._settler.pods.reflector, self._settler.claims.reflector)
-        self._reflectors = (quota.reflector, nodes.reflector, *watched)
+        self._reflectors: list[Reflector[Any]] = [quota.reflector, self._settler.ledgers, self._settler.pods.reflector]
+        if world.claims:
+            self._reflectors.append(self._settler.claims.reflector)
+        nodes.reflector.relist()
         self.look()
 
     def look(self) -> None:
@@ -111,10 +113,15 @@ class Leader:
 
 
 class ReservationWorld:
-    """Three replicas and two leaders beside one API server; their clocks differ by a hundredth."""
+    """Three replicas and two leaders beside one API server; their clocks differ by a hundredth.
 
-    def __init__(self) -> None:
-        self.time, self.api = TrueTime(), ApiDouble()
+    Where no ``claims`` are served, pods are created in their place.
+    """
+
+    def __init__(self, api: Api | None = None, *, claims: bool = True) -> None:
+        self.time = TrueTime()
+        self.api: Api = api or ApiDouble()
+        self.claims = claims
         self.api.date = lambda: datetime.fromtimestamp(int(self.time.now), UTC)
         self.wire = Wire(self.api)
         self.subjects: dict[str, Subject] = {}
@@ -150,7 +157,7 @@ class ReservationWorld:
             self.api.kube,
             "vcuda-quota",
             lambda: Nodes(builders.LABELS),
-            claim_price=lambda: self._price,
+            claim_price=lambda: self._price if self.claims else None,
             clock=clock.now,
             sleep=self.pass_unheard,
         )
@@ -168,7 +175,7 @@ class ReservationWorld:
         for _ in range(number):
             uid = f"uid-{len(self.subjects)}"
             edit = len(self._edits) - 1
-            self.subjects[uid] = Subject(uid, model, size, float(int(self.time.now)), edit, claim)
+            self.subjects[uid] = Subject(uid, model, size, float(int(self.time.now)), edit, claim and self.claims)
             self.ask_again(uid, replica)
 
     def ask_again(self, uid: str, replica: int) -> None:

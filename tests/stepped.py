@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
-from tests.api_double import ApiDouble, Effect
+from tests.api_double import Api, Effect
 from vcuda.errors import Unavailable, VcudaError
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Wire:
     which may arrive all the same.
     """
 
-    def __init__(self, api: ApiDouble) -> None:
+    def __init__(self, api: Api) -> None:
         self.open: list[OpenCall] = []
         self.late: list[OpenCall] = []
         self._stopped = threading.Semaphore(0)

@@ -41,10 +41,11 @@ DIRTY = "STORED WITH WHAT WAS FORGED"
 TORN = "bound, and torn away"
 GONE = "gone before"
 ALLOWED, HUNG_UP = "allowed", "not answered"
-NOT_ALLOWED = frozenset({"403", "429", "503", HUNG_UP})
-INVENTED = "invented"
 NO_RIGHT = "refused by RBAC"
-"""So also for a while after the API server has come up again: it does not know all rights yet."""
+"""So also for a while after the API server has come up again: it does not know all rights yet, those of the webhook
+neither."""
+NOT_ALLOWED = frozenset({"403", "429", "503", NO_RIGHT, HUNG_UP})
+INVENTED = "invented"
 
 KINDS: Sequence[tuple[str, int, str]] = (
     ("no GPU model", 403, "no GPU model that this "),
@@ -256,6 +257,9 @@ class Siege:
             reply = self._replica().send("POST", "/validate", json.dumps(review_of(pod, **fields)))
         except (OSError, HTTPException):
             return HUNG_UP
+        if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            said = reply.body.decode()
+            return NO_RIGHT if "forbidden: User" in said else said
         if reply.status != HTTPStatus.OK:
             return str(reply.status)
         response = reply.decoded()["response"]

@@ -73,6 +73,10 @@ ROOMY_PART = 0.75
 """The part of what is created in the one namespace that has room for hundreds: there replicas reserve."""
 
 LEADING, REAPED = "leading", "reservation of a replica that is gone"
+INTERNAL, NOT_ANSWERED = "internal error", "not answered"
+TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
+"""The events of which a run tells."""
+
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
@@ -219,6 +223,7 @@ class Victim(Generic[P]):
 
     def __init__(self, start: Callable[[], P], threads: ThreadPoolExecutor, first: P | None = None) -> None:
         self.kills = 0
+        self._told: list[Fields] = []
         self._start = start
         self._threads = threads
         self._running: Future[P] = Future()
@@ -236,7 +241,9 @@ class Victim(Generic[P]):
     def kill(self, *, counted: bool = True) -> None:
         """SIGKILL; another takes its place."""
         self.kills += counted
-        self.current().kill()
+        ended = self.current()
+        ended.kill()
+        self._told += lines_of(ended)
         self._running = self._threads.submit(self._start)
 
     def signal(self, number: signal.Signals) -> None:
@@ -247,6 +254,14 @@ class Victim(Generic[P]):
     def has_ended(self) -> bool:
         """Whether it has ended by itself."""
         return self._running.done() and self.serving() is None
+
+    def history(self, event: str) -> list[Fields]:
+        """What this one, and those before it, said of this event, of `TOLD`."""
+        return [line for line in (*self._told, *lines_of(self.current())) if line["event"] == event]
+
+
+def lines_of(process: OwnProcess) -> list[Fields]:
+    return [line for event in TOLD for line in process.logs(event)]
 
 
 Make = Callable[..., WebhookProcess]
@@ -308,17 +323,16 @@ def kernel_says(pid: int, file: str, field_name: str) -> int:
 
 @dataclass
 class Controllers:
-    """Candidates for one lease. ``told``: what those that have ended said of leading, and of reservations."""
+    """Candidates for one lease."""
 
     candidates: Sequence[Victim[ControllerProcess]]
-    told: list[Fields] = field(default_factory=list)
 
     def kill_leader(self) -> bool:
         """SIGKILL the one that leads, if there is one just now."""
         for candidate in self.candidates:
             process = candidate.serving()
             if process and process.logs(LEADING):
-                self._replace(candidate, counted=True)
+                candidate.kill()
                 return True
         return False
 
@@ -326,21 +340,11 @@ class Controllers:
         """Let others take the place of those that have ended by themselves."""
         for candidate in self.candidates:
             if candidate.has_ended:
-                self._replace(candidate, counted=False)
+                candidate.kill(counted=False)
 
     def history(self, event: str) -> list[Fields]:
         """What all said of this event."""
-        running = [line for candidate in self.candidates for line in lines_of(candidate.current())]
-        return [line for line in (*self.told, *running) if line["event"] == event]
-
-    def _replace(self, candidate: Victim[ControllerProcess], *, counted: bool) -> None:
-        process = candidate.current()
-        candidate.kill(counted=counted)
-        self.told += lines_of(process)
-
-
-def lines_of(process: ControllerProcess) -> list[Fields]:
-    return [line for event in (LEADING, REAPED) for line in process.logs(event)]
+        return [line for candidate in self.candidates for line in candidate.history(event)]
 
 
 @contextmanager

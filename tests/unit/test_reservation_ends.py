@@ -111,7 +111,7 @@ def test_a_write_without_an_answer_is_sent_again_as_it_was_until_its_outcome_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[bytes] = []
-    put = world.api.put_heard
+    put = world.api.kube.put_heard
 
     def put_heard(path: str, body: bytes, *rest: Any, **more: Any) -> Heard:
         sent.append(body)

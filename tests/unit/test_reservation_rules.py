@@ -16,43 +16,10 @@ from webhook import leases
 from webhook.leases import ReservationLease
 from webhook.ledger_client import NamespaceLedger
 
-SCENARIOS = [
-    scenarios.others_take_all_that_is_left,
-    scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
-    scenarios.granted_past_its_time,
-    scenarios.the_ledger_is_lost_and_it_does_not_know,
-    scenarios.its_time_counts_from_before_the_write,
-    scenarios.clocks_that_stood_still,
-    scenarios.the_next_reservation_is_larger_and_that_write_is_lost,
-    scenarios.the_next_reservation_is_smaller,
-    scenarios.a_write_of_unknown_outcome_lands_late,
-    scenarios.what_was_granted_is_in_the_next_write,
-    scenarios.others_write_first,
-    scenarios.created_while_a_write_is_under_way,
-    scenarios.another_process_has_another_id,
-    scenarios.the_limit_is_lowered,
-    scenarios.a_burst_just_below_the_limit,
-    scenarios.little_room_beside_what_others_reserve,
-    scenarios.its_reservation_was_reaped,
-    scenarios.reaped_by_a_count_of_that_moment,
-    scenarios.renewed_for_longer_than_it_could_stand_by_itself,
-    scenarios.who_waits_is_given_what_others_reserve,
-    scenarios.never_stored,
-    scenarios.stored_at_the_last_moment,
-    scenarios.stored_where_the_leader_has_not_seen_it,
-]
 
-
-def play(scenario: scenarios.Scenario) -> None:
-    """In the end all goes well for a while, and then what is charged is what is stored."""
-    with ReservationWorld() as world:
-        scenario(world)
-        world.come_to_rest()
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
 def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.Scenario) -> None:
-    play(scenario)
+    scenarios.play(scenario, ReservationWorld())
 
 
 class Broken(NamedTuple):
@@ -282,4 +249,4 @@ def break_rule(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     break_rule(broken, monkeypatch)
     with pytest.raises(AssertionError):
-        play(broken.scenario)
+        scenarios.play(broken.scenario, ReservationWorld())

@@ -1,0 +1,146 @@
+"""A real API server behind processes whose calls arrive, are answered and get lost when a test says so."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Never, cast
+
+import msgspec
+
+from tests.api_double import Delivery, Effect, delivered
+from vcuda.errors import ApiError, Conflict, NotFound, Unavailable
+from vcuda.kube import MERGE_PATCH, Kube, Params
+from vcuda.kube.client import Heard, Page
+
+AT_ONCE = json.dumps({"gracePeriodSeconds": 0}).encode()
+
+
+class ServedApi:
+    """What `tests.api_double.Api` asks for, done by an API server.
+
+    ``date`` stands for its clock, as tests let hours pass. It gives every object a uid of its own: in lists that is its
+    name, by which the test knew it before it was stored.
+    """
+
+    def __init__(self, kube: Kube) -> None:
+        self.deliver: Delivery = delivered
+        self.date: Callable[[], datetime | None] = lambda: None
+        self.objects = Objects(kube)
+        self._served = kube
+
+    @property
+    def kube(self) -> Kube:
+        return cast("Kube", self)
+
+    def store(self, path: str, manifest: Mapping[str, Any]) -> bytes:
+        body = json.dumps(manifest).encode()
+        self.objects.forget()
+        try:
+            return self._served.post(path.rpartition("/")[0], body)
+        except Conflict:
+            return self._served.patch(path, body, MERGE_PATCH)
+
+    def remove(self, path: str) -> None:
+        self.objects.forget()
+        left = json.loads(self._served.delete(path, AT_ONCE))
+        if left.get("metadata", {}).get("finalizers"):
+            self._served.patch(path, b'{"metadata": {"finalizers": null}}', MERGE_PATCH)
+
+    def clear(self, collection: str) -> None:
+        """Remove all of a collection but what every namespace has."""
+        for page in self._served.list_pages(collection):
+            names = {msgspec.json.decode(each)["metadata"]["name"] for each in page.items}
+            for name in names - {"kube-root-ca.crt"}:
+                self.remove(f"{collection}/{name}")
+
+    # What the code under test calls
+
+    def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
+        return self.deliver("GET", timeout, lambda: self._served.get(path, params, timeout))
+
+    def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
+        return self._write("POST", timeout, lambda: self._served.post(path, body, params, timeout))
+
+    def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
+        return Heard(self.post(path, body, params, timeout))
+
+    def put_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
+        dates: list[datetime | None] = []
+
+        def effect() -> bytes:
+            answer = self._served.put(path, body, params, timeout)
+            dates.append(self.date())
+            return answer
+
+        return Heard(self._write("PUT", timeout, effect), date=dates[0])
+
+    def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
+        return self.put_heard(path, body, params, timeout).body
+
+    def patch(
+        self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
+    ) -> bytes:
+        patched = self._served.patch
+        return self._write("PATCH", timeout, lambda: patched(path, body, content_type, params, timeout=timeout))
+
+    def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
+        return self._write("DELETE", timeout, lambda: self._served.delete(path, body, params, timeout))
+
+    def list_pages(
+        self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30
+    ) -> Iterator[Page]:
+        """Yield all on one page."""
+        versions: list[str] = []
+
+        def effect() -> bytes:
+            pages = list(self._served.list_pages(path, params, limit, timeout))
+            versions.append(pages[0].resource_version)
+            return json.dumps([_by_name(item) for page in pages for item in page.items]).encode()
+
+        items = msgspec.json.decode(self.deliver("LIST", timeout, effect), type=list[msgspec.Raw])
+        yield Page(versions[0], items)
+
+    def stream(
+        self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
+    ) -> Never:
+        """Refuse a watch: what is known is what was listed, when the test says so."""
+        if "sendInitialEvents" in (params or {}):
+            raise ApiError(422, "sendInitialEvents is forbidden for watch")
+        raise Unavailable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
+
+    def _write(self, method: str, timeout: float, write: Effect) -> bytes:
+        def effect() -> bytes:
+            self.objects.forget()
+            return write()
+
+        return self.deliver(method, timeout, effect)
+
+
+class Objects(Mapping[str, Mapping[str, Any]]):
+    """What is stored, by path; that cannot be told for all of it. It is read again once somebody has written."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._read: dict[str, Mapping[str, Any]] = {}
+
+    def forget(self) -> None:
+        self._read.clear()
+
+    def __getitem__(self, path: str) -> Mapping[str, Any]:
+        if path not in self._read:
+            try:
+                self._read[path] = json.loads(self._kube.get(path))
+            except NotFound as error:
+                raise KeyError(path) from error
+        return self._read[path]
+
+    def __iter__(self) -> Never:
+        raise TypeError("the paths of an API server have no end")
+
+    def __len__(self) -> Never:
+        raise TypeError("the paths of an API server have no end")
+
+
+def _by_name(item: msgspec.Raw) -> Any:
+    found = msgspec.json.decode(item)
+    return {**found, "metadata": {**found["metadata"], "uid": found["metadata"]["name"]}}

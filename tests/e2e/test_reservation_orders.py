@@ -1,0 +1,70 @@
+"""Reservations in every order that can be, as in tests/unit, with the calls done by a real API server and etcd."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests import reservation_scenarios as scenarios
+from tests.e2e.cluster import Cluster
+from tests.e2e.dra import claims_path, served
+from tests.e2e.served_api import ServedApi
+from tests.reservation_machine import ReservationMachine
+from tests.reservation_subjects import TEAM
+from tests.reservation_world import QUOTA, ReservationWorld
+from vcuda.kube import Kube
+
+LEDGERS = "vcuda-quota"
+EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "6"))
+
+pytestmark = pytest.mark.timeout(120 + 30 * EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def make_world(cluster: Cluster) -> Iterator[Callable[[], ReservationWorld]]:
+    """Call it for a world in which nothing has been created yet."""
+    claims = served(cluster)
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEDGERS}})
+    collections = [f"/api/v1/namespaces/{TEAM}/pods", f"/api/v1/namespaces/{LEDGERS}/configmaps"]
+    collections += [claims_path(TEAM)] if claims else []
+    with closing(Kube.connect(cluster.kubeconfig)) as kube, cluster.fresh_namespace(name=TEAM):
+        api = ServedApi(kube)
+
+        def clear() -> None:
+            for collection in collections:
+                api.clear(collection)
+
+        def make() -> ReservationWorld:
+            clear()
+            return ReservationWorld(ServedApi(kube), claims=claims)
+
+        yield make
+        clear()
+        api.remove(QUOTA)
+
+
+def test_no_order_of_calls_to_a_real_api_server_admits_too_much(make_world: Callable[[], ReservationWorld]) -> None:
+    class OnThisApiServer(ReservationMachine):
+        def __init__(self) -> None:
+            super().__init__(make_world)
+
+    run_state_machine_as_test(
+        OnThisApiServer,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=40,
+            deadline=None,
+            phases=[Phase.reuse, Phase.generate],  # to make a failing example shorter takes minutes here
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
+def test_what_goes_wrong_once_a_rule_is_broken_goes_well(
+    make_world: Callable[[], ReservationWorld], scenario: scenarios.Scenario
+) -> None:
+    scenarios.play(scenario, make_world())
