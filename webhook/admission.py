@@ -93,6 +93,11 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
         try:
             # Blocks this thread, which has nothing else to do. Bounded, because a loop that ends answers nobody.
             return done.result(MAX_WAIT_SECONDS)
+        except TimeoutError:
+            if done.done():  # raised by the call itself
+                raise
+            done.cancel()
+            raise errors.Unavailable("this replica stood still for too long") from None
         finally:
             self.computing.acquire()
 

@@ -17,7 +17,9 @@ import pytest
 from tests.e2e.attackers import ATTACKS, CLAIM_ATTACKS, INVENTED, Siege, prepare
 from tests.e2e.chaos import (
     CLAIM_REQUESTS,
+    INTERNAL,
     LEADING,
+    NOT_ANSWERED,
     OVER_QUOTA,
     REAPED,
     REASONS,
@@ -173,8 +175,14 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         print(*(f"{line['timestamp']} {line['event']}" for line in (*leading, *reaped)), sep="\n")
         print(f"{len(leading)} leaders took {len(reaped)} reservations from replicas that wrote no more")
         tell_attacks(siege, figures, stage.losses)
+        unanswered, faults = (
+            [line for each in victims for line in each.history(event)] for event in (NOT_ANSWERED, INTERNAL)
+        )
+        reasons = Counter(line["reason"] for line in unanswered if line["level"] == "error")
+        print("reviews that failed:", *(f"  {count:6d} {told}" for told, count in reasons.most_common()), sep="\n")
         known = {**ATTACKS, **(CLAIM_ATTACKS if claiming else {})}
 
+        assert faults == []
         for observer in observers:
             assert list(exceeded(observer, teams)) == []
         assert filled == teams

@@ -14,6 +14,7 @@ from tests.integration.reviews import review_of
 from tests.waiting import PATIENT
 from vcuda.errors import BadReview, Unavailable
 from vcuda.quota.model import Limit, NamespaceQuota, Usage
+from webhook import admission
 from webhook.admission import LARGE_REVIEW, LARGE_REVIEW_THREADS, Gate, Service
 from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers
 from webhook.metrics import Metrics
@@ -29,13 +30,13 @@ class Ledgers(MemoryLedgers):
         super().__init__()
         self.threads: set[str] = set()
         self.arrived = 0
-        self._until = until
+        self.until = until
 
     async def charge(self, request: ChargeRequest) -> Decision:
         self.threads.add(threading.current_thread().name)
         self.arrived += 1
-        if self._until:
-            await self._until()
+        if self.until:
+            await self.until()
         return await super().charge(request)
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
@@ -164,5 +165,21 @@ def test_an_error_reaches_the_caller_and_the_next_is_decided(error: Exception) -
         with pytest.raises(BadReview):
             await webhook.answer("/validate", b"x" * 2 * LARGE_REVIEW, 10)
         assert await allowed(webhook, "/validate", large())
+
+    asyncio.run(create())
+
+
+def test_a_large_pod_on_a_replica_that_stood_still_is_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process was stopped while the pod waited for the ledger, for longer than the API server waits."""
+    monkeypatch.setattr(admission, "MAX_WAIT_SECONDS", 0.01)
+
+    async def create() -> None:
+        ledgers = Ledgers(asyncio.Event().wait)
+        webhook = service(ledgers)
+        with pytest.raises(Unavailable, match="stood still"):
+            await webhook.answer("/validate", large("uid-0"), 10)
+        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+        ledgers.until = None
+        assert await allowed(webhook, "/validate", large("uid-1"))
 
     asyncio.run(create())
