@@ -22,8 +22,12 @@ TARGET_SECONDS = 1.5
 """For so much of the demand a replica reserves. At 30 pods a second over three replicas, 0.25 s are two charges each:
 then nearly every charge is a write after all."""
 
+LEAST_SPAN_SECONDS = 0.5
+"""Demand that has just begun is taken for what comes in at least so long: a few at once are no rate yet."""
+
 LEAST_GRANTS = 4
-"""With fewer within `RATE_SECONDS` each charge is written by itself, as a write costs less than a reservation hides."""
+"""With fewer within `RATE_SECONDS`, of all models, each charge is written by itself, as a write costs less than a
+reservation hides. Of a model that is granted at all so many are reserved: fewer would be a write for each after all."""
 
 WRITE_SECONDS = 1.0
 """After which what was granted is written in any case, to stand by its uid as pending: until then it is counted as
@@ -62,9 +66,12 @@ class Demand:
         self._grants: deque[tuple[float, str, Charge]] = deque()
         # Kept, and not summed up at each flush: a burst leaves thousands.
         self._sums: dict[str, tuple[int, Charge]] = {}
+        self._since = -math.inf
 
     def add(self, model: str, charge: Charge) -> None:
         """Count a grant of now."""
+        if not self.recent():
+            self._since = self._clock()
         number, charged = self._sums.get(model, (0, Charge()))
         self._sums[model] = number + 1, charged + charge
         self._grants.append((self._clock(), model, charge))
@@ -79,21 +86,29 @@ class Demand:
                 self._sums[model] = number - 1, charged - charge
         return self._sums
 
+    @property
+    def seconds(self) -> float:
+        """Within how long that was: shorter than `RATE_SECONDS` where it has just begun."""
+        return min(max(self._clock() - self._since, LEAST_SPAN_SECONDS), RATE_SECONDS)
 
-def target(ledger: Ledger, quota: NamespaceQuota, recent: Mapping[str, tuple[int, Charge]]) -> Mapping[str, Charge]:
+
+def target(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Mapping[str, Charge]:
     """Return what to reserve of each model beside everything that is in the ledger; it always fits.
 
     The ledger is without the replica's own reservation, and holds all that it granted.
     """
-    charges = {}
+    charges: dict[str, Charge] = {}
+    recent = demand.recent()
+    if sum(number for number, _ in recent.values()) < LEAST_GRANTS:
+        return charges
     for model, (number, charged) in recent.items():
         mean = Charge(*(math.ceil(part / number) for part in msgspec.structs.astuple(charged)))
-        if number < LEAST_GRANTS or not mean.cores or model not in quota.limits:
+        if not mean.cores or model not in quota.limits:
             continue
         room = _room(quota.limits[model], ledger.usage(model).used, mean)
         if room < LEAST_ROOM:
             continue
-        wanted = math.ceil(number * TARGET_SECONDS / RATE_SECONDS)
+        wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), LEAST_GRANTS)
         if most := min(wanted, room // (PART_OF_ROOM * (len(ledger.reserved) + 1))):
             charges[model] = _times(mean, most)
     return charges

@@ -321,7 +321,7 @@ class NamespaceLedger:
         terms = self._terms
         charges: Mapping[str, Charge] = {}
         if terms and terms.quota.mode is Mode.ENFORCE and not (self._lease.gives_way or self._shared.leaving):
-            charges = target(ledger, terms.quota, self._demand.recent())
+            charges = target(ledger, terms.quota, self._demand)
         return self._lease.send(ledger, charges)
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:

@@ -1,6 +1,7 @@
 """How much a replica reserves, and when it writes what it granted from that."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -16,11 +17,25 @@ def cards(number: int) -> Charge:
     return Charge(100 * number, 0, 100 * number)
 
 
+def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
+    """What was granted of each model just now, and one of a third shortly before; it began so long ago."""
+    now = 0.0
+    demand = Demand(lambda: now)
+    demand.add("V100", CARD)
+    now = seconds / 2
+    demand.add("V100", CARD)
+    now = seconds
+    for model, charges in grants.items():
+        for charge in charges:
+            demand.add(model, charge)
+    return demand
+
+
 @pytest.mark.parametrize(
     ("limit", "used", "beside", "grants", "reserved"),
     [
         pytest.param(1000, 0, 0, 12, 9, id="1.5 s of what was granted within 2 s"),
-        pytest.param(1000, 0, 0, LEAST_GRANTS - 1, 0, id="nothing by so little demand"),
+        pytest.param(1000, 0, 0, LEAST_GRANTS - 2, 0, id="nothing by so little demand"),
         pytest.param(60, 36, 0, 12, 6, id="a quarter of the room at most"),
         pytest.param(60, 36, 1, 12, 3, id="which is shared with another replica"),
         pytest.param(60, 40, 0, 12, 5, id="room for 20 is enough"),
@@ -33,12 +48,26 @@ def test_what_is_reserved(limit: int, used: int, beside: int, grants: int, reser
     ledger = Ledger({"M40": cards(used)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * limit)})
     wanted = {"M40": cards(reserved)} if reserved else {}
-    assert target(ledger, quota, {"M40": (grants, cards(grants))}) == wanted
+    assert target(ledger, quota, demand(M40=[CARD] * grants)) == wanted
+
+
+@pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 9), (1.5, 12), (0.5, 36), (0.0, 36)])
+def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
+    """Or the first two seconds of a burst would be reserved for as if they were its end."""
+    quota = NamespaceQuota({"M40": Limit(100_000)})
+    assert target(Ledger(), quota, demand(seconds, M40=[CARD] * 12)) == {"M40": cards(reserved)}
+
+
+def test_a_model_of_which_little_is_asked_for_is_reserved_beside_others() -> None:
+    """A namespace's pods are spread over its models, so each may have few of many."""
+    quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
+    reserved = target(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD]))
+    assert reserved == {"M40": cards(9), "P100": cards(LEAST_GRANTS)}
 
 
 def test_memory_is_room_too_and_a_model_without_a_quota_has_none() -> None:
     quota = NamespaceQuota({"M40": Limit(10_000, 40 * 1024)})
-    recent = {"M40": (40, Charge(400, 40 * 1024)), "P100": (40, Charge(400, 40 * 1024))}
+    recent = demand(M40=[SHARE] * 40, P100=[SHARE] * 40)
     assert target(Ledger(), quota, recent) == {"M40": Charge(100, 10 * 1024)}
 
 
