@@ -296,6 +296,7 @@ def _undecided() -> list[Told]:
             " [a damaged ledger](operations.md#a-damaged-ledger).",
         ),
         Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
+        Told("this replica stood still for too long", "Nothing: the API server asks another replica."),
         Told(_not_ready(Gate()), unread),
         Told("the devices that ResourceClaims are charged by have not been read yet", unread),
         Told("this replica knows an older quota ConfigMap than the ledger was counted by", behind),
