@@ -60,7 +60,24 @@ class Api(Protocol):
         """Have an object be gone, past what keeps hands off."""
 
 
-class ApiDouble:
+class Handle:
+    """What stands for our client in the code under test. It knows what was listed, when the test said so."""
+
+    @property
+    def kube(self) -> Kube:
+        """It as the handle that the code under test takes."""
+        return cast("Kube", self)
+
+    def stream(
+        self, path: str, params: Mapping[str, object] | None = None, *, connect_timeout: float = 10, read_timeout: float
+    ) -> Never:
+        """Refuse a watch, and to stream lists."""
+        if "sendInitialEvents" in (params or {}):
+            raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "sendInitialEvents is forbidden for watch")
+        raise Unavailable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
+
+
+class ApiDouble(Handle):
     """Objects by path, in namespaces that are all there.
 
     ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail.
@@ -72,11 +89,6 @@ class ApiDouble:
         self.deliver: Delivery = delivered
         self.date: Callable[[], datetime | None] = lambda: None
         self._version = 100
-
-    @property
-    def kube(self) -> Kube:
-        """The double as the handle that the code under test takes."""
-        return cast("Kube", self)
 
     def forget_calls(self) -> None:
         self.calls.clear()
@@ -196,14 +208,6 @@ class ApiDouble:
 
         items = msgspec.json.decode(self._call("LIST", timeout, effect), type=list[msgspec.Raw])
         yield Page(str(self._version), items)
-
-    def stream(
-        self, path: str, params: Mapping[str, object] | None = None, *, connect_timeout: float = 10, read_timeout: float
-    ) -> Never:
-        """Refuse a watch: what is known of this API server is what was listed, and it streams no lists."""
-        if "sendInitialEvents" in (params or {}):
-            raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "sendInitialEvents is forbidden for watch")
-        raise Unavailable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
 
     def _bind(self, path: str, binding: dict[str, Any]) -> bytes:
         known, asked = self._known(path), binding["metadata"]

@@ -306,9 +306,7 @@ class Figures:
                     self.worker = max(self.worker, kernel_says(worker, "status", "VmHWM"))
                     parts = [kernel_says(pid, "smaps_rollup", "Pss") for pid in (worker, process.process.pid)]
                     self.replica = max(self.replica, sum(parts))
-                    [told] = re.findall(
-                        rb"^vcuda_ledger_granted_total (\S+)", process.get("/metrics").body, re.MULTILINE
-                    )
+                    [told] = GRANTED.findall(process.get("/metrics").body)
                     self.grants[worker] = float(told)
                     self.samples += 1
 

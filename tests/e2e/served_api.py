@@ -3,19 +3,19 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Never, cast
+from typing import Any, Never
 
 import msgspec
 
-from tests.api_double import Delivery, Effect, delivered
-from vcuda.errors import ApiError, Conflict, NotFound, Unavailable
+from tests.api_double import Delivery, Effect, Handle, delivered
+from vcuda.errors import Conflict, NotFound
 from vcuda.kube import MERGE_PATCH, Kube, Params
 from vcuda.kube.client import Heard, Page
 
 AT_ONCE = json.dumps({"gracePeriodSeconds": 0}).encode()
 
 
-class ServedApi:
+class ServedApi(Handle):
     """What `tests.api_double.Api` asks for, done by an API server.
 
     ``date`` stands for its clock, as tests let hours pass. It gives every object a uid of its own: in lists that is its
@@ -27,10 +27,6 @@ class ServedApi:
         self.date: Callable[[], datetime | None] = lambda: None
         self.objects = Objects(kube)
         self._served = kube
-
-    @property
-    def kube(self) -> Kube:
-        return cast("Kube", self)
 
     def store(self, path: str, manifest: Mapping[str, Any]) -> bytes:
         body = json.dumps(manifest).encode()
@@ -99,14 +95,6 @@ class ServedApi:
 
         items = msgspec.json.decode(self.deliver("LIST", timeout, effect), type=list[msgspec.Raw])
         yield Page(versions[0], items)
-
-    def stream(
-        self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
-    ) -> Never:
-        """Refuse a watch: what is known is what was listed, when the test says so."""
-        if "sendInitialEvents" in (params or {}):
-            raise ApiError(422, "sendInitialEvents is forbidden for watch")
-        raise Unavailable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
 
     def _write(self, method: str, timeout: float, write: Effect) -> bytes:
         def effect() -> bytes:
