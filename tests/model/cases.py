@@ -9,6 +9,12 @@ EXACT = Bounds(reserve=0)
 
 RESERVING = Bounds()
 
+RUNNING_ON = EXACT._replace(replicas=1, runs=2, presumed=1)
+"""A pod that is deleted by force runs on for longer than its charge would stay pending, or be held by default."""
+
+RUNNING_ON_RESERVED = RESERVING._replace(replicas=1, runs=1)
+"""Pods that run on for so short a time that a replica may grant them from its reservation."""
+
 SMALL = {
     "nothing reserved": EXACT,
     "nothing reserved, asked again": EXACT._replace(asked_again=True),
@@ -19,8 +25,11 @@ SMALL = {
     "reserving": RESERVING,
     "reserving, one replica that crashes": RESERVING._replace(replicas=1, crashes=1),
     "reserving, in a new namespace": RESERVING._replace(replicas=1, losses=1, new_namespace=True),
+    "forced deletions": RUNNING_ON,
+    "forced deletions, and an end": RUNNING_ON._replace(ends=1),
+    "forced deletions of granted pods": RUNNING_ON_RESERVED,
 }
-"""Some 40,000 worlds: what `make test` explores."""
+"""Some 60,000 worlds: what `make test` explores."""
 
 FULL = SMALL | {
     "nothing reserved, three pods in groups": EXACT._replace(pods=3, limit=2),
@@ -36,6 +45,11 @@ FULL = SMALL | {
     "reserving, three pods": RESERVING._replace(pods=3),
     "reserving two of two, one replica": RESERVING._replace(limit=2, pods=3, reserve=2, replicas=1, crashes=1),
     "nothing reserved, three pods asked again": EXACT._replace(pods=3, limit=2, asked_again=True),
+    "forced deletions, three pods": RUNNING_ON._replace(pods=3, limit=2),
+    "forced deletions, two replicas": RUNNING_ON._replace(replicas=2, asked_again=True),
+    "forced deletions, a crash": RUNNING_ON._replace(crashes=1),
+    "forced deletions of granted pods, a crash": RUNNING_ON_RESERVED._replace(crashes=1),
+    "forced deletions of granted pods, two of two": RUNNING_ON_RESERVED._replace(limit=2, pods=3, reserve=2),
 }
 """By `python -m tests.model --full`."""
 
@@ -97,6 +111,14 @@ MUTANTS = [
     Mutant("OPEN", "opened on a later version", OPENING),
     Mutant("REAP", "reaped without a new mark", EXACT._replace(losses=1, ends=1)),
     Mutant("END", "ended with something pending", EXACT._replace(ends=1)),
+    Mutant("TERMINATING", "a forced deletion releases", RUNNING_ON),
+    Mutant("TERMINATING", "released before its time", RUNNING_ON),
+    Mutant("UNSEEN", "an unseen decrease releases", RUNNING_ON),
+    Mutant("UNSEEN", "held for the default alone", RUNNING_ON),
+    Mutant("UNSEEN", "hidden by what was granted", RUNNING_ON_RESERVED._replace(limit=2, pods=3, lease=0)),
+    Mutant("GONE", "gone though nobody watched", RUNNING_ON),
+    Mutant("GRANT", "granted though it may run for long", RUNNING_ON_RESERVED._replace(runs=4)),
+    Mutant("END", "ended with something terminating", RUNNING_ON._replace(ends=1)),
     Mutant("REFUSE", "refused by the ledger", EXACT),
     Mutant("REFUSE", "refused by a LIST and what is pending", EXACT),
 ]

@@ -28,17 +28,23 @@ def steps(world: World, bounds: Bounds) -> list[Step]:
 def fault_of(world: World, bounds: Bounds) -> str:
     """Return what is wrong with a world.
 
-    Never are more pods live or still storable than the limit; and no 403 is given that an exact count would not give.
+    Live pods, storable pods and those whose containers run on are never more than the limit. No 403 is given that an
+    exact count would not give; whatever is terminating may run, as far as anybody can know.
     """
     live = sum(pod.stage == STORED for pod in world.pods)
     storable = sum(pod.stage == ASKED and pod.yes for pod in world.pods)
-    if live + storable > bounds.limit:
-        return f"{live} live and {storable} that may be stored are more than {bounds.limit}"
+    running = sum(pod.runs > 0 for pod in world.pods)
+    if live + storable + running > bounds.limit:
+        return f"{live} live, {storable} that may be stored and {running} that run on are more than {bounds.limit}"
     for pod in world.pods:
         if world.exists and pod.stage == ASKED and WAITING in pod.at:
-            others = live + sum(
-                each is not pod and each.stage == ASKED and (each.yes or each.pending != NOT_PENDING)
-                for each in world.pods
+            others = (
+                live
+                + world.terminating
+                + sum(
+                    each is not pod and each.stage == ASKED and (each.yes or each.pending != NOT_PENDING)
+                    for each in world.pods
+                )
             )
             if _refusable(world, live, bounds) >= bounds.limit > others:
                 return f"a 403 though only {others} are used"
@@ -48,10 +54,10 @@ def fault_of(world: World, bounds: Bounds) -> str:
 def _refusable(world: World, live: int, bounds: Bounds) -> int:
     """REFUSE: by what a 403 is decided: a LIST begun after the request."""
     if bounds.broken == "refused by the ledger":
-        return world.committed + world.pending
+        return world.committed + world.pending + world.terminating
     if bounds.broken == "refused by a LIST and what is pending":
         return live + sum(pod.pending != NOT_PENDING and pod.stage != STORED for pod in world.pods)
-    return live
+    return live + world.terminating
 
 
 def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, rest_every: int = 0) -> Explored:
@@ -106,6 +112,8 @@ RESTING = (
     "{} sends",
     "settled",
     "p{} is proven",
+    "the terminating charge",
+    "an unseen decrease",
     "a LIST",
     "the reservation",
     "a tick",
@@ -124,10 +132,12 @@ def unrest_of(world: World, bounds: Bounds) -> str:
             break
         quiet = min(found, key=lambda each: each[0])[1]
     live = sum(pod.stage == STORED for pod in quiet.pods)
-    if quiet.committed == live and not quiet.pending and not any(each.amount for each in quiet.reserved):
+    reserves = any(each.amount for each in quiet.reserved)
+    if quiet.committed == live and not (quiet.pending or quiet.terminating or reserves):
         return ""
     reserved = [each.amount for each in quiet.reserved]
-    return f"at rest {live} are live, {quiet.committed} counted, {quiet.pending} pending, {reserved} reserved"
+    held = f"{quiet.pending} pending, {quiet.terminating} terminating"
+    return f"at rest {live} are live, {quiet.committed} counted, {held}, {reserved} reserved"
 
 
 def _rank(words: tuple[object, ...]) -> float:

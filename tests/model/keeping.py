@@ -4,7 +4,7 @@ Any number of leaders may be at it, with views of any age: a write of theirs tha
 later by an old view, for what it was decided by is as true then, and its version has to be the ledger's still.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from tests.model.serving import Rule, Step, change, compare_and_swap, name
@@ -12,6 +12,7 @@ from tests.model.world import (
     DELETED,
     EVERYTHING,
     NO_LATE,
+    NOT_HELD,
     NOT_PENDING,
     NOTHING,
     STORED,
@@ -23,13 +24,19 @@ from tests.model.world import (
 )
 
 
-def counted(world: World, view: int, bounds: Bounds) -> World:
-    """SETTLE: the pods counted by one view, and without the pending charges that this view has seen."""
+def counted(world: World, view: int, bounds: Bounds, since: int | None = None) -> World:
+    """SETTLE: the pods counted by one view, and without the pending charges that this view has seen.
+
+    TERMINATING: a pod whose forced deletion the watch saw keeps its charge. UNSEEN: so does a decrease from before the
+    watch, which began at ``since``; None stands for a LIST, which sees nothing go.
+    """
     keeps = bounds.broken == "a count from another view"
+    began = view if since is None else since
     pods = {}
     for i, pod in enumerate(world.pods):
-        seen = pod.stage in (STORED, DELETED) and pod.stored_at <= view
-        new = pod._replace(pending=NOT_PENDING) if seen else pod
+        new = pod._replace(pending=NOT_PENDING) if _is_seen(pod, view, began, bounds) else pod
+        if pod.runs and began < pod.deleted_at <= view and pod.held == NOT_HELD and not _forgets(bounds):
+            new = new._replace(held=bounds.hold)
         if not keeps:
             new = new._replace(stored_at=max(0, pod.stored_at - view), deleted_at=max(0, pod.deleted_at - view))
         pods[i] = new
@@ -37,14 +44,42 @@ def counted(world: World, view: int, bounds: Bounds) -> World:
         each if keeps or each.listed == UNLISTED else each._replace(listed=max(0, each.listed - view))
         for each in world.reserved
     )
-    return change(world, pods, reserved=reserved)
+    unseen = tuple(sorted((*world.unseen, *(bounds.hold_unseen,) * _unseen(world, pods, view, began, bounds))))
+    return change(world, pods, reserved=reserved, unseen=unseen)
+
+
+def _is_seen(pod: Pod, view: int, began: int, bounds: Bounds) -> bool:
+    was_stored = pod.stage in (STORED, DELETED) and pod.stored_at <= view
+    return was_stored and (pod.stage == STORED or pod.deleted_at > began or not bounds.runs)
+
+
+def _forgets(bounds: Bounds) -> bool:
+    return bounds.broken == "a forced deletion releases"
+
+
+def _unseen(world: World, pods: Mapping[int, Pod], view: int, began: int, bounds: Bounds) -> int:
+    """Return by how much the count falls though the watch saw nothing go; pods that came may hide pods that went."""
+    if not (bounds.runs and began) or bounds.broken == "an unseen decrease releases":
+        return 0
+    seen = sum(pod.pending != NOT_PENDING and pods[i].pending == NOT_PENDING for i, pod in enumerate(world.pods))
+    held = sum(pod.held == NOT_HELD != pods[i].held for i, pod in enumerate(world.pods))
+    live = sum(pod.stored_at <= view and _is_live(pod, view) for pod in world.pods)
+    # A replica may have granted what came, and has not written it yet.
+    hidden = 0 if bounds.broken == "hidden by what was granted" else sum(each.amount for each in world.reserved[:-1])
+    before = world.committed + seen
+    return min(max(before + hidden - live - held, 0), before)
+
+
+def _is_live(pod: Pod, view: int) -> bool:
+    return pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > view)
 
 
 def settle(world: World, bounds: Bounds) -> Iterator[Step]:
     """SETTLE: by any view that is not older than the recorded one."""
     for view in range(world.newest + 1):
-        if (new := counted(world, view, bounds)) != world:
-            yield ("settled by a view {} events on", view), compare_and_swap(new, bounds)
+        for since in range(view + 1) if bounds.runs else (0,):
+            if (new := counted(world, view, bounds, since)) != world:
+                yield ("settled by a watch from {} to {} events on", since, view), compare_and_swap(new, bounds)
     if bounds.broken == "settled by an older view" and not world.newest:
         for i, pod in enumerate(world.pods):
             if pod.stage == STORED:
@@ -53,12 +88,29 @@ def settle(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def gone(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GONE: a pending uid as old as the deadline that a quorum read then does not find."""
+    """GONE: a pending uid as old as the deadline that a quorum read then does not find.
+
+    A leader that has watched since before the charge would have seen the pod go. Any other leader waits until it has
+    watched for as long as a pod may run on: so what went before its watch has stopped by then.
+    """
     for i, pod in enumerate(world.pods):
         absent = pod.stage != STORED or bounds.broken == "gone without a read"
-        if pod.pending >= bounds.overdue and absent and bounds.broken != "never gone" and pod.pending != NOT_PENDING:
+        stopped = not pod.runs or bounds.broken == "gone though nobody watched"
+        overdue = NOT_PENDING < pod.pending >= bounds.overdue and bounds.broken != "never gone"
+        if overdue and stopped and absent:
             dropped = change(world, {i: pod._replace(pending=NOT_PENDING)})
             yield ("p{} is proven absent", i), compare_and_swap(dropped, bounds)
+
+
+def release(world: World, bounds: Bounds) -> Iterator[Step]:
+    """RELEASE: a terminating charge goes when its time is over."""
+    for i, pod in enumerate(world.pods):
+        if not pod.held:
+            released = change(world, {i: pod._replace(held=NOT_HELD)})
+            yield ("the terminating charge of p{} is released", i), compare_and_swap(released, bounds)
+    if world.unseen[:1] == (0,):
+        released = world._replace(unseen=world.unseen[1:])
+        yield ("an unseen decrease is released",), compare_and_swap(released, bounds)
 
 
 def reap(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -77,9 +129,22 @@ def reap(world: World, bounds: Bounds) -> Iterator[Step]:
         elif old:
             only = bounds.broken == "reaped without its count"
             for view in (0,) if only else range(max(each.listed, 0), world.newest + 1):
-                reaped = _with(counted(world, view, bounds), slot, NOTHING)
+                reaped = _with(_by_long_watch(counted(world, view, bounds, 0), bounds), slot, NOTHING)
                 words = ("the reservation of {} is reaped, {} events on", _holder(slot, bounds), view)
                 yield words, compare_and_swap(reaped, bounds)
+
+
+def _by_long_watch(world: World, bounds: Bounds) -> World:
+    """Return the world with what a leader knows that saw a reservation grow old enough to be reaped.
+
+    It has seen every forced deletion since then, also one that another leader has missed.
+    """
+    pods = {
+        i: pod._replace(held=bounds.hold)
+        for i, pod in enumerate(world.pods)
+        if pod.runs and pod.held == NOT_HELD and bounds.runs + 1 - pod.runs < bounds.reapable
+    }
+    return change(world, pods)
 
 
 def _holder(slot: int, bounds: Bounds) -> str:
@@ -108,7 +173,7 @@ def loss(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _forgotten(pod: Pod) -> Pod:
-    return pod._replace(pending=NOT_PENDING)
+    return pod._replace(pending=NOT_PENDING, held=NOT_HELD)
 
 
 def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -128,20 +193,21 @@ def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
 
 def end(world: World, bounds: Bounds) -> Iterator[Step]:
     """END: a ledger in which nothing is charged goes, and its mark after it, if nobody has written that since."""
-    charged = world.pending or any(each.amount for each in world.reserved)
+    held = world.terminating and bounds.broken != "ended with something terminating"
+    charged = world.pending or held or any(each.amount for each in world.reserved)
     if world.exists and world.ends and (not charged or bounds.broken == "ended with something pending"):
         ended = compare_and_swap(world, bounds._replace(broken=""))
         pods = {i: _forgotten(pod) for i, pod in enumerate(ended.pods)}
         nothing, late = (NOTHING,) * len(world.reserved), (NO_LATE,) * len(world.late)
         gone_for_good = ended._replace(
-            reserved=nothing, late=late, exists=False, ends=world.ends - 1, unmarking=world.marked
+            unseen=(), reserved=nothing, late=late, exists=False, ends=world.ends - 1, unmarking=world.marked
         )
         yield ("the ledger ends",), change(gone_for_good, pods)
     if world.unmarking:
         yield ("its mark goes",), world._replace(marked=False, unmarking=False)
 
 
-RULES: tuple[Rule, ...] = (settle, gone, reap, loss, open_early, end)
+RULES: tuple[Rule, ...] = (settle, gone, release, reap, loss, open_early, end)
 
 
 def keeping(world: World, bounds: Bounds) -> Iterator[Step]:

@@ -14,6 +14,7 @@ from tests.model.world import (
     NEW,
     NO_LATE,
     NO_WRITE,
+    NOT_HELD,
     NOT_PENDING,
     NOTHING,
     STORED,
@@ -98,7 +99,10 @@ def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
         if pod.stage == ASKED and pod.yes:
             yield ("p{} is stored", i), change(world, {i: pod._replace(stage=STORED, stored_at=world.newest + 1)})
         if pod.stage == STORED:
-            yield ("p{} is deleted", i), change(world, {i: pod._replace(stage=DELETED, deleted_at=world.newest + 1)})
+            deleted = pod._replace(stage=DELETED, deleted_at=world.newest + 1)
+            yield ("p{} is deleted", i), change(world, {i: deleted})
+            if bounds.runs:
+                yield ("p{} is deleted by force", i), change(world, {i: deleted._replace(runs=bounds.runs + 1)})
 
 
 def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -111,7 +115,8 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
         pending = min(pod.pending + 1, bounds.deadline + 1) if pod.pending != NOT_PENDING else NOT_PENDING
         # Who waits for an answer is not there any more.
         at = tuple(AWAY if where == WAITING else where for where in pod.at) if stage > ASKED else pod.at
-        pods[i] = pod._replace(stage=stage, age=age, pending=pending, at=at)
+        runs, held = max(pod.runs - 1, 0), pod.held if pod.held == NOT_HELD else max(pod.held - 1, 0)
+        pods[i] = pod._replace(stage=stage, age=age, pending=pending, at=at, runs=runs, held=held)
     longest = bounds.lease + 1
     replicas = {
         r: Replica(
@@ -123,12 +128,15 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
     }
     oldest = bounds.lease + bounds.deadline + 1
     reserved = tuple(each._replace(age=min(each.age + 1, oldest)) if each.amount else each for each in world.reserved)
-    yield ("a tick",), change(world, pods, replicas, reserved=reserved)
+    unseen = tuple(sorted(max(left - 1, 0) for left in world.unseen))
+    yield ("a tick",), change(world, pods, replicas, reserved=reserved, unseen=unseen)
 
 
 def left(world: World, replica: int, bounds: Bounds) -> int:
     """GRANT: what a replica may still grant: what every outcome of its write under way leaves, while its lease runs."""
     reserved, lease, write = world.replicas[replica]
+    if bounds.runs > bounds.deadline and bounds.broken != "granted though it may run for long":
+        return 0
     granted = sum(pod.at[replica] == GRANTED for pod in world.pods)
     flushed = sum(pod.at[replica] == FLUSHED for pod in world.pods)
     if bounds.broken == "granted from the new reservation" and write != NO_WRITE:
@@ -202,7 +210,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
     added = sum(world.pods[i].pending == NOT_PENDING for i in batch.added)
     moved = sum(world.pods[i].pending == NOT_PENDING for i in batch.flushed)
     raises = added > 0 or moved + batch.reserve > own
-    sums = world.committed + world.pending + added + moved + others + batch.reserve
+    sums = world.committed + world.pending + world.terminating + added + moved + others + batch.reserve
     return not raises or sums <= bounds.limit
 
 

@@ -15,6 +15,7 @@ NEW, ASKED, STORED, DELETED, NEVER = range(5)
 AWAY, WAITING, GRANTED, FLUSHED, SYNCED = range(5)
 
 NOT_PENDING = -1
+NOT_HELD = -1
 UNLISTED = -1
 EVERYTHING = 99
 
@@ -24,6 +25,9 @@ class Bounds(NamedTuple):
 
     Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``: with 0 every yes is a write. ``lease`` and
     ``deadline`` are in ticks; ``crashes``, ``losses`` and ``ends`` (of the ledger) may happen so often.
+
+    ``runs``: ticks for which the containers of a pod run on after its forced deletion; with 0 no pod is deleted by
+    force. ``presumed``: ticks for which an unseen decrease is held if no longer grace period is recorded.
     """
 
     limit: int = 1
@@ -37,6 +41,8 @@ class Bounds(NamedTuple):
     ends: int = 0
     asked_again: bool = False
     new_namespace: bool = False
+    runs: int = 0
+    presumed: int = 0
     broken: str = ""
 
     @property
@@ -54,6 +60,16 @@ class Bounds(NamedTuple):
         }.get(self.broken, self.lease + self.deadline + 1)
 
     @property
+    def hold(self) -> int:
+        """The ticks for which a leader holds the charge of a pod whose forced deletion it saw."""
+        return self.runs + (self.broken != "released before its time")
+
+    @property
+    def hold_unseen(self) -> int:
+        """The ticks for which a decrease is held that no watch saw."""
+        return (self.presumed if self.broken == "held for the default alone" else self.runs) + 1
+
+    @property
     def late_writes(self) -> int:
         """How many writes may be under way for which nobody waits."""
         return self.crashes + (self.reserve == 0 or self.broken == "a read of the old version settles it")
@@ -65,6 +81,9 @@ class Pod(NamedTuple):
     ``stored_at`` and ``deleted_at`` count the events since the version that the ledger's pods were counted at; 0 is
     before it. ``pending`` is the age of its entry; ``known``: it has had one. ``late`` are the late writes that have
     it, by their bits.
+
+    ``runs``: ticks that its containers still run after its forced deletion. ``held``: ticks until its terminating
+    charge may be released; `NOT_HELD` if it has none.
     """
 
     stage: int = NEW
@@ -76,6 +95,8 @@ class Pod(NamedTuple):
     known: bool = False
     at: tuple[int, ...] = ()
     late: int = 0
+    runs: int = 0
+    held: int = NOT_HELD
 
 
 class Write(NamedTuple):
@@ -125,6 +146,8 @@ class World(NamedTuple):
 
     ``marked``: the namespace is known to have had a ledger; ``opening``: somebody who set that mark has read the
     ledger before, as it still is. ``unmarking``: who has ended a ledger is to take away its mark, as it was then.
+
+    ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
     """
 
     pods: tuple[Pod, ...]
@@ -138,6 +161,7 @@ class World(NamedTuple):
     losses: int
     ends: int
     unmarking: bool
+    unseen: tuple[int, ...] = ()
 
     @property
     def newest(self) -> int:
@@ -156,6 +180,11 @@ class World(NamedTuple):
     def pending(self) -> int:
         """How many charges are pending."""
         return sum(pod.pending != NOT_PENDING for pod in self.pods)
+
+    @property
+    def terminating(self) -> int:
+        """How many charges are held though their pods are gone."""
+        return sum(pod.held != NOT_HELD for pod in self.pods) + len(self.unseen)
 
 
 def first(bounds: Bounds) -> World:
