@@ -214,6 +214,18 @@ def the_limit_is_lowered(world: ReservationWorld) -> None:
     world.through()
 
 
+def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWorld) -> None:
+    """The reservation is still the one that the larger limit allowed."""
+    world.reserve(A, 4)
+    world.set_limits({**LIMITS, "M40": Limit(500)})
+    for _ in range(4):
+        world.go_on()
+    world.ask_again("uid-5", B)
+    world.ask(A, 4)
+    world.go_on()
+    world.ask(A)
+
+
 def a_burst_just_below_the_limit(world: ReservationWorld) -> None:
     """It would reserve by its rate for more than there is room."""
     world.reserve(A, 96, size="half")
@@ -326,6 +338,7 @@ ALL: Sequence[Scenario] = [
     created_while_a_write_is_under_way,
     another_process_has_another_id,
     the_limit_is_lowered,
+    the_limit_is_lowered_while_another_replica_writes_first,
     a_burst_just_below_the_limit,
     little_room_beside_what_others_reserve,
     its_reservation_was_reaped,

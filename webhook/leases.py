@@ -127,12 +127,13 @@ def _times(charge: Charge, number: int) -> Charge:
 class _Sent(msgspec.Struct, frozen=True):
     """A write that is under way, or whose outcome is not known: what it reserves, and the uids that it makes pending.
 
-    ``at``: when it was sent first, in seconds of the clock of leases.
+    ``at``: when it was sent first, in seconds of the clock of leases. ``terms``: the quota by which it was sized.
     """
 
     reservation: Reservation
     uids: frozenset[str]
     at: float
+    terms: object
 
 
 class ReservationLease:
@@ -148,6 +149,7 @@ class ReservationLease:
         self.holder = secrets.token_urlsafe(9)
         self.granted: dict[str, Pending] = {}
         self._reserved: Mapping[str, Charge] = {}
+        self._terms: object = None
         self._counter = 0
         self._until = self._created_until = -math.inf
         self._sent: _Sent | None = None
@@ -173,6 +175,11 @@ class ReservationLease:
     def gives_way(self) -> bool:
         """Whether nothing is to be reserved, as somebody waits for room."""
         return self._clock() < self._give_way_until
+
+    def is_by(self, terms: object) -> bool:
+        """Return whether these terms sized what may be granted, whatever becomes of a write that is under way."""
+        # A reservation that was sized by a larger limit would let a charge pass the limit of now.
+        return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
         """Grant a charge if that is certain to be counted, and return whether it is.
@@ -217,13 +224,16 @@ class ReservationLease:
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
         return msgspec.structs.replace(ledger, reserved=others, pending={**self.granted, **ledger.pending})
 
-    def send(self, ledger: Ledger, charges: Mapping[str, Charge]) -> Ledger:
-        """Return the flushed ledger with a reservation of these charges; it is under way from now on."""
+    def send(self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None) -> Ledger:
+        """Return the flushed ledger with a reservation of these charges; it is under way from now on.
+
+        ``terms``: the quota by which the charges were sized.
+        """
         if not (charges or self.active):
             return ledger
         self._counter += 1
         reservation = Reservation(charges, self._counter)
-        self._sent = _Sent(reservation, frozenset(self.granted), self._clock())
+        self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms)
         # If it does not land there is what is left now; if it does, what it reserves for those that come from now on.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
@@ -241,6 +251,7 @@ class ReservationLease:
 
     def _confirm(self, sent: _Sent) -> None:
         self._reserved, self._until = sent.reservation.charges, sent.at + LEASE_SECONDS
+        self._terms = sent.terms
         self.granted = {uid: each for uid, each in self.granted.items() if uid not in sent.uids}
         self._left = self._remaining()
 
