@@ -14,7 +14,7 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import httpd, manager, settler, stale_gc, violation_watcher
+from controller import charge_ages, httpd, manager, stale_gc, violation_watcher
 from controller.elector import Elector, LeaseTiming
 from controller.extender import publish, service
 from controller.node.cli import node
@@ -57,13 +57,13 @@ main.add_command(node)
 @cli.storable_option
 @cli.option(
     "--full-pass-seconds",
-    default=int(settler.SettleTiming().full_resync),
+    default=int(charge_ages.SettleTiming().full_resync),
     type=click.IntRange(1),
     help="How often every ledger is compared with the pods; at least twice --storable-seconds.",
 )
 @cli.option(
     "--max-terminating-seconds",
-    default=int(settler.SettleTiming().max_terminating),
+    default=int(charge_ages.SettleTiming().max_terminating),
     type=click.IntRange(0, 86400),
     help="How long at most a bound pod stays charged that is gone without having ended; else for its grace period.",
 )
@@ -299,12 +299,12 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
     return tls.ServingCertificate(certificate, client_ca, client_required=True)
 
 
-def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> settler.SettleTiming:
+def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.SettleTiming:
     # The settler forgets with time since when each charge has been pending: none before it is known to be overdue.
     if full_pass < 2 * storable:
         message = f"{full_pass} is less than twice --storable-seconds, {storable}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
-    return settler.SettleTiming(pending_ttl=storable, full_resync=full_pass, max_terminating=max_terminating)
+    return charge_ages.SettleTiming(pending_ttl=storable, full_resync=full_pass, max_terminating=max_terminating)
 
 
 def _end() -> None:

@@ -9,7 +9,17 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import certificates, claim_retrier, metrics, publisher, retrier, settler, stale_gc, workqueue
+from controller import (
+    certificates,
+    charge_ages,
+    claim_retrier,
+    metrics,
+    publisher,
+    retrier,
+    settler,
+    stale_gc,
+    workqueue,
+)
 from controller.extender import publish, service
 from controller.labels import NamespaceLabels
 from controller.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
@@ -36,7 +46,7 @@ class Leader:
         *,
         on_fault: Callable[[], None],
         ledger_namespace: str = LEDGER_NAMESPACE,
-        timing: settler.SettleTiming | None = None,
+        timing: charge_ages.SettleTiming | None = None,
         gc: stale_gc.GcOptions | None = None,
         violations: ViolationOptions | None = None,
         listening: service.Listening | None = None,
@@ -46,7 +56,7 @@ class Leader:
         self._system_namespace = system_namespace
         self._on_fault = on_fault
         self._threads: list[threading.Thread] = []
-        self._timing = timing or settler.SettleTiming()
+        self._timing = timing or charge_ages.SettleTiming()
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace}

@@ -1,32 +1,52 @@
-"""The vcuda pods of the cluster, watched, and what the ledger wants to know of them."""
+"""The pods of the cluster that use GPUs, watched, and what the ledger has to know about them.
+
+Two kinds of pod are kept: those that ask for GPUs themselves, which are charged, and those that use ResourceClaims,
+which are not. `controller.claims` needs the second kind to know how long the devices of a claim may stay in use.
+"""
 
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
 from vcuda.allocations.stored_claims import charged_by_pods
-from vcuda.allocations.stored_pods import RequestCache, StoredPod, charges_of, read_stored
+from vcuda.allocations.stored_pods import (
+    ClaimUser,
+    RequestCache,
+    StoredPod,
+    charges_of,
+    read_claim_user,
+    read_stored,
+)
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, Reflector
-from vcuda.ledger.ledger import ObservedPods, Terminating, charges_by_model
+from vcuda.ledger.ledger import (
+    LEAST_TERMINATING_SECONDS,
+    ObservedPods,
+    Terminating,
+    charges_by_model,
+    long_grace,
+    long_graces,
+)
 from vcuda.placement import affinity, placement
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
-"""For which the uid of a pod that is gone is kept, so that its pending charge is known to have been stored."""
+"""How long the uid of a deleted pod is remembered, so that its pending charge is known to have been stored."""
+
+KeptPod = StoredPod | ClaimUser
 
 PodChange = Callable[[StoredPod | None, StoredPod | None], None]
-"""Called with a pod before and after: (None, new) is an arrival, (old, None) a departure."""
+"""Called with a charged pod before and after: (None, new) is an arrival, (old, None) a departure."""
 
 _POD = msgspec.json.Decoder(Pod)
 
 
 class GoneUids:
-    """The uids of what has gone lately, by namespace."""
+    """The uids of recently deleted objects, by namespace."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -34,7 +54,7 @@ class GoneUids:
         self._by_namespace: dict[str, set[str]] = {}
 
     def add(self, namespace: str, uid: str) -> None:
-        """Remember a uid, and forget what went too long ago."""
+        """Remember a uid, and forget those that were deleted too long ago."""
         now = self._clock()
         while self._in_order and self._in_order[0][0] <= now:
             _, home, old = self._in_order.popleft()
@@ -49,15 +69,32 @@ class GoneUids:
         return set(self._by_namespace.get(namespace, ()))
 
 
+class PodLives(msgspec.Struct, frozen=True):
+    """What is known about how long the pods of one namespace run, as of one version of the watch.
+
+    ``version``: the newest resourceVersion that is included.
+    ``stored``: the stored pods, by uid.
+    ``vanished``: the bound pods that were deleted before they had ended and may still run, by uid.
+    ``gone``: the uids of all recently deleted pods.
+    ``untold``: bound pods that have left the store and whose event has not been handled yet, by uid.
+    """
+
+    version: str
+    stored: Mapping[str, KeptPod]
+    vanished: Mapping[str, KeptPod]
+    gone: Collection[str]
+    untold: Mapping[str, KeptPod]
+
+
 class PodInformer:
-    """All vcuda pods. Others are decoded and forgotten.
+    """All pods that use GPUs. Others are decoded and forgotten.
 
-    ``on_change`` is called with the namespace of each pod that has ended or gone, and of all after a list;
-    ``on_growth``, where there is one, with that of each pod that has come or is charged otherwise than before.
+    ``on_change`` is called with the namespace of each pod that has ended or was deleted, and of all pods after a list;
+    ``on_growth``, if given, with that of each pod that is new or is charged otherwise than before.
 
-    A bound pod that goes without having ended has vanished: kubelet may let its containers run for its grace period,
-    here at most ``max_terminating`` seconds. ``resources`` tells what pods can ask for; who changes that says so by
-    `count_anew`.
+    A bound pod that is deleted without having ended has vanished: kubelet may let its containers run for its grace
+    period, here at most ``max_terminating`` seconds. ``resources`` returns what pods can ask for; whoever changes that
+    must call `count_anew`.
     """
 
     def __init__(
@@ -83,9 +120,9 @@ class PodInformer:
         self._clock = clock
         self._lock = threading.Lock()
         self._gone = GoneUids(clock)
-        self._bound: dict[str, dict[str, StoredPod]] = {}
-        self._vanished: dict[str, dict[str, tuple[StoredPod, float]]] = {}
-        self.reflector = Reflector(
+        self._bound: dict[str, dict[str, KeptPod]] = {}
+        self._vanished: dict[str, dict[str, tuple[KeptPod, float]]] = {}
+        self.reflector: Reflector[KeptPod] = Reflector(
             kube,
             "/api/v1/pods",
             self.decode,
@@ -96,7 +133,7 @@ class PodInformer:
         )
 
     def follow(self, on_change: PodChange) -> None:
-        """Call back with every change of a vcuda pod; to be said before the watch starts."""
+        """Call back with every change of a charged pod. Must be called before the watch starts."""
         self._followers.append(on_change)
 
     def count_anew(self) -> None:
@@ -114,61 +151,92 @@ class PodInformer:
     def observed(self, namespace: str, nodes: placement.Nodes) -> ObservedPods:
         """Return what has been seen of a namespace's pods: what it counts is what there was at its version."""
         config_version = self.config_version
+        lives = self.lives(namespace)
+        pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
+        # A pod that has left the store is charged as vanished, though its event has not been handled yet.
+        vanished = [*lives.vanished.values(), *lives.untold.values()]
+        users = (pod for pod in lives.stored.values() if pod.live and _uses_claims(pod))
+        return ObservedPods(
+            lives.version,
+            charges_by_model(charges_of(pods, nodes)),
+            {*lives.stored, *lives.gone},
+            dict(self._terminating(vanished, nodes)),
+            self.since,
+            config_version,
+            extended=charged_by_pods(pods, nodes),
+            graces=long_graces((pod.model_on(nodes) or "", self.seconds_of(pod)) for pod in pods if pod.live),
+            claim_grace=long_grace(self.seconds_of(pod) for pod in users),
+            gone=lives.gone,
+        )
+
+    def lives(self, namespace: str) -> PodLives:
+        """Return what is known about how long a namespace's pods run."""
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
         # In one step. If the version were newer, a pod that came in between would be left out for good. If it were
         # older, another leader that has come to just this version could take that pod out of the count again.
         version, pods = self.reflector.versioned(namespace)
-        stored = {pod.uid for pod in pods}
+        stored = {pod.uid: pod for pod in pods}
+        # These last: an event that is handled meanwhile has changed what was read before.
         with self._lock:
             gone = self._gone.within(namespace)
             vanished = self._vanished_now(namespace)
-        # One that is out of the store before its event is told: else it would be charged nowhere for that moment.
-        vanished += [pod for uid, pod in bound.items() if uid not in stored and uid not in gone]
-        committed = charges_by_model(charges_of(pods, nodes))
-        # The list last: one that is made meanwhile has changed what was read.
-        terminating = dict(self._terminating(vanished, nodes))
-        extended = charged_by_pods(pods, nodes)
-        return ObservedPods(
-            version, committed, stored | gone, terminating, self.since, config_version, extended=extended
-        )
+        untold = {uid: pod for uid, pod in bound.items() if uid not in stored and uid not in gone}
+        return PodLives(version, stored, vanished, gone, untold)
 
     @property
     def since(self) -> str:
         """The version from which on every departure was seen."""
         return self.reflector.listed_version
 
-    def _vanished_now(self, namespace: str) -> list[StoredPod]:
+    def _vanished_now(self, namespace: str) -> dict[str, KeptPod]:
         now = self._clock()
         left = {uid: entry for uid, entry in self._vanished.pop(namespace, {}).items() if entry[1] > now}
         if left:
             self._vanished[namespace] = left
-        return [pod for pod, _ in left.values()]
+        return {uid: pod for uid, (pod, _) in left.items()}
 
-    def _terminating(self, vanished: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tuple[str, Terminating]]:
+    def _terminating(self, vanished: Iterable[KeptPod], nodes: placement.Nodes) -> Iterator[tuple[str, Terminating]]:
         for pod in vanished:
-            seconds, model = self._seconds_of(pod), pod.model_on(nodes)
-            if model and seconds:
-                yield pod.uid, Terminating(model, pod.charge_on(nodes), seconds)
+            if isinstance(pod, StoredPod) and (model := pod.model_on(nodes)):
+                yield pod.uid, Terminating(model, pod.charge_on(nodes), self.seconds_of(pod))
 
-    def _seconds_of(self, pod: StoredPod) -> int:
-        return int(min(pod.grace_seconds, self._max_terminating))
+    def seconds_of(self, pod: KeptPod) -> int:
+        """Return the seconds for which a pod's containers may run after it was deleted."""
+        return int(min(max(pod.grace_seconds, LEAST_TERMINATING_SECONDS), self._max_terminating))
 
     def pods(self, namespace: str) -> list[StoredPod]:
-        """Return a namespace's vcuda pods, finished ones too."""
-        return self.reflector.within(namespace)
+        """Return a namespace's charged pods, finished ones too."""
+        return [pod for pod in self.reflector.within(namespace) if isinstance(pod, StoredPod)]
+
+    def pod(self, namespace: str, name: str) -> StoredPod | None:
+        """Return a charged pod; None if there is none of this name."""
+        found = self.reflector.get((namespace, name))
+        return found if isinstance(found, StoredPod) else None
+
+    def all_pods(self) -> Iterator[StoredPod]:
+        """Yield the charged pods of every namespace, finished ones too."""
+        return (pod for pod in self.reflector.snapshot().values() if isinstance(pod, StoredPod))
 
     def extended_claims(self, namespace: str, nodes: placement.Nodes) -> Collection[str]:
         """Return the names of the claims that the scheduler made for charged pods of a namespace."""
         return charged_by_pods(self.pods(namespace), nodes)
 
     def namespaces(self) -> Iterable[str]:
-        """Return the namespaces that have vcuda pods."""
+        """Return the namespaces that have pods which use GPUs."""
         return self.reflector.namespaces()
 
-    def decode(self, raw: bytes) -> StoredPod | None:
-        """Return what is kept of a pod; None where it asks for nothing that is charged."""
-        return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests)
+    def decode_charged(self, raw: bytes) -> StoredPod | None:
+        """Return what is kept of a pod; None if it is charged nothing."""
+        return self._read_charged(_POD.decode(raw))
+
+    def decode(self, raw: bytes) -> KeptPod | None:
+        """Return what is kept of a pod; None if it uses no GPU."""
+        pod = _POD.decode(raw)
+        return self._read_charged(pod) or read_claim_user(pod)
+
+    def _read_charged(self, pod: Pod) -> StoredPod | None:
+        return read_stored(pod, self.labels, self._decoding, self._requests)
 
     def _on_listing(self) -> bool:
         self._decoding = self._resources()
@@ -181,7 +249,7 @@ class PodInformer:
         for namespace in self.namespaces():
             self._on_change(namespace)
 
-    def _on_event(self, old: StoredPod | None, new: StoredPod | None) -> None:
+    def _on_event(self, old: KeptPod | None, new: KeptPod | None) -> None:
         changed = new or old
         if changed is None:
             return
@@ -191,10 +259,12 @@ class PodInformer:
             self._on_change(changed.namespace)
         elif old is None or _counted(old) != _counted(new):
             self._on_growth(changed.namespace)
-        for follower in self._followers:
-            follower(old, new)
+        before, after = (pod if isinstance(pod, StoredPod) else None for pod in (old, new))
+        if before or after:
+            for follower in self._followers:
+                follower(before, after)
 
-    def _remember(self, pod: StoredPod, *, gone: bool) -> None:
+    def _remember(self, pod: KeptPod, *, gone: bool) -> None:
         bound, now = self._bound.setdefault(pod.namespace, {}), self._clock()
         bound.pop(pod.uid, None)
         if pod.live and pod.node and not gone:
@@ -205,9 +275,14 @@ class PodInformer:
             return
         self._gone.add(pod.namespace, pod.uid)
         if pod.live and pod.node:
-            self._vanished.setdefault(pod.namespace, {})[pod.uid] = (pod, now + self._seconds_of(pod))
+            self._vanished.setdefault(pod.namespace, {})[pod.uid] = (pod, now + self.seconds_of(pod))
 
 
-def _counted(pod: StoredPod) -> tuple[object, ...]:
-    # By what the ledger counts a pod, and violations judge it. Most events are of other parts of its status.
-    return pod.live, pod.charge, pod.model, pod.node, pod.terminating, pod.extended_claim
+def _uses_claims(pod: KeptPod) -> bool:
+    return isinstance(pod, ClaimUser) or pod.uses_claims
+
+
+def _counted(pod: KeptPod) -> tuple[object, ...]:
+    # What the ledger counts and records of a pod, and violations judge. Most events are of other parts of its status.
+    lasting = pod.live, pod.node, pod.terminating, pod.grace_seconds
+    return (*lasting, pod.charge, pod.model, pod.extended_claim) if isinstance(pod, StoredPod) else lasting

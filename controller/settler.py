@@ -3,11 +3,12 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 import structlog
 
+from controller.charge_ages import ChargeAges, Overdue, SettleTiming, Watch
 from controller.claims import ClaimInformer
 from controller.metrics import SettleMetrics
 from controller.pods import PodInformer
@@ -15,10 +16,7 @@ from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import (
-    LEASE_SECONDS,
     LOST,
-    MARGIN_SECONDS,
-    STORABLE_SECONDS,
     Ledger,
     ObservedPods,
     Reservation,
@@ -55,17 +53,8 @@ CROWDED_SECONDS = 0.25
 """Between two settlements of a ledger with many pending: at 400 pods a second it would else be full before the next."""
 
 
-class SettleTiming(msgspec.Struct, frozen=True):
-    """Seconds.
-
-    After ``pending_ttl`` a pod that was admitted can no longer be stored.
-    Every ``full_resync`` all namespaces are looked at, to mend what events should have. A bound pod that is gone
-    without having ended stays charged for its grace period, at most for ``max_terminating``.
-    """
-
-    pending_ttl: float = STORABLE_SECONDS
-    full_resync: float = 600.0
-    max_terminating: float = 600.0
+AWAIT_PODS_AGAIN_SECONDS = 0.5
+"""Between two settlements of a ledger whose claims lost devices before the watch of pods showed why."""
 
 
 class Settler:
@@ -100,8 +89,7 @@ class Settler:
             "unlimited", self._reconcile_unlimited, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self._timing = timing or SettleTiming()
-        # After these all that was granted is stored, or never will be.
-        self._uncertain_seconds = self._timing.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
+        self._ages = ChargeAges(self._timing)
         self.pods = PodInformer(
             kube,
             nodes.keys,
@@ -111,7 +99,7 @@ class Settler:
             on_growth=self._add_grown,
             resources=store.resources,
         )
-        self.claims = ClaimInformer(kube, store, self.queue.add, clock)
+        self.claims = ClaimInformer(kube, store, self.pods, self.queue.add, clock)
         self.ledgers = store.reflector(self.queue.add, self._add_charged)
         self._store = store
         self._quota = quota
@@ -126,9 +114,6 @@ class Settler:
         self._unlimited_since: dict[str, float] = {}
         # The namespaces in which there was room at the last look: there nobody waits for some.
         self._with_room: set[str] = set()
-        self._first_seen: dict[str, dict[str, float]] = {}
-        # By namespaces, their reservations: the counter, and since when it is known.
-        self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
         # By namespaces whose damaged ledger is to be deleted: its version, and since when it is known.
         self._unreadable: dict[str, tuple[str, float]] = {}
         self._log = structlog.get_logger()
@@ -239,7 +224,7 @@ class Settler:
         if stored:
             since = self._unlimited_since.setdefault(namespace, self._clock())
             self._drop_or_settle(
-                namespace, stored, "the namespace is no longer limited", since + self._uncertain_seconds
+                namespace, stored, "the namespace is no longer limited", since + self._timing.uncertain
             )
         else:
             self._unlimited_since.pop(namespace, None)
@@ -291,16 +276,18 @@ class Settler:
     def _write(self, namespace: str, ledger: Ledger, stored: Stored) -> Stored:
         if ledger is stored.ledger:
             return stored
+        watch = self._watching()
         written = self._store.write(namespace, ledger, stored)
+        self._ages.written(namespace, watch)
         self._metrics.released.inc(len(stored.ledger.pending) - len(ledger.pending))
         return written
 
     def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
         quota = self._quota.current()
         since = {quota.version if quota else "", self.pods.since if ledger.committed else ""}
-        absent, ended = self._overdue(namespace, ledger)
+        absent, ended = self._never_stored(namespace, ledger), self._ended(namespace, ledger)
         reaped = self._abandoned(namespace, ledger)
-        observed = self._listed(namespace) if reaped else self._observed(namespace, ledger)
+        observed = self._listed(namespace, ledger) if reaped else self._observed(namespace, ledger)
         newest = max(since, key=lambda version: int(version or 0))
         return settle(ledger, observed, absent, newest, ended, reaped=reaped)
 
@@ -308,21 +295,20 @@ class Settler:
         """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has."""
         observed = self.pods.observed(namespace, self._nodes.current())
         counted_by_older = is_older(observed.config_version, self._store.config_version)
+        if self.claims.awaits_pods(namespace):
+            self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
         if not (is_older(observed.resource_version, ledger.pod_resource_version) or counted_by_older):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
         # What units are worth has changed, and the list of all pods by that is not there yet. Or a webhook that counts
         # pods has done so at a later version than a quiet watch has come to, and the API server
         # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
-        return self._listed(namespace)
+        return self._listed(namespace, ledger)
 
-    def _listed(self, namespace: str) -> ObservedPods:
-        """Return what etcd has, beside what the watch has seen go."""
+    def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
+        """Return what etcd has, with what the watches had seen before that."""
         observed = self.pods.observed(namespace, self._nodes.current())
-        watched = self.claims.observed(namespace, observed.extended)
-        newest = self._store.count_pods(namespace)
-        claims = newest.claims and newest.claims.after(watched)
-        seen = {*newest.seen, *observed.seen}
-        return msgspec.structs.replace(newest, seen=seen, vanished=observed.vanished, claims=claims)
+        watched = msgspec.structs.replace(observed, claims=self.claims.observed(namespace, observed.extended))
+        return self._store.count_pods(namespace).after(watched, ledger)
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
         """Delete a ledger in which nothing is charged that pods do not show, when that is ``due``; else settle it."""
@@ -354,59 +340,46 @@ class Settler:
         first, since = self._unreadable.get(namespace, ("", now))
         since = since if first == version else now
         self._unreadable[namespace] = version, since
-        if (left := since + self._uncertain_seconds - now) > 0:
+        if (left := since + self._timing.uncertain - now) > 0:
             self.queue.add(namespace, left)
             return
         self._store.drop(namespace, version)
         self._unreadable.pop(namespace, None)
         self._log.warning("damaged ledger dropped", namespace=namespace)
 
-    def _abandoned(self, namespace: str, ledger: Ledger) -> set[str]:
-        """Return the replicas that write no more, when all that they granted is stored or never will be."""
-        now, known = self._clock(), self._renewed.pop(namespace, {})
-        if not ledger.reserved:
-            return set()
-        renewed: dict[str, tuple[int, float]] = {}
-        for holder, each in ledger.reserved.items():
-            counter, since = known.get(holder, (each.counter, now))
-            renewed[holder] = (each.counter, since if counter == each.counter else now)
-        self._renewed[namespace] = renewed
-        seconds = self._timing.pending_ttl + MARGIN_SECONDS
-        left = {holder: renewed[holder][1] + each.seconds + seconds - now for holder, each in ledger.reserved.items()}
-        if waiting := [each for each in left.values() if each > 0]:
-            self.queue.add(namespace, min(waiting))
-        reaped = {holder for holder, each in left.items() if each <= 0}
-        for holder in reaped:
-            self._log.info("reservation of a replica that is gone", namespace=namespace, holder=holder)
-        return reaped
-
     def reservation_ages(self) -> Mapping[str, float]:
-        """Return by namespace for how long the reservation that has been there longest was not renewed, in seconds."""
-        now, renewed = self._clock(), self._renewed.copy()  # other threads ask
-        return {namespace: now - min(since for _, since in each.values()) for namespace, each in renewed.items()}
+        """Return by namespace for how many seconds its oldest reservation has not been renewed."""
+        return self._ages.reservation_ages(self._clock())
 
-    def _overdue(self, namespace: str, ledger: Ledger) -> tuple[set[str], set[str]]:
-        """Return the pending uids that are proven never to have been stored, and the terminating that have ended."""
-        # How long a charge has been there is measured from when this leader first saw it, on its own clock: that of
-        # who wrote it may be wrong.
-        now, recent = self._clock(), self._clock() - self._timing.full_resync
-        seconds = dict.fromkeys(ledger.pending, self._timing.pending_ttl)
-        seconds |= {uid: min(each.seconds, self._timing.max_terminating) for uid, each in ledger.terminating.items()}
-        known = self._first_seen.pop(namespace, {})
-        first = {uid: at for uid, at in known.items() if at > recent}
-        first |= {uid: known.get(uid, now) for uid in seconds}
-        if first:
-            self._first_seen[namespace] = first
-        left = {uid: first[uid] + each - now for uid, each in seconds.items()}
-        if waiting := [each for each in left.values() if each > 0]:
-            self.queue.add(namespace, min(waiting))
-        overdue = {uid for uid, each in left.items() if each <= 0}
-        absent, ended = overdue & ledger.pending.keys(), overdue & ledger.terminating.keys()
-        if absent:
-            # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
-            absent -= self._store.stored_uids(namespace)
+    def _watching(self) -> Watch:
+        return self._ages.watching(self.pods.since, self.claims.since, self._clock())
+
+    def _abandoned(self, namespace: str, ledger: Ledger) -> Collection[str]:
+        """Return the replicas that are gone and whose reservation may be removed."""
+        over = self._ages.reservations(namespace, ledger, self._watching(), self._clock())
+        self._look_again(namespace, over)
+        for replica in over.keys:
+            self._log.info("reservation of a replica that is gone", namespace=namespace, holder=replica)
+        return over.keys
+
+    def _never_stored(self, namespace: str, ledger: Ledger) -> Collection[str]:
+        """Return the pending uids that are proven never to have been stored."""
+        over = self._ages.pending(namespace, ledger, self._watching(), self._clock())
+        self._look_again(namespace, over)
+        # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
+        absent = set(over.keys) - self._store.stored_uids(namespace) if over.keys else set()
         for uid in absent:
             self._log.info("charge of a pod that was never stored", namespace=namespace, uid=uid)
-        for uid in ended:
-            self._log.info("charge of a pod that was gone before it ended", namespace=namespace, uid=uid)
-        return absent, ended
+        return absent
+
+    def _ended(self, namespace: str, ledger: Ledger) -> Collection[str]:
+        """Return the terminating keys whose time is over."""
+        over = self._ages.terminating(namespace, ledger, self._watching(), self._clock())
+        self._look_again(namespace, over)
+        for key in over.keys:
+            self._log.info("charge of a pod that was gone before it ended", namespace=namespace, uid=key)
+        return over.keys
+
+    def _look_again(self, namespace: str, over: Overdue) -> None:
+        if over.next_in is not None:
+            self.queue.add(namespace, over.next_in)

@@ -17,7 +17,7 @@ from controller.pods import PodInformer
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.allocations import stale, stored_pods
-from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Key, Kube, NodeInformer, post_event_or_log, segment
+from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Kube, NodeInformer, post_event_or_log, segment
 
 COMPONENT = "vcuda-controller"
 REASON = "StaleAllocationRemoved"
@@ -149,7 +149,7 @@ class StaleAllocationGc:
     def look_at_all(self) -> None:
         """Let everything be due that is stale, or will be, as the watches have it."""
         self._served = {key: seen for key, seen in self._served.items() if self._watched(key) == seen}
-        pods = self._pods.reflector.snapshot().values()
+        pods = list(self._pods.all_pods())
         stored = {pod.uid for pod in pods}
         self._future_seen = {uid: seen for uid, seen in self._future_seen.items() if uid in stored}
         for pod in pods:
@@ -192,7 +192,7 @@ class StaleAllocationGc:
         namespace, _, name = key.partition("/")
         path = _pod_path(namespace, name)
         try:
-            pod = self._pods.decode(self._kube.get(path))
+            pod = self._pods.decode_charged(self._kube.get(path))
         except errors.NotFound:
             return None
         if pod is None:
@@ -258,7 +258,7 @@ class StaleAllocationGc:
         """Return the pod, or the locks of the node, as the watch has them."""
         namespace, slash, name = key.partition("/")
         if slash:
-            return self._pods.reflector.get(Key(namespace, name))
+            return self._pods.pod(namespace, name)
         node = self._nodes.reflector.get(("", key))
         return tuple(stale.read_locks(node)) if node else None
 

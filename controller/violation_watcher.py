@@ -105,7 +105,7 @@ class Evictor:
         # A system namespace's pods are created without asking us: the next would stand in the place of each.
         if quota is None or limits is None or namespace in quota.system | UNASKED_NAMESPACES:
             return None
-        _, pods = self._store.pods(namespace)
+        pods = self._store.list_pods(namespace).charged
         nodes = self._nodes.current()
         # The pods first: a claim that is left out is that of a pod which is among them.
         _, claims = self._store.priced_claims(namespace, charged_by_pods(pods, nodes))

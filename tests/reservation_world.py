@@ -22,6 +22,7 @@ from tests.api_double import Api, ApiDouble
 from tests.replicas import LEDGER
 from tests.reservation_subjects import LIMITS, TEAM, Subject
 from tests.stepped import DriftingClock, OpenCall, SteppedLoop, TrueTime, Wire, WireExecutor
+from tests.watching import catch_up
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
@@ -100,7 +101,7 @@ class Leader:
     def look(self) -> None:
         """Let every watch come to what is stored now."""
         for reflector in self._reflectors:
-            reflector.relist()
+            catch_up(reflector)
 
     def settle(self) -> None:
         """Begin to settle, unless it is at it."""

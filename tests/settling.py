@@ -12,6 +12,7 @@ from controller.settler import Settler
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest
 from tests.replicas import Replica
+from tests.watching import catch_up
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.ledger.ledger import Ledger, Pending
 from vcuda.ledger.report import NamespaceUse
@@ -81,7 +82,7 @@ class Settling:
     def relist(self) -> None:
         """Let every watch come to what is stored now."""
         for reflector in self._reflectors:
-            reflector.relist()
+            catch_up(reflector)
 
     def _on_report(self, _namespace: str, use: NamespaceUse | None) -> None:
         self.reports.append(use)

@@ -146,7 +146,7 @@ class NamespaceLedger:
         self._recount = Recount(self._list, lambda: self._noted, shared.clock, shared.sleep)
         self._lease = ReservationLease(shared.boot_clock)
         self._demand = Demand(shared.clock)
-        # What the reservation was sized by; a charge under another quota is decided against the ledger.
+        # What the next reservation is sized by.
         self._terms: _Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
         # When the others were asked for room last, and since when again and again.
@@ -161,7 +161,7 @@ class NamespaceLedger:
             self._shared.metrics.wait.observe(self._shared.clock() - started)
         if isinstance(decision, Refused):
             decision = await self._refuse(request, decision)
-        if isinstance(decision, Admitted) and not request.dry_run:
+        if isinstance(decision, Admitted) and not request.dry_run and request.model != rules.NO_MODEL:
             self._demand.add(request.model, request.charge)
         return decision
 
@@ -206,7 +206,9 @@ class NamespaceLedger:
     def _grant(self, request: ChargeRequest) -> Admitted | None:
         """Return a yes that is written later; None where the ledger has to be asked."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
-        if request.dry_run or crowded or self._terms != _terms(request, self._shared.store):
+        # What is granted is counted until it is settled or its time is over. A pod that may run for longer has to be
+        # recorded by a write: it could be deleted by force while nobody watches.
+        if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
         if not self._lease.grant(request.uid, asked, request.created):
@@ -322,7 +324,7 @@ class NamespaceLedger:
         charges: Mapping[str, Charge] = {}
         if terms and terms.quota.mode is Mode.ENFORCE and not (self._lease.gives_way or self._shared.leaving):
             charges = target(ledger, terms.quota, self._demand)
-        return self._lease.send(ledger, charges)
+        return self._lease.send(ledger, charges, terms)
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
         """Return the ledger with a mark that has the other replicas reserve nothing for a while."""

@@ -46,6 +46,8 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     ``deadline`` is in seconds of the monotonic clock. ``counted_since`` is the version of the quota: a ledger whose
     pods were counted before it may miss some that were stored while there was no limit. ``created`` is the object's
     creationTimestamp in Unix seconds, as the API server has set it just now; without one every charge is written.
+
+    ``grace``: seconds for which the pod may run after a forced deletion, if the ledger has to record them; else 0.
     """
 
     namespace: str
@@ -57,10 +59,11 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     counted_since: str = ""
     dry_run: bool = False
     created: float = math.inf
+    grace: int = 0
 
     def decide(self, ledger: Ledger) -> Decision:
         """Decide against one version of the namespace's ledger; nothing is written."""
-        asked = Pending(self.model, self.charge)
+        asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         return decision if isinstance(decision, Admitted | Refused) else CROWDED
 

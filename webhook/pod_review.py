@@ -9,6 +9,7 @@ from http import HTTPStatus
 import msgspec
 from jsonpointer import JsonPointer
 
+from vcuda.allocations.stored_pods import grace_seconds
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
 from vcuda.placement import card_types, patches, placement
 from vcuda.quota.model import NOT_MUTATED, cards
@@ -196,8 +197,12 @@ async def validate(
         if claimed.refusal and review.enforced:
             return verdicts.refused(review, claimed.outcome, claimed.refusal)
         told = claimed.sentences
+    grace = grace_seconds(review.pod.spec)
     if not review.charged:
-        return _claiming(review, pin, told)
+        unrecorded = await verdicts.record_grace(
+            request, review, ledgers, deadline, metadata=review.pod.metadata, grace=grace
+        )
+        return unrecorded or _claiming(review, pin, told)
     # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
     # it was not asked, as its failurePolicy is Ignore.
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
@@ -218,7 +223,15 @@ async def validate(
     metadata, charge = review.pod.metadata, review.request.charge_on(pin.model)
     choices.release(review.namespace, pin.model, charge)
     return await verdicts.charge(
-        request, review, ledgers, deadline, metadata=metadata, model=pin.model, asked=charge, stray=[*stray, *told]
+        request,
+        review,
+        ledgers,
+        deadline,
+        metadata=metadata,
+        model=pin.model,
+        asked=charge,
+        grace=grace,
+        stray=[*stray, *told],
     )
 
 

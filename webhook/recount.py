@@ -17,7 +17,8 @@ REST_PER_SECOND = 4.0
 """After each second that a LIST took: of a large namespace the pods are counted less often."""
 
 SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
-"""After which a replica settles by what it counted then, where no controller has by a newer view."""
+"""After which a replica settles by a count that it made then, if no controller has settled by a newer view. Where the
+ledger records longer grace periods it waits for as long."""
 
 SOON_SECONDS = 2.0
 """A shortage that has been known for longer is not one that passes by itself within this time."""
@@ -93,10 +94,13 @@ class Recount:
             return ledger
         if not _is_due(first, ledger):
             return ledger
-        # Nobody here saw go what had gone by then: it is held for its time, as by a leader that begins. That is over
-        # by now, as the count is so old.
+        # No watch here saw the departures that the count shows: they are held, as by a leader that begins.
         counted = settle(ledger, first)
-        return settle(counted, first, ended=counted.terminating.keys() - ledger.terminating.keys())
+        new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
+        if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
+            return ledger
+        # That time is over by now, as the count is so old.
+        return settle(counted, first, ended=new)
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._waiting.serve(None, deadline)

@@ -10,7 +10,7 @@ import msgspec
 
 from vcuda.errors import MOST_FAULTS, Fault, limited
 from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, ObjectMeta
-from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.ledger.ledger import NO_MODEL, Admitted, Refused
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED
 from webhook.context import PolicySnapshot
@@ -131,9 +131,12 @@ async def charge(
     metadata: ObjectMeta,
     model: str,
     asked: Charge,
+    grace: int = 0,
     stray: Sequence[str] = (),
 ) -> AdmissionResponse:
     """Return the answer after the charge has been written down; ``stray`` are further sentences for its owner.
+
+    ``grace``: the grace period of a pod in seconds; 0 for a claim.
 
     Raises:
         Unavailable: the ledger could not be read or written.
@@ -143,13 +146,62 @@ async def charge(
         # So it is in a mutating webhook. To admit it uncharged would be a way past the quota.
         message = f"the {request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    decision = await _charge(request, review, ledgers, deadline, metadata, model=model, asked=asked, grace=grace)
+    return _answer(review, model, decision, stray)
+
+
+async def record_grace(
+    request: AdmissionRequest,
+    review: Review,
+    ledgers: Ledgers,
+    deadline: float,
+    *,
+    metadata: ObjectMeta,
+    grace: int,
+) -> AdmissionResponse | None:
+    """Record how long a pod may run whose GPUs are charged to its claims; return why it cannot be admitted now, if so.
+
+    ``grace``: its grace period in seconds.
+
+    Raises:
+        Unavailable: the ledger could not be read or written.
+
+    """
+    if not needs_record(review, grace) or not metadata.uid:
+        return None
+    decision = await _charge(request, review, ledgers, deadline, metadata, model=NO_MODEL, asked=Charge(), grace=grace)
+    return None if isinstance(decision, Admitted) else _answer(review, NO_MODEL, decision, ())
+
+
+def needs_record(review: Review, grace: int) -> bool:
+    """Return whether the ledger has to record a grace period, given in seconds.
+
+    A charge stays pending for as long as its pod may be stored: no shorter grace period needs a record.
+    """
+    storable = review.policy.storable_seconds
+    return storable is not None and grace > storable
+
+
+async def _charge(
+    request: AdmissionRequest,
+    review: Review,
+    ledgers: Ledgers,
+    deadline: float,
+    metadata: ObjectMeta,
+    *,
+    model: str,
+    asked: Charge,
+    grace: int,
+) -> Decision:
     version, dry_run = review.policy.quota.version, bool(request.dry_run)
     # What is changed later was created long ago, whenever the change came.
     created = _seconds(metadata.creation_timestamp) if request.operation == "CREATE" else math.inf
     charged = ChargeRequest(
-        *(review.namespace, metadata.uid, model, asked, review.quota, deadline, version, dry_run), created=created
+        *(review.namespace, metadata.uid, model, asked, review.quota, deadline, version, dry_run),
+        created=created,
+        grace=grace if needs_record(review, grace) else 0,
     )
-    return _answer(review, model, await ledgers.charge(charged), stray)
+    return await ledgers.charge(charged)
 
 
 def _seconds(timestamp: str | None) -> float:

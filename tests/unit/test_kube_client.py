@@ -56,7 +56,7 @@ def store(kube: Kube, namespace: str) -> LedgerStore:
             IN_IT,
             id="the ledgers' namespace",
         ),
-        pytest.param(lambda kube: store(kube, "a").pods(NAME), IN_IT, id="a namespace's pods"),
+        pytest.param(lambda kube: store(kube, "a").list_pods(NAME), IN_IT, id="a namespace's pods"),
         pytest.param(
             lambda kube: store(kube, "a").write(NAME, Ledger(), Stored(Ledger(), "1")),
             f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",

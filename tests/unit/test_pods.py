@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from controller.pods import PodInformer
+from controller.pods import KeptPod, PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, stored_pod, view
 from tests.replicas import POD, Clock
@@ -38,7 +38,7 @@ def test_a_view_counts_what_its_version_has_though_pods_come_while_it_is_made(ap
     If it claimed to be older, a leader that has seen that much and no more would take the charge out again.
     """
     watch = PodInformer(api.kube, LABELS, lambda _: None)
-    watch.reflector = cast("Reflector[StoredPod]", Busy())
+    watch.reflector = cast("Reflector[KeptPod]", Busy())
     seen = watch.observed("team-a", Nodes(LABELS))
     assert seen.committed["M40"].cores == 100 * int(seen.resource_version)
 
@@ -55,7 +55,7 @@ BOUND = {"nodeName": "gpu-1"}
         pytest.param({**BOUND, "terminationGracePeriodSeconds": 31_536_000}, "Running", {}, 100, id="at most so long"),
         pytest.param(BOUND, "Running", {"deletionGracePeriodSeconds": 90}, 90, id="its deletion gave more"),
         pytest.param(BOUND, "Pending", {}, 30, id="it was about to start"),
-        pytest.param({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, None, id="it asked for none"),
+        pytest.param({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, 5, id="it asked for none"),
         pytest.param(BOUND, "Succeeded", {}, None, id="it had ended"),
         pytest.param({}, "Pending", {}, None, id="it was never bound"),
     ],
@@ -84,7 +84,7 @@ def test_a_pod_that_is_out_of_the_store_has_vanished_before_its_event_is_told(ap
     api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector.relist()
-    watch.reflector = cast("Reflector[StoredPod]", Empty())
+    watch.reflector = cast("Reflector[KeptPod]", Empty())
     assert watch.observed("team-a", Nodes(LABELS)).vanished.keys() == {"uid-1"}
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from controller.charge_ages import ChargeAges
 from controller.settler import Settler
 from tests import reservation_scenarios as scenarios
 from tests.reservation_world import ReservationWorld
@@ -84,9 +85,16 @@ MUTANTS = [
     Broken(
         "GRANT under another quota",
         NamespaceLedger,
-        "self._terms != _terms(request, self._shared.store)",
+        "not self._lease.is_by(_terms(request, self._shared.store))",
         "not self._terms",
         scenarios.the_limit_is_lowered,
+    ),
+    Broken(
+        "GRANT by a quota whose reservation was not written",
+        ReservationLease,
+        "self._terms == terms and (self._sent is None or self._sent.terms == terms)",
+        "True",
+        scenarios.the_limit_is_lowered_while_another_replica_writes_first,
     ),
     Broken(
         "FLUSH without what was granted",
@@ -151,22 +159,22 @@ MUTANTS = [
     Broken(
         "GONE never",
         Settler,
-        "absent, ended = overdue & ledger.pending.keys()",
-        "absent, ended = set()",
+        "absent = set(over.keys) - self._store.stored_uids(namespace) if over.keys else set()",
+        "absent = set()",
         scenarios.never_stored,
     ),
     Broken(
         "GONE too early",
-        Settler,
-        "dict.fromkeys(ledger.pending, self._timing.pending_ttl)",
-        "dict.fromkeys(ledger.pending, 69)",
+        ChargeAges,
+        "storable = seen.at + self._timing.pending_ttl",
+        "storable = seen.at + 69",
         scenarios.stored_at_the_last_moment,
     ),
     Broken(
         "GONE without a LIST",
         Settler,
-        "absent -= self._store.stored_uids(namespace)",
-        "pass",
+        "set(over.keys) - self._store.stored_uids(namespace) if",
+        "set(over.keys) if",
         scenarios.stored_where_the_leader_has_not_seen_it,
     ),
     Broken(
@@ -185,28 +193,28 @@ MUTANTS = [
     ),
     Broken(
         "REAP after the deadline alone",
-        Settler,
-        "renewed[holder][1] + each.seconds + seconds - now",
-        "renewed[holder][1] + seconds - now",
+        ChargeAges,
+        "max(renewed[replica][1] + each.seconds, watch.began)",
+        "max(renewed[replica][1], watch.began)",
         scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
     ),
     Broken(
         "REAP after the lease alone",
-        Settler,
-        "renewed[holder][1] + each.seconds + seconds - now",
-        "renewed[holder][1] + each.seconds - now",
+        ChargeAges,
+        "watch.began) + wait",
+        "watch.began)",
         scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
     ),
     Broken(
         "REAP without a margin",
-        Settler,
-        "self._timing.pending_ttl + MARGIN_SECONDS\n        left",
-        "self._timing.pending_ttl\n        left",
+        ChargeAges,
+        "wait = self._timing.pending_ttl + MARGIN_SECONDS",
+        "wait = self._timing.pending_ttl",
         scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
     ),
     Broken(
         "REAP though renewed",
-        Settler,
+        ChargeAges,
         "since if counter == each.counter else now",
         "since",
         scenarios.renewed_for_longer_than_it_could_stand_by_itself,
@@ -214,15 +222,15 @@ MUTANTS = [
     Broken(
         "REAP by an earlier LIST",
         Settler,
-        "self._listed(namespace) if reaped else self._observed(namespace, ledger)",
+        "self._listed(namespace, ledger) if reaped else self._observed(namespace, ledger)",
         "self._observed(namespace, ledger)",
         scenarios.reaped_by_a_count_of_that_moment,
     ),
     Broken(
         "REAP never",
         Settler,
-        "if each <= 0}\n        for holder in reaped",
-        "if False}\n        for holder in reaped",
+        "for replica in over.keys:",
+        "over = Overdue()\n        for replica in over.keys:",
         scenarios.reaped_by_a_count_of_that_moment,
     ),
     Broken(

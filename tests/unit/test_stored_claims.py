@@ -9,13 +9,13 @@ import pytest
 import structlog
 
 from controller.claim_retrier import MOST_AT_ONCE, REASON, ClaimRetrier
-from controller.claims import ClaimInformer
 from controller.pods import REMEMBER_GONE_SECONDS
 from tests.api_double import ApiDouble
 from tests.builders import Manifest, stored_pod
 from tests.claim_builders import CLASSES, NODES, NVIDIA, claim, claim_policy, view
 from tests.replicas import CARD, POD, Clock
 from tests.tables import cases
+from tests.watching import claim_informer
 from vcuda.allocations.stored_claims import ClaimCounter, StoredClaim, read_stored_claim
 from vcuda.claims.request import read_claim
 from vcuda.errors import NotFound, Unavailable
@@ -139,7 +139,7 @@ def test_a_claim_is_left_out_only_where_a_charged_pods_status_names_it(
 
 def test_without_devices_claims_are_not_counted_as_nothing(api: ApiDouble) -> None:
     store = LedgerStore(api.kube, "vcuda-quota", lambda: NODES)
-    assert store.count_pods("team-a").claims == ObservedClaims("100", {}, {}.keys())
+    assert store.count_pods("team-a").claims == ObservedClaims("100", {}, {}.keys(), since="100")
     api.store(OWN.format("a"), pinned("a"))
     with pytest.raises(Unavailable, match="devices"):
         store.count_pods("team-a")
@@ -162,7 +162,7 @@ def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once
     api: ApiDouble, store: LedgerStore
 ) -> None:
     clock, changed = Clock(), list[str]()
-    informer = ClaimInformer(api.kube, store, changed.append, clock.monotonic)
+    informer = claim_informer(api, store, changed.append, clock.monotonic)
     assert informer.observed("team-a", ()) is None
     pending = {f"{name}-uid": Pending("A100", CARD) for name in ("a", "b")}
     ledger = Ledger({}, "99", pending)
@@ -197,7 +197,7 @@ def test_while_the_watch_is_quiet_claims_are_listed_only_for_a_ledger_that_says_
     """A namespace without claims would be listed at each settlement, until the API server sends a bookmark."""
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
-    informer = ClaimInformer(api.kube, store, lambda _: None)
+    informer = claim_informer(api, store)
     api.store(OWN.format("a"), pinned("a"))
     informer.reflector.relist()
     informer.reflector.synced.set()
@@ -210,7 +210,7 @@ def test_while_the_watch_is_quiet_claims_are_listed_only_for_a_ledger_that_says_
 
 def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDouble, store: LedgerStore) -> None:
     api.store(OWN.format("a"), given(pinned("a"), M40_CARD))
-    informer = ClaimInformer(api.kube, store, lambda _: None)
+    informer = claim_informer(api, store)
     informer.reflector.relist()
     informer.reflector.synced.set()
     counted, watched = store.count_claims("team-a", ()), informer.observed("team-a", ())
@@ -234,7 +234,7 @@ def test_while_a_class_is_away_a_claim_takes_what_it_took_before(
     patch = read_claim(view(known), claim_policy(classes={**CLASSES, **own})).patch("A100")
     counters = iter([with_class, with_class, COUNTER, COUNTER])
     store = LedgerStore(api.kube, "vcuda-quota", lambda: NODES, claim_price=lambda: next(counters))
-    informer = ClaimInformer(api.kube, store, lambda _: None)
+    informer = claim_informer(api, store)
     api.store(OWN.format("a"), jsonpatch.apply_patch(known, json.dumps(patch)))
     informer.reflector.relist()
     informer.reflector.synced.set()

@@ -21,7 +21,8 @@ SPECS_REMEMBERED = 4096
 class StoredClaim(msgspec.Struct, frozen=True):
     """What is kept of a claim that is stored; it counts by its spec, allocated or not, which cannot change any more.
 
-    ``terminating``: its deletion has been accepted, and it goes with the last pod that uses it.
+    ``terminating``: its deletion has been accepted, and it goes with the last pod that uses it. ``users`` are the uids
+    of the pods that may use its devices, as the scheduler wrote them into the status.
     """
 
     uid: str
@@ -31,6 +32,7 @@ class StoredClaim(msgspec.Struct, frozen=True):
     allocated: tuple[objects.AllocatedDevice, ...] = ()
     created: str = ""
     terminating: bool = False
+    users: tuple[str, ...] = ()
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
@@ -84,6 +86,7 @@ def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
         allocated or (),
         metadata.creation_timestamp or "",
         metadata.deletion_timestamp is not None,
+        tuple(each.uid for each in (status.reserved_for if status else None) or () if each.resource == "pods"),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from vcuda.allocations.cards import PodCards, read_pod_cards
-from vcuda.k8s_types import MIRROR_ANNOTATION, Pod
+from vcuda.k8s_types import MIRROR_ANNOTATION, Pod, PodSpec
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import NO_MODELS, PodRequest, asks_for_vcuda, read_request
@@ -111,7 +111,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted. ``mirror``:
     it shows a static pod, which runs whatever becomes of it here. ``grace_seconds``: for so long its containers may run
     after it was deleted. ``extended_claim`` is the name of the ResourceClaim that the scheduler has made for what the
-    pod itself asks for, and is charged for.
+    pod itself asks for, and is charged for. ``uses_claims``: it names ResourceClaims, which are charged by themselves.
     """
 
     uid: str
@@ -130,6 +130,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     grace_seconds: int = DEFAULT_GRACE_SECONDS
     extended_claim: str = ""
     on_models: Mapping[str, Charge] = NO_MODELS
+    uses_claims: bool = False
 
     def charge_on(self, nodes: placement.Nodes) -> Charge:
         """Return what it takes of the model that it is charged to."""
@@ -138,6 +139,37 @@ class StoredPod(msgspec.Struct, frozen=True):
     def model_on(self, nodes: placement.Nodes) -> str | None:
         """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
         return self.model or (nodes.model_of(self.node) if self.node else None)
+
+
+class ClaimUser(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of a stored pod that uses ResourceClaims and asks for no GPU itself. It is charged nothing.
+
+    The fields are as in `StoredPod`.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    live: bool
+    terminating: bool
+    grace_seconds: int
+
+
+def read_claim_user(pod: Pod) -> ClaimUser | None:
+    """Return what is kept of a pod that uses ResourceClaims, or None if it uses none."""
+    if not pod.spec.resource_claims:
+        return None
+    metadata = pod.metadata
+    return ClaimUser(
+        uid=metadata.uid,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        node=pod.spec.node_name,
+        live=not pod.has_ended,
+        terminating=metadata.deletion_timestamp is not None,
+        grace_seconds=_longest_grace(pod),
+    )
 
 
 class RequestCache:
@@ -197,16 +229,22 @@ def read_stored(
         version=metadata.resource_version,
         terminating=metadata.deletion_timestamp is not None,
         mirror=MIRROR_ANNOTATION in pod.annotations,
-        # A deletion may give more time than the spec, and kubelet goes by it; one that gives less it may not have seen.
-        grace_seconds=max(_grace_of(pod), metadata.deletion_grace_period_seconds or 0),
+        grace_seconds=_longest_grace(pod),
         extended_claim=extended,
         on_models=NO_MODELS if model else on_models,
+        uses_claims=bool(pod.spec.resource_claims),
     )
 
 
-def _grace_of(pod: Pod) -> int:
-    given = pod.spec.termination_grace_period_seconds
+def grace_seconds(spec: PodSpec) -> int:
+    """Return the seconds that the containers of a pod get to end."""
+    given = spec.termination_grace_period_seconds
     return DEFAULT_GRACE_SECONDS if given is None else given
+
+
+def _longest_grace(pod: Pod) -> int:
+    # A deletion may give more time than the spec, and kubelet goes by it; one that gives less it may not have seen.
+    return max(grace_seconds(pod.spec), pod.metadata.deletion_grace_period_seconds or 0)
 
 
 def _extended_claim_of(pod: Pod) -> str:

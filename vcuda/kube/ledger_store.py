@@ -9,12 +9,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, charged_by_pods, read_stored_claim
-from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
+from vcuda.allocations.stored_pods import ClaimUser, StoredPod, charges_of, read_claim_user, read_stored
 from vcuda.claims.objects import API_PATH
 from vcuda.kube import client, objects, watch
 from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
@@ -29,6 +30,8 @@ from vcuda.ledger.ledger import (
     ObservedPods,
     Reservation,
     charges_by_model,
+    long_grace,
+    long_graces,
     settle,
 )
 from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
@@ -61,6 +64,24 @@ class Stored(msgspec.Struct, frozen=True):
     opens: bool = False
     deleting: bool = False
     answered: float = -math.inf
+
+
+class ListedPods(NamedTuple):
+    """The pods of one namespace that use GPUs.
+
+    ``version``: the resourceVersion of the LIST.
+    ``charged``: those that ask for GPUs themselves.
+    ``claim_users``: those that use ResourceClaims; a pod may be in both.
+    """
+
+    version: str
+    charged: Sequence[StoredPod]
+    claim_users: Sequence[ClaimUser]
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """The uids of all of them."""
+        return frozenset([*(pod.uid for pod in self.charged), *(pod.uid for pod in self.claim_users)])
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
@@ -243,14 +264,20 @@ class LedgerStore:
         Raises Unavailable: there are claims, and which devices there are is not known yet.
         """
         config_version = self.config_version  # before the pods: they are counted by this one, or by a newer
-        version, stored = self.pods(namespace, timeout)
-        committed = charges_by_model(charges_of(stored, self._nodes()))
-        seen = {pod.uid for pod in stored}
-        extended = charged_by_pods(stored, self._nodes())
+        listed, nodes = self.list_pods(namespace, timeout), self._nodes()
+        extended = charged_by_pods(listed.charged, nodes)
         # The pods first: a claim that is left out is that of a pod which is in the count.
         claims = self.count_claims(namespace, extended, timeout)
         return ObservedPods(
-            version, committed, seen, since=version, config_version=config_version, claims=claims, extended=extended
+            listed.version,
+            charges_by_model(charges_of(listed.charged, nodes)),
+            listed.uids,
+            since=listed.version,
+            config_version=config_version,
+            claims=claims,
+            extended=extended,
+            graces=long_graces((pod.model_on(nodes) or "", pod.grace_seconds) for pod in listed.charged if pod.live),
+            claim_grace=long_grace(pod.grace_seconds for pod in listed.claim_users if pod.live),
         )
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
@@ -260,7 +287,7 @@ class LedgerStore:
             return None
         known = {claim.uid: taken.charges for claim, taken in priced if taken.charges}
         committed = charges_by_model(each for taken in known.values() for each in taken.items())
-        return ObservedClaims(version, committed, known.keys())
+        return ObservedClaims(version, committed, known.keys(), since=version)
 
     def priced_claims(
         self, namespace: str, extended: Collection[str], timeout: float = 10
@@ -277,9 +304,9 @@ class LedgerStore:
         return version, [(each, price(each)) for each in stored if each.name not in extended] if price else []
 
     def stored_uids(self, namespace: str, timeout: float = 10) -> frozenset[str]:
-        """Return the uids of a namespace's vcuda pods and of its claims, from consistent LISTs."""
-        pods, claims = self.pods(namespace, timeout)[1], self.claims(namespace, timeout)[1]
-        return frozenset([*(pod.uid for pod in pods), *(claim.uid for claim in claims)])
+        """Return the uids of a namespace's pods that use GPUs and of its claims, from consistent LISTs."""
+        pods, claims = self.list_pods(namespace, timeout), self.claims(namespace, timeout)[1]
+        return pods.uids | {claim.uid for claim in claims}
 
     def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
         """Return a namespace's claims and their version, from a consistent LIST; no version where none are served."""
@@ -293,17 +320,21 @@ class LedgerStore:
             return "", []
         return version, stored
 
-    def pods(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredPod]]:
-        """Return a namespace's vcuda pods and their version, from a consistent LIST; the timeout is for each page."""
+    def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:
+        """Return a namespace's pods that use GPUs, from a consistent LIST; the timeout is for each page, in seconds."""
         path, version = f"/api/v1/namespaces/{client.segment(namespace)}/pods", ""
-        stored: list[StoredPod] = []
+        charged: list[StoredPod] = []
+        claim_users: list[ClaimUser] = []
         known = self.resources()
         for page in self._kube.list_pages(path, timeout=timeout):
             version = version or page.resource_version
-            # One that cannot be decoded was charged by nobody: the webhook refuses it.
-            pods = (read_stored(pod, self._nodes().keys, known) for pod in objects.decode_each(_POD, page.items))
-            stored.extend(pod for pod in pods if pod)
-        return version, stored
+            # A pod that cannot be decoded is charged nothing: the webhook rejects it.
+            for pod in objects.decode_each(_POD, page.items):
+                if stored := read_stored(pod, self._nodes().keys, known):
+                    charged.append(stored)
+                if user := read_claim_user(pod):
+                    claim_users.append(user)
+        return ListedPods(version, charged, claim_users)
 
     def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
         """Write a ledger in place of the one that was read, or opened.

@@ -32,7 +32,14 @@ LOST = "lost"
 """Who holds everything in a ledger that has just been made: nobody renews it, and nothing is admitted beside it."""
 
 UNSEEN_SECONDS = 30
-"""For how long a decrease is held that nobody saw happen: Kubernetes' own default grace period."""
+"""How long a decrease is held that no watch saw: Kubernetes' default grace period. Longer ones are recorded."""
+
+NO_MODEL = ""
+"""The model of a pending entry that charges nothing: it records the grace period of a pod that uses claims."""
+
+LEAST_TERMINATING_SECONDS = 5
+"""How long a pod stays charged at least that is gone without having ended, even with a grace period of 0. kubelet gives
+every container a second to end, after it has heard of the deletion, and then has to stop it."""
 
 WARN_FROM = 0.9
 """The part of a limit in use from which on admitted pods carry a warning."""
@@ -42,10 +49,15 @@ NO_LIMIT = Limit(cores=0)
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A charge whose pod has not yet been seen stored."""
+    """A charge whose pod has not yet been seen stored.
+
+    ``grace``: seconds for which the pod's containers may run after its forced deletion; 0 if a charge that is pending
+    outlasts them anyway.
+    """
 
     model: str
     charge: Charge
+    grace: int = 0
 
 
 class Terminating(msgspec.Struct, frozen=True):
@@ -75,6 +87,9 @@ class Ledger(msgspec.Struct, frozen=True):
     and ``terminating`` what may still run though it is gone. There a key may be no uid: a decrease that nobody saw
     happen has no pod. ``config_version`` is that of the ConfigMap that said what a unit was worth when they were
     counted.
+
+    ``graces`` holds per model the longest grace period, in seconds, of the pods in ``committed``; ``claim_grace`` that
+    of the stored pods that use claims. Neither holds periods up to `UNSEEN_SECONDS`.
     """
 
     # Each count has a version of its own: two watches are never equally far, and the later of them could not be written
@@ -88,6 +103,8 @@ class Ledger(msgspec.Struct, frozen=True):
     claim_resource_version: str = ""
     reserved: Mapping[str, Reservation] = {}
     waiting: str = ""
+    graces: Mapping[str, int] = {}
+    claim_grace: int = 0
 
     @property
     def lost(self) -> Reservation | None:
@@ -105,7 +122,7 @@ class Ledger(msgspec.Struct, frozen=True):
             total(entry.charge for entry in entries.values() if entry.model == model)
             for entries in (self.pending, self.terminating)
         )
-        reserved = total(each.charges[model] for each in self.reserved.values() if model in each.charges)
+        reserved = self.reserved_of(model)
         stored = self.committed.get(model, Charge()) + self.claimed.get(model, Charge())
         return Usage(stored + pending + terminating + reserved, pending, terminating, reserved)
 
@@ -113,8 +130,25 @@ class Ledger(msgspec.Struct, frozen=True):
         """Return what is charged to every model that has a charge."""
         entries: Iterable[Pending | Terminating] = (*self.pending.values(), *self.terminating.values())
         reserved = itertools.chain.from_iterable(each.charges for each in self.reserved.values())
-        models = {*self.committed, *self.claimed, *(entry.model for entry in entries), *reserved}
+        models = {*self.committed, *self.claimed, *(entry.model for entry in entries), *reserved} - {NO_MODEL}
         return {model: self.usage(model) for model in sorted(models)}
+
+    def reserved_of(self, model: str) -> Charge:
+        """Return what all replicas together reserve of one model."""
+        return total(each.charges[model] for each in self.reserved.values() if model in each.charges)
+
+    def longest_grace(self, pending: Pending) -> int:
+        """Return the seconds for which the containers behind a pending charge may run after a forced deletion.
+
+        A pending entry does not say whether it is a pod or a claim. For a claim the pods that use it count.
+        """
+        return max(pending.grace, self.longest_claim_grace)
+
+    @property
+    def longest_claim_grace(self) -> int:
+        """The longest grace period of the pods that use claims, stored or pending, in seconds; 0 if it is short."""
+        # Any pending pod may be one that uses claims.
+        return max(self.claim_grace, *(each.grace for each in self.pending.values()), 0)
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -156,7 +190,7 @@ def admit(
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
     shortage = None
-    if not fits(limit, usage.used, asked.charge):
+    if asked.model != NO_MODEL and not fits(limit, usage.used, asked.charge):
         shortage = Shortage(asked.model, asked.charge, usage, limit)
         if enforced:
             return Refused(shortage)
@@ -166,6 +200,23 @@ def admit(
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
     usage = msgspec.structs.replace(usage, used=usage.used + asked.charge, pending=usage.pending + asked.charge)
     return Admitted(charged, usage, limit, shortage)
+
+
+def long_graces(graces: Iterable[tuple[str, int]]) -> Mapping[str, int]:
+    """Return the longest grace period of each model in seconds, given as (model, seconds), without the short ones.
+
+    Every unseen decrease is held for `UNSEEN_SECONDS` anyway.
+    """
+    longest: dict[str, int] = {}
+    for model, seconds in graces:
+        if seconds > longest.get(model, UNSEEN_SECONDS):
+            longest[model] = seconds
+    return longest
+
+
+def long_grace(graces: Iterable[int]) -> int:
+    """Return the longest of these grace periods in seconds; 0 if all of them are short."""
+    return long_graces((NO_MODEL, seconds) for seconds in graces).get(NO_MODEL, 0)
 
 
 def charges_by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Charge]:
@@ -181,15 +232,25 @@ class ObservedClaims(msgspec.Struct, frozen=True):
 
     ``committed`` is what those stored then take, by model, less those that pods are charged for; ``seen`` are the uids
     of all that were stored at some time, but for those of which it is not known what they take.
+
+    ``vanished`` holds the charges of claims that lost their devices while a pod that used them may still run. A key is
+    no uid, since one claim may lose its devices more than once. No watch saw what happened before version ``since``.
+    ``gone`` are those of the ``seen`` that have been deleted.
     """
 
     resource_version: str
     committed: Mapping[str, Charge]
     seen: Collection[str]
+    vanished: Mapping[str, Terminating] = {}
+    since: str = ""
+    gone: Collection[str] = ()
 
-    def after(self, earlier: "ObservedClaims | None") -> "ObservedClaims":
-        """Return this count with those seen too that were seen before it was made, and may have gone since."""
-        return msgspec.structs.replace(self, seen={*self.seen, *earlier.seen}) if earlier else self
+    def after(self, watched: "ObservedClaims | None", ledger: "Ledger") -> "ObservedClaims":
+        """Return this LIST with what a watch had seen before it, to settle the ledger by."""
+        if watched is None:
+            return self
+        since = _seen_since(self, watched, ledger.claim_resource_version)
+        return msgspec.structs.replace(self, seen={*self.seen, *watched.seen}, vanished=watched.vanished, since=since)
 
 
 class ObservedPods(msgspec.Struct, frozen=True):
@@ -200,6 +261,8 @@ class ObservedPods(msgspec.Struct, frozen=True):
     to end, by uid. What has happened before version ``since`` nobody saw; for a LIST that is its own version. What a
     unit is worth was said by the ConfigMap at ``config_version``. Without ``claims`` none are known of: their count
     stays. ``extended`` are the names of those that are left out there, as these pods are charged for them.
+
+    ``graces`` and ``claim_grace`` are as in `Ledger`. ``gone`` are those of the ``seen`` that have been deleted.
     """
 
     resource_version: str
@@ -210,6 +273,19 @@ class ObservedPods(msgspec.Struct, frozen=True):
     config_version: str = ""
     claims: ObservedClaims | None = None
     extended: frozenset[str] = frozenset()
+    graces: Mapping[str, int] = {}
+    claim_grace: int = 0
+    gone: Collection[str] = ()
+
+    def after(self, watched: "ObservedPods", ledger: "Ledger") -> "ObservedPods":
+        """Return this LIST of pods and claims with what a watch of each had seen before it, to settle the ledger by."""
+        return msgspec.structs.replace(
+            self,
+            seen={*self.seen, *watched.seen},
+            vanished=watched.vanished,
+            since=_seen_since(self, watched, ledger.pod_resource_version),
+            claims=self.claims and self.claims.after(watched.claims, ledger),
+        )
 
     def is_older(self, ledger: Ledger) -> bool:
         """Return whether the ledger was counted by newer views, or by newer units."""
@@ -225,6 +301,16 @@ class ObservedPods(msgspec.Struct, frozen=True):
     def are_claims_older(self, ledger: Ledger) -> bool:
         """Return whether the ledger counts claims by a newer view."""
         return is_older(self.claims.resource_version if self.claims else "", ledger.claim_resource_version)
+
+
+def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | ObservedClaims, counted: str) -> str:
+    """Return the version from which on every departure was seen, by a watch and by a LIST after it.
+
+    ``counted``: the version at which the ledger counts them.
+    """
+    # Nobody saw how an object went that the watch has and the LIST has not, nor one that only the ledger counts.
+    missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
+    return listed.since if missing or is_older(watched.resource_version, counted) else watched.since
 
 
 def settle(
@@ -253,43 +339,104 @@ def settle(
     claims = observed.claims or ObservedClaims(ledger.claim_resource_version, ledger.claimed, ())
     kept = _without(ledger, {*observed.seen, *claims.seen, *absent}, ended)
     known = {*ledger.terminating, *ended}
-    vanished = {uid: each for uid, each in observed.vanished.items() if uid not in known}
-    held = dict(itertools.islice(vanished.items(), max(MOST_TERMINATING - len(kept.terminating), 0)))
-    beyond = [(each.model, each.charge) for uid, each in vanished.items() if uid not in held]
-    committed = charges_by_model([*observed.committed.items(), *beyond]) if beyond else observed.committed
-    held |= _unseen(ledger, observed, vanished)
-    reserved = {holder: each for holder, each in ledger.reserved.items() if holder not in reaped}
-    same = kept is ledger and not held and committed == ledger.committed and claims.committed == ledger.claimed
-    same = same and len(reserved) == len(ledger.reserved)
-    if same and not is_counted_before(ledger, counted_since, observed.config_version):
-        return ledger
-    return Ledger(
-        committed,
-        observed.resource_version,
-        kept.pending,
-        {**kept.terminating, **held},
-        observed.config_version,
-        claims.committed,
-        claims.resource_version,
-        reserved,
-        ledger.waiting,
+    pods = _Departed.of(observed.committed, observed.vanished, known, room=MOST_TERMINATING - len(kept.terminating))
+    room = MOST_TERMINATING - len(kept.terminating) - len(pods.held)
+    claimed = _Departed.of(claims.committed, claims.vanished, known, room=room)
+    held = {
+        **pods.held,
+        **claimed.held,
+        **_unseen_pods(ledger, observed, pods),
+        **_unseen_claims(ledger, claims, claimed),
+    }
+    settled = Ledger(
+        committed=pods.committed,
+        pod_resource_version=observed.resource_version,
+        pending=kept.pending,
+        terminating={**kept.terminating, **held},
+        config_version=observed.config_version,
+        claimed=claimed.committed,
+        claim_resource_version=claims.resource_version,
+        reserved={holder: each for holder, each in ledger.reserved.items() if holder not in reaped},
+        waiting=ledger.waiting,
+        graces=observed.graces,
+        claim_grace=observed.claim_grace,
     )
+    versions = {
+        "pod_resource_version": ledger.pod_resource_version,
+        "config_version": ledger.config_version,
+        "claim_resource_version": ledger.claim_resource_version,
+    }
+    same = msgspec.structs.replace(settled, **versions) == ledger
+    return ledger if same and not is_counted_before(ledger, counted_since, observed.config_version) else settled
 
 
-def _unseen(
-    ledger: Ledger, observed: ObservedPods, vanished: Mapping[str, Terminating]
-) -> Iterator[tuple[str, Terminating]]:
-    """Yield what the count has lost, and what was pending with it, though no departure of so much was seen."""
+class _Departed(msgspec.Struct, frozen=True):
+    """A count of what is stored, with what has left it.
+
+    ``committed``: the count, by model, and what has left but has no room among the terminating charges.
+    ``held``: the charges that become terminating, by key. ``left``: by model, all that has left, held or not.
+    """
+
+    committed: Mapping[str, Charge]
+    held: Mapping[str, Terminating]
+    left: Mapping[str, Charge]
+
+    @classmethod
+    def of(
+        cls, counted: Mapping[str, Charge], vanished: Mapping[str, Terminating], known: Collection[str], room: int
+    ) -> "_Departed":
+        """Return the count with at most ``room`` new terminating charges; the keys in ``known`` had theirs already."""
+        new = {key: each for key, each in vanished.items() if key not in known}
+        held = dict(itertools.islice(new.items(), max(room, 0)))
+        beyond = [(each.model, each.charge) for key, each in new.items() if key not in held]
+        committed = charges_by_model([*counted.items(), *beyond]) if beyond else counted
+        return cls(committed, held, charges_by_model((each.model, each.charge) for each in new.values()))
+
+
+def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Mapping[str, Terminating]:
+    """Return what the count of pods has lost though the watch saw no departure of so much."""
     if not is_older(ledger.pod_resource_version, observed.since):
-        return
-    # What has come may hide what has gone: so beside what was committed stands what comes from pending.
-    stored = (each for uid, each in ledger.pending.items() if uid in observed.seen)
-    before = charges_by_model([*ledger.committed.items(), *((each.model, each.charge) for each in stored)])
-    after = charges_by_model([*observed.committed.items(), *((each.model, each.charge) for each in vanished.values())])
-    for model, charge in before.items():
-        left = after.get(model, Charge())
-        if (lost := charge.peak(left) - left) != Charge():
-            yield f"{model}@{ledger.pod_resource_version}", Terminating(model, lost, UNSEEN_SECONDS)
+        return {}
+    stored = [each for uid, each in ledger.pending.items() if uid in observed.seen]
+    graces = dict(ledger.graces)
+    for each in stored:
+        graces[each.model] = max(graces.get(each.model, 0), each.grace)
+    lost = _lost(ledger, ledger.committed, stored, observed.committed, pods.left)
+    key = f"{{}}@{ledger.pod_resource_version}"
+    return {key.format(model): _unseen(model, charge, graces.get(model, 0)) for model, charge in lost}
+
+
+def _unseen_claims(ledger: Ledger, claims: ObservedClaims, claimed: _Departed) -> Mapping[str, Terminating]:
+    """Return what the count of claims has lost though the watch saw no departure of so much."""
+    if not is_older(ledger.claim_resource_version, claims.since):
+        return {}
+    stored = [each for uid, each in ledger.pending.items() if uid in claims.seen]
+    grace = ledger.longest_claim_grace
+    lost = _lost(ledger, ledger.claimed, stored, claims.committed, claimed.left)
+    key = f"{{}}@claims@{ledger.claim_resource_version}"
+    return {key.format(model): _unseen(model, charge, grace) for model, charge in lost}
+
+
+def _unseen(model: str, charge: Charge, grace: int) -> Terminating:
+    return Terminating(model, charge, max(UNSEEN_SECONDS, grace))
+
+
+def _lost(
+    ledger: Ledger,
+    before: Mapping[str, Charge],
+    stored: Iterable[Pending],
+    after: Mapping[str, Charge],
+    left: Mapping[str, Charge],
+) -> Iterator[tuple[str, Charge]]:
+    """Yield by model how much more was charged ``before`` than is there ``after``, beside what was seen to leave."""
+    # What has come may hide what has gone: the pods that were pending, and those that a replica has granted and not
+    # written yet. Of the latter there are at most as many as are reserved.
+    known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
+    for model, charge in known.items():
+        there = after.get(model, Charge()) + left.get(model, Charge())
+        hidden = charge + ledger.reserved_of(model)
+        if (lost := (hidden.peak(there) - there).minimum(charge)) != Charge():
+            yield model, lost
 
 
 def _without(ledger: Ledger, pending: Collection[str], terminating: Collection[str]) -> Ledger:

@@ -49,6 +49,8 @@ class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     claim_resource_version: str = ""
     reserved: Mapping[str, Reservation] = {}
     waiting: str = ""
+    graces: Mapping[str, int] = {}
+    claim_grace: int = 0
 
 
 _HEAD = msgspec.json.Decoder(_Format)
@@ -62,10 +64,22 @@ class OtherFormat(ValueError):
 
 def write_ledger(ledger: Ledger) -> str:
     """Return the ledger as text."""
-    pending = _grouped((uid, each.model, each.charge, 0) for uid, each in ledger.pending.items())
+    pending = _grouped((uid, each.model, each.charge, each.grace) for uid, each in ledger.pending.items())
     terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
-    rest = ledger.config_version, ledger.claimed, ledger.claim_resource_version, ledger.reserved, ledger.waiting
-    document = _Grouped(FORMAT, ledger.committed, ledger.pod_resource_version, pending, terminating, *rest)
+    document = _Grouped(
+        FORMAT,
+        ledger.committed,
+        ledger.pod_resource_version,
+        pending,
+        terminating,
+        ledger.config_version,
+        ledger.claimed,
+        ledger.claim_resource_version,
+        ledger.reserved,
+        ledger.waiting,
+        ledger.graces,
+        ledger.claim_grace,
+    )
     return _ENCODER.encode(document).decode()
 
 
@@ -78,12 +92,23 @@ def read_ledger(text: str) -> Ledger:
     if (found := _HEAD.decode(text).format) != FORMAT:
         raise OtherFormat(f"format {found} is of another release")
     grouped = _GROUPED.decode(text)
-    pending = {uid: Pending(model, charge) for uid, model, charge, _ in _entries(grouped.pending)}
+    pending = {uid: Pending(model, charge, grace) for uid, model, charge, grace in _entries(grouped.pending)}
     terminating = {
         key: Terminating(model, charge, seconds) for key, model, charge, seconds in _entries(grouped.terminating)
     }
-    rest = grouped.config_version, grouped.claimed, grouped.claim_resource_version, grouped.reserved, grouped.waiting
-    return Ledger(grouped.committed, grouped.pod_resource_version, pending, terminating, *rest)
+    return Ledger(
+        grouped.committed,
+        grouped.pod_resource_version,
+        pending,
+        terminating,
+        grouped.config_version,
+        grouped.claimed,
+        grouped.claim_resource_version,
+        grouped.reserved,
+        grouped.waiting,
+        grouped.graces,
+        grouped.claim_grace,
+    )
 
 
 Entry = tuple[str, str, Charge, int]

@@ -127,6 +127,12 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             max(self.cores, other.cores), max(self.memory, other.memory), max(self.card_memory, other.card_memory)
         )
 
+    def minimum(self, other: "Charge") -> "Charge":
+        """Return the smaller of the two, resource by resource."""
+        return Charge(
+            min(self.cores, other.cores), min(self.memory, other.memory), min(self.card_memory, other.card_memory)
+        )
+
     def memory_under(self, limit: Limit) -> int:
         """Return the memory in MiB, with a card's memory worth the limit's memory divided by its cards, rounded up."""
         if not limit.memory or not limit.cores:

@@ -1,0 +1,159 @@
+"""How long charges and reservations have been in the ledgers, and which of them are over.
+
+A ledger holds no times. Each age is measured on this leader's clock, from when it first saw the entry: the clock of the
+replica that wrote it may be wrong. A leader that has just begun therefore waits longer, never shorter.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Ledger
+
+
+class SettleTiming(msgspec.Struct, frozen=True):
+    """Times in seconds.
+
+    ``pending_ttl``: an admitted pod cannot be stored any more after this.
+    ``full_resync``: the period of the pass over all namespaces, which finds what events have missed.
+    ``max_terminating``: the longest time for which a pod stays charged that was deleted without having ended.
+    """
+
+    pending_ttl: float = STORABLE_SECONDS
+    full_resync: float = 600.0
+    max_terminating: float = 600.0
+
+    @property
+    def uncertain(self) -> float:
+        """After this every charge that a replica has granted is stored, or never will be."""
+        return self.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """The time for which pods and claims have been watched without a gap.
+
+    ``pods``, ``claims``: the versions of the lists with which the watches began.
+    ``began``: when these versions were first seen here, in seconds.
+    """
+
+    pods: str
+    claims: str
+    began: float
+
+    def is_of(self, other: "Watch | None") -> bool:
+        """Return whether both began with the same lists."""
+        return other is not None and (self.pods, self.claims) == (other.pods, other.claims)
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """The first sighting of a charge.
+
+    ``at``: in seconds.
+    ``watch``: the watch that covers the charge's whole life; None if the charge may be older than the watch.
+    """
+
+    at: float
+    watch: Watch | None = None
+
+
+class Overdue(msgspec.Struct, frozen=True):
+    """The entries of a ledger whose time is over.
+
+    ``keys``: pending uids, terminating keys, or replicas.
+    ``next_in``: seconds until the next entry is over; None if no entry is left.
+    """
+
+    keys: Collection[str] = frozenset()
+    next_in: float | None = None
+
+    @classmethod
+    def of(cls, ends: Mapping[str, float], now: float) -> "Overdue":
+        """Return what is over at ``now``, by the end of each entry."""
+        waiting = [end - now for end in ends.values() if end > now]
+        return cls({key for key, end in ends.items() if end <= now}, min(waiting, default=None))
+
+
+class ChargeAges:
+    """The ages of the charges and reservations in all ledgers; every method takes the time, in seconds."""
+
+    def __init__(self, timing: SettleTiming) -> None:
+        self._timing = timing
+        self._watch: Watch | None = None
+        self._first_seen: dict[str, dict[str, Sighting]] = {}
+        # By namespace, the watch under which this leader last wrote the ledger.
+        self._written_under: dict[str, Watch] = {}
+        # By namespace and replica, the counter of the reservation, and since when it has been the same.
+        self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
+
+    def watching(self, pods: str, claims: str, now: float) -> Watch:
+        """Return the watch that goes on, given the versions of the lists with which pods and claims began."""
+        watch = Watch(pods, claims, now)
+        if not watch.is_of(self._watch):
+            self._watch = watch
+        return self._watch or watch
+
+    def written(self, namespace: str, watch: Watch) -> None:
+        """Note that the ledger was written: every charge that appears later was made under this watch."""
+        self._written_under[namespace] = watch
+
+    def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
+        """Return the pending uids that no pod can have any more, if a LIST from now on does not show it."""
+        first = self._sightings(namespace, ledger, watch, now)
+        return Overdue.of({uid: self._absent_from(ledger, uid, first[uid], watch) for uid in ledger.pending}, now)
+
+    def terminating(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
+        """Return the terminating keys whose seconds are over."""
+        first, longest = self._sightings(namespace, ledger, watch, now), self._timing.max_terminating
+        ends = {key: first[key].at + min(each.seconds, longest) for key, each in ledger.terminating.items()}
+        return Overdue.of(ends, now)
+
+    def reservations(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
+        """Return the replicas that write no more, once every charge that they granted is stored or never will be."""
+        known = self._renewed.pop(namespace, {})
+        renewed: dict[str, tuple[int, float]] = {}
+        for replica, each in ledger.reserved.items():
+            counter, since = known.get(replica, (each.counter, now))
+            renewed[replica] = (each.counter, since if counter == each.counter else now)
+        if renewed:
+            self._renewed[namespace] = renewed
+        # A pod that was granted, and deleted by force before this watch began, may still run. No pod is granted whose
+        # grace period is longer than `pending_ttl`: so it has ended once the watch is as old.
+        wait = self._timing.pending_ttl + MARGIN_SECONDS
+        return Overdue.of(
+            {
+                replica: max(renewed[replica][1] + each.seconds, watch.began) + wait
+                for replica, each in ledger.reserved.items()
+            },
+            now,
+        )
+
+    def reservation_ages(self, now: float) -> Mapping[str, float]:
+        """Return by namespace for how many seconds its oldest reservation has not been renewed. Safe in any thread."""
+        renewed = self._renewed.copy()
+        return {namespace: now - min(since for _, since in each.values()) for namespace, each in renewed.items()}
+
+    def _sightings(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Mapping[str, Sighting]:
+        """Return when each pending and terminating charge was first seen, and remember it."""
+        # This leader has seen every charge of the ledger that it wrote. A new one was made after that.
+        covered = watch if watch.is_of(self._written_under.get(namespace)) else None
+        known = self._first_seen.pop(namespace, {})
+        # A ledger that the watch brings late may lack a charge for a moment.
+        recent = now - self._timing.full_resync
+        first = {key: seen for key, seen in known.items() if seen.at > recent}
+        first |= {key: known.get(key, Sighting(now, covered)) for key in _keys(ledger)}
+        if first:
+            self._first_seen[namespace] = first
+        return first
+
+    def _absent_from(self, ledger: Ledger, uid: str, seen: Sighting, watch: Watch) -> float:
+        """Return from when on a pending charge may be proven absent."""
+        storable = seen.at + self._timing.pending_ttl
+        if watch.is_of(seen.watch):
+            return storable
+        # Its pod may have been stored, and deleted by force, before the watch began.
+        runs = min(ledger.longest_grace(ledger.pending[uid]), self._timing.max_terminating)
+        return max(storable, max(seen.at, watch.began) + runs)
+
+
+def _keys(ledger: Ledger) -> Iterable[str]:
+    return (*ledger.pending, *ledger.terminating)
