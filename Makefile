@@ -30,7 +30,7 @@ test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
 
 fuzz: $(VENV)/installed  ## Send the webhook what no caller should, and let everything befall reservations, for ten minutes each; `test` takes a slice
 	FUZZ_SECONDS=600 $(BIN)/pytest tests/integration/test_fuzz_*.py -s
-	MACHINE_EXAMPLES=3000 $(BIN)/pytest tests/unit/test_reservation_machine.py --timeout 3600
+	MACHINE_EXAMPLES=3000 $(BIN)/pytest tests/unit/test_reservation_machine.py tests/unit/test_running_machine.py --timeout 3600
 
 e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once; K8S=1.30.14 for another version than the newest
 	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10

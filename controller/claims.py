@@ -55,10 +55,16 @@ class LostAllocation(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """For how many ``seconds`` the devices of an allocation may stay in use; ``sure``: both watches agree on that."""
+    """How long the devices of an allocation may stay in use after it was lost.
+
+    ``seconds``: from the loss on.
+    ``sure``: the watch of pods has come as far as that of claims, and shows the same.
+    ``runs``: a pod that uses the devices still runs, as far as the watch of pods shows.
+    """
 
     seconds: int
     sure: bool = True
+    runs: bool = False
 
 
 class ClaimInformer:
@@ -130,7 +136,8 @@ class ClaimInformer:
         committed = charges_by_model(each for charges in taken.values() for each in charges.items())
         vanished = dict(self._vanished(namespace, price, grace))
         # A claim whose charge is not known stays charged by what was decided when it was created.
-        return ObservedClaims(version, committed, taken.keys() | gone, vanished, self.since, gone)
+        users = {uid for claim in claims for uid in claim.users}
+        return ObservedClaims(version, committed, taken.keys() | gone, vanished, self.since, gone, users)
 
     def as_new_as(self, ledger: Ledger, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
         """Return what has been seen of a namespace's claims; if the ledger's count is newer, what etcd has.
@@ -176,7 +183,7 @@ class ClaimInformer:
         lives, now = self._pods.lives(namespace), self._clock()
         for each in lost:
             hold = _hold(each, lives, self._pods.seconds_of, grace)
-            if hold.sure and each.at + hold.seconds <= now:
+            if each.at + hold.seconds <= now and not hold.runs:
                 with self._lock:
                     self._lost.get(namespace, {}).pop(each.key, None)
                 continue
@@ -221,11 +228,17 @@ class ClaimInformer:
     def _note_lost(self, claim: StoredClaim) -> None:
         price = self._store.claim_price()
         charge = self._charge(claim, price) if price else None
+        users = self.users_of(claim)
+        lost = LostAllocation(claim, charge, users, self.reflector.resource_version, self._clock())
         with self._lock:
-            users = frozenset({*self._users.pop(claim.uid, ()), *claim.users})
-            lost = LostAllocation(claim, charge, users, self.reflector.resource_version, self._clock())
+            self._users.pop(claim.uid, None)
             if users:
                 self._lost.setdefault(claim.namespace, {})[lost.key] = lost
+
+    def users_of(self, claim: StoredClaim) -> frozenset[str]:
+        """Return the uids of all pods that have used the present allocation of a claim."""
+        with self._lock:
+            return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def _follow_users(self, claim: StoredClaim, *, gone: bool) -> None:
         """Remember the pods that use the present allocation of a claim."""
@@ -255,11 +268,15 @@ def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod],
     ``seconds_of`` returns the seconds that one pod may run after its deletion, and ``grace`` those of a pod that no
     watch has seen.
     """
-    holds = [_hold_by(uid, lost, lives, seconds_of, grace) for uid in lost.users]
-    return Hold(max(each.seconds for each in holds), all(each.sure for each in holds))
+    holds = [hold_by_pod(uid, lost, lives, seconds_of, grace) for uid in lost.users]
+    seconds = max(each.seconds for each in holds)
+    return Hold(seconds, all(each.sure for each in holds), any(each.runs for each in holds))
 
 
-def _hold_by(uid: str, lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int) -> Hold:
+def hold_by_pod(
+    uid: str, lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int
+) -> Hold:
+    """Return for how long one pod that used an allocation may still run; the parameters are as in `_hold`."""
     pod = lives.vanished.get(uid) or lives.untold.get(uid)
     if pod:
         return Hold(0 if _is_charged_for(pod, lost.claim) else seconds_of(pod))
@@ -272,8 +289,10 @@ def _hold_by(uid: str, lost: LostAllocation, lives: PodLives, seconds_of: Callab
         return Hold(max(grace, UNSEEN_SECONDS), is_newer)
     if not pod.live or _is_charged_for(pod, lost.claim):
         return Hold(0)
-    # Kubernetes takes no devices from a pod that runs. The watch of pods is behind, or the pod was never bound.
-    return Hold(seconds_of(pod) if pod.node or not is_newer else 0, bool(is_newer and not pod.node))
+    if not pod.node:
+        return Hold(0 if is_newer else seconds_of(pod), is_newer)
+    # Kubernetes takes no devices from a pod that runs: the watch of pods is behind.
+    return Hold(seconds_of(pod), sure=False, runs=is_newer)
 
 
 def _is_charged_for(pod: KeptPod, claim: StoredClaim) -> bool:

@@ -90,6 +90,11 @@ class ApiDouble(Handle):
         self.date: Callable[[], datetime | None] = lambda: None
         self._version = 100
 
+    @property
+    def version(self) -> str:
+        """The newest resourceVersion."""
+        return str(self._version)
+
     def forget_calls(self) -> None:
         self.calls.clear()
 

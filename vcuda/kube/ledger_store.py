@@ -287,7 +287,8 @@ class LedgerStore:
             return None
         known = {claim.uid: taken.charges for claim, taken in priced if taken.charges}
         committed = charges_by_model(each for taken in known.values() for each in taken.items())
-        return ObservedClaims(version, committed, known.keys(), since=version)
+        users = {uid for claim, _ in priced for uid in claim.users}
+        return ObservedClaims(version, committed, known.keys(), since=version, users=users)
 
     def priced_claims(
         self, namespace: str, extended: Collection[str], timeout: float = 10

@@ -205,7 +205,7 @@ class Reflector(Generic[T]):
                 self.relist()
             if not self._stopping.is_set():
                 with self._watches.open({"resourceVersion": self._store.version}, self._duration()) as events:
-                    self._follow(events)
+                    self.follow(events)
         except VcudaError as error:
             if self._stopping.is_set() or self._asked_again.is_set():
                 return  # the error is our own doing: stop() or list_again() ended the stream
@@ -228,7 +228,7 @@ class Reflector(Generic[T]):
             self._stream_broken = True
             self._replace(store.from_initial_events(events, self._list_reader(), self._watches.what), streamed=True)
             self._stream_broken = False
-            self._follow(events)
+            self.follow(events)
         return True
 
     def relist(self) -> None:
@@ -262,7 +262,8 @@ class Reflector(Generic[T]):
     def _duration(self) -> float:
         return _SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())
 
-    def _follow(self, events: Iterable[watch.WatchEvent]) -> None:
+    def follow(self, events: Iterable[watch.WatchEvent]) -> None:
+        """Apply the events of a watch, until they end: what the thread does after a list."""
         self.counts.watches += 1
         opened = self._last_event = self._clock()
         try:

@@ -235,7 +235,7 @@ class ObservedClaims(msgspec.Struct, frozen=True):
 
     ``vanished`` holds the charges of claims that lost their devices while a pod that used them may still run. A key is
     no uid, since one claim may lose its devices more than once. No watch saw what happened before version ``since``.
-    ``gone`` are those of the ``seen`` that have been deleted.
+    ``gone`` are those of the ``seen`` that have been deleted. ``users`` are the uids of the pods that use them.
     """
 
     resource_version: str
@@ -244,6 +244,7 @@ class ObservedClaims(msgspec.Struct, frozen=True):
     vanished: Mapping[str, Terminating] = {}
     since: str = ""
     gone: Collection[str] = ()
+    users: Collection[str] = ()
 
     def after(self, watched: "ObservedClaims | None", ledger: "Ledger") -> "ObservedClaims":
         """Return this LIST with what a watch had seen before it, to settle the ledger by."""
@@ -359,7 +360,7 @@ def settle(
         reserved={holder: each for holder, each in ledger.reserved.items() if holder not in reaped},
         waiting=ledger.waiting,
         graces=observed.graces,
-        claim_grace=observed.claim_grace,
+        claim_grace=_claim_grace(ledger, observed),
     )
     versions = {
         "pod_resource_version": ledger.pod_resource_version,
@@ -368,6 +369,14 @@ def settle(
     }
     same = msgspec.structs.replace(settled, **versions) == ledger
     return ledger if same and not is_counted_before(ledger, counted_since, observed.config_version) else settled
+
+
+def _claim_grace(ledger: Ledger, observed: ObservedPods) -> int:
+    """Return the longest grace period of the pods that use the counted claims, in seconds."""
+    # A claim may outlive a pod that was deleted before the watch began: then that pod is not known.
+    if observed.claims and {*observed.claims.users} <= {*observed.seen}:
+        return observed.claim_grace
+    return max(observed.claim_grace, ledger.claim_grace)
 
 
 class _Departed(msgspec.Struct, frozen=True):

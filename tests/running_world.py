@@ -1,0 +1,339 @@
+"""Pods and claims that run on nodes, a ledger that counts them, and leaders that hear of them late.
+
+What kubelet may still run is the truth. A pod that is deleted by force is gone from the API at once, and its claim soon
+after. Its containers run for their grace period. The two watches of a leader deliver their events independently.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from controller.charge_ages import SettleTiming
+from controller.metrics import SettleMetrics
+from controller.settler import Settler
+from tests import builders
+from tests.api_double import ApiDouble
+from tests.builders import Manifest
+from vcuda.allocations.stored_claims import ClaimCharge
+from vcuda.errors import VcudaError
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
+from vcuda.kube.watch import read_event
+from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, settle
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from webhook.ledgers import ChargeRequest
+
+TEAM, MODEL = "team-a", "A100"
+ONE = Charge(100, 0, 100)
+QUOTA = NamespaceQuota({MODEL: Limit(1000)})
+PODS, CLAIMS = f"/api/v1/namespaces/{TEAM}/pods", f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims"
+QUOTA_PATH = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+LEAST_SECONDS = 2
+"""How long containers run at least after a forced deletion: kubelet gives each a second to end."""
+
+MAX_TERMINATING = 600
+
+
+@dataclass
+class TruePod:
+    """A pod, whatever anybody believes.
+
+    ``grace``: seconds. ``claim``: the uid of the claim that is made for it, if its GPU is claimed.
+    ``runs_until``: when its containers have ended; infinite while it is bound, -infinite before.
+    """
+
+    uid: str
+    grace: int
+    claim: str = ""
+    admitted_at: float = -math.inf
+    stored: bool = False
+    runs_until: float = -math.inf
+
+    @property
+    def path(self) -> str:
+        return f"{PODS}/{self.uid}"
+
+
+@dataclass
+class TrueClaim:
+    """A claim.
+
+    ``users``: the pods that have used its present devices. ``reserved``: those of them that its status names.
+    ``former``: for each earlier allocation, the pods that used it.
+    """
+
+    uid: str
+    admitted_at: float = -math.inf
+    stored: bool = False
+    users: list[TruePod] = field(default_factory=list)
+    reserved: list[TruePod] = field(default_factory=list)
+    former: list[list[TruePod]] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        return f"{CLAIMS}/{self.uid}"
+
+
+class WatchingLeader:
+    """A controller that leads, with what its watches have delivered so far."""
+
+    def __init__(self, world: "RunningWorld") -> None:
+        self._world = world
+        kube = world.api.kube
+        quota, nodes = QuotaInformer(kube, QuotaPlace(), frozenset()), NodeInformer(kube, builders.LABELS)
+        self.settler = Settler(
+            kube,
+            world.new_store(),
+            quota,
+            nodes,
+            metrics=SettleMetrics(CollectorRegistry()),
+            on_report=lambda *_: None,
+            timing=SettleTiming(max_terminating=MAX_TERMINATING),
+            clock=world.clock,
+        )
+        self._reflectors: Mapping[str, Reflector[Any]] = {
+            PODS: self.settler.pods.reflector,
+            CLAIMS: self.settler.claims.reflector,
+        }
+        self._delivered: dict[str, int] = {}
+        for reflector in (quota.reflector, nodes.reflector, self.settler.ledgers):
+            reflector.relist()
+        self.miss(PODS)
+        self.miss(CLAIMS)
+
+    def miss(self, collection: str) -> None:
+        """Have a watch broken for too long: it begins again with a list, and nobody has seen what happened before."""
+        self._reflectors[collection].relist()
+        self._reflectors[collection].synced.set()
+        self._delivered[collection] = len(self._world.events[collection])
+
+    def hear(self, collection: str, number: int) -> None:
+        """Have a watch deliver so many events."""
+        begin = self._delivered[collection]
+        lines = self._world.events[collection][begin : begin + number]
+        self._reflectors[collection].follow(read_event(line, "WATCH") for line in lines)
+        self._delivered[collection] = begin + len(lines)
+
+    def hear_all(self) -> None:
+        """Have both watches deliver everything."""
+        for collection in (PODS, CLAIMS):
+            self.hear(collection, len(self._world.events[collection]))
+
+    def settle(self, *, looks: bool) -> None:
+        """Settle the ledger; ``looks``: the watch of ledgers has delivered the newest one."""
+        if looks:
+            self.settler.ledgers.relist()
+        with contextlib.suppress(VcudaError):
+            self.settler.settle(TEAM)
+
+
+class RunningWorld:
+    """The API server, the kubelets, one webhook and the leader."""
+
+    def __init__(self) -> None:
+        self.now = 10_000.0
+        self.api = ApiDouble()
+        self.events: dict[str, list[bytes]] = {PODS: [], CLAIMS: []}
+        self.pods: dict[str, TruePod] = {}
+        self.claims: dict[str, TrueClaim] = {}
+        document = json.dumps({TEAM: {"quota": {MODEL: 10}}})
+        metadata = {"name": "gpuquota", "namespace": "kube-system"}
+        self.api.store(QUOTA_PATH, {"metadata": metadata, "data": {"gpu_quota": document}})
+        self._store = self.new_store()
+        self.leader = WatchingLeader(self)
+
+    def clock(self) -> float:
+        return self.now
+
+    def new_store(self) -> LedgerStore:
+        """Return what a process reads and writes ledgers with. Each claim takes one card."""
+        return LedgerStore(
+            self.api.kube,
+            "vcuda-quota",
+            lambda: Nodes(builders.LABELS),
+            claim_price=lambda: lambda _: ClaimCharge({MODEL: ONE}, MODEL),
+            clock=self.clock,
+        )
+
+    # Admission
+
+    def admit(self, pod: TruePod) -> bool:
+        """Have a pod pass /validate: one that uses a claim is charged nothing, but its grace period is recorded."""
+        self.pods[pod.uid] = pod
+        grace = pod.grace if pod.grace > STORABLE_SECONDS else 0
+        if (pod.claim and not grace) or self._charge(pod.uid, "" if pod.claim else MODEL, grace):
+            pod.admitted_at = self.now
+        return pod.admitted_at == self.now
+
+    def admit_claim(self, claim: TrueClaim) -> bool:
+        """Have a claim pass /validate."""
+        self.claims[claim.uid] = claim
+        if self._charge(claim.uid, MODEL, 0):
+            claim.admitted_at = self.now
+        return claim.admitted_at == self.now
+
+    def _charge(self, uid: str, model: str, grace: int) -> bool:
+        stored = self._store.open(TEAM)
+        charge = ONE if model else Charge()
+        decision = ChargeRequest(TEAM, uid, model, charge, QUOTA, deadline=math.inf, grace=grace).decide(stored.ledger)
+        if isinstance(decision, Admitted):
+            self._store.write(TEAM, decision.ledger, stored)
+        return isinstance(decision, Admitted)
+
+    # The API server, the scheduler, the claim controller, and kubelets
+
+    def store(self, thing: TruePod | TrueClaim) -> None:
+        """Store what was admitted."""
+        thing.stored = True
+        self._write(thing)
+
+    def bind(self, pod: TruePod) -> None:
+        """Allocate the pod's claim, if it has one, and bind the pod: its kubelet may start it."""
+        if pod.claim:
+            self.allocate(pod)
+        pod.runs_until = math.inf
+        self._write(pod)
+
+    def allocate(self, pod: TruePod) -> None:
+        """Allocate the claim of a pod, and reserve it for that pod."""
+        claim = self.claims[pod.claim]
+        claim.users.append(pod)
+        claim.reserved.append(pod)
+        self._write(claim)
+
+    def end(self, pod: TruePod) -> None:
+        """The containers end, and kubelet says so."""
+        pod.runs_until = self.now
+        self._write(pod, ended=True)
+
+    def delete(self, pod: TruePod) -> None:
+        """Delete a pod at once. A bound one that has not ended runs on for its grace period."""
+        pod.stored = False
+        if pod.runs_until == math.inf:
+            pod.runs_until = self.now + min(max(pod.grace, LEAST_SECONDS), MAX_TERMINATING)
+        self._remove(pod)
+
+    def leave(self, claim: TrueClaim, pod: TruePod) -> None:
+        """The claim controller sees that one pod uses the devices no more. Those of nobody may be given to others."""
+        claim.reserved.remove(pod)
+        if not claim.reserved:
+            claim.former.append(claim.users)
+            claim.users = []
+        self._write(claim)
+
+    def delete_claim(self, claim: TrueClaim) -> None:
+        """Delete a claim that no pod uses."""
+        claim.stored = False
+        self._remove(claim)
+
+    def _write(self, thing: TruePod | TrueClaim, *, ended: bool = False) -> None:
+        collection = PODS if isinstance(thing, TruePod) else CLAIMS
+        known = thing.path in self.api.objects
+        manifest = _pod(thing, ended=ended) if isinstance(thing, TruePod) else _claim(thing)
+        stored = self.api.store(thing.path, manifest)
+        self._tell(collection, "MODIFIED" if known else "ADDED", json.loads(stored))
+
+    def _remove(self, thing: TruePod | TrueClaim) -> None:
+        last = self.api.objects[thing.path]
+        self.api.remove(thing.path)
+        metadata = {**last["metadata"], "resourceVersion": self.api.version}
+        self._tell(PODS if isinstance(thing, TruePod) else CLAIMS, "DELETED", {**last, "metadata": metadata})
+
+    def _tell(self, collection: str, kind: str, stored: Manifest) -> None:
+        self.events[collection].append(json.dumps({"type": kind, "object": stored}, separators=(",", ":")).encode())
+
+    # What has to hold
+
+    @property
+    def ledger(self) -> Ledger:
+        """The newest ledger."""
+        return self._store.read(TEAM).ledger
+
+    def used(self) -> int:
+        """Return the cores that the ledger counts."""
+        return self.ledger.usage(MODEL).used.cores
+
+    def check(self) -> None:
+        """Compare what the ledger counts with what may be in use."""
+        assert self.used() >= self.held(), f"{self.held()} cores may be in use, and {self.used()} are counted"
+
+    def settle(self, *, looks: bool = True) -> None:
+        """Have the leader settle by what it has heard, and once more when it hears of its own write."""
+        self.leader.settle(looks=looks)
+        self.check()
+        self.leader.settle(looks=True)
+        self.check()
+
+    def change_leader(self) -> None:
+        """Have another leader begin."""
+        self.leader = WatchingLeader(self)
+
+    def count_by_replica(self) -> None:
+        """Have a replica count by a LIST, and write that, as after an edit of the quota."""
+        stored = self._store.open(TEAM)
+        observed = self._store.count_pods(TEAM)
+        counted = settle(stored.ledger, observed, counted_since=observed.resource_version)
+        self._store.write(TEAM, counted, stored)
+        self.check()
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+        self.check()
+
+    def held(self) -> int:
+        """Return the cores that are stored, may be stored at any moment, or are in use on a node."""
+        own = (each for each in self.pods.values() if not each.claim)
+        return 100 * (sum(map(self._is_held, own)) + sum(map(self._cards_of, self.claims.values())))
+
+    def _is_held(self, pod: TruePod) -> bool:
+        lives = pod.stored and pod.runs_until in (math.inf, -math.inf)
+        return lives or self.may_be_stored(pod) or self._runs(pod)
+
+    def _cards_of(self, claim: TrueClaim) -> int:
+        """Return how many cards a claim takes: one for each allocation in use, and at least one while it is stored."""
+        former = sum(any(map(self._runs, users)) for users in claim.former)
+        if claim.stored or self.may_be_stored(claim):
+            return max(1, bool(claim.users) + former)
+        return former + any(map(self._runs, claim.users))
+
+    def may_be_stored(self, thing: TruePod | TrueClaim) -> bool:
+        """Return whether the API server may yet store what it asked about."""
+        began = thing.path in self.api.objects or thing.stored
+        never = isinstance(thing, TruePod) and thing.runs_until != -math.inf
+        return not began and not never and self.now <= thing.admitted_at + STORABLE_SECONDS and not self._gone(thing)
+
+    def _gone(self, thing: TruePod | TrueClaim) -> bool:
+        return any(thing.uid.encode() in line for line in self._deleted(thing))
+
+    def _deleted(self, thing: TruePod | TrueClaim) -> Iterator[bytes]:
+        lines = self.events[PODS if isinstance(thing, TruePod) else CLAIMS]
+        return (line for line in lines if line.startswith(b'{"type":"DELETED"'))
+
+    def _runs(self, pod: TruePod) -> bool:
+        return self.now < pod.runs_until
+
+
+def _pod(pod: TruePod, *, ended: bool) -> Manifest:
+    bound = {"nodeName": "gpu-1"} if pod.runs_until != -math.inf else {}
+    spec: Manifest = {"terminationGracePeriodSeconds": pod.grace, **bound}
+    if pod.claim:
+        manifest = builders.pod(
+            {"name": "main"}, **spec, resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "one"}]
+        )
+    else:
+        manifest = builders.stored_pod({"tencent.com/vcuda-core": 100}, affinity=builders.held_to(MODEL), **spec)
+    metadata = {"name": pod.uid, "namespace": TEAM, "uid": pod.uid}
+    return {**manifest, "metadata": metadata, "status": {"phase": "Succeeded" if ended else "Running"}}
+
+
+def _claim(claim: TrueClaim) -> Manifest:
+    device = {"request": "r0", "driver": "gpu.nvidia.com", "pool": "gpu-1", "device": "gpu-0"}
+    users = [{"resource": "pods", "name": pod.uid, "uid": pod.uid} for pod in claim.reserved]
+    status = {"allocation": {"devices": {"results": [device]}}, "reservedFor": users} if users else {}
+    return {"metadata": {"name": claim.uid, "namespace": TEAM, "uid": claim.uid}, "spec": {}, "status": status}

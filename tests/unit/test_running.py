@@ -1,0 +1,448 @@
+"""What a forced deletion does to the quota: the ledger counts a GPU until no container can use it any more."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import pytest
+
+from controller import claims, pods
+from controller.charge_ages import Watch
+from controller.claims import AWAIT_PODS_SECONDS, Hold, LostAllocation, hold_by_pod
+from controller.pods import KeptPod, PodLives
+from tests.running_world import CLAIMS, MODEL, ONE, PODS, RunningWorld, TrueClaim, TruePod
+from vcuda.ledger import ledger
+from vcuda.ledger.ledger import (
+    STORABLE_SECONDS,
+    UNSEEN_SECONDS,
+    Ledger,
+    ObservedPods,
+    Reservation,
+    Terminating,
+    settle,
+)
+from vcuda.quota.model import Charge
+
+LONG = 600
+
+
+def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
+    """Return a pod that runs with one card, of its own or by a claim; the leader has settled that."""
+    pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
+    assert world.admit(pod)
+    world.store(pod)
+    if claimed:
+        claim = TrueClaim(pod.claim)
+        assert world.admit_claim(claim)
+        world.store(claim)
+    world.bind(pod)
+    world.leader.hear_all()
+    world.settle()
+    return pod
+
+
+def let_claim_go(world: RunningWorld, pod: TruePod) -> None:
+    """Have the claim controller release and delete the claim of a pod that has gone."""
+    claim = world.claims[pod.claim]
+    world.leave(claim, pod)
+    world.delete_claim(claim)
+
+
+# Scenarios: the world checks at each step that enough is counted.
+
+
+def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
+    pod = running(world, "pod", 60)
+    world.delete(pod)
+    world.leader.hear_all()
+    world.settle()
+    world.pass_by(59)
+    world.settle()
+
+
+def a_pod_is_deleted_by_force_and_its_claim_goes(world: RunningWorld) -> None:
+    pod = running(world, "pod", 60, claimed=True)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.leader.hear_all()
+    world.settle()
+    world.pass_by(59)
+    world.settle()
+
+
+def a_pod_with_no_grace_period_is_deleted_by_force(world: RunningWorld) -> None:
+    pod = running(world, "pod", 0)
+    world.delete(pod)
+    world.leader.hear_all()
+    world.settle()
+    world.pass_by(1)
+    world.settle()
+
+
+def the_watch_of_pods_is_behind_for_long(world: RunningWorld) -> None:
+    pod = running(world, "pod", 60, claimed=True)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.leader.hear(CLAIMS, 10)
+    for _ in range(3):
+        world.settle()
+        world.pass_by(AWAIT_PODS_SECONDS)
+    world.leader.hear_all()
+    world.settle()
+
+
+def the_watch_of_pods_missed_the_deletion(world: RunningWorld) -> None:
+    running(world, "other")
+    pod = running(world, "pod", LONG, claimed=True)
+    world.delete(pod)
+    world.change_leader()
+    world.settle()
+    let_claim_go(world, pod)
+    world.leader.hear_all()
+    world.settle()
+    world.pass_by(LONG - 10)
+    world.settle()
+
+
+def a_pod_goes_while_nobody_leads(world: RunningWorld) -> None:
+    running(world, "other")
+    pod = running(world, "pod", LONG)
+    world.delete(pod)
+    world.change_leader()
+    world.settle()
+    world.pass_by(LONG - 10)
+    world.settle()
+
+
+def a_pod_and_its_claim_go_while_nobody_leads(world: RunningWorld) -> None:
+    running(world, "other", claimed=True)
+    pod = running(world, "pod", LONG, claimed=True)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.change_leader()
+    world.settle()
+    world.pass_by(LONG - 10)
+    world.settle()
+
+
+def a_pod_comes_and_goes_while_nobody_leads(world: RunningWorld) -> None:
+    pod = TruePod("pod", LONG)
+    world.admit(pod)
+    world.store(pod)
+    world.bind(pod)
+    world.delete(pod)
+    world.change_leader()
+    world.settle()
+    for _ in range(2):
+        world.pass_by(STORABLE_SECONDS + 1)
+        world.settle()
+
+
+def a_pod_comes_and_goes_with_its_claim_while_nobody_leads(world: RunningWorld) -> None:
+    pod = TruePod("pod", LONG, "pod-claim")
+    world.admit(pod)
+    world.store(pod)
+    world.admit_claim(TrueClaim("pod-claim"))
+    world.store(world.claims["pod-claim"])
+    world.bind(pod)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.change_leader()
+    world.settle()
+    for _ in range(2):
+        world.pass_by(STORABLE_SECONDS + 1)
+        world.settle()
+
+
+def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld) -> None:
+    first = running(world, "first", LONG, claimed=True)
+    second = TruePod("second", 30, first.claim)
+    world.admit(second)
+    world.store(second)
+    world.bind(second)
+    world.delete(first)
+    world.leave(world.claims[first.claim], first)
+    world.leader.hear_all()
+    world.settle()
+    world.end(second)
+    world.leader.hear_all()
+    let_claim_go(world, second)
+    world.leader.hear_all()
+    world.settle()
+    world.pass_by(LONG - 10)
+    world.settle()
+
+
+def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
+    """As when the pod of a lost node is removed. The scheduler may choose other devices the next time."""
+    first = running(world, "first", LONG, claimed=True)
+    world.delete(first)
+    world.leave(world.claims[first.claim], first)
+    world.leader.hear_all()
+    world.settle()
+    second = TruePod("second", 30, first.claim)
+    world.admit(second)
+    world.store(second)
+    world.bind(second)
+    world.leader.hear_all()
+    world.settle()
+
+
+def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
+    """The watch of a quiet cluster is behind the LIST of a replica; then the pod is in neither that nor the next."""
+    running(world, "other")
+    pod = TruePod("pod", LONG)
+    world.admit(pod)
+    world.store(pod)
+    world.bind(pod)
+    world.count_by_replica()
+    world.delete(pod)
+    world.settle()
+    world.pass_by(20)
+    world.settle()
+
+
+SCENARIOS = (
+    a_pod_is_deleted_by_force,
+    a_pod_is_deleted_by_force_and_its_claim_goes,
+    a_pod_with_no_grace_period_is_deleted_by_force,
+    the_watch_of_pods_is_behind_for_long,
+    the_watch_of_pods_missed_the_deletion,
+    a_pod_goes_while_nobody_leads,
+    a_pod_and_its_claim_go_while_nobody_leads,
+    a_pod_comes_and_goes_while_nobody_leads,
+    a_pod_comes_and_goes_with_its_claim_while_nobody_leads,
+    two_pods_share_a_claim_and_the_first_is_deleted_by_force,
+    a_claim_loses_its_devices_and_is_used_again,
+    a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
+)
+
+Scenario = Callable[[RunningWorld], None]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario: Scenario) -> None:
+    world = RunningWorld()
+    scenario(world)
+    for _ in range(3):
+        world.pass_by(LONG + STORABLE_SECONDS)
+        world.leader.hear_all()
+        world.settle()
+    assert world.used() == world.held()
+    assert not world.ledger.terminating
+
+
+class Broken(NamedTuple):
+    """One rule that is broken: ``where.name`` is ``value`` instead. Then this scenario goes wrong."""
+
+    rule: str
+    where: object
+    name: str
+    value: object
+    scenario: Scenario
+
+
+def nothing(*_: object) -> Mapping[str, Terminating]:
+    return {}
+
+
+def held_by_default(model: str, charge: Charge, _grace: int) -> Terminating:
+    return Terminating(model, charge, UNSEEN_SECONDS)
+
+
+def unused_unless_known(
+    uid: str, lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int
+) -> Hold:
+    known = uid in lives.vanished or uid in lives.stored
+    return hold_by_pod(uid, lost, lives, seconds_of, grace) if known else Hold(0)
+
+
+MUTANTS = (
+    Broken(
+        "a forced deletion holds the pod's charge",
+        pods.PodInformer,
+        "seconds_of",
+        lambda *_: 0,
+        a_pod_is_deleted_by_force,
+    ),
+    Broken(
+        "a forced deletion holds the claim's charge",
+        claims,
+        "hold_by_pod",
+        lambda *_: Hold(0),
+        a_pod_is_deleted_by_force_and_its_claim_goes,
+    ),
+    Broken(
+        "every container gets some seconds to end",
+        pods,
+        "LEAST_TERMINATING_SECONDS",
+        0,
+        a_pod_with_no_grace_period_is_deleted_by_force,
+    ),
+    Broken(
+        "a pod that no watch saw may run",
+        claims,
+        "hold_by_pod",
+        unused_unless_known,
+        the_watch_of_pods_missed_the_deletion,
+    ),
+    Broken("an unseen decrease of pods is held", ledger, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads),
+    Broken(
+        "an unseen decrease of claims is held",
+        ledger,
+        "_unseen_claims",
+        nothing,
+        a_pod_and_its_claim_go_while_nobody_leads,
+    ),
+    Broken(
+        "an unseen decrease is held for the longest grace period",
+        ledger,
+        "_unseen",
+        held_by_default,
+        a_pod_goes_while_nobody_leads,
+    ),
+    Broken(
+        "the longest grace period of the pods is recorded",
+        pods,
+        "long_graces",
+        nothing,
+        a_pod_goes_while_nobody_leads,
+    ),
+    Broken(
+        "the longest grace period of the pods that use claims is recorded",
+        pods,
+        "long_grace",
+        lambda _: 0,
+        a_pod_and_its_claim_go_while_nobody_leads,
+    ),
+    Broken(
+        "a pending charge waits until the watch is old enough",
+        Watch,
+        "is_of",
+        lambda *_: True,
+        a_pod_comes_and_goes_while_nobody_leads,
+    ),
+    Broken(
+        "a pending claim waits for as long as the pod that uses it may run",
+        Ledger,
+        "longest_claim_grace",
+        0,
+        a_pod_comes_and_goes_with_its_claim_while_nobody_leads,
+    ),
+    Broken(
+        "earlier users of an allocation are remembered",
+        claims.ClaimInformer,
+        "users_of",
+        lambda _, claim: frozenset(claim.users),
+        two_pods_share_a_claim_and_the_first_is_deleted_by_force,
+    ),
+    Broken(
+        "a LIST after an older watch has seen no departure",
+        ledger,
+        "_seen_since",
+        lambda _listed, watched, _counted: watched.since,
+        a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
+    ),
+)
+
+
+@pytest.mark.parametrize("broken", MUTANTS, ids=lambda broken: broken.rule)
+def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken.where, broken.name, broken.value)
+    with pytest.raises(AssertionError, match="may be in use"):
+        broken.scenario(RunningWorld())
+
+
+# What is held is no more than that
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["its own card", "a claim"])
+def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None:
+    world = RunningWorld()
+    pod = running(world, "pod", LONG, claimed=claimed)
+    world.end(pod)
+    if claimed:
+        let_claim_go(world, pod)
+    world.leader.hear_all()
+    world.settle()
+    assert world.used() == 0
+
+
+def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
+    """The watch of claims may be ahead. Nothing becomes terminating meanwhile, as that could not be taken back."""
+    world = RunningWorld()
+    pod = running(world, "pod", LONG, claimed=True)
+    world.end(pod)
+    let_claim_go(world, pod)
+    world.leader.hear(CLAIMS, 10)
+    world.settle()
+    assert (world.ledger.claimed, world.ledger.terminating) == ({MODEL: ONE}, {})
+    world.leader.hear(PODS, 10)
+    world.settle()
+    assert (world.ledger.claimed, world.ledger.terminating) == ({}, {})
+
+
+def test_a_claim_that_was_reserved_for_a_pod_that_was_never_bound_is_released_at_once() -> None:
+    world = RunningWorld()
+    pod = TruePod("pod", LONG, "pod-claim")
+    world.admit(pod)
+    world.store(pod)
+    world.admit_claim(TrueClaim("pod-claim"))
+    world.store(world.claims["pod-claim"])
+    world.allocate(pod)
+    world.leader.hear_all()
+    world.settle()
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.leader.hear_all()
+    world.settle()
+    assert world.used() == 0
+
+
+def test_a_pod_with_a_short_grace_period_leaves_no_record() -> None:
+    world = RunningWorld()
+    running(world, "pod", 30)
+    running(world, "user", 30, claimed=True)
+    assert (world.ledger.graces, world.ledger.claim_grace) == ({}, 0)
+
+
+def test_the_record_of_a_long_grace_period_goes_with_its_last_pod() -> None:
+    world = RunningWorld()
+    pod, user = running(world, "pod", LONG), running(world, "user", LONG, claimed=True)
+    assert (world.ledger.graces, world.ledger.claim_grace) == ({MODEL: LONG}, LONG)
+    for each in (pod, user):
+        world.end(each)
+    world.leader.hear_all()
+    world.settle()
+    assert (world.ledger.graces, world.ledger.claim_grace) == ({}, 0)
+
+
+def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_admitted() -> None:
+    world = RunningWorld()
+    world.admit(TruePod("pod", LONG, "pod-claim"))
+    assert world.ledger.longest_claim_grace == LONG
+    assert world.used() == 0
+
+
+# Decreases that no watch saw, though pods came in their place
+
+
+@pytest.mark.parametrize(
+    ("reserved", "arrived", "held"),
+    [
+        pytest.param(0, 0, 2, id="nothing came"),
+        pytest.param(0, 2, 0, id="as much came, which no replica can have granted"),
+        pytest.param(2, 2, 2, id="as much came as replicas may have granted"),
+        pytest.param(1, 2, 1, id="more came than replicas may have granted"),
+    ],
+)
+def test_what_a_replica_may_have_granted_hides_no_departure(reserved: int, arrived: int, held: int) -> None:
+    """A granted pod is in the count before it is pending: then it looks as if nothing had gone."""
+    reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
+    counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)
+    observed = ObservedPods("200", {MODEL: _cards(3 + arrived)}, (), since="150")
+    terminating = settle(counted, observed).terminating
+    assert sum(each.charge.cores for each in terminating.values()) == 100 * held
+
+
+def _cards(number: int) -> Charge:
+    return Charge(100 * number, 0, 100 * number)

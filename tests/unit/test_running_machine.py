@@ -1,0 +1,149 @@
+"""In every order of deletion, forced deletion, restart and change of leader the ledger counts what kubelet may run."""
+
+import math
+import os
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.running_world import CLAIMS, PODS, RunningWorld, TrueClaim, TruePod
+
+GRACES = st.sampled_from([600, 60, 30, 0])
+COLLECTIONS = st.sampled_from([PODS, CLAIMS])
+WHICH = st.integers(0, 9)
+BOUND = 5
+"""Steps after which a pod is bound, with its claim, if it has one."""
+
+
+class RunningMachine(RuleBasedStateMachine):
+    """Each rule is one step of one actor."""
+
+    @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
+    def start(self, graces: list[int]) -> None:
+        """Some pods run, and the leader has settled that."""
+        self.world = RunningWorld()
+        self.number = 0
+        for number, grace in enumerate(graces):
+            self.create(grace, claimed=number % 2 == 0, steps=BOUND)
+        self.world.leader.hear_all()
+        self.world.settle()
+
+    # What tenants and Kubernetes do
+
+    @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
+    def create(self, grace: int, *, claimed: bool, steps: int) -> None:
+        """A pod is created, and comes so far: admitted, stored, its claim admitted and stored, bound."""
+        self.number += 1
+        self._go_on(TruePod(f"pod-{self.number}", grace, f"claim-{self.number}" if claimed else ""), steps)
+
+    @rule(which=WHICH, steps=st.integers(1, 4))
+    def go_on(self, which: int, steps: int) -> None:
+        """A pod that has not been bound comes further."""
+        coming = [pod for pod in self.world.pods.values() if self._is_coming(pod)]
+        if coming:
+            self._go_on(coming[which % len(coming)], steps)
+
+    def _is_coming(self, pod: TruePod) -> bool:
+        return self.world.may_be_stored(pod) or (pod.stored and pod.runs_until == -math.inf)
+
+    def _go_on(self, pod: TruePod, steps: int) -> None:
+        for _ in range(steps):
+            if pod.uid not in self.world.pods:
+                if not self.world.admit(pod):
+                    return
+            elif not pod.stored:
+                self.world.store(pod)
+            elif pod.claim and pod.claim not in self.world.claims:
+                self.world.admit_claim(TrueClaim(pod.claim))
+            elif pod.claim and not self.world.claims[pod.claim].stored:
+                if not self.world.may_be_stored(self.world.claims[pod.claim]):
+                    return
+                self.world.store(self.world.claims[pod.claim])
+            else:
+                self.world.bind(pod)
+                return
+
+    @rule(which=WHICH, steps=st.integers(0, 2))
+    def end(self, which: int, steps: int) -> None:
+        """A pod ends by itself; the claim controller comes so far with its claim."""
+        if running := self._running():
+            pod = running[which % len(running)]
+            self.world.end(pod)
+            self._let_claim_go(pod, steps)
+
+    @rule(which=WHICH, steps=st.integers(0, 2))
+    def delete_by_force(self, which: int, steps: int) -> None:
+        """A pod is deleted at once, whatever it does; the claim controller comes so far with its claim."""
+        stored = self._running() or [pod for pod in self.world.pods.values() if pod.stored]
+        if stored:
+            pod = stored[which % len(stored)]
+            self.world.delete(pod)
+            self._let_claim_go(pod, steps)
+
+    @rule(which=WHICH, steps=st.integers(1, 2))
+    def let_claim_go(self, which: int, steps: int) -> None:
+        """The claim controller comes further with the claim of a pod that is gone or has ended."""
+        over = [pod for pod in self.world.pods.values() if not self._is_coming(pod) and pod not in self._running()]
+        if over:
+            self._let_claim_go(over[which % len(over)], steps)
+
+    def _running(self) -> list[TruePod]:
+        return [pod for pod in self.world.pods.values() if pod.stored and pod.runs_until == math.inf]
+
+    def _let_claim_go(self, pod: TruePod, steps: int) -> None:
+        claim = self.world.claims.get(pod.claim)
+        for _ in range(steps):
+            if claim and claim.stored and claim.reserved:
+                self.world.leave(claim, pod)
+            elif claim and claim.stored:
+                self.world.delete_claim(claim)
+
+    # What our parts do
+
+    @rule(collection=COLLECTIONS | st.none(), number=st.integers(1, 4))
+    def hear(self, collection: str | None, number: int) -> None:
+        """A watch of the leader delivers some events; or both come to now."""
+        if collection:
+            self.world.leader.hear(collection, number)
+        else:
+            self.world.leader.hear_all()
+
+    @rule(looks=st.booleans())
+    def settle(self, *, looks: bool) -> None:
+        """The leader settles, by whatever it has heard."""
+        self.world.leader.settle(looks=looks)
+
+    @rule(missed=COLLECTIONS | st.none())
+    def lose_sight(self, missed: str | None) -> None:
+        """The leader dies, and another begins; or one of its watches has a gap."""
+        if missed:
+            self.world.leader.miss(missed)
+        else:
+            self.world.change_leader()
+
+    @rule(seconds=st.sampled_from([1, 6, 25, 80, 350]))
+    def pass_by(self, seconds: int) -> None:
+        """Time passes."""
+        self.world.now += seconds
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @invariant()
+    def counts_what_may_run(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        """In the end nothing is charged but what is stored."""
+        if not hasattr(self, "world"):
+            return
+        for _ in range(4):
+            self.world.now += 700
+            self.world.leader.hear_all()
+            self.world.leader.settle(looks=True)
+        assert self.world.used() == self.world.held()
+
+
+EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "200"))
+"""More by `make fuzz`."""
+
+RunningMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
+TestRunning = RunningMachine.TestCase
