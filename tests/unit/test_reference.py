@@ -110,6 +110,7 @@ def test_every_annotation_and_label_is_told_and_no_other() -> None:
         CLASS_RESOURCE,
         PROFILE,
         "nvidia.com/hostdev",
+        "nvidia.com/priority",
     }
     assert keys.OURS.keys() - there == set()
 

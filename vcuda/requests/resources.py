@@ -49,6 +49,7 @@ BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
             "nvidia.com/hostdev",
+            "nvidia.com/priority",  # HAMi's task priority, no device (pkg/device/nvidia/device.go, ResourcePriority)
             "deviceclass/compute-domain-daemon.nvidia.com",
             "deviceclass/compute-domain-default-channel.nvidia.com",
         ),
@@ -71,16 +72,35 @@ VENDORS = (
     "tke.cloud.tencent.com/qgpu-*",
     "volcano.sh/vgpu-*",
     "huawei.com/Ascend*",
+    "huawei.com/npu*",
     "aliyun.com/gpu-*",
+    "alibabacloud.com/ppu*",
+    "aws.amazon.com/neuron*",
+    "k8s.amazonaws.com/vgpu*",
+    "baidu.com/cgpu*",
+    "baidu.com/gpu*",
+    "birentech.com",
     "cambricon.com",
+    "elasticgpu.io",
+    "enflame.com",
+    "furiosa.ai",
+    "google.com/tpu*",
+    "graphcore.ai",
     "hygon.com",
     "iluvatar.ai",
+    "iluvatar.com",
+    "koordinator.sh/gpu*",
     "kunlunxin.com",
     "metax-tech.com",
+    "microsoft.com/directx*",
     "mthreads.com",
-    "enflame.com",
+    "qualcomm.com/qaic*",
+    "rebellions.ai",
+    "tenstorrent.com",
+    "vastaitech.com",
+    "vke.volcengine.com/mgpu-*",
 )
-"""The domains of GPU vendors, or the part of one that its GPUs have; HAMi's and Volcano's device plugins among them."""
+"""The domains of accelerator vendors. Where a domain has other resources too, only the part with accelerators."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # Of NVIDIA's device plugin, with MIG strategy "mixed": what stands behind the memory are media extensions and the like.
