@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from vcuda.k8s_types import can_be_name
-from vcuda.quota.model import CORES_PER_CARD, Charge
+from vcuda.quota.model import CORES_PER_CARD, Allowance, Charge
 from vcuda.requests.schemes import SCHEMES, Scheme
+from vcuda.requests.share_limits import ShareLimits
 
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """How a pod asks for a device of a class without a claim (KEP-5004): the resource's name ends in that of the class."""
@@ -210,6 +211,25 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     def scheduler_users(self) -> frozenset[str]:
         """The users that the schemes' own schedulers are."""
         return frozenset(user for scheme in self.schemes for user in scheme.scheduler_users)
+
+    @functools.cached_property
+    def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
+        """What may limit a share that is requested by a unit or by a ResourceClaim: neither names the vendor."""
+        return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
+
+    @functools.cached_property
+    def switches(self) -> ShareLimits:
+        """The variables of all schemes that turn off all limits."""
+        return self._variables_with(Allowance.DISABLE_CONTROL)
+
+    @functools.cached_property
+    def core_policies(self) -> ShareLimits:
+        """The variables of all schemes that turn off the core limit."""
+        return self._variables_with(Allowance.CORE_POLICY)
+
+    def _variables_with(self, allowance: Allowance) -> ShareLimits:
+        variables = (variable for scheme in self.schemes for variable in scheme.limits.variables)
+        return ShareLimits(tuple(each for each in variables if each.allowance is allowance))
 
     # Made once, since every pod of the cluster is looked up in them.
     @functools.cached_property
