@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 import msgspec
+import structlog
 
 from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import RequestCache, StoredPod, charges_of, read_stored
@@ -82,6 +83,7 @@ class PodInformer:
         self._on_growth = on_growth or on_change
         self._clock = clock
         self._lock = threading.Lock()
+        self._log = structlog.get_logger()
         self._gone = GoneUids(clock)
         self._bound: dict[str, dict[str, StoredPod]] = {}
         self._vanished: dict[str, dict[str, tuple[StoredPod, float]]] = {}
@@ -166,9 +168,12 @@ class PodInformer:
         """Return the namespaces that have vcuda pods."""
         return self.reflector.namespaces()
 
-    def decode(self, raw: bytes) -> StoredPod | None:
-        """Return what is kept of a pod; None where it asks for nothing that is charged."""
-        return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests)
+    def decode(self, raw: bytes, *, whole_keys: bool = False) -> StoredPod | None:
+        """Return what is kept of a pod; None where it asks for nothing that is charged.
+
+        ``whole_keys``: as `vcuda.allocations.stored_pods.read_allocation` has it, and only for a pod that is not kept.
+        """
+        return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests, whole_keys=whole_keys)
 
     def _on_listing(self) -> bool:
         self._decoding = self._resources()
@@ -187,6 +192,13 @@ class PodInformer:
             return
         with self._lock:
             self._remember(changed, gone=new is None)
+        if new and new.is_cut and not (old and old.is_cut):
+            self._log.warning(
+                "allocation on a pod is longer than any vendor writes: only its beginning is judged",
+                namespace=new.namespace,
+                pod=new.name,
+                uid=new.uid,
+            )
         if new is None or (old and old.live and not new.live):
             self._on_change(changed.namespace)
         elif old is None or _counted(old) != _counted(new):
