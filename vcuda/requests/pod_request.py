@@ -31,8 +31,8 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
     ``share`` is the most that a container asks for of one card, in cores: 100 where it asks for whole ones.
     ``by_units``: it also asks for what no scheme has. ``has_share``: a container asks for less than a card's cores.
-    ``on_models`` is the charge on each model of whose nodes one whole device is less than a card. ``limits`` is what
-    may limit its containers' shares of cards.
+    ``on_models`` is the charge on each model of whose nodes one whole device is less than a card. ``limits`` are
+    the libraries that may limit its containers' shares of cards.
     """
 
     charge: Charge
@@ -58,8 +58,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """What one container asks for: by a scheme, by units, or both.
 
     ``charges`` are by what is set against its like in another container: the scheme's name, or the unit's. ``plain`` is
-    under which of these it asks for whole devices and says nothing else of them; empty: it does not. ``limits`` is what
-    may limit its shares of cards.
+    under which of these it asks for whole devices and says nothing else of them; empty: it does not. ``limits``
+    are the libraries that may limit its shares of cards.
     """
 
     scheme: Scheme | None

@@ -1,4 +1,4 @@
-"""Finds what gives a pod more GPU than is charged: devices without a request, or a share without its limits.
+"""Finds the parts of a pod that give it more GPU than it is charged for: devices, or a share without its limits.
 
 A variable of the image or from a ConfigMap by ``envFrom`` is not part of the pod, and neither is the content of a host
 path.
@@ -34,7 +34,7 @@ EFFECTS: Mapping[Allowance, str] = {
     Allowance.MEMORY_LIMIT: "changes the memory limit of a share of a card",
     Allowance.LIMIT_LIBRARY: "can replace the library that limits a share of a card",
 }
-"""What a variable does that needs an allowance."""
+"""The effect of a variable that needs an allowance."""
 
 
 class Refusal(NamedTuple):
@@ -54,13 +54,13 @@ class Refusal(NamedTuple):
 
 
 class _Judge(NamedTuple):
-    """What all containers of one pod are judged by."""
+    """The rules for all containers of one pod."""
 
     known: GpuResources
     extended: Collection[str]
     """The resources by which devices of a DeviceClass are requested."""
     limits: tuple[ShareLimits, ...]
-    """What may limit the pod's shares."""
+    """The libraries that may limit the pod's shares."""
 
 
 def could_reach_gpus(pod: Pod) -> bool:
@@ -89,7 +89,7 @@ def find_refusals(
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield what is refused of a pod besides the faults of its request, each with its path.
+    """Yield the refused parts of a pod besides the faults of its request, each with its path.
 
     ``extended`` are the resources by which devices of a DeviceClass are requested; None: claims are not charged.
     """
@@ -111,7 +111,7 @@ def find_refusals(
         if allowance := KAI.get(key.lower()):
             message = "a share that is requested by an annotation is not charged; request a GPU resource"
             yield Refusal(f"metadata.annotations[{key}]", message, allowance)
-    # A claim that the pod names may not exist yet. What it gives is judged when the claim is created.
+    # A claim that the pod names may not exist yet. The share that it gives is judged when the claim is created.
     if request.has_share or claims:
         yield from find_unlimited(pod.annotations)
 

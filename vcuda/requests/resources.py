@@ -214,7 +214,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
-        """What may limit a share that is requested by a unit or by a ResourceClaim: neither names the vendor."""
+        """The libraries that may limit a share by a unit or a ResourceClaim: neither names the vendor."""
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property

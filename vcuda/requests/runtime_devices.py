@@ -1,4 +1,4 @@
-"""What a container runtime gives a container by its variables and by the runtime class of its pod.
+"""The devices that a container runtime gives a container by its variables, or by the runtime class of its pod.
 
 The rules are those of NVIDIA/nvidia-container-toolkit: ``internal/config/image/cuda_image.go``,
 ``internal/modifier/cdi.go``, ``internal/info/auto.go`` and ``cmd/nvidia-container-runtime-hook/container_config.go``.

@@ -41,8 +41,8 @@ class Scheme(msgspec.Struct, frozen=True):
     ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there, ``register``
     that in which the device plugin says what cards the node has; ``allocated`` is the annotation of a pod that names
     those that it was given, by uuid. ``scheduler`` places its pods; None: the one that is set for all. As
-    ``scheduler_users`` that scheduler claims devices for pods that ask for them by extended resource. ``limits`` is
-    what its library limits a share by, in the container.
+    ``scheduler_users`` that scheduler claims devices for pods that ask for them by extended resource. ``limits`` are
+    the variables and files by which its library limits a share in the container.
     """
 
     name: str

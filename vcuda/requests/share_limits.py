@@ -1,4 +1,4 @@
-"""What limits a share of a card inside its container, for each vendor, and what a pod could replace of it.
+"""The limits of a share of a card inside its container, for each vendor, and the ways to replace them.
 
 A device plugin passes the limits to a library in the container by environment variables and mounted files. kubelet
 appends the container's own ``env`` and ``volumeMounts`` to those of the device plugin (``GenerateRunContainerOptions``
@@ -40,7 +40,7 @@ class LimitVariable(msgspec.Struct, frozen=True, eq=False):
     pattern: str
     """The name; ``*`` stands for any text, such as the number of a card."""
     allowance: Allowance
-    """What a quota entry has to allow for such a variable."""
+    """The allowance that permits such a variable."""
     is_harmless: Callable[[str], bool] = never
     """Whether a value lifts no limit."""
     harmless: str = ""
@@ -52,7 +52,7 @@ class LimitVariable(msgspec.Struct, frozen=True, eq=False):
 
 
 class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """What one vendor's library limits the shares in a container by."""
+    """The variables and files by which one vendor's library limits the shares in a container."""
 
     variables: tuple[LimitVariable, ...] = ()
     paths: tuple[str, ...] = ()
