@@ -66,7 +66,7 @@ def kept(raw: list[bytes]) -> Iterator[StoredPod]:
     """Yield what the controller keeps of each."""
     decoder = msgspec.json.Decoder(Pod)
     for body in raw:
-        pod = read_stored(decoder.decode(body), LABELS)
+        pod = read_stored(decoder.decode(body), LABELS, whole_keys=True)
         if pod:
             yield pod
 

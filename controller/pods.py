@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
+import structlog
 
 from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import (
@@ -119,6 +120,7 @@ class PodInformer:
         self._on_growth = on_growth or on_change
         self._clock = clock
         self._lock = threading.Lock()
+        self._log = structlog.get_logger()
         self._gone = GoneUids(clock)
         self._bound: dict[str, dict[str, KeptPod]] = {}
         self._vanished: dict[str, dict[str, tuple[KeptPod, float]]] = {}
@@ -227,16 +229,13 @@ class PodInformer:
         return self.reflector.namespaces()
 
     def decode_charged(self, raw: bytes) -> StoredPod | None:
-        """Return what is kept of a pod; None if it is charged nothing."""
-        return self._read_charged(_POD.decode(raw))
+        """Return what is read of a pod, with every key of its allocation; None if it is not charged."""
+        return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests, whole_keys=True)
 
     def decode(self, raw: bytes) -> KeptPod | None:
         """Return what is kept of a pod; None if it uses no GPU."""
         pod = _POD.decode(raw)
-        return self._read_charged(pod) or read_claim_user(pod)
-
-    def _read_charged(self, pod: Pod) -> StoredPod | None:
-        return read_stored(pod, self.labels, self._decoding, self._requests)
+        return read_stored(pod, self.labels, self._decoding, self._requests) or read_claim_user(pod)
 
     def _on_listing(self) -> bool:
         self._decoding = self._resources()
@@ -261,8 +260,18 @@ class PodInformer:
             self._on_growth(changed.namespace)
         before, after = (pod if isinstance(pod, StoredPod) else None for pod in (old, new))
         if before or after:
-            for follower in self._followers:
-                follower(before, after)
+            self._tell(before, after)
+
+    def _tell(self, old: StoredPod | None, new: StoredPod | None) -> None:
+        if new and new.is_cut and not (old and old.is_cut):
+            self._log.warning(
+                "allocation on a pod is longer than any vendor writes: only its beginning is judged",
+                namespace=new.namespace,
+                pod=new.name,
+                uid=new.uid,
+            )
+        for follower in self._followers:
+            follower(old, new)
 
     def _remember(self, pod: KeptPod, *, gone: bool) -> None:
         bound, now = self._bound.setdefault(pod.namespace, {}), self._clock()

@@ -29,6 +29,9 @@ RETRY_SECONDS = 10.0  # after which a look that failed is tried again, at first
 LOCK_GRACE_SECONDS = 10.0
 """After which a new lock is looked at, if not stale before: by then nearly all have been given back."""
 
+MOST_KEYS_LOGGED = 20
+"""Keys of a removal in its log line: an allocation of a vendor's has fewer, but a pod can have thousands."""
+
 EVERYTHING = ""  # the key in the queue that stands for all pods and nodes; a pod's is NAMESPACE/NAME, a node's is NAME
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 _NODE = msgspec.json.Decoder(k8s_types.Node)
@@ -88,7 +91,8 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
     subject = found.subject
     about = {"kind": subject.kind, "namespace": subject.namespace, "name": subject.name, "uid": subject.uid}
     keys = (*removal.annotations, *removal.labels)
-    return {**about, "scheme": removal.scheme, "rule": removal.rule, "why": removal.why, "keys": keys}
+    told = {"keys": keys[:MOST_KEYS_LOGGED], "removals": len(keys)}
+    return {**about, "scheme": removal.scheme, "rule": removal.rule, "why": removal.why, **told}
 
 
 class GcOptions(msgspec.Struct, frozen=True):

@@ -23,7 +23,16 @@ ORDINARY: dict[str, Manifest] = {
     ),
     "resources of the pod": pod(container(), resources={"limits": {"cpu": "2"}}),
     "init containers and sidecars": pod(PLAIN, init=[container(name="init"), sidecar({"cpu": "1"}, name="side")]),
-    "variables": pod(container(env=[{"name": "NVIDIA"}, {"name": "VISIBLE_DEVICES", "value": "nvidia.com/gpu"}])),
+    "variables": pod(
+        container(
+            env=[
+                {"name": "NVIDIA"},
+                {"name": "VISIBLE_DEVICES", "value": "nvidia.com/gpu"},
+                {"name": "CUDA_VISIBLE_DEVICES"},
+                {"name": "CUDA_VERSION_MAJOR", "value": "12"},
+            ]
+        )
+    ),
     "annotations": pod(
         PLAIN, annotations={"prometheus.io/scrape": "true", "sidecar.istio.io/inject": "true", "note": "nvidia.com/gpu"}
     ),
@@ -56,7 +65,11 @@ ASKING: dict[str, Manifest] = {
     "a variable of an init container": pod(
         PLAIN, init=[container(name="init", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}])]
     ),
+    "another vendor's variable": pod(container(env=[{"name": "MTHREADS_VISIBLE_DEVICES", "value": "all"}])),
+    "a legacy CUDA image": pod(PLAIN, container(name="side", env=[{"name": "CUDA_VERSION", "value": "12.4"}])),
+    "control of MIG": pod(container(env=[{"name": "NVIDIA_MIG_CONFIG_DEVICES", "value": "all"}])),
     "KAI's share of a card": pod(PLAIN, annotations={"gpu-fraction": "0.5"}),
+    "KAI's share in capitals": pod(PLAIN, annotations={"GPU-Fraction": "0.5"}),
     "KAI's share of a card's memory": pod(PLAIN, annotations={"note": "x", "gpu-memory": "2000"}),
     "HAMi's wanted type": pod(PLAIN, annotations={"nvidia.com/use-gputype": "A100"}),
     "HAMi's allocation": pod(PLAIN, annotations={"hami.io/vgpu-node": "gpu-1"}),

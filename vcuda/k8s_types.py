@@ -89,11 +89,21 @@ class K8sObject(K8sStruct, frozen=True, gc=False):
         return self.metadata.labels or {}
 
 
+class NamedClaim(K8sStruct, frozen=True, gc=False):
+    """A reference of a container to an entry of its pod's ``resourceClaims``."""
+
+    name: str = ""
+
+
 class Resources(K8sStruct, frozen=True, gc=False):
-    """A container's resources; for extended resources Kubernetes wants requests equal to limits."""
+    """A container's resources; for extended resources Kubernetes wants requests equal to limits.
+
+    ``claims`` are the pod's claims whose devices the container gets.
+    """
 
     limits: Mapping[str, Quantity] | None = None
     requests: Mapping[str, Quantity] | None = None
+    claims: tuple[NamedClaim, ...] | None = None
 
 
 class SecurityContext(K8sStruct, frozen=True, gc=False):
@@ -102,11 +112,27 @@ class SecurityContext(K8sStruct, frozen=True, gc=False):
     privileged: bool | None = None
 
 
+class EnvVarSource(K8sStruct, frozen=True, gc=False):
+    """A ConfigMap, Secret or field that a variable takes its value from; which one does not matter here."""
+
+
 class EnvVar(K8sStruct, frozen=True, gc=False):
-    """A variable; one without a value may have it from elsewhere."""
+    """A variable of a container. The API server omits an empty ``value``."""
 
     name: str = ""
     value: str | None = None
+    value_from: EnvVarSource | None = None
+
+    @property
+    def known_value(self) -> str | None:
+        """The value; None if it comes from another object."""
+        return None if self.value_from is not None else self.value or ""
+
+
+class VolumeMount(K8sStruct, frozen=True, gc=False):
+    """A volume in a container; the path may be relative, and hold ``..``."""
+
+    mount_path: str = ""
 
 
 class Container(K8sStruct, frozen=True, gc=False):
@@ -117,6 +143,7 @@ class Container(K8sStruct, frozen=True, gc=False):
     security_context: SecurityContext | None = None
     restart_policy: str | None = None
     env: tuple[EnvVar, ...] | None = None
+    volume_mounts: tuple[VolumeMount, ...] | None = None
 
 
 class Requirement(K8sStruct, frozen=True, gc=False):

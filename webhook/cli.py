@@ -16,10 +16,13 @@ from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
 from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
+from vcuda.requests.resources import WILDCARDS
+from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from webhook import app, check as offline, context, files
 from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
 FAILED = 1
+_ANY_CHARACTER = dict.fromkeys(map(ord, WILDCARDS), "x")
 LAST_PORT = 65535
 T = TypeVar("T")
 
@@ -32,10 +35,11 @@ def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one.")
     runtime_classes = cli.option(
         "--gpu-runtime-classes",
-        default="nvidia",
-        metavar="NAMES",
+        default=",".join(GPU_RUNTIME_CLASSES),
+        metavar="PATTERNS",
         callback=_runtime_classes,
-        help="Runtime classes that give a pod cards, with commas: refused where it asks for no GPU.",
+        help="Runtime classes that give GPUs, comma-separated; `*` is any text. A pod that requests no GPU is rejected "
+        "if the name or the handler of its class matches one. `check` and --standalone know only names.",
     )
     return cli.model_label_option(cli.pool_label_option(scheduler_name(runtime_classes(command))))
 
@@ -44,12 +48,14 @@ def _names(_context: click.Context, _option: click.Parameter, text: str) -> froz
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
-def _runtime_classes(where: click.Context, option: click.Parameter, text: str) -> frozenset[str]:
-    names = _names(where, option, text)
-    for name in names:
-        if not can_be_name(name):
-            raise click.BadParameter(f"{name!r} can be no runtime class; write names with commas, such as nvidia.")
-    return names
+def _runtime_classes(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
+    patterns = tuple(filter(None, map(str.strip, text.split(","))))
+    for pattern in patterns:
+        if not can_be_name(pattern.translate(_ANY_CHARACTER)):
+            raise click.BadParameter(
+                f"{pattern!r} can be no runtime class; write comma-separated names, for example nvidia,kata-*-gpu."
+            )
+    return patterns
 
 
 def _host_and_port(_context: click.Context, _option: click.Parameter, text: str) -> str:
@@ -110,7 +116,7 @@ def serve(
     ledger_namespace: str,
     storable_seconds: int,
     scheduler_name: str | None,
-    gpu_runtime_classes: frozenset[str],
+    gpu_runtime_classes: tuple[str, ...],
     pool_label: str,
     model_label: str,
     scheduler_users: frozenset[str],
@@ -187,7 +193,7 @@ def check(
     nodes: Path | None,
     namespace: str,
     scheduler_name: str | None,
-    gpu_runtime_classes: frozenset[str],
+    gpu_runtime_classes: tuple[str, ...],
     pool_label: str,
     model_label: str,
     output: str,

@@ -16,7 +16,7 @@ from vcuda.claims import charges, devices as dra, objects
 from vcuda.ledger.ledger import charges_by_model
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
-from vcuda.requests import config, refusals, resources
+from vcuda.requests import config, resources, runtime_devices
 from webhook import context, ledgers as memory
 
 _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
@@ -47,10 +47,12 @@ def read_cluster(
     quota: Path,
     nodes: Path | None,
     hints: patches.Hints,
-    runtime_classes: frozenset[str] = refusals.GPU_RUNTIME_CLASSES,
+    gpu_runtime_classes: tuple[str, ...] = runtime_devices.GPU_RUNTIME_CLASSES,
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS,
 ) -> OfflineCluster:
     """Return what the files say. Claims are read as from Kubernetes 1.34 on, whether devices are known or not.
+
+    Runtime classes are judged by their names, since the files have no RuntimeClass.
 
     Raises:
         BadInput: a file cannot be read, or has faults.
@@ -67,7 +69,7 @@ def read_cluster(
         stored.nodes,
         hints,
         resources=known,
-        runtime_classes=runtime_classes,
+        runtime_classes=runtime_devices.RuntimeClasses(gpu_runtime_classes),
         claims=claims,
         templates=lambda namespace, name: stored.templates.get((namespace, name)),
         scheduler_users=scheduler_users,

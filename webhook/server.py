@@ -18,7 +18,7 @@ from vcuda import kube as k8s
 from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement import patches
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
-from vcuda.requests.refusals import GPU_RUNTIME_CLASSES
+from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission, app, context, files, ledger_client, namespaces
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
@@ -42,6 +42,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
     ``callers_known`` says that nobody but the API server is answered: what it says of a namespace is then believed.
     ``end`` prints an error and ends the webhook; it is called in the worker where Kubernetes is too old.
+    ``gpu_runtime_classes`` are the patterns of the runtime classes that give GPUs.
     """
 
     kubeconfig: Path | None
@@ -52,7 +53,7 @@ class Cluster(msgspec.Struct, frozen=True):
     callers_known: bool = False
     end: Callable[[str], None] = k8s.end_process
     storable_seconds: float = STORABLE_SECONDS
-    runtime_classes: frozenset[str] = GPU_RUNTIME_CLASSES
+    gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS
 
     def check(self) -> None:
@@ -86,7 +87,8 @@ class Cluster(msgspec.Struct, frozen=True):
             claims,
             templates,
             dra,
-            self.runtime_classes,
+            k8s.RuntimeClassInformer(kube),
+            self.gpu_runtime_classes,
             self.scheduler_users,
         )
         metrics = _metrics(certificate)

@@ -208,9 +208,12 @@ def test_a_request_that_a_later_webhook_adds_goes_by_mutate_and_not_by_validate(
 # Size
 
 
+VARIABLES = [{"name": "NVIDIA_MI_CUDA_VISIBLE_DEVICE", "value": ""}] * 300
+"""No part of the condition can decide early on this name."""
+
 LARGEST = pod(
-    *[container(name=f"c{n}", env=[{"name": "A", "value": ""}] * 300) for n in range(50)],
-    init=[container(name=f"i{n}", env=[{"name": "A", "value": ""}] * 300) for n in range(50)],
+    *[container(name=f"c{n}", env=VARIABLES) for n in range(50)],
+    init=[container(name=f"i{n}", env=VARIABLES) for n in range(50)],
     annotations={f"{n:0>250}/{n:0>63}": "" for n in range(200)},
 )
 """As much of everything as is still searched: nothing costs the API server more."""

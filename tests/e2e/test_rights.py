@@ -40,6 +40,7 @@ RIGHTS = [
     ("webhook", "configmaps", "default", "", "get"),
     ("webhook", "nodes", "default", "watch", "patch"),
     ("webhook", "namespaces", "default", "get", "list"),
+    ("webhook", "runtimeclasses.node.k8s.io", "default", "list watch", "get update"),
     ("webhook", "resourceslices.resource.k8s.io", "default", "watch", "update"),
     ("webhook", "resourceclaims.resource.k8s.io", "default", "list", "watch update"),
     ("controller", "resourceclaims.resource.k8s.io", "default", "watch", "update patch delete"),

@@ -15,6 +15,8 @@ from tests.e2e.quota_config import KEY
 CLASS = "deviceclass.resource.kubernetes.io/"
 UNITS = "{nvidia.com/gpu.shared: {cards: %s}, deviceclass/rdma.example.com: {}}"
 FOUR: Json = {"quota": {"M40": 4}}
+HAMI_SHARE: Json = {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "30", "nvidia.com/gpumem": "1000"}
+VGPU_SHARE: Json = {"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": "30", "nvidia.com/vgpu-memory": "1000"}
 PRIVILEGED: Json = {"securityContext": {"privileged": True}}
 ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 
@@ -23,16 +25,24 @@ ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An installation whose units are this module's."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
+        # The webhook is ready before it knows the runtime classes.
+        installation.replica.await_log("listed", lambda line: line["resource"] == RUNTIME_CLASSES)
         yield installation
 
 
+RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+HANDLERS = {"nvidia": "nvidia", "nvidia-cdi": "nvidia-cdi", "kata-qemu-nvidia-gpu-snp": "kata", "fast": "nvidia"}
+
+
 @pytest.fixture(scope="module", autouse=True)
-def runtime_class(cluster: Cluster) -> Iterator[None]:
-    """Without it the API server refuses a pod that names it before any webhook does."""
-    manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
-    cluster.create({**manifest, "handler": "nvidia"})
+def runtime_classes(cluster: Cluster) -> Iterator[None]:
+    """Without them the API server refuses a pod that names one before any webhook does."""
+    manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass"}
+    for name, handler in HANDLERS.items():
+        cluster.create({**manifest, "metadata": {"name": name}, "handler": handler})
     yield
-    cluster.rest.send("DELETE", "/apis/node.k8s.io/v1/runtimeclasses/nvidia").ok()
+    for name in HANDLERS:
+        cluster.rest.send("DELETE", f"{RUNTIME_CLASSES}/{name}").ok()
 
 
 @pytest.fixture
@@ -95,7 +105,32 @@ REFUSED = {
         "spec.initContainers[0].env[0]",
         "visible-devices",
     ),
-    "a runtime class": (pod(container(), runtimeClassName="nvidia"), "spec.runtimeClassName", "runtime-class"),
+    **{
+        f"runtime class {name}": (
+            pod(container(), runtimeClassName=name),
+            f"spec.runtimeClassName: runtime class {name} gives a pod GPUs",
+            "runtime-class",
+        )
+        for name in HANDLERS
+    },
+    "another vendor's devices": (
+        pod(container(env=[{"name": "ASCEND_VISIBLE_DEVICES", "value": "0-7"}])),
+        "spec.containers[0].env[0]",
+        "visible-devices",
+    ),
+    "a legacy CUDA image": (
+        pod(container({"cpu": "1"}, env=[{"name": "CUDA_VERSION", "value": "12.4"}])),
+        "spec.containers[0].env[0]",
+        "visible-devices",
+    ),
+    "a legacy CUDA image beside a card": (
+        pod(
+            container({"nvidia.com/gpu": "1"}),
+            init=[container(name="init", env=[{"name": "CUDA_VERSION", "value": "9"}])],
+        ),
+        "spec.initContainers[0].env[0]",
+        "visible-devices",
+    ),
     "privileged": (pod(container(**PRIVILEGED)), "spec.containers[0].securityContext.privileged", "privileged"),
     "privileged beside a card": (
         pod(container({"nvidia.com/gpu": "1"}), container(name="other", **PRIVILEGED)),
@@ -106,6 +141,41 @@ REFUSED = {
         pod(container({"nvidia.com/gpu": "1"}, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])),
         "spec.containers[0].env[0]",
         "cuda-disable-control",
+    ),
+    "no control of vgpu-manager": (
+        pod(container({"nvidia.com/vgpu-number": "1"}, env=[{"name": "DISABLE_VGPU_CONTROL", "value": "true"}])),
+        "spec.containers[0].env[0]",
+        "cuda-disable-control",
+    ),
+    "another memory limit": (
+        pod(container(HAMI_SHARE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}])),
+        "spec.containers[0].env[0]",
+        "memory-limit-variables",
+    ),
+    "another core limit": (
+        pod(container(VGPU_SHARE, env=[{"name": "CUDA_CORE_SOFT_LIMIT_0", "value": "100"}])),
+        "spec.containers[0].env[0]",
+        "core-limit-variables",
+    ),
+    "another preload file": (
+        pod(
+            container(
+                HAMI_SHARE, volumeMounts=[{"name": "own", "mountPath": "/etc//ld.so.preload", "subPath": "none"}]
+            ),
+            volumes=[{"name": "own", "emptyDir": {}}],
+        ),
+        "spec.containers[0].volumeMounts[0].mountPath",
+        "limit-library",
+    ),
+    "another vendor's accelerator": (
+        vcuda_pod({"aws.amazon.com/neuron": "1"}),
+        "`aws.amazon.com/neuron: {cards: 1}`",
+        "",
+    ),
+    "a fraction in capitals": (
+        pod(container(), annotations={"GPU-Fraction": "0.5"}),
+        "metadata.annotations[GPU-Fraction]",
+        "gpu-fraction",
     ),
     "a fraction": (
         pod(container(), annotations={"gpu-fraction": "0.5"}),
@@ -126,6 +196,28 @@ def test_what_no_table_has_and_what_gives_more_is_refused_unless_it_is_allowed(
     if allowance:
         allowing, tenant = join(allow=[allowance])
         tenant.create(named(manifest, allowing))
+
+
+ADMITTED = {
+    "CUDA_VERSION with a card": pod(
+        container({"nvidia.com/gpu": "1"}, env=[{"name": "CUDA_VERSION", "value": "12.4"}])
+    ),
+    "CUDA_VERSION without cards": pod(
+        container(env=[{"name": "CUDA_VERSION", "value": "12.4"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}])
+    ),
+    "HAMi's priority": pod(
+        container({**HAMI_SHARE, "nvidia.com/priority": "1"}, env=[{"name": "CUDA_TASK_PRIORITY", "value": "1"}])
+    ),
+    "a limit that holds": pod(container(HAMI_SHARE, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "force"}])),
+}
+
+
+@pytest.mark.parametrize("manifest", ADMITTED.values(), ids=ADMITTED)
+def test_what_gives_no_more_than_is_charged_is_admitted(
+    join: Callable[..., tuple[str, Cluster]], manifest: Json
+) -> None:
+    namespace, tenant = join()
+    tenant.create(named(manifest, namespace))
 
 
 def test_a_pod_with_a_claim_is_refused_where_claims_are_not_counted(

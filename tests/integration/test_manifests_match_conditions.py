@@ -21,7 +21,9 @@ from tests.strategies import storable_pods
 from vcuda.k8s_types import Pod
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import asks_for_vcuda
+from vcuda.requests.refusals import could_reach_gpus
 from vcuda.requests.resources import BUILT_IN
+from vcuda.requests.runtime_devices import GIVING_VARIABLES
 from vcuda.requests.schemes import SCHEMES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
@@ -196,7 +198,8 @@ def resources() -> st.SearchStrategy[Json]:
 
 def containers() -> st.SearchStrategy[list[Json]]:
     """Containers of which each has any of the fields that are looked at, empty or not."""
-    variables = st.lists(st.fixed_dictionaries({"name": st.sampled_from(["", "A", "NVIDIA_VISIBLE_DEVICES"])}))
+    names = ["", "A", "CUDA_VISIBLE_DEVICES", *sorted(GIVING_VARIABLES)]
+    variables = st.lists(st.fixed_dictionaries({"name": st.sampled_from(names)}), max_size=2)
     context = optional(privileged=st.booleans(), runAsUser=st.just(0))
     return st.lists(optional(resources=resources(), env=variables, securityContext=context), max_size=3)
 
@@ -213,7 +216,8 @@ def odd_pods() -> st.SearchStrategy[Json]:
             "runtimeClassName": st.sampled_from(["", "nvidia"]),
         },
     )
-    annotations = st.dictionaries(st.sampled_from(["", "note", "gpu-fraction"]), st.sampled_from(["", "1"]))
+    keys = st.sampled_from(["", "note", "gpu-fraction", "GPU-Memory"])
+    annotations = st.dictionaries(keys, st.sampled_from(["", "1"]))
     metadata = optional(annotations=annotations, labels=st.just({}), creationTimestamp=st.none())
     return st.fixed_dictionaries({"metadata": metadata, "spec": spec})
 
@@ -223,3 +227,17 @@ def odd_pods() -> st.SearchStrategy[Json]:
 def test_no_pod_makes_the_evaluation_fail(condition: Condition, manifest: Json) -> None:
     """Whatever is left out, null or empty; the API server leaves null fields out, lists of containers excepted."""
     assert condition.asks(manifest) in (True, False)
+
+
+@settings(deadline=None)
+@given(manifest=odd_pods())
+def test_the_webhook_is_called_for_every_pod_that_could_reach_gpus(condition: Condition, manifest: Json) -> None:
+    if could_reach_gpus(msgspec.convert(manifest, Pod)):
+        assert condition.asks(manifest)
+
+
+@pytest.mark.parametrize("name", sorted(GIVING_VARIABLES))
+def test_the_webhook_is_called_for_every_variable_that_can_give_a_device(condition: Condition, name: str) -> None:
+    variables: Json = {"env": [{"name": "A"}, {"name": name, "value": "all"}]}
+    assert condition.asks(pod(container(), container(**variables)))
+    assert condition.asks(pod(container(), init=[container(**variables)]))

@@ -15,7 +15,7 @@ from celpy.adapter import json_to_cel
 
 from tests.rendered import BASE, Json, rendered
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
-from vcuda.requests.schemes import SCHEMES
+from vcuda.requests.schemes import SCHEMES, guarded_annotations
 
 KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 CERTS, EXTENDER_CERTS, SCHEDULER_CERTS, WEBHOOK, CONTROLLER = (
@@ -102,8 +102,8 @@ def pod(annotations: Json | None = None, labels: Json | None = None) -> Json:
 
 
 ANNOTATIONS = sorted(
-    {name for s in SCHEMES for name in (*s.allocation_annotations, *s.creation_annotations, *s.model_choices)}
-    | {*KAI, f"nvidia.com{COMPUTE_POLICY}", f"acme.com{COMPUTE_POLICY}"}
+    guarded_annotations()
+    | {*KAI, "GPU-Fraction", "Gpu-Memory", f"nvidia.com{COMPUTE_POLICY}", f"acme.com{COMPUTE_POLICY}"}
 )
 LABELS = sorted({name for scheme in SCHEMES for name in scheme.allocation_labels})
 CHANGES = [

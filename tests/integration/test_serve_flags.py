@@ -59,6 +59,7 @@ SOUND = "--standalone --quota good.yaml"
         ("--cert-dir certs --kubeconfig nowhere", "No usable kubeconfig at nowhere"),
         ("--cert-dir certs --kubeconfig nonsense", "No usable kubeconfig at nonsense"),
         ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia,N_V", "'N_V' can be no runtime class"),
+        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia-*,-x?", "'-x?' can be no runtime class"),
     ],
 )
 def test_bad_input_ends_with_status_2_and_a_sentence(files: Path, flags: str, sentence: str) -> None:

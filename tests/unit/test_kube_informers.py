@@ -6,7 +6,7 @@ import pytest
 
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, POOL
-from vcuda.kube import NodeInformer
+from vcuda.kube import NodeInformer, RuntimeClassInformer
 
 PATH = "/api/v1/nodes/gpu-1"
 LOCK = {"hami.io/mutex.lock": "2023-11-14T22:13:20Z"}
@@ -61,3 +61,17 @@ def test_a_nodes_lock_is_kept_and_no_other_annotation(api: ApiDouble) -> None:
     kept = watch.reflector.get(("", "gpu-1"))
     assert kept
     assert kept.annotations == LOCK
+
+
+def test_of_a_runtime_class_the_handler_alone_is_kept(api: ApiDouble) -> None:
+    watch = RuntimeClassInformer(api.kube)
+    assert watch.handler_of("fast") is None
+    stored = {
+        "metadata": {"name": "fast", "annotations": {"a": "b"}},
+        "handler": "nvidia",
+        "overhead": {"podFixed": {}},
+    }
+    api.store("/apis/node.k8s.io/v1/runtimeclasses/fast", stored)
+    watch.reflector.relist()
+    assert watch.reflector.snapshot() == {("", "fast"): "nvidia"}
+    assert (watch.handler_of("fast"), watch.handler_of("slow")) == ("nvidia", None)

@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import pytest
+import structlog
 
 from controller.pods import KeptPod, PodInformer
 from tests.api_double import ApiDouble
@@ -128,3 +129,18 @@ def test_who_may_have_freed_quota_is_told_apart_from_who_has_not(
         if watch.pods("team-a"):
             heard.pop()  # every namespace that has pods is looked at after a list
     assert heard == told
+
+
+def test_a_pod_whose_records_are_cut_is_charged_and_reported_once(api: ApiDouble) -> None:
+    huge = {"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1000,30:" * 10_000}
+    manifest = stored_pod({"nvidia.com/gpu": 1}, "uid-1", annotations=huge)
+    watch = PodInformer(api.kube, LABELS, lambda _: None)
+    with structlog.testing.capture_logs() as logs:
+        for version in range(3):
+            metadata = {**manifest["metadata"], "namespace": "team-a", "labels": {"version": str(version)}}
+            api.store(POD, {**manifest, "metadata": metadata})
+            watch.reflector.relist()
+    assert watch.observed("team-a", Nodes(LABELS)).committed == {"M40": Charge(100, 0, 100)}
+    [line] = [line for line in logs if line["log_level"] == "warning"]
+    assert "only its beginning is judged" in line["event"]
+    assert (line["namespace"], line["pod"], line["uid"]) == ("team-a", "train-0", "uid-1")

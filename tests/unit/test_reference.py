@@ -109,7 +109,9 @@ def test_every_annotation_and_label_is_told_and_no_other() -> None:
     assert there - keys.OURS.keys() - keys.of_schemes() - BUILT_IN.scheme_of.keys() == {
         CLASS_RESOURCE,
         PROFILE,
+        "nvidia.com/",
         "nvidia.com/hostdev",
+        "nvidia.com/priority",
     }
     assert keys.OURS.keys() - there == set()
 

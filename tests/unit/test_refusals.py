@@ -14,12 +14,15 @@ from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config
 from vcuda.requests.refusals import could_reach_gpus
+from vcuda.requests.runtime_devices import RuntimeClasses
 from webhook.context import PolicySnapshot
 from webhook.pod_review import review_of
 
 LIMITS = {"M40": Limit(800)}
 SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
 CARD = {"nvidia.com/gpu": 1}
+HAMI_SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30, "nvidia.com/gpumem": 1000}
+VGPU_SHARE = {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 30, "nvidia.com/vgpu-memory": 1000}
 CLASS = "deviceclass.resource.kubernetes.io/"
 FIRST = "spec.containers[0]"
 PRIVILEGED = {"securityContext": {"privileged": True}}
@@ -89,6 +92,51 @@ WITH_A_NAME = {
         "metadata.annotations[nvidia.com/vgpu-compute-policy]",
         Allowance.COMPUTE_POLICY,
     ),
+    "another vendor's devices": (
+        pod(container(**env("MTHREADS_VISIBLE_DEVICES", value="all"))),
+        f"{FIRST}.env[1]",
+        Allowance.VISIBLE_DEVICES,
+    ),
+    "a legacy CUDA image": (
+        pod(container(**env("CUDA_VERSION", value="12.4"))),
+        f"{FIRST}.env[1]",
+        Allowance.VISIBLE_DEVICES,
+    ),
+    "control of MIG": (
+        pod(container(CARD, **env("NVIDIA_MIG_CONFIG_DEVICES", value="all"))),
+        f"{FIRST}.env[1]",
+        Allowance.VISIBLE_DEVICES,
+    ),
+    "no control of vgpu-manager": (
+        pod(container(CARD, **env("DISABLE_VGPU_CONTROL", value="true"))),
+        f"{FIRST}.env[1]",
+        Allowance.DISABLE_CONTROL,
+    ),
+    "another memory limit": (
+        pod(container(HAMI_SHARE, **env("CUDA_DEVICE_MEMORY_LIMIT_0", value="99999m"))),
+        f"{FIRST}.env[1]",
+        Allowance.MEMORY_LIMIT,
+    ),
+    "another core limit": (
+        pod(container(VGPU_SHARE, **env("CUDA_CORE_LIMIT", value="100"))),
+        f"{FIRST}.env[1]",
+        Allowance.CORE_LIMIT,
+    ),
+    "a cache of its own": (
+        pod(container(HAMI_SHARE, **env("CUDA_DEVICE_MEMORY_SHARED_CACHE", value="/data/mine"))),
+        f"{FIRST}.env[1]",
+        Allowance.LIMIT_LIBRARY,
+    ),
+    "another preload file": (
+        pod(container(HAMI_SHARE, volumeMounts=[{"name": "v", "mountPath": "/etc/ld.so.preload", "subPath": "none"}])),
+        f"{FIRST}.volumeMounts[0].mountPath",
+        Allowance.LIMIT_LIBRARY,
+    ),
+    "a fraction in capitals": (
+        pod(container(), annotations={"GPU-Fraction": "0.5"}),
+        "metadata.annotations[GPU-Fraction]",
+        Allowance.GPU_FRACTION,
+    ),
     "a fraction": (
         pod(container(), annotations={"gpu-fraction": "0.5"}),
         "metadata.annotations[gpu-fraction]",
@@ -121,9 +169,9 @@ def test_what_gives_more_than_is_counted_is_refused_unless_it_is_allowed(
 )
 def test_what_no_table_counts_is_refused_with_the_line_to_add(resource: str, name: str) -> None:
     assert refused(vcuda_pod({resource: 9}), *Allowance).message == (
-        f"malformed GPU request: {FIRST}.resources.limits[{resource}]: this may be a GPU, and nothing says what one is "
-        f"worth; have a line added to key gpu_units of the quota ConfigMap: `{name}: {{cards: 1}}` with the cards that "
-        f"one is worth, or `{name}: {{}}` if it is none"
+        f"malformed GPU request: {FIRST}.resources.limits[{resource}]: unknown GPU resource: no value is configured "
+        f"for it. Ask your administrator to add a line to `gpu_units` in the quota ConfigMap: `{name}: {{cards: 1}}` "
+        f"with the cards that one is worth, or `{name}: {{}}` if it is no GPU"
     )
 
 
@@ -152,6 +200,17 @@ def test_a_resource_claim_is_refused_whatever_is_allowed() -> None:
     a_whole_card_of_no_policy=vcuda_pod(CARD, annotations=policy_note("none")),
     not_privileged=pod(container(CARD, securityContext={"privileged": False})),
     somebody_elses_resource=pod(container({"rdma/hca": 1})),
+    another_vendor_s_void=pod(container(**env("AMD_VISIBLE_DEVICES", value="void"))),
+    narrowed_by_a_framework=pod(container(CARD, **env("CUDA_VISIBLE_DEVICES", value="0"))),
+    no_mig_control=pod(container(**env("NVIDIA_MIG_MONITOR_DEVICES", value=""))),
+    driver_libraries=pod(container(**env("NVIDIA_DRIVER_CAPABILITIES", value="all"))),
+    a_constraint_on_the_driver=pod(container(**env("NVIDIA_REQUIRE_CUDA", value="cuda>=12"))),
+    a_logged_share=pod(container(HAMI_SHARE, **env("LIBCUDA_LOG_LEVEL", value="4"))),
+    a_limit_without_a_share=pod(container(CARD, **env("CUDA_DEVICE_MEMORY_LIMIT", value="1g"))),
+    a_limit_without_a_gpu=pod(container(**env("CUDA_DEVICE_MEMORY_LIMIT", value="1g"))),
+    a_priority_from_hami=pod(
+        container({**HAMI_SHARE, "nvidia.com/priority": 1}, **env("CUDA_TASK_PRIORITY", value="1"))
+    ),
     none_of_an_unknown_one=pod(container({"nvidia.com/gpu.shared": 0})),
 )
 def test_what_gives_nothing_beside_the_count_is_let_in(manifest: Manifest) -> None:
@@ -179,7 +238,8 @@ def test_where_nobody_is_limited_nothing_is_looked_at(manifest: Manifest) -> Non
 def test_an_operators_vendor_and_runtime_class_are_looked_at_too() -> None:
     quota = "team-a: {quota: {M40: 8}}"
     read = parse_config({"gpu_quota": quota, "gpu_domains": "[acme.com]"})
-    policy = PolicySnapshot(read.quota, Nodes(), resources=read.resources, runtime_classes=frozenset({"fast"}))
+    classes = RuntimeClasses(("fast",))
+    policy = PolicySnapshot(read.quota, Nodes(), resources=read.resources, runtime_classes=classes)
     answer = Webhook(policy).validate(pod(container({"acme.com/x": 1}), runtimeClassName="fast"))
     assert [fault.path for fault in answer.faults] == [
         "spec.runtimeClassName",

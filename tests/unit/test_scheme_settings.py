@@ -79,7 +79,7 @@ def test_a_pod_of_two_schedulers_is_refused(call: str) -> None:
 
 
 SHARE = {"nvidia.com/gpumem": 50, "nvidia.com/gpucores": 10}
-NAME_IT = "have it said in key gpu_schemes of the quota ConfigMap: `hami: {resources: {count: nvidia.com/vgpu}}`"
+NAME_IT = "add this line to `gpu_schemes` in the quota ConfigMap: `hami: {resources: {count: nvidia.com/vgpu}}`"
 
 
 @cases(

@@ -1,11 +1,17 @@
 """The table of schemes: what people and their schedulers write, held together."""
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import yaml
 
+from vcuda.requests.refusals import COMPUTE_POLICY, KAI
 from vcuda.requests.resources import BUILT_IN
-from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, is_named
+from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, guarded_annotations, is_named
+
+POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
@@ -57,6 +63,17 @@ def test_what_people_may_write_is_never_taken_for_an_allocation(scheme: Scheme) 
             assert not is_named(key, other.allocation_labels)
 
 
+@EACH
+def test_only_annotations_and_labels_that_tenants_cannot_change_tell_where_a_pod_is_placed(scheme: Scheme) -> None:
+    read = {
+        scheme.predicate_node,
+        *scheme.predicate_times,
+        scheme.allocated,
+        scheme.phase.key if scheme.phase else None,
+    }
+    assert read - {None} <= {*scheme.allocation_annotations, *scheme.allocation_labels}
+
+
 def test_only_hami_counts_plain_cards() -> None:
     assert [scheme for scheme in SCHEMES if scheme.counts_plain_cards] == [HAMI]
 
@@ -68,3 +85,24 @@ KEYS = {"a/exact", "a/idx-", "a/idx-0", "a/idx-12"}
 def test_a_key_is_named_whole_or_by_how_it_begins(key: str) -> None:
     assert is_named(key, ("a/exact", "a/idx-")) is (key in KEYS)
     assert not is_named(key, ())
+
+
+def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
+    """A new scheme, or a new annotation of one, has to be added to the policy, and one that goes has to leave it."""
+    documents = yaml.safe_load_all(POLICIES.read_text())
+    [policy] = [
+        each["spec"]
+        for each in documents
+        if (each["kind"], each["metadata"]["name"]) == ("ValidatingAdmissionPolicy", "allocations.quota.vcuda.io")
+    ]
+    variables = {each["name"]: each["expression"] for each in policy["variables"]}
+    [listed] = re.findall(r"^\[(.*?)\]", variables["annotationChanged"])
+    guarded = re.findall('"(.*?)"', listed)
+    for found in (variables["foundAdded"], variables["foundRemoved"]):
+        [prefixes, endings] = [re.findall(rf'key\.{method}\("(.*?)"\)', found) for method in ("startsWith", "endsWith")]
+        assert sorted([*guarded, *prefixes]) == sorted(guarded_annotations())
+        assert endings == [COMPUTE_POLICY]
+        [pattern] = re.findall(r'key\.matches\("(.*?)"\)', found)
+        assert all(re.match(pattern, key) and re.match(pattern, key.title()) for key in KAI)
+    [labels] = re.findall(r"^\[(.*?)\]", variables["labelChanged"])
+    assert {*re.findall('"(.*?)"', labels)} == {name for scheme in SCHEMES for name in scheme.allocation_labels}

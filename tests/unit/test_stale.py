@@ -27,8 +27,8 @@ WITH_PHASE = pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda 
 
 
 def stored(scheme: Scheme, **fields: Any) -> StoredPod:
-    """Return a pod that was allocated at the start, as the watch keeps it."""
-    found = read_stored(view(allocated_pod(scheme, fields.pop("at", START), **fields)), LABELS)
+    """Return a pod that was allocated at the start, as it is judged."""
+    found = read_stored(view(allocated_pod(scheme, fields.pop("at", START), **fields)), LABELS, whole_keys=True)
     assert found
     return found
 

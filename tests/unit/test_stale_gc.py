@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from controller.stale_gc import EVERYTHING, MAX_ATTEMPTS, PERIOD_SECONDS, RETRY_SECONDS, STUCK_PERIODS, report_only
+from controller.stale_gc import (
+    EVERYTHING,
+    MAX_ATTEMPTS,
+    MOST_KEYS_LOGGED,
+    PERIOD_SECONDS,
+    RETRY_SECONDS,
+    STUCK_PERIODS,
+    report_only,
+)
 from controller.workqueue import MAX_RETRY_SECONDS
 from tests.allocated import NODE, allocated_pod, rfc3339
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_reply, lost_request
@@ -48,6 +56,26 @@ def test_a_pod_is_looked_at_when_its_allocation_can_first_be_stale_and_freed_the
     assert (event["reason"], event["type"]) == ("StaleAllocationRemoved", "Normal")
     assert event["message"].startswith("removed the allocation of gpu-manager: made at 2023-11-14T22:13:20Z, and the")
     assert "tencent.com/predicate-gpu-idx-0" in event["message"]
+
+
+def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_whole(cleaner: Cleaner) -> None:
+    """The watch keeps a bounded part of it; what is removed is read from the pod itself."""
+    huge = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(5000)}
+    others = {
+        "tencent.com/gpu-assigned": "x" * 50_000,
+        "hami.io/vgpu-node": NODE,
+        "hami.io/vgpu-devices-allocated": "x" * 99_999,
+    }
+    store(cleaner)
+    pod = cleaner.api.objects[POD]
+    annotations = {**pod["metadata"]["annotations"], **huge, **others, "own/one": "x"}
+    cleaner.api.store(POD, {**pod, "metadata": {**pod["metadata"], "annotations": annotations}})
+    cleaner.watch()
+    cleaner.now = START + TIMEOUT
+    lines = cleaner.serve()
+    assert marks_on(cleaner.api) == {"own/one": "x"}
+    assert {line["scheme"]: line["removals"] for line in lines} == {"gpu-manager": 5003, "hami": 2}
+    assert all(len(line["keys"]) <= MOST_KEYS_LOGGED for line in lines)
 
 
 def test_a_time_that_is_yet_to_come_counts_as_that_at_which_it_was_seen(cleaner: Cleaner) -> None:

@@ -7,8 +7,9 @@ import pytest
 from tests import builders
 from tests.allocated import NODE, allocated_pod, marks
 from tests.tables import cases
-from vcuda.allocations.cards import PodCards, Share
+from vcuda.allocations.cards import MOST_CARDS, PodCards, Share
 from vcuda.allocations.stored_pods import (
+    LONGEST_LIST,
     LONGEST_REMEMBERED,
     MOST_KEYS_REMEMBERED,
     MOST_REQUESTS_REMEMBERED,
@@ -17,11 +18,12 @@ from vcuda.allocations.stored_pods import (
     RequestCache,
     StoredPod,
     charges_of,
+    read_allocation,
     read_stored,
 )
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge
-from vcuda.requests.resources import BUILT_IN
+from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
 
 CARD = Charge(100, 0, 100)
@@ -135,8 +137,12 @@ def test_what_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
 def test_the_schemes_annotations_and_labels_are_kept_and_no_others(scheme: Scheme) -> None:
     annotations, labels = marks(scheme, 1000, phase="done")
     own: dict[str, Any] = {"annotations": {"a/b": "c", f"{scheme.predicate_node}s": "d"}, "labels": {"app": "train"}}
-    found = allocation_on(allocated_pod(scheme, 1000, phase="done", **own))
-    assert found == Allocation(annotations, labels, (scheme,))
+    manifest = builders.view(allocated_pod(scheme, 1000, phase="done", **own))
+    found = read_allocation(manifest, (scheme,), whole_keys=True)
+    assert scheme.phase
+    judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase.key, scheme.allocated}
+    values = {key: value if key in judged else "" for key, value in annotations.items()}
+    assert found == Allocation(values, labels, (scheme,))
     assert found.keys_of(scheme) == Keys(tuple(annotations), tuple(labels))
     assert found.get(scheme.predicate_node) == NODE
 
@@ -188,6 +194,92 @@ def test_what_a_pod_asks_for_and_where_is_read_once_for_all_that_are_alike_and_n
     for manifest in manifests:
         pod = builders.view(manifest)
         assert read_stored(pod, builders.LABELS, BUILT_IN, cache) == read_stored(pod, builders.LABELS)
+
+
+# Bounds
+
+
+HUGE = 250_000
+"""Bytes that somebody may write in the annotations of one pod: Kubernetes allows 256 KiB."""
+
+
+def size_of(pod: StoredPod) -> int:
+    """Return the bytes of text that are kept of what a tenant can write, and 100 for each share of a card."""
+    found, cards = pod.allocation, pod.cards
+    texts = [pod.model or "", pod.node, pod.extended_claim, cards.node if cards else ""]
+    texts += [text for kept in (found.annotations, found.labels) for text in (*kept, *kept.values())] if found else []
+    assert all(map(str.isascii, texts)), "then Python keeps one byte for each character"
+    return sum(map(len, texts)) + 100 * len(cards.shares if cards else ())
+
+
+ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_annotations})
+
+
+@pytest.mark.parametrize("fill", ["x", "0,", "\U0001f4a9", ":", "9"], ids=["text", "cards", "wide", "colons", "digits"])
+@pytest.mark.parametrize("name", ANNOTATIONS)
+def test_of_huge_annotations_of_a_pod_no_more_is_kept_than_vendors_write(name: str, fill: str) -> None:
+    """Whoever may create pods where no quota is enforced can write them."""
+    key = f"{name}0" if name.endswith("-") else name
+    text = fill * (HUGE // len(fill.encode()))
+    asked = {"tencent.com/vcuda-core": 10**9}
+    found = kept(stored(asked, annotations={key: text}))
+    assert found.allocation
+    assert size_of(found) <= LONGEST_LIST + 200
+    bound = kept(stored(asked, nodeName="gpu-1", annotations={key: text}))
+    assert size_of(bound) <= LONGEST_LIST + 200 + 100 * MOST_CARDS
+
+
+def test_of_thousands_of_keys_with_a_schemes_prefix_one_is_kept_and_all_are_removed() -> None:
+    keys = {f"{prefix}/predicate-gpu-idx-{n:x>60}": "" for prefix in ("tencent.com", "nvidia.com") for n in range(2000)}
+    pod = builders.view(stored(annotations={**keys, "hami.io/vgpu-node": "a"}))
+    found = read_stored(pod, builders.LABELS)
+    whole = read_stored(pod, builders.LABELS, whole_keys=True)
+    assert found
+    assert found.allocation
+    assert whole
+    assert whole.allocation
+    assert size_of(found) < 1000
+    schemes = (GPU_MANAGER, NVIDIA_VCUDA, HAMI)
+    assert found.allocation.schemes == whole.allocation.schemes == schemes
+    removed = [key for scheme in schemes for key in whole.allocation.keys_of(scheme).annotations]
+    assert sorted(removed) == sorted([*keys, "hami.io/vgpu-node"])
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cut"),
+    [
+        ({"hami.io/vgpu-devices-allocated": "x" * LONGEST_LIST}, False),
+        ({"hami.io/vgpu-devices-allocated": "x" * (LONGEST_LIST + 1)}, True),
+        ({"nvidia.com/real-allocated": "x" * HUGE}, True),
+        ({"tencent.com/predicate-node": "x" * 253}, False),
+        ({"tencent.com/predicate-node": "x" * HUGE}, True),
+        ({"hami.io/vgpu-devices-to-allocate": "x" * HUGE}, False),
+        ({"tencent.com/predicate-gpu-idx-0": ",".join(["0"] * MOST_CARDS)}, False),
+        ({"tencent.com/predicate-gpu-idx-0": "0,1", "tencent.com/predicate-gpu-idx-1": "0"}, False),
+    ],
+)
+def test_a_pod_whose_records_are_longer_than_what_is_judged_says_so(annotations: dict[str, str], *, cut: bool) -> None:
+    """Of a text by which nothing is judged nothing is lost."""
+    limits = {"tencent.com/vcuda-core": 100 * MOST_CARDS}
+    found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
+    assert found.is_cut is cut
+    assert found.charge == kept(stored(limits)).charge
+
+
+def test_a_pod_with_more_cards_than_a_node_can_have_keeps_the_first_and_says_so() -> None:
+    share = builders.container({"tencent.com/vcuda-core": 10, "tencent.com/vcuda-memory": 1})
+    keys = {f"tencent.com/predicate-gpu-idx-{number}": "1" for number in range(MOST_CARDS + 1)}
+    manifest = stored(containers=[share] * (MOST_CARDS + 1), nodeName="gpu-1", annotations=keys)
+    found = kept(manifest)
+    assert found.cards
+    assert (len(found.cards.shares), found.is_cut) == (MOST_CARDS, True)
+
+
+def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
+    """No node has it, so the pod can run on none; the API server of 1.30 stores it all the same."""
+    assert kept(stored(affinity=builders.held_to("M" * MAX_PRODUCT))).model == "M" * MAX_PRODUCT
+    assert kept(stored(affinity=builders.held_to("M" * HUGE))).model is None
+    assert kept(stored(affinity=builders.held_to("M" * HUGE), nodeName="gpu-1")).model_on(NODES) == "P100"
 
 
 def test_whose_an_allocation_is_does_not_depend_on_how_many_keys_there_are() -> None:

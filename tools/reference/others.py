@@ -183,7 +183,7 @@ def _of_pods() -> Iterator[Removal]:
         (allocated(), True),
     ]
     for manifest, exists in cases:
-        stored = read_stored(msgspec.convert(manifest, Pod), LABELS)
+        stored = read_stored(msgspec.convert(manifest, Pod), LABELS, whole_keys=True)
         if stored is None:
             raise AssertionError("a pod without vcuda")
         yield from find_stale(stored, {"gpu-1": exists}.__getitem__, ALLOCATED + 2 * TIMEOUT, TIMEOUT)

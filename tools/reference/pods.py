@@ -231,15 +231,22 @@ def _beside(manifest: builders.Manifest) -> str:
 
 
 _SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
+_HAMI_SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 20, "nvidia.com/gpumem": 1000}
 _BESIDE = [
     builders.pod(builders.container({"nvidia.com/gpu.shared": 1})),
     builders.pod(builders.container({"deviceclass.resource.kubernetes.io/mig.nvidia.com": 1})),
     builders.pod(builders.container(), resourceClaims=[{"name": "gpu"}]),
     builders.pod(builders.container(securityContext={"privileged": True})),
     builders.pod(builders.container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+    builders.pod(builders.container(env=[{"name": "NVIDIA_MIG_CONFIG_DEVICES", "value": "all"}])),
+    builders.pod(builders.container(env=[{"name": "CUDA_VERSION", "value": "12.4"}])),
     builders.pod(builders.container(), runtimeClassName="nvidia"),
     builders.pod(builders.container(_SHARE, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])),
     builders.pod(builders.container(_SHARE, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}])),
+    builders.pod(builders.container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}])),
+    builders.pod(builders.container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"}])),
+    builders.pod(builders.container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/own"}])),
+    builders.pod(builders.container(_HAMI_SHARE, volumeMounts=[{"name": "own", "mountPath": "/etc/ld.so.preload"}])),
     vcuda_pod(_SHARE, annotations={"nvidia.com/vgpu-compute-policy": "none"}),
     builders.pod(builders.container(), annotations={"gpu-fraction": "0.5"}),
     builders.pod(builders.container({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 100})),

@@ -6,13 +6,14 @@ in whole blocks, and the rest of it is nobody's. Which cards a container has sta
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from vcuda.k8s_types import Container, Pod, Quantity, parse_whole
+from vcuda.k8s_types import Container, Pod, Quantity, can_be_name, parse_whole
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.pod_request import resources_of
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA, Scheme
@@ -200,10 +201,14 @@ def amount_of(container: Container, resource: str) -> int:
 
 
 class PodCards(msgspec.Struct, frozen=True):
-    """The shares that a stored pod has, or is to have, of the cards of ``node``."""
+    """The shares that a stored pod has, or is to have, of the cards of ``node``.
+
+    ``is_cut``: its annotations give it more than `MOST_CARDS`; only the first ones are kept.
+    """
 
     node: str
     shares: tuple[Share, ...]
+    is_cut: bool = False
 
 
 class CardAnnotations(msgspec.Struct, frozen=True):
@@ -234,9 +239,10 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
     for scheme in INDEXED:
         keys = CARD_ANNOTATIONS[scheme.name]
         node = pod.spec.node_name or annotations.get(keys.node, "")
-        shares = tuple(_shares(pod, scheme, keys)) if node else ()
+        # Tenants can write annotations where no quota is enforced, so what is kept of them is bounded.
+        shares = tuple(itertools.islice(_shares(pod, scheme, keys), MOST_CARDS + 1)) if can_be_name(node) else ()
         if shares:
-            return PodCards(node, shares)
+            return PodCards(node, shares[:MOST_CARDS], is_cut=len(shares) > MOST_CARDS)
     return None
 
 
@@ -264,4 +270,10 @@ def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
     # No more cards than the container asks for: the owner of a pod can write on it what he likes.
     count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
     numbers = (int(part) for part in text.split(",", count)[:count] if _NUMBER.fullmatch(part.strip()))
-    return tuple(Share(number, min(cores, CORES_PER_CARD), memory) for number in numbers)
+    return tuple(_share(number, min(cores, CORES_PER_CARD), memory) for number in numbers if number < MOST_CARDS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _share(card: int, cores: int, memory: int) -> Share:
+    # One object for all pods that have the same share.
+    return Share(card, cores, memory)

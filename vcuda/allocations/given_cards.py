@@ -12,9 +12,6 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.placement import Nodes
 from vcuda.requests.schemes import Scheme
 
-MAX_TEXT = 16_384
-"""Characters of an annotation that are read: those of some hundred cards."""
-
 # HAMi writes "uuid,vendor,memory,cores:" for each card, with "[slice]" behind the uuid of one in MIG mode, and ";"
 # after each container; vgpu-manager "container[index_uuid_cores_memory]".
 _SEPARATORS = re.compile(r"[][,:;_\s]+")
@@ -51,6 +48,6 @@ def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
 def _given(pod: StoredPod, schemes: tuple[Scheme, ...]) -> Iterator[tuple[Scheme, str]]:
     for scheme in schemes:
         text = pod.allocation.get(scheme.allocated) if pod.allocation else None
-        for part in _SEPARATORS.split((text or "")[:MAX_TEXT]):
+        for part in _SEPARATORS.split(text or ""):
             if part:
                 yield scheme, part

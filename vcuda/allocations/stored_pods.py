@@ -1,7 +1,6 @@
 """Stored pods as the ledger counts them, with the allocation that schedulers and device plugins wrote on them."""
 
 import functools
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -11,7 +10,7 @@ from vcuda.k8s_types import MIRROR_ANNOTATION, Pod, PodSpec
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import NO_MODELS, PodRequest, asks_for_vcuda, read_request
-from vcuda.requests.resources import BUILT_IN, GpuResources
+from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
 DEFAULT_GRACE_SECONDS = 30
@@ -26,6 +25,24 @@ _ENCODER = msgspec.json.Encoder()
 MOST_KEYS_REMEMBERED = 16
 """Allocation annotations and labels on a pod whose schemes are worked out once for all that are like it."""
 
+LONGEST_LIST = 16_384
+"""Bytes that are kept of a list of cards.
+
+A vendor writes at most 80 bytes for each card of each container: that is 16 cards for 12 containers.
+"""
+
+LONGEST_TEXT = 254
+"""Bytes that are kept of any other text. A node's name has at most 253, so a name that was cut is none."""
+
+_ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
+_LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
+_TEXTS = frozenset(
+    key
+    for scheme in SCHEMES
+    for key in (scheme.predicate_node, *scheme.predicate_times, scheme.phase.key if scheme.phase else None)
+)
+_LISTS = frozenset(scheme.allocated for scheme in SCHEMES)
+
 
 class Keys(msgspec.Struct, frozen=True, gc=False):
     """The annotations and labels of one scheme's allocation."""
@@ -37,13 +54,17 @@ class Keys(msgspec.Struct, frozen=True, gc=False):
 class Allocation(msgspec.Struct, frozen=True, gc=False):
     """The allocation annotations and labels on a pod, of every scheme, and whose they are.
 
+    Tenants can write them where no quota is enforced, so what is kept of one pod is bounded: each name of the schemes'
+    tables once, and at most `LONGEST_LIST` or `LONGEST_TEXT` bytes of those values that something is judged by.
+
     ``schemes``: those that the pod asks by come first. Two vendors share names (``nvidia.com/predicate-node``): a key
-    belongs to the first of the schemes that has it.
+    belongs to the first of the schemes that has it. ``is_cut``: a value that something is judged by was longer.
     """
 
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
     schemes: tuple[Scheme, ...]
+    is_cut: bool = False
 
     def get(self, key: str | None) -> str | None:
         """Return the value of an annotation or label; None where it is absent or empty."""
@@ -52,31 +73,57 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> Keys:
-        """Return what belongs to a scheme; nothing where it is none of ``schemes``."""
+        """Return the keys that belong to a scheme; none if it is none of ``schemes``.
+
+        The caller must have read the allocation with ``whole_keys`` if the keys are to be found on the pod.
+        """
         return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
 
 
-def read_allocation(pod: Pod, asked: tuple[Scheme, ...]) -> Allocation | None:
-    """Return the allocation on a pod that asks by these schemes; None where there is none."""
-    annotations = {kept: value for key, value in pod.annotations.items() if (kept := _annotation_kept(key))}
+def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
+    """Return the allocation on a pod that asks by these schemes; None where there is none.
+
+    ``whole_keys``: a key that begins with a scheme's name is kept as it is. Otherwise all such keys are kept as one,
+    under the scheme's name: a pod can have thousands.
+    """
+    found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _annotation_kept(key))]
     labels = {kept: value for key, value in pod.labels.items() if (kept := _label_kept(key))}
-    if not annotations and not labels:
+    if not found and not labels:
         return None
+    annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
+    is_cut = any(len(value) > _most_of(kept) for kept, _, value in found if kept in _TEXTS or kept in _LISTS)
     # Pods are alike in this by the thousand. Names that a pod's owner makes up are bounded, and those of one pod too.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
-    return Allocation(annotations, labels, choose((*annotations,), (*labels,), tuple(each.name for each in asked)))
+    schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
+    return Allocation(annotations, labels, schemes, is_cut)
 
 
-# Remembered, as the names of all schemes are many and those on pods few, and as one text for a hundred thousand pods.
-# The API server bounds a key's length, so that those which somebody makes up cost no more than others.
+def _most_of(name: str) -> int:
+    return LONGEST_LIST if name in _LISTS else LONGEST_TEXT
+
+
+def _kept_of(name: str, value: str) -> str:
+    if name not in _TEXTS and name not in _LISTS:
+        return ""
+    kept = value[: _most_of(name)]
+    # All that vendors write is ASCII. One other character makes Python keep up to four bytes for each.
+    return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
+
+
+# Remembered, as the names of all schemes are many and those on pods few. The API server bounds a key's length, so that
+# those which somebody makes up cost no more than others.
 @functools.lru_cache(maxsize=4096)
 def _annotation_kept(key: str) -> str:
-    return sys.intern(key) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
+    return _name_of(key, _ANNOTATIONS) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
 
 
 @functools.lru_cache(maxsize=4096)
 def _label_kept(key: str) -> str:
-    return sys.intern(key) if ALLOCATION_LABELS.fullmatch(key) else ""
+    return _name_of(key, _LABELS) if ALLOCATION_LABELS.fullmatch(key) else ""
+
+
+def _name_of(key: str, names: tuple[str, ...]) -> str:
+    return next(name for name in names if is_named(key, (name,)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -131,6 +178,11 @@ class StoredPod(msgspec.Struct, frozen=True):
     extended_claim: str = ""
     on_models: Mapping[str, Charge] = NO_MODELS
     uses_claims: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its annotations hold more than is kept of them; its charge does not depend on them."""
+        return bool((self.allocation and self.allocation.is_cut) or (self.cards and self.cards.is_cut))
 
     def charge_on(self, nodes: placement.Nodes) -> Charge:
         """Return what it takes of the model that it is charged to."""
@@ -201,18 +253,25 @@ class RequestCache:
 
 
 def read_stored(
-    pod: Pod, labels: affinity.NodeLabels, known: GpuResources = BUILT_IN, cache: RequestCache | None = None
+    pod: Pod,
+    labels: affinity.NodeLabels,
+    known: GpuResources = BUILT_IN,
+    cache: RequestCache | None = None,
+    *,
+    whole_keys: bool = False,
 ) -> StoredPod | None:
     """Return what is kept of a pod, or None where it asks for nothing that is charged.
 
-    ``cache`` is for ``known`` and ``labels``.
+    ``cache`` is for ``known`` and ``labels``. ``whole_keys``: see `read_allocation`.
     """
     if not asks_for_vcuda(pod, known):
         return None
-    # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more.
+    # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more. Up to
+    # Kubernetes 1.30 a required affinity may have any text as a value. A longer one can be no label of a node.
     metadata, extended = pod.metadata, _extended_claim_of(pod)
     request, model = (cache or RequestCache(known, labels)).read(pod)
-    allocation = read_allocation(pod, request.schemes)
+    model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
+    allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
     # Where the scheduler has claimed devices for it, these are the pod's, and whole: not what a device plugin offers.
     on_models = NO_MODELS if extended else request.on_models
     return StoredPod(

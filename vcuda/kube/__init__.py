@@ -7,7 +7,7 @@ they cost seventy times the decoding, and they drop the fields that they do not 
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Stream, segment, upsert
 from vcuda.kube.connection import Params, VersionCheck, end_process
 from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer, is_served
-from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace, RuntimeClassInformer
 from vcuda.kube.ledger_marks import OPENING_SECONDS
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.objects import Event, InvolvedObject, post_event, post_event_or_log
@@ -40,6 +40,7 @@ __all__ = [
     "QuotaInformer",
     "QuotaPlace",
     "Reflector",
+    "RuntimeClassInformer",
     "ServedWatches",
     "Stored",
     "Stream",

@@ -1,4 +1,4 @@
-"""The quota ConfigMap, the nodes and the published free cards, each kept current by a watch."""
+"""The quota ConfigMap, the nodes, the published free cards and the RuntimeClasses, each kept current by a watch."""
 
 import functools
 import hashlib
@@ -10,7 +10,7 @@ import structlog
 
 from vcuda.allocations.cards import INDEXED
 from vcuda.errors import QuotaFault
-from vcuda.k8s_types import ConfigMap, Node, NodeStatus, ObjectMeta
+from vcuda.k8s_types import ConfigMap, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity, placement
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
@@ -259,3 +259,28 @@ class FreeCardsInformer:
 
 def _decode_cards(raw: bytes) -> placement.FreeCardsByPool:
     return placement.read_free_cards((_decode(raw).data or {})[placement.CARDS_KEY])
+
+
+class _RuntimeClass(K8sStruct, frozen=True, gc=False):
+    """The part of a RuntimeClass that is read: which runtime of the node runs its pods."""
+
+    handler: str = ""
+
+
+_decode_runtime_class = msgspec.json.Decoder(_RuntimeClass).decode
+
+
+class RuntimeClassInformer:
+    """Follows the RuntimeClasses, which only administrators write, and keeps the handler of each."""
+
+    def __init__(self, kube: client.Kube) -> None:
+        path = "/apis/node.k8s.io/v1/runtimeclasses"
+        self.reflector: reflector.Reflector[str] = reflector.Reflector(kube, path, _decode_handler)
+
+    def handler_of(self, name: str) -> str | None:
+        """Return the handler of a class; None if the class is not known, or not known yet."""
+        return self.reflector.get(("", name))
+
+
+def _decode_handler(raw: bytes) -> str:
+    return _decode_runtime_class(raw).handler

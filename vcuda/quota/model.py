@@ -34,16 +34,30 @@ class Mode(enum.StrEnum):
 
 
 class Allowance(enum.StrEnum):
-    """What is refused unless a namespace's quota allows it, since it gives more of a GPU than is counted."""
+    """What is rejected unless the quota of a namespace allows it, because it gives more of a GPU than is counted."""
 
     PRIVILEGED = "privileged"
+    """A privileged container sees every device of its node."""
     VISIBLE_DEVICES = "visible-devices"
+    """Variables by which a container runtime gives a container devices."""
     RUNTIME_CLASS = "runtime-class"
+    """A runtime class for GPUs in a pod that requests none."""
     DISABLE_CONTROL = "cuda-disable-control"
+    """Variables that turn off all limits of a share."""
     CORE_POLICY = "core-utilization-policy"
+    """HAMi's variable that turns off the core limit of a share."""
     COMPUTE_POLICY = "vgpu-compute-policy"
+    """vgpu-manager's annotation that turns off the core limit of a share."""
+    MEMORY_LIMIT = "memory-limit-variables"
+    """Variables that set the memory limit of a share, or how strictly it holds."""
+    CORE_LIMIT = "core-limit-variables"
+    """Variables that set the core limit of a share, or how strictly it holds."""
+    LIMIT_LIBRARY = "limit-library"
+    """Variables and mounts that replace the library that limits a share, or the files that it reads."""
     GPU_FRACTION = "gpu-fraction"
+    """KAI's annotation for a share of a card."""
     GPU_MEMORY = "gpu-memory"
+    """KAI's annotation for an amount of a card's memory."""
 
 
 class Limit(msgspec.Struct, frozen=True):

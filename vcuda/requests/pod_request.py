@@ -11,6 +11,7 @@ from vcuda.k8s_types import Container, Pod, Quantity, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, GpuResources
 from vcuda.requests.schemes import Scheme
+from vcuda.requests.share_limits import ShareLimits
 
 MALFORMED = "malformed GPU request"
 """How every refusal of a malformed request begins."""
@@ -30,7 +31,8 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
     ``share`` is the most that a container asks for of one card, in cores: 100 where it asks for whole ones.
     ``by_units``: it also asks for what no scheme has. ``has_share``: a container asks for less than a card's cores.
-    ``on_models`` is the charge on each model of whose nodes one whole device is less than a card.
+    ``on_models`` is the charge on each model of whose nodes one whole device is less than a card. ``limits`` are
+    the libraries that may limit its containers' shares of cards.
     """
 
     charge: Charge
@@ -40,6 +42,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     by_units: bool = False
     has_share: bool = False
     on_models: Mapping[str, Charge] = NO_MODELS
+    limits: tuple[ShareLimits, ...] = ()
 
     def charge_on(self, model: str) -> Charge:
         """Return what the pod takes of this model's quota."""
@@ -55,7 +58,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """What one container asks for: by a scheme, by units, or both.
 
     ``charges`` are by what is set against its like in another container: the scheme's name, or the unit's. ``plain`` is
-    under which of these it asks for whole devices and says nothing else of them; empty: it does not.
+    under which of these it asks for whole devices and says nothing else of them; empty: it does not. ``limits``
+    are the libraries that may limit its shares of cards.
     """
 
     scheme: Scheme | None
@@ -63,6 +67,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     cores_per_card: int
     faults: tuple[Fault, ...]
     plain: str = ""
+    limits: tuple[ShareLimits, ...] = ()
 
     def charge(self, kind: str, cores: int) -> Charge:
         """Return what it asks for of one kind, where one whole device is worth so many cores."""
@@ -126,6 +131,7 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
         by_units,
         any(0 < each < CORES_PER_CARD for each in per_card),
         {model: by_worth[cores] for model, cores in worth.items()} if worth else NO_MODELS,
+        tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
     )
 
 
@@ -162,12 +168,19 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         faults.append(Fault(base, f"asks by two schemes, {names}; write the resources of one of them"))
     charges, per_card, misshapen = _read_units(base, amounts, known)
     scheme = schemes[0] if schemes else None
+    has_unit_share = any(0 < (known.unit_of(name) or NOTHING).cores < CORES_PER_CARD for name in charges)
+    limits = known.limits_without_scheme if has_unit_share else ()
     if scheme:
         read = _read_counted if scheme.count else _read_cores
-        charges[scheme.name], cores, wrong_shape = read(base, scheme, amounts)
+        charge, cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
+        charges[scheme.name] = charge
+        # A share is less than the cores of a card, or less than its memory.
+        if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
+            limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)
-    return ContainerCharge(scheme, charges, per_card, (*(faults or misshapen),), plain if plain in charges else "")
+    plain = plain if plain in charges else ""
+    return ContainerCharge(scheme, charges, per_card, (*(faults or misshapen),), plain, limits)
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:

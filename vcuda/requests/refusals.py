@@ -1,41 +1,44 @@
-"""What gives a pod a GPU beside what is counted, or takes the limits off the share that it asks for.
+"""Finds the parts of a pod that give it more GPU than it is charged for: devices, or a share without its limits.
 
-A variable of the image, or from a ConfigMap by ``envFrom``, cannot be seen in a pod; nor can what a host path holds.
+A variable of the image or from a ConfigMap by ``envFrom`` is not part of the pod, and neither is the content of a host
+path.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from vcuda.errors import Fault
-from vcuda.k8s_types import Container, Pod
+from vcuda.k8s_types import Container, EnvVar, Pod
 from vcuda.quota.model import Allowance
+from vcuda.requests import runtime_devices
 from vcuda.requests.pod_request import NONE, PodRequest, resources_of
 from vcuda.requests.resources import NOT_FIXED, GpuResources, unit_name
+from vcuda.requests.runtime_devices import RuntimeClasses
 from vcuda.requests.schemes import Scheme
+from vcuda.requests.share_limits import LimitVariable, ShareLimits
 
-GPU_RUNTIME_CLASSES = frozenset({"nvidia"})
-"""The runtime classes that give a container the cards its variables name, unless somebody says otherwise."""
-
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-NO_DEVICES = ("none", "void")
-"""Of its values the two that give no card (nvidia-container-toolkit); one by ``valueFrom`` is not known."""
-
-# HAMi-core's switches (docs/config.md). Releases differ in which values of the first turn it off, so any does here; a
-# value that is not in the pod itself is not known.
-DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
-CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
-CORE_POLICIES = ("", "default", "force")
-
-# vgpu-manager's (pkg/util/consts.go), under whatever domain it is configured for.
 COMPUTE_POLICY = "/vgpu-compute-policy"
+"""The end of vgpu-manager's annotation (pkg/util/consts.go); the domain before it is configurable."""
 COMPUTE_POLICIES = ("", "fixed", "balance")
 
 KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
-"""The annotations by which KAI's pods ask for a share of a card (KAI-Scheduler, pkg/common/constants)."""
+"""The annotations by which KAI's pods ask for a share of a card (KAI-Scheduler, pkg/common/constants).
+
+They are compared in any letter case, since admission webhooks that copy annotations differ in it.
+"""
+
+EFFECTS: Mapping[Allowance, str] = {
+    Allowance.DISABLE_CONTROL: "turns off all limits of a share of a card",
+    Allowance.CORE_POLICY: "turns off the core limit of a share of a card",
+    Allowance.CORE_LIMIT: "changes the core limit of a share of a card",
+    Allowance.MEMORY_LIMIT: "changes the memory limit of a share of a card",
+    Allowance.LIMIT_LIBRARY: "can replace the library that limits a share of a card",
+}
+"""The effect of a variable that needs an allowance."""
 
 
 class Refusal(NamedTuple):
-    """A fault, and the name by which a quota may allow it all the same; None: it may not."""
+    """A fault, and the allowance with which a quota permits it; None: no quota can."""
 
     path: str
     message: str
@@ -43,23 +46,38 @@ class Refusal(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """The fault as it is told, with the name, since the pod's owner may have to ask for it."""
-        allowed = f", or have the quota say allow: [{self.allowance}]" if self.allowance else ""
-        return Fault(self.path, f"{self.message}{allowed}")
+        """The fault as users see it, with the allowance that they can ask for."""
+        if self.allowance is None:
+            return Fault(self.path, self.message)
+        advice = f"or ask your administrator to add `allow: [{self.allowance}]` to this namespace's quota"
+        return Fault(self.path, f"{self.message}, {advice}")
+
+
+class _Judge(NamedTuple):
+    """The rules for all containers of one pod."""
+
+    known: GpuResources
+    extended: Collection[str]
+    """The resources by which devices of a DeviceClass are requested."""
+    limits: tuple[ShareLimits, ...]
+    """The libraries that may limit the pod's shares."""
 
 
 def could_reach_gpus(pod: Pod) -> bool:
-    """Return whether it asks for anything, in any way, that could be a GPU; for the others nothing is to be decided."""
+    """Return whether a pod asks in any way for anything that could be a GPU; nothing is to be decided for the others.
+
+    The matchConditions in manifests/base/registration.yaml must be true for each pod for which this returns True.
+    """
     spec = pod.spec
-    if spec.runtime_class_name or spec.resource_claims or not KAI.keys().isdisjoint(pod.annotations):
+    if spec.runtime_class_name or spec.resource_claims or any(key.lower() in KAI for key in pod.annotations):
         return True
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
             if _is_privileged(container) or (container.resources and "/" in "".join(resources_of(container))):
                 return True
-            # The other variables that are refused matter beside a resource alone.
+            # The variables that change limits matter only together with a resource or a claim.
             for variable in container.env or ():
-                if variable.name == VISIBLE_DEVICES:
+                if variable.name in runtime_devices.GIVING_VARIABLES:
                     return True
     return False
 
@@ -68,101 +86,142 @@ def find_refusals(
     pod: Pod,
     request: PodRequest,
     known: GpuResources,
-    runtime_classes: Collection[str] = GPU_RUNTIME_CLASSES,
+    runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield what is refused of a pod besides the faults of its request, each with its path.
+    """Yield the refused parts of a pod besides the faults of its request, each with its path.
 
-    ``extended`` are the resources by which devices of a DeviceClass are asked for; None: claims are not counted.
+    ``extended`` are the resources by which devices of a DeviceClass are requested; None: claims are not charged.
     """
     spec = pod.spec
-    if spec.resource_claims and extended is None:
-        yield Refusal("spec.resourceClaims", "the devices of a ResourceClaim are not counted; ask by a resource")
-    if spec.runtime_class_name and spec.runtime_class_name in runtime_classes and not request.asks:
-        message = f"runtime class {spec.runtime_class_name} gives a pod cards that it does not ask for; ask for a GPU"
+    claims = bool(spec.resource_claims)
+    if claims and extended is None:
+        yield Refusal("spec.resourceClaims", "this cluster cannot charge ResourceClaims; request a GPU resource")
+    name = spec.runtime_class_name
+    if name and not request.asks and runtime_classes.gives_gpus(name):
+        message = f"runtime class {name} gives a pod GPUs, and this pod requests none; request a GPU"
         yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
     if len({scheme.scheduler for scheme in request.schemes if scheme.scheduler}) > 1:
         names = " and ".join(scheme.name for scheme in request.schemes)
         yield Refusal("spec.schedulerName", f"asks by {names}, which have a scheduler each; ask by one of them")
+    judge = _Judge(known, extended or (), tuple(_limits_of(request, known, claims=claims)))
     for path, container in pod.all_containers():
-        yield from _of_container(path, container, request, known, extended or (), claims=bool(spec.resource_claims))
+        yield from _of_container(path, container, judge)
     for key in pod.annotations:
-        if key in KAI:
-            message = "a share that is asked for by an annotation is not counted; ask by a resource"
-            yield Refusal(f"metadata.annotations[{key}]", message, KAI[key])
-    # What its claims give is read where they are created; one that it names may not be there yet.
-    if request.has_share or spec.resource_claims:
+        if allowance := KAI.get(key.lower()):
+            message = "a share that is requested by an annotation is not charged; request a GPU resource"
+            yield Refusal(f"metadata.annotations[{key}]", message, allowance)
+    # A claim that the pod names may not exist yet. The share that it gives is judged when the claim is created.
+    if request.has_share or claims:
         yield from find_unlimited(pod.annotations)
 
 
+def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:
+    # A vendor may limit a request for a whole card too, so the variables that turn off everything always matter.
+    if request.asks or claims:
+        yield known.switches
+    if request.has_share or claims:
+        yield known.core_policies
+    yield from dict.fromkeys([*request.limits, *(known.limits_without_scheme if claims else ())])
+
+
 def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
-    """Yield the annotations that take the limit off a share: of a pod, or of the claim that the share is given by.
+    """Yield the annotations that turn off the core limit of a share: of a pod, or of the claim that gives the share.
 
     vgpu-manager's DRA driver reads them from the claim (`getComputePolicy` in pkg/kubeletplugin/vgpu.go).
     """
     for key, value in annotations.items():
         if key.endswith(COMPUTE_POLICY) and value.strip().casefold() not in COMPUTE_POLICIES:
-            message = f"{value!r} takes the limit off a share of a card; write fixed or balance"
+            message = f"{value!r} turns off the core limit of a share of a card; set it to fixed or balance"
             yield Refusal(f"metadata.annotations[{key}]", message, Allowance.COMPUTE_POLICY)
 
 
-def _of_container(
-    path: str,
-    container: Container,
-    request: PodRequest,
-    known: GpuResources,
-    extended: Collection[str],
-    *,
-    claims: bool,
-) -> Iterator[Refusal]:
-    # By a claim it may have a share, too, which HAMi's library limits by the same variables.
-    share = request.has_share or claims
+def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Refusal]:
     asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
-    without_count = _without_count(asked, known)
-    for name in asked:
-        scheme = _uncounted(without_count, name, known) if without_count else None
-        # A DeviceClass may give its devices any name.
-        of_class = name in extended and name not in known.scheme_of and known.unit_of(name) is None
-        if scheme or of_class or known.is_unknown_gpu(name):
-            yield Refusal(
-                f"{path}.resources.limits[{name}]", _how_to_name(name, scheme) if scheme else _how_to_count(name)
-            )
+    yield from _unknown_resources(path, asked, judge)
     if _is_privileged(container):
-        message = "a privileged container sees every card of its node; write false"
+        message = "a privileged container sees every card of its node; set it to false"
         yield Refusal(f"{path}.securityContext.privileged", message, Allowance.PRIVILEGED)
-    for index, variable in enumerate(container.env or ()):
-        value = variable.value or ""
+    takes_gpus = any(map(judge.known.counts, asked)) or bool(container.resources and container.resources.claims)
+    yield from _variables(path, container, asked, judge, takes_gpus=takes_gpus)
+    if not takes_gpus:
+        return
+    for index, mount in enumerate(container.volume_mounts or ()):
+        if any(limits.covers(mount.mount_path) for limits in judge.limits):
+            message = f"a volume at this path {EFFECTS[Allowance.LIMIT_LIBRARY]}; mount it elsewhere"
+            yield Refusal(f"{path}.volumeMounts[{index}].mountPath", message, Allowance.LIMIT_LIBRARY)
+
+
+def _variables(
+    path: str, container: Container, asked: Collection[str], judge: _Judge, *, takes_gpus: bool
+) -> Iterator[Refusal]:
+    variables = container.env or ()
+    exposed = False
+    if any(map(runtime_devices.makes_legacy_image, variables)):
+        exposed = not (runtime_devices.is_covered(asked, judge.known) or runtime_devices.hides_cards(variables))
+    for index, variable in enumerate(variables):
         field = f"{path}.env[{index}]"
-        if variable.name == VISIBLE_DEVICES and value not in NO_DEVICES:
-            message = (
-                f"{VISIBLE_DEVICES} gives cards that the pod does not ask for; leave it out, or write none or void"
-            )
-            yield Refusal(field, message, Allowance.VISIBLE_DEVICES)
-        elif variable.name == DISABLE_CONTROL and (request.asks or claims):
-            message = f"{DISABLE_CONTROL} takes all limits off a share of a card; leave it out"
-            yield Refusal(field, message, Allowance.DISABLE_CONTROL)
-        elif variable.name == CORE_POLICY and share and (variable.value is None or _is_off(value)):
-            message = f"{CORE_POLICY} takes the limit off a share of a card; leave it out, or write default or force"
-            yield Refusal(field, message, Allowance.CORE_POLICY)
+        if runtime_devices.gives_devices(variable):
+            yield Refusal(field, _how_to_hide(variable.name), Allowance.VISIBLE_DEVICES)
+        elif exposed and runtime_devices.makes_legacy_image(variable):
+            yield Refusal(field, _NOT_LEGACY, Allowance.VISIBLE_DEVICES)
+        elif limit := _lifted(variable, container, judge, takes_gpus=takes_gpus):
+            or_set = f", set it to {limit.harmless}" if limit.harmless else ""
+            message = f"{variable.name} {EFFECTS[limit.allowance]}; remove it{or_set}"
+            yield Refusal(field, message, limit.allowance)
 
 
-def _is_off(policy: str) -> bool:
-    return policy.strip().casefold() not in CORE_POLICIES
+def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus: bool) -> LimitVariable | None:
+    """Return the limit that a variable may lift, if any."""
+    limit = next(filter(None, (limits.find(variable.name) for limits in judge.limits)), None)
+    if limit is None or (limit.is_common and not takes_gpus):
+        return None
+    value = variable.known_value
+    if value is None:
+        return limit
+    if limit.mirrors and value == str(resources_of(container).get(limit.mirrors)):
+        return None
+    return None if limit.is_harmless(value) else limit
+
+
+_NOT_LEGACY = (
+    "CUDA_VERSION gives a container all cards of its node where it requests no GPU itself; remove it, set "
+    "NVIDIA_VISIBLE_DEVICES to void in the same container"
+)
+
+
+def _how_to_hide(name: str) -> str:
+    if name in runtime_devices.MIG_CONTROL:
+        return f"{name} gives a container control of the MIG partitions of cards that it does not request; remove it"
+    return f"{name} gives a container devices that it does not request; remove it, set it to none or void"
 
 
 def _is_privileged(container: Container) -> bool:
     return container.security_context is not None and bool(container.security_context.privileged)
 
 
+def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iterator[Refusal]:
+    known = judge.known
+    without_count = _without_count(asked, known)
+    for name in asked:
+        scheme = _uncounted(without_count, name, known) if without_count else None
+        # A DeviceClass may give its devices any name.
+        of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None
+        if scheme or of_class or known.is_unknown_gpu(name):
+            yield Refusal(
+                f"{path}.resources.limits[{name}]", _how_to_name(name, scheme) if scheme else _how_to_count(name)
+            )
+
+
 def _without_count(asked: Collection[str], known: GpuResources) -> list[Scheme]:
-    """Return the schemes whose cores or memory are asked for, and whose count is not."""
+    """Return the schemes whose cores or memory are requested without their count."""
     schemes = dict.fromkeys(known.scheme_of[name] for name in asked if name in known.scheme_of)
     return [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
     """Return the one of these schemes whose count this may be by another name."""
-    # The vendor gives so many times the share beside it, whatever one of the resource is said to be worth.
+    # The vendor gives as many shares as this resource says, whatever value one of the resource has here.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]
@@ -171,8 +230,8 @@ def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> S
 
 def _how_to_name(resource: str, scheme: Scheme) -> str:
     return (
-        f"this may be the count of {scheme.name} by another name; have it said in key gpu_schemes of the quota "
-        f"ConfigMap: `{scheme.name}: {{resources: {{count: {resource}}}}}`"
+        f"this may be the count of {scheme.name} by another name. Ask your administrator to add this line to "
+        f"`gpu_schemes` in the quota ConfigMap: `{scheme.name}: {{resources: {{count: {resource}}}}}`"
     )
 
 
@@ -181,6 +240,7 @@ def _how_to_count(resource: str) -> str:
     if name in NOT_FIXED:
         return NOT_FIXED[name]
     return (
-        "this may be a GPU, and nothing says what one is worth; have a line added to key gpu_units of the quota "
-        f"ConfigMap: `{name}: {{cards: 1}}` with the cards that one is worth, or `{name}: {{}}` if it is none"
+        "unknown GPU resource: no value is configured for it. Ask your administrator to add a line to `gpu_units` in "
+        f"the quota ConfigMap: `{name}: {{cards: 1}}` with the cards that one is worth, or `{name}: {{}}` if it is no "
+        "GPU"
     )

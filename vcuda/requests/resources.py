@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from vcuda.k8s_types import can_be_name
-from vcuda.quota.model import CORES_PER_CARD, Charge
+from vcuda.quota.model import CORES_PER_CARD, Allowance, Charge
 from vcuda.requests.schemes import SCHEMES, Scheme
+from vcuda.requests.share_limits import ShareLimits
 
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """How a pod asks for a device of a class without a claim (KEP-5004): the resource's name ends in that of the class."""
@@ -49,6 +50,7 @@ BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
             "nvidia.com/hostdev",
+            "nvidia.com/priority",  # HAMi's task priority, no device (pkg/device/nvidia/device.go, ResourcePriority)
             "deviceclass/compute-domain-daemon.nvidia.com",
             "deviceclass/compute-domain-default-channel.nvidia.com",
         ),
@@ -71,16 +73,35 @@ VENDORS = (
     "tke.cloud.tencent.com/qgpu-*",
     "volcano.sh/vgpu-*",
     "huawei.com/Ascend*",
+    "huawei.com/npu*",
     "aliyun.com/gpu-*",
+    "alibabacloud.com/ppu*",
+    "aws.amazon.com/neuron*",
+    "k8s.amazonaws.com/vgpu*",
+    "baidu.com/cgpu*",
+    "baidu.com/gpu*",
+    "birentech.com",
     "cambricon.com",
+    "elasticgpu.io",
+    "enflame.com",
+    "furiosa.ai",
+    "google.com/tpu*",
+    "graphcore.ai",
     "hygon.com",
     "iluvatar.ai",
+    "iluvatar.com",
+    "koordinator.sh/gpu*",
     "kunlunxin.com",
     "metax-tech.com",
+    "microsoft.com/directx*",
     "mthreads.com",
-    "enflame.com",
+    "qualcomm.com/qaic*",
+    "rebellions.ai",
+    "tenstorrent.com",
+    "vastaitech.com",
+    "vke.volcengine.com/mgpu-*",
 )
-"""The domains of GPU vendors, or the part of one that its GPUs have; HAMi's and Volcano's device plugins among them."""
+"""The domains of accelerator vendors. Where a domain has other resources too, only the part with accelerators."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # Of NVIDIA's device plugin, with MIG strategy "mixed": what stands behind the memory are media extensions and the like.
@@ -190,6 +211,25 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     def scheduler_users(self) -> frozenset[str]:
         """The users that the schemes' own schedulers are."""
         return frozenset(user for scheme in self.schemes for user in scheme.scheduler_users)
+
+    @functools.cached_property
+    def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
+        """The libraries that may limit a share by a unit or a ResourceClaim: neither names the vendor."""
+        return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
+
+    @functools.cached_property
+    def switches(self) -> ShareLimits:
+        """The variables of all schemes that turn off all limits."""
+        return self._variables_with(Allowance.DISABLE_CONTROL)
+
+    @functools.cached_property
+    def core_policies(self) -> ShareLimits:
+        """The variables of all schemes that turn off the core limit."""
+        return self._variables_with(Allowance.CORE_POLICY)
+
+    def _variables_with(self, allowance: Allowance) -> ShareLimits:
+        variables = (variable for scheme in self.schemes for variable in scheme.limits.variables)
+        return ShareLimits(tuple(each for each in variables if each.allowance is allowance))
 
     # Made once, since every pod of the cluster is looked up in them.
     @functools.cached_property

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from vcuda.requests.share_limits import HAMI_CORE, VCUDA_CONTROLLER, VGPU_MANAGER_LIBRARY, ShareLimits
+
 NANOSECONDS, SECONDS = 1_000_000_000, 1
 """Units of an annotation's Unix time, as so many in a second."""
 
@@ -39,7 +41,8 @@ class Scheme(msgspec.Struct, frozen=True):
     ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there, ``register``
     that in which the device plugin says what cards the node has; ``allocated`` is the annotation of a pod that names
     those that it was given, by uuid. ``scheduler`` places its pods; None: the one that is set for all. As
-    ``scheduler_users`` that scheduler claims devices for pods that ask for them by extended resource.
+    ``scheduler_users`` that scheduler claims devices for pods that ask for them by extended resource. ``limits`` are
+    the variables and files by which its library limits a share in the container.
     """
 
     name: str
@@ -65,12 +68,18 @@ class Scheme(msgspec.Struct, frozen=True):
     allocated: str | None = None
     scheduler: str | None = None
     scheduler_users: tuple[str, ...] = ()
+    limits: ShareLimits = ShareLimits()
 
     @property
     def resources(self) -> tuple[str, ...]:
         """Every resource name of the scheme."""
         names = (self.count, self.cores, self.memory, self.memory_percentage)
         return tuple(name for name in names if name)
+
+    @property
+    def main_resource(self) -> str:
+        """The resource that kubelet asks the device plugin for: only a container that has it gets a card."""
+        return self.count or self.cores
 
     @property
     def model_choices(self) -> tuple[str, ...]:
@@ -94,6 +103,7 @@ GPU_MANAGER = Scheme(
     predicate_times=("tencent.com/predicate-time",),
     time_unit=NANOSECONDS,
     phase=AllocationPhase("tencent.com/gpu-assigned", done="true"),
+    limits=VCUDA_CONTROLLER,
 )
 
 NVIDIA_VCUDA = Scheme(
@@ -108,6 +118,7 @@ NVIDIA_VCUDA = Scheme(
     predicate_times=("nvidia.com/predicate-time",),
     time_unit=NANOSECONDS,
     phase=AllocationPhase("nvidia.com/gpu-assigned", done="true"),
+    limits=VCUDA_CONTROLLER,
 )
 
 HAMI = Scheme(
@@ -136,6 +147,7 @@ HAMI = Scheme(
     node_lock="hami.io/mutex.lock",
     register="hami.io/node-nvidia-register",
     allocated="hami.io/vgpu-devices-allocated",
+    limits=HAMI_CORE,
 )
 
 VGPU_MANAGER = Scheme(
@@ -159,10 +171,28 @@ VGPU_MANAGER = Scheme(
     phase=AllocationPhase("nvidia.com/assigned-phase", done="succeed", allocating="allocating"),
     register="nvidia.com/node-device-register",
     allocated="nvidia.com/real-allocated",
+    limits=VGPU_MANAGER_LIBRARY,
 )
 
 # The order decides to which of two schemes an annotation belongs that both write, where a pod asks by neither.
 SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
+
+
+def guarded_annotations(schemes: Iterable[Scheme] = SCHEMES) -> frozenset[str]:
+    """Return the annotations of a pod that only schedulers and device plugins may change; see policies.yaml.
+
+    A name that ends in ``-`` stands for every key that begins with it.
+    """
+    return frozenset(
+        name
+        for scheme in schemes
+        for name in (
+            *scheme.allocation_annotations,
+            *scheme.creation_annotations,
+            *scheme.model_choices,
+            *filter(None, [scheme.core_limit]),
+        )
+    )
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:

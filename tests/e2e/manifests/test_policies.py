@@ -24,7 +24,14 @@ RBAC = "rbac.authorization.k8s.io"
 CARD: Json = {"annotations": {"tencent.com/predicate-gpu-idx-0": "7"}}
 PHASE = {"labels": {"nvidia.com/assigned-phase": "succeed"}}
 TYPE: Json = {"annotations": {"nvidia.com/use-gputype": "A100"}}
-ALLOCATIONS: list[Json] = [CARD, {"annotations": {"hami.io/vgpu-devices-allocated": "x"}}, PHASE, TYPE]
+ALLOCATIONS: list[Json] = [
+    CARD,
+    {"annotations": {"hami.io/vgpu-devices-allocated": "x"}},
+    PHASE,
+    TYPE,
+    {"annotations": {"tencent.com/vcuda-core-limit": "100"}},
+    {"annotations": {"GPU-Fraction": "0.5"}},
+]
 MANY = 20_000
 
 Accounts = Callable[..., Cluster]
@@ -116,8 +123,9 @@ def test_a_tenant_neither_forges_nor_changes_nor_removes_an_allocation(
         assert patch(admin, pod_path(team), {"metadata": cleared(metadata)}).status == HTTPStatus.OK
 
 
-def test_twenty_thousand_annotations_are_no_trouble(admin: Cluster, tenant: Cluster, team: str) -> None:
-    many = {"annotations": {f"a{number}": "" for number in range(MANY)}}
+@pytest.mark.parametrize("key", ["a{}", "gpu-mem{:0>5}"], ids=["short", "almost KAI's"])
+def test_twenty_thousand_annotations_are_no_trouble(admin: Cluster, tenant: Cluster, team: str, key: str) -> None:
+    many = {"annotations": {key.format(number): "" for number in range(MANY)}}
     assert patch(tenant, pod_path(team), {"metadata": many}).status == HTTPStatus.OK
     assert patch(tenant, pod_path(team), {"metadata": CARD}).status == HTTPStatus.FORBIDDEN
     assert patch(admin, pod_path(team), {"metadata": CARD}).status == HTTPStatus.OK

@@ -1,0 +1,147 @@
+"""The devices that a container runtime gives a container by its variables, or by the runtime class of its pod.
+
+The rules are those of NVIDIA/nvidia-container-toolkit: ``internal/config/image/cuda_image.go``,
+``internal/modifier/cdi.go``, ``internal/info/auto.go`` and ``cmd/nvidia-container-runtime-hook/container_config.go``.
+Other vendors' runtimes follow the same design with a variable of their own.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
+
+from vcuda.k8s_types import EnvVar
+from vcuda.requests import resources
+
+GPU_RUNTIME_CLASSES = ("nvidia", "nvidia-*", "kata-*nvidia-gpu*")
+"""Patterns of the classes and handlers that NVIDIA's GPU operator, container toolkit and kata-deploy create.
+
+NVIDIA/gpu-operator ``assets/pre-requisites`` has the classes nvidia, nvidia-cdi and nvidia-legacy. The handlers of
+NVIDIA/nvidia-container-toolkit are these and nvidia-experimental. kata-containers/kata-containers
+``tools/packaging/kata-deploy/runtimeclasses`` has kata-qemu-nvidia-gpu, and that name with -snp, -tdx and -nvcf.
+Project-HAMi/HAMi ``charts/hami`` makes a class of any name with the handler nvidia.
+"""
+
+
+def no_handler(_name: str) -> None:
+    """Return that the handler of a class is not known."""
+
+
+class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
+    """The runtime classes that give GPUs."""
+
+    patterns: tuple[str, ...] = GPU_RUNTIME_CLASSES
+    """Patterns of names of classes or of handlers; ``*`` stands for any text, ``?`` for one character."""
+    handler_of: Callable[[str], str | None] = no_handler
+    """Returns the handler of the RuntimeClass with a name; None if it is not known."""
+
+    def gives_gpus(self, name: str) -> bool:
+        """Return whether a class gives GPUs, by its name or by its handler."""
+        return bool(self._matches(name) or self._matches(self.handler_of(name) or ""))
+
+    @functools.cached_property
+    def _matches(self) -> Callable[[str], object]:
+        return resources.matcher(map(resources.fold, self.patterns))
+
+
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+
+NO_DEVICES = ("none", "void")
+"""The values of NVIDIA_VISIBLE_DEVICES that give no card.
+
+The runtimes of other vendors give no device for them either. AMD's (ROCm/container-toolkit ``internal/oci/oci.go``)
+ignores a word that it does not know. Ascend's (Ascend/ascend-docker-runtime) knows ``void`` and fails for ``none``.
+"""
+
+# Runtimes and hooks that give a container devices by such a variable: NVIDIA/nvidia-container-toolkit,
+# ROCm/container-toolkit, HabanaAI/habana-container-runtime, Ascend/ascend-docker-runtime, MooreThreads' mthreads
+# container toolkit, and the toolkits of MetaX, Cambricon, Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and
+# AWS Neuron. The variables that a framework reads, such as CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, only
+# narrow what a container already has.
+DEVICE_VARIABLES = frozenset(
+    f"{vendor}_VISIBLE_DEVICES"
+    for vendor in (
+        "NVIDIA",
+        "AMD",
+        "ASCEND",
+        "AWS_NEURON",
+        "BIREN",
+        "CAMBRICON",
+        "CXPU",
+        "DCU",
+        "ENFLAME",
+        "HABANA",
+        "HYGON",
+        "ILUVATAR",
+        "IX",
+        "METAX",
+        "MTHREADS",
+        "VASTAI",
+    )
+)
+
+CUDA_VERSION = "CUDA_VERSION"
+"""Makes an image a legacy CUDA image: there an unset NVIDIA_VISIBLE_DEVICES means all cards (`IsLegacy`)."""
+
+MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
+"""Give a container with CAP_SYS_ADMIN the control files of MIG, of all cards (`getMigDevices` of the hook)."""
+
+# Other variables of the toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
+# NVIDIA_REQUIRE_ variables and NVIDIA_DISABLE_REQUIRE are constraints on the driver's version. NVIDIA_IMEX_CHANNELS,
+# NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY and NVIDIA_NVSWITCH give other device files. An administrator can replace
+# NVIDIA_VISIBLE_DEVICES by `swarm-resource` in the toolkit's configuration on a node. The API does not show that name.
+GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
+"""Variables by which a container may get a device that it does not request."""
+
+
+def gives_devices(variable: EnvVar) -> bool:
+    """Return whether a runtime could give a container devices by this variable, whatever else it sets.
+
+    A value from another object is unknown, so it could.
+    """
+    if variable.name in MIG_CONTROL:
+        return variable.known_value != ""
+    return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES
+
+
+def makes_legacy_image(variable: EnvVar) -> bool:
+    """Return whether a container has all cards by this variable, unless NVIDIA_VISIBLE_DEVICES says otherwise.
+
+    An empty CUDA_VERSION does not count, and hides that of the image.
+    """
+    return variable.name == CUDA_VERSION and variable.known_value != ""
+
+
+def hides_cards(variables: Iterable[EnvVar]) -> bool:
+    """Return whether these variables of one container keep NVIDIA's runtime from giving it a card."""
+    # Of two variables with one name kubelet passes on the last.
+    last = {variable.name: variable.known_value for variable in variables}
+    return last.get(VISIBLE_DEVICES) in NO_DEVICES
+
+
+# Device plugins set NVIDIA_VISIBLE_DEVICES for the containers that they give cards. CUDA_VERSION has no effect there:
+#
+#   gpu-manager         sets it (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`)
+#   NVIDIA's, envvar    sets it (NVIDIA/k8s-device-plugin internal/plugin/server.go, `getAllocateResponse`)
+#   NVIDIA's, mounts    sets it to the mounts' directory (the same file, `updateResponseForDeviceMounts`)
+#   NVIDIA's, CDI       the CDI specification sets it to void (nvidia-container-toolkit pkg/nvcdi/wrapper.go)
+#   HAMi                has the same strategies (HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go)
+#   vgpu-manager        has the same strategies (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go)
+#   DRA drivers         their CDI specifications set it to void (k8s-dra-driver-gpu cmd/gpu-kubelet-plugin/cdi.go), but
+#                       a ResourceClaim in a pod does not tell whose driver it is for
+#
+# So a container that has only a ResourceClaim must set void itself. That costs nothing: the CDI device still gives it
+# the cards.
+def is_covered(requested: Collection[str], known: resources.GpuResources) -> bool:
+    """Return whether a device plugin for NVIDIA's cards sets NVIDIA_VISIBLE_DEVICES for a container.
+
+    ``requested`` are the resources of which the container itself requests at least one.
+    """
+    return any(_is_from_nvidia_plugin(name, known) for name in requested)
+
+
+def _is_from_nvidia_plugin(name: str, known: resources.GpuResources) -> bool:
+    scheme = known.scheme_of.get(name)
+    if scheme:
+        return name == scheme.main_resource
+    return known.counts(name) and name.startswith(("nvidia.com/", resources.CLASS_RESOURCE))

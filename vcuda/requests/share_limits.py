@@ -1,0 +1,209 @@
+"""The limits of a share of a card inside its container, for each vendor, and the ways to replace them.
+
+A device plugin passes the limits to a library in the container by environment variables and mounted files. kubelet
+appends the container's own ``env`` and ``volumeMounts`` to those of the device plugin (``GenerateRunContainerOptions``
+in kubernetes pkg/kubelet/kubelet_pods.go). Of two with one name or path the container's own wins. So every variable is
+refused that the device plugin sets or the library reads, except for values that are known to lift nothing. A CDI device
+works the other way round (``ContainerEdits.Apply`` in container-device-interface): there the driver's variables win.
+But a pod can still set those that the driver leaves out.
+
+``LD_PRELOAD`` is admitted: it adds to ``/etc/ld.so.preload`` and removes nothing from it. Out of reach are ``envFrom``,
+the image with its variables and links, and a command that sets variables for the programs that it starts.
+"""
+
+import functools
+import posixpath
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from vcuda.quota.model import Allowance
+
+PRELOAD = "/etc/ld.so.preload"
+"""The file by which the dynamic linker loads HAMi's and vgpu-manager's library into every program of a container."""
+
+TMP = "/tmp"  # noqa: S108  # the directory in a container
+
+VCUDA_LIBRARY = "/usr/local/nvidia"
+"""The directory in which gpu-manager mounts the driver's libraries, libcuda.so replaced by its own."""
+
+
+def never(_value: str) -> bool:
+    """Return that no value is harmless."""
+    return False
+
+
+class LimitVariable(msgspec.Struct, frozen=True, eq=False):
+    """The environment variables of one name, or of one pattern, that set or lift the limit of a share."""
+
+    pattern: str
+    """The name; ``*`` stands for any text, such as the number of a card."""
+    allowance: Allowance
+    """The allowance that permits such a variable."""
+    is_harmless: Callable[[str], bool] = never
+    """Whether a value lifts no limit."""
+    harmless: str = ""
+    """The harmless values, for people; empty: there are none."""
+    mirrors: str = ""
+    """The resource from whose amount the vendor's own webhook writes the variable; that value is harmless too."""
+    is_common: bool = False
+    """Whether containers without a GPU set the variable for other purposes too."""
+
+
+class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """The variables and files by which one vendor's library limits the shares in a container."""
+
+    variables: tuple[LimitVariable, ...] = ()
+    paths: tuple[str, ...] = ()
+    """The files and directories in a container that hold the library and its limits."""
+    needs_scheme: bool = False
+    """Whether only the scheme's own resources give a share that the library limits, and no unit or ResourceClaim."""
+
+    def covers(self, mount_path: str) -> bool:
+        """Return whether a mount in a container replaces one of the paths, or lets another container replace it.
+
+        Runtimes mount the deeper paths later, so a volume above one of the paths does not hide it. But another
+        container that has the volume can delete the mount point, and so the mount. That is accepted for /tmp alone,
+        which many pods mount: only lock files are there.
+        """
+        # kubelet makes a relative path absolute, and runtimes clean it (`MakeAbsolutePath`, `filepath.Clean`).
+        mounted = posixpath.normpath("/" + mount_path.lstrip("/"))
+        return any(
+            mounted == path or mounted.startswith(f"{path}/") or (mounted != TMP and _is_above(mounted, path))
+            for path in self.paths
+        )
+
+    def find(self, name: str) -> LimitVariable | None:
+        """Return what is known of an environment variable; None if it limits nothing."""
+        found = self._find(name) if self.variables else None
+        return self.variables[(found.lastindex or 1) - 1] if found else None
+
+    @functools.cached_property
+    def _find(self) -> Callable[[str], re.Match[str] | None]:
+        # One pattern: a pod may have thousands of variables, and each is looked up.
+        return re.compile("|".join(f"({_regex_of(each.pattern)})" for each in self.variables)).fullmatch
+
+
+def _is_above(directory: str, path: str) -> bool:
+    return path.startswith(directory.rstrip("/") + "/")
+
+
+def _regex_of(pattern: str) -> str:
+    return ".*".join(map(re.escape, pattern.split("*")))
+
+
+def _all(allowance: Allowance, *patterns: str) -> Iterable[LimitVariable]:
+    return (LimitVariable(pattern, allowance) for pattern in patterns)
+
+
+def _keeps_core_limit(policy: str) -> bool:
+    return policy.strip().casefold() in ("", "default", "force")
+
+
+def _starts_in_vcuda_library(path: str) -> bool:
+    # The dynamic linker takes the first libcuda.so.1 that it finds. Only a literal directory counts: kubelet replaces
+    # $(NAME) in a value.
+    return path.partition(":")[0].rstrip("/") in (f"{VCUDA_LIBRARY}/lib", f"{VCUDA_LIBRARY}/lib64")
+
+
+def _is_false(value: str) -> bool:
+    return value.casefold() in ("", "false")
+
+
+# tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go (`allocateOne`) sets LD_LIBRARY_PATH, by the value of
+# the container's own variable compat32, and mounts both directories. tkestack/vcuda-controller src/loader.c
+# (`read_controller_configuration`) reads the limits from /etc/vcuda and no variable but LOGGER_LEVEL. gpu-manager sets
+# NVIDIA_VISIBLE_DEVICES too, so that nvidia-container-runtime would mount the original libcuda.so as well: without
+# LD_LIBRARY_PATH that one is found.
+VCUDA_CONTROLLER = ShareLimits(
+    variables=(
+        LimitVariable(
+            "LD_LIBRARY_PATH",
+            Allowance.LIMIT_LIBRARY,
+            _starts_in_vcuda_library,
+            f"a path that begins with {VCUDA_LIBRARY}/lib64",
+            is_common=True,
+        ),
+        LimitVariable("compat32", Allowance.LIMIT_LIBRARY, _is_false, "false", is_common=True),
+    ),
+    paths=(VCUDA_LIBRARY, "/etc/vcuda"),
+    needs_scheme=True,
+)
+
+# The device plugin (Project-HAMi/HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, `Allocate`) sets the
+# limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. It leaves out the preload file if the container sets
+# CUDA_DISABLE_CONTROL; releases differ in which values do. The library (Project-HAMi/HAMi-core
+# src/multiprocess/multiprocess_memory_limit.c) reads the limits, ACTIVE_OOM_KILLER, GPU_CORE_UTILIZATION_POLICY and
+# CUDA_TASK_PRIORITY. It also reads the cache, in which other processes find the limits, and variables from the file
+# /overrideEnv. CUDA_REDIRECT names the library that src/libvgpu.c takes its hooks from. HAMi's own webhook writes
+# CUDA_TASK_PRIORITY from the resource nvidia.com/priority (pkg/device/nvidia/device.go, `MutateAdmission`).
+# LIBCUDA_LOG_LEVEL and RECORD_KERNEL_INTERVAL limit nothing. CUDA_VISIBLE_DEVICES only narrows what a program sees.
+HAMI_CORE = ShareLimits(
+    variables=(
+        LimitVariable("CUDA_DISABLE_CONTROL", Allowance.DISABLE_CONTROL),
+        LimitVariable("GPU_CORE_UTILIZATION_POLICY", Allowance.CORE_POLICY, _keeps_core_limit, "default or force"),
+        LimitVariable("CUDA_TASK_PRIORITY", Allowance.CORE_LIMIT, mirrors="nvidia.com/priority"),
+        *_all(Allowance.CORE_LIMIT, "CUDA_DEVICE_SM_LIMIT", "CUDA_DEVICE_SM_LIMIT_*"),
+        *_all(
+            Allowance.MEMORY_LIMIT,
+            "CUDA_DEVICE_MEMORY_LIMIT",
+            "CUDA_DEVICE_MEMORY_LIMIT_*",
+            "CUDA_OVERSUBSCRIBE",
+            "ACTIVE_OOM_KILLER",
+        ),
+        *_all(Allowance.LIMIT_LIBRARY, "CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_REDIRECT"),
+    ),
+    paths=(PRELOAD, "/usr/local/vgpu", "/overrideEnv"),
+)
+
+# The device plugin (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go, `Allocate`) sets the variables of
+# pkg/util/consts.go and mounts the paths. It leaves out the preload file if the container sets DISABLE_VGPU_CONTROL. It
+# reads CUDA_MEM_OVERSOLD of the container. The DRA driver does the same for claims (pkg/kubeletplugin/vgpu.go). The
+# library (library/src/loader.c, util.c) reads the variables where its configuration file is missing. Older releases
+# have GPU_DEVICES_UUID, CUDA_MEMORY_RATIO, CUDA_MEMORY_OVERSUBSCRIBE and ENV_COMPATIBILITY_MODE. With
+# CUDA_SM_SHARED_BUCKET each process gets the share of cores again; the other CUDA_SM_ variables tune how fast the core
+# limit acts. The VGPU_ variables tell the library which limits apply, and where they are. LOGGER_LEVEL limits nothing.
+VGPU_MANAGER_LIBRARY = ShareLimits(
+    variables=(
+        LimitVariable("DISABLE_VGPU_CONTROL", Allowance.DISABLE_CONTROL),
+        *_all(
+            Allowance.CORE_LIMIT,
+            "CUDA_CORE_LIMIT",
+            "CUDA_CORE_LIMIT_*",
+            "CUDA_CORE_SOFT_LIMIT",
+            "CUDA_CORE_SOFT_LIMIT_*",
+            "CUDA_SM_*",
+            "EXTERNAL_SM_WATCHER_ENABLED",
+        ),
+        *_all(
+            Allowance.MEMORY_LIMIT,
+            "CUDA_MEM_LIMIT",
+            "CUDA_MEM_LIMIT_*",
+            "CUDA_MEM_RATIO",
+            "CUDA_MEM_RATIO_*",
+            "CUDA_MEM_OVERSOLD",
+            "CUDA_MEM_OVERSOLD_*",
+            "CUDA_MEMORY_RATIO",
+            "CUDA_MEMORY_OVERSUBSCRIBE",
+            "VMEMORY_NODE_ENABLED",
+        ),
+        *_all(
+            Allowance.LIMIT_LIBRARY,
+            "MANAGER_VISIBLE_DEVICE",
+            "MANAGER_VISIBLE_DEVICE_*",
+            "MANAGER_VISIBLE_DEVICES",
+            "MANAGER_VISIBLE_DEVICES_*",
+            "MANAGER_COMPATIBILITY_MODE",
+            "MANAGER_CLIENT_REGISTER_UUID",
+            "MANAGER_VGPU_CLAIM_UID",
+            "GPU_DEVICES_UUID",
+            "ENV_COMPATIBILITY_MODE",
+            "VGPU_POD_*",
+            "VGPU_CONTAINER_NAME",
+            "VGPU_CONFIG_*",
+            "VGPU_REMOTE_MODE",
+        ),
+    ),
+    paths=(PRELOAD, "/etc/vgpu-manager", f"{TMP}/.vgpu_lock", f"{TMP}/.vmem_node", f"{TMP}/.sm_node"),
+)
