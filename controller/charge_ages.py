@@ -79,7 +79,9 @@ class ChargeAges:
     def __init__(self, timing: SettleTiming) -> None:
         self._timing = timing
         self._watch: Watch | None = None
-        self._first_seen: dict[str, dict[str, Sighting]] = {}
+        # By namespace. A pod may have both, one after the other, under its uid.
+        self._pending: dict[str, dict[str, Sighting]] = {}
+        self._terminating: dict[str, dict[str, Sighting]] = {}
         # By namespace, the watch under which this leader last wrote the ledger.
         self._written_under: dict[str, Watch] = {}
         # By namespace and replica, the counter of the reservation, and since when it has been the same.
@@ -98,12 +100,15 @@ class ChargeAges:
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
         """Return the pending uids that no pod can have any more, if a LIST from now on does not show it."""
-        first = self._sightings(namespace, ledger, watch, now)
+        # This leader has seen every charge of the ledger that it wrote. A new one was made after that.
+        covered = watch if watch.is_of(self._written_under.get(namespace)) else None
+        first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: self._absent_from(ledger, uid, first[uid], watch) for uid in ledger.pending}, now)
 
-    def terminating(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
+    def terminating(self, namespace: str, ledger: Ledger, now: float) -> Overdue:
         """Return the terminating keys whose seconds are over."""
-        first, longest = self._sightings(namespace, ledger, watch, now), self._timing.max_terminating
+        first = self._sightings(self._terminating, namespace, ledger.terminating, Sighting(now))
+        longest = self._timing.max_terminating
         ends = {key: first[key].at + min(each.seconds, longest) for key, each in ledger.terminating.items()}
         return Overdue.of(ends, now)
 
@@ -132,17 +137,17 @@ class ChargeAges:
         renewed = self._renewed.copy()
         return {namespace: now - min(since for _, since in each.values()) for namespace, each in renewed.items()}
 
-    def _sightings(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Mapping[str, Sighting]:
-        """Return when each pending and terminating charge was first seen, and remember it."""
-        # This leader has seen every charge of the ledger that it wrote. A new one was made after that.
-        covered = watch if watch.is_of(self._written_under.get(namespace)) else None
-        known = self._first_seen.pop(namespace, {})
+    def _sightings(
+        self, remembered: dict[str, dict[str, Sighting]], namespace: str, keys: Iterable[str], now: Sighting
+    ) -> Mapping[str, Sighting]:
+        """Return when each charge was first seen, and remember it; a new one is seen ``now``."""
+        known = remembered.pop(namespace, {})
         # A ledger that the watch brings late may lack a charge for a moment.
-        recent = now - self._timing.full_resync
+        recent = now.at - self._timing.full_resync
         first = {key: seen for key, seen in known.items() if seen.at > recent}
-        first |= {key: known.get(key, Sighting(now, covered)) for key in _keys(ledger)}
+        first |= {key: known.get(key, now) for key in keys}
         if first:
-            self._first_seen[namespace] = first
+            remembered[namespace] = first
         return first
 
     def _absent_from(self, ledger: Ledger, uid: str, seen: Sighting, watch: Watch) -> float:
@@ -153,7 +158,3 @@ class ChargeAges:
         # Its pod may have been stored, and deleted by force, before the watch began.
         runs = min(ledger.longest_grace(ledger.pending[uid]), self._timing.max_terminating)
         return max(storable, max(seen.at, watch.began) + runs)
-
-
-def _keys(ledger: Ledger) -> Iterable[str]:
-    return (*ledger.pending, *ledger.terminating)

@@ -374,7 +374,7 @@ class Settler:
 
     def _ended(self, namespace: str, ledger: Ledger) -> Collection[str]:
         """Return the terminating keys whose time is over."""
-        over = self._ages.terminating(namespace, ledger, self._watching(), self._clock())
+        over = self._ages.terminating(namespace, ledger, self._clock())
         self._look_again(namespace, over)
         for key in over.keys:
             self._log.info("charge of a pod that was gone before it ended", namespace=namespace, uid=key)

@@ -59,6 +59,17 @@ def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
     world.settle()
 
 
+def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
+    """Its charge was pending before. How long it is terminating counts from the deletion alone."""
+    pod = running(world, "pod", 60)
+    world.pass_by(70)
+    world.delete(pod)
+    world.leader.hear_all()
+    world.settle()
+    world.pass_by(10)
+    world.settle()
+
+
 def a_pod_is_deleted_by_force_and_its_claim_goes(world: RunningWorld) -> None:
     pod = running(world, "pod", 60, claimed=True)
     world.delete(pod)
@@ -203,6 +214,7 @@ def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorl
 
 SCENARIOS = (
     a_pod_is_deleted_by_force,
+    a_pod_is_deleted_by_force_some_time_after_it_was_admitted,
     a_pod_is_deleted_by_force_and_its_claim_goes,
     a_pod_with_no_grace_period_is_deleted_by_force,
     the_watch_of_pods_is_behind_for_long,

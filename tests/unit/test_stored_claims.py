@@ -139,7 +139,7 @@ def test_a_claim_is_left_out_only_where_a_charged_pods_status_names_it(
 
 def test_without_devices_claims_are_not_counted_as_nothing(api: ApiDouble) -> None:
     store = LedgerStore(api.kube, "vcuda-quota", lambda: NODES)
-    assert store.count_pods("team-a").claims == ObservedClaims("100", {}, {}.keys(), since="100")
+    assert store.count_pods("team-a").claims == ObservedClaims("100", {}, {}.keys(), since="100", users=set())
     api.store(OWN.format("a"), pinned("a"))
     with pytest.raises(Unavailable, match="devices"):
         store.count_pods("team-a")
