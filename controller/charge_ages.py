@@ -4,11 +4,12 @@ A ledger holds no times. Each age is measured on this leader's clock, from when 
 replica that wrote it may be wrong. A leader that has just begun therefore waits longer, never shorter.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Ledger
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, UNSEEN_SECONDS, Ledger
 
 
 class SettleTiming(msgspec.Struct, frozen=True):
@@ -99,11 +100,22 @@ class ChargeAges:
         self._written_under[namespace] = watch
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the pending uids that no pod can have any more, if a LIST from now on does not show it."""
+        """Return the pending uids that no pod can get any more; a LIST from now on shows those that are stored."""
         # This leader has seen every charge of the ledger that it wrote. A new one was made after that.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
-        return Overdue.of({uid: self._absent_from(ledger, uid, first[uid], watch) for uid in ledger.pending}, now)
+        return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
+
+    def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
+        """Return for how many seconds the containers of a pending pod may run that is not stored.
+
+        It may have been stored, and deleted by force, before the watch began. 0 if the watch covers its whole life.
+        """
+        seen = self._pending.get(namespace, {}).get(uid)
+        if seen and watch.is_of(seen.watch):
+            return 0
+        longest = max(UNSEEN_SECONDS, ledger.longest_grace(ledger.pending[uid]))
+        return max(math.ceil(watch.began + min(longest, self._timing.max_terminating) - now), 0)
 
     def terminating(self, namespace: str, ledger: Ledger, now: float) -> Overdue:
         """Return the terminating keys whose seconds are over."""
@@ -149,12 +161,3 @@ class ChargeAges:
         if first:
             remembered[namespace] = first
         return first
-
-    def _absent_from(self, ledger: Ledger, uid: str, seen: Sighting, watch: Watch) -> float:
-        """Return from when on a pending charge may be proven absent."""
-        storable = seen.at + self._timing.pending_ttl
-        if watch.is_of(seen.watch):
-            return storable
-        # Its pod may have been stored, and deleted by force, before the watch began.
-        runs = min(ledger.longest_grace(ledger.pending[uid]), self._timing.max_terminating)
-        return max(storable, max(seen.at, watch.began) + runs)

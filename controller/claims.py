@@ -15,14 +15,8 @@ from controller.pods import GoneUids, KeptPod, PodInformer, PodLives
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, read_stored_claim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.kube import CLAIMS, Kube, LedgerStore, Reflector
-from vcuda.ledger.ledger import (
-    UNSEEN_SECONDS,
-    Ledger,
-    ObservedClaims,
-    Terminating,
-    charges_by_model,
-    is_older,
-)
+from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Terminating, charges_by_model, is_older
+from vcuda.ledger.settle import ObservedClaims
 
 AWAIT_PODS_SECONDS = 5.0
 """How long a claim that has lost its devices stays in the count while the watch of pods may be behind that of claims.
@@ -137,7 +131,7 @@ class ClaimInformer:
         vanished = dict(self._vanished(namespace, price, grace))
         # A claim whose charge is not known stays charged by what was decided when it was created.
         users = {uid for claim in claims for uid in claim.users}
-        return ObservedClaims(version, committed, taken.keys() | gone, vanished, self.since, gone, users)
+        return ObservedClaims(version, committed, taken.keys() | gone, vanished, self.since, users, gone)
 
     def as_new_as(self, ledger: Ledger, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
         """Return what has been seen of a namespace's claims; if the ledger's count is newer, what etcd has.

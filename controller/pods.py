@@ -24,14 +24,8 @@ from vcuda.allocations.stored_pods import (
 )
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, Reflector
-from vcuda.ledger.ledger import (
-    LEAST_TERMINATING_SECONDS,
-    ObservedPods,
-    Terminating,
-    charges_by_model,
-    long_grace,
-    long_graces,
-)
+from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Terminating, charges_by_model, long_grace, long_graces
+from vcuda.ledger.settle import ObservedPods
 from vcuda.placement import affinity, placement
 from vcuda.requests.resources import BUILT_IN, GpuResources
 

@@ -15,15 +15,9 @@ from controller.pods import PodInformer
 from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
-from vcuda.ledger.ledger import (
-    LOST,
-    Ledger,
-    ObservedPods,
-    Reservation,
-    is_older,
-    settle,
-)
+from vcuda.ledger.ledger import LOST, Ledger, Reservation, is_older
 from vcuda.ledger.report import NamespaceUse, report
+from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
@@ -285,11 +279,11 @@ class Settler:
     def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
         quota = self._quota.current()
         since = {quota.version if quota else "", self.pods.since if ledger.committed else ""}
-        absent, ended = self._never_stored(namespace, ledger), self._ended(namespace, ledger)
-        reaped = self._abandoned(namespace, ledger)
+        unsure = self._absent(namespace, ledger)
+        ended, reaped = self._ended(namespace, ledger), self._abandoned(namespace, ledger)
         observed = self._listed(namespace, ledger) if reaped else self._observed(namespace, ledger)
         newest = max(since, key=lambda version: int(version or 0))
-        return settle(ledger, observed, absent, newest, ended, reaped=reaped)
+        return settle(ledger, observed, Expired(unsure.keys(), unsure, ended, reaped), counted_since=newest)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has."""
@@ -307,7 +301,8 @@ class Settler:
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return what etcd has, with what the watches had seen before that."""
         observed = self.pods.observed(namespace, self._nodes.current())
-        watched = msgspec.structs.replace(observed, claims=self.claims.observed(namespace, observed.extended))
+        claims = self.claims.observed(namespace, observed.extended, ledger.longest_claim_grace)
+        watched = msgspec.structs.replace(observed, claims=claims)
         return self._store.count_pods(namespace).after(watched, ledger)
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
@@ -362,15 +357,23 @@ class Settler:
             self._log.info("reservation of a replica that is gone", namespace=namespace, holder=replica)
         return over.keys
 
-    def _never_stored(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        """Return the pending uids that are proven never to have been stored."""
-        over = self._ages.pending(namespace, ledger, self._watching(), self._clock())
+    def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
+        """Return the pending uids that are not stored and never will be, and for how many seconds each may still run.
+
+        Those are 0 for a pod that was never stored.
+        """
+        watch = self._watching()
+        over = self._ages.pending(namespace, ledger, watch, self._clock())
         self._look_again(namespace, over)
+        if not over.keys:
+            return {}
         # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
-        absent = set(over.keys) - self._store.stored_uids(namespace) if over.keys else set()
-        for uid in absent:
-            self._log.info("charge of a pod that was never stored", namespace=namespace, uid=uid)
-        return absent
+        absent = set(over.keys) - self._store.stored_uids(namespace)
+        unseen = {uid: self._ages.seconds_unseen(namespace, ledger, uid, watch, self._clock()) for uid in absent}
+        for uid, seconds in unseen.items():
+            what = "charge of a pod that may have run unseen" if seconds else "charge of a pod that was never stored"
+            self._log.info(what, namespace=namespace, uid=uid, may_run_seconds=seconds)
+        return unseen
 
     def _ended(self, namespace: str, ledger: Ledger) -> Collection[str]:
         """Return the terminating keys whose time is over."""

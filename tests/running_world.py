@@ -4,6 +4,7 @@ What kubelet may still run is the truth. A pod that is deleted by force is gone 
 after. Its containers run for their grace period. The two watches of a leader deliver their events independently.
 """
 
+import bisect
 import contextlib
 import json
 import math
@@ -22,8 +23,10 @@ from tests.builders import Manifest
 from vcuda.allocations.stored_claims import ClaimCharge
 from vcuda.errors import VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
+from vcuda.kube.reflector import SILENCE
 from vcuda.kube.watch import read_event
-from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, settle
+from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger
+from vcuda.ledger.settle import settle
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledgers import ChargeRequest
@@ -37,6 +40,9 @@ LEAST_SECONDS = 2
 """How long containers run at least after a forced deletion: kubelet gives each a second to end."""
 
 MAX_TERMINATING = 600
+
+LONGEST_LAG = SILENCE
+"""Seconds after which a watch has delivered an event, or was replaced."""
 
 
 @dataclass
@@ -115,9 +121,15 @@ class WatchingLeader:
     def hear(self, collection: str, number: int) -> None:
         """Have a watch deliver so many events."""
         begin = self._delivered[collection]
-        lines = self._world.events[collection][begin : begin + number]
+        lines = self._world.events[collection][begin : begin + max(number, 0)]
         self._reflectors[collection].follow(read_event(line, "WATCH") for line in lines)
         self._delivered[collection] = begin + len(lines)
+
+    def hear_until(self, moment: float) -> None:
+        """Have both watches deliver everything that happened by then."""
+        for collection in (PODS, CLAIMS):
+            times = self._world.times[collection]
+            self.hear(collection, bisect.bisect_right(times, moment) - self._delivered[collection])
 
     def hear_all(self) -> None:
         """Have both watches deliver everything."""
@@ -139,6 +151,7 @@ class RunningWorld:
         self.now = 10_000.0
         self.api = ApiDouble()
         self.events: dict[str, list[bytes]] = {PODS: [], CLAIMS: []}
+        self.times: dict[str, list[float]] = {PODS: [], CLAIMS: []}
         self.pods: dict[str, TruePod] = {}
         self.claims: dict[str, TrueClaim] = {}
         document = json.dumps({TEAM: {"quota": {MODEL: 10}}})
@@ -245,6 +258,7 @@ class RunningWorld:
         self._tell(PODS if isinstance(thing, TruePod) else CLAIMS, "DELETED", {**last, "metadata": metadata})
 
     def _tell(self, collection: str, kind: str, stored: Manifest) -> None:
+        self.times[collection].append(self.now)
         self.events[collection].append(json.dumps({"type": kind, "object": stored}, separators=(",", ":")).encode())
 
     # What has to hold
@@ -282,8 +296,9 @@ class RunningWorld:
         self.check()
 
     def pass_by(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let time pass. An event is delivered within `LONGEST_LAG`: a watch that is silent for longer is replaced."""
         self.now += seconds
+        self.leader.hear_until(self.now - LONGEST_LAG)
         self.check()
 
     def held(self) -> int:

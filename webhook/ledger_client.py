@@ -16,7 +16,8 @@ import msgspec
 from vcuda.errors import Conflict, LedgerLost, Unavailable, VcudaError, WriteUnanswered
 from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger import ledger as rules
-from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, Refused
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Refused
+from vcuda.ledger.settle import ObservedPods, is_counted_before, settle
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 from webhook.batches import BatchCommitter, PendingCall
 from webhook.leases import GIVE_WAY_SECONDS, Demand, ReservationLease, boot_seconds, target
@@ -379,12 +380,12 @@ class NamespaceLedger:
         ledger = self._recount.settle(ledger)
         # Nor claims, where it is from before the API server had any.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
-        if uncounted or any(rules.is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
+        if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
             # Such a count lowers no ledger; and without it this one may miss pods. The watch brings the ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("this replica knows an older quota ConfigMap than the ledger was counted by")
-            return rules.settle(ledger, observed, counted_since=observed.resource_version)
+            return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
     async def _read(self) -> Stored:

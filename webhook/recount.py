@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from vcuda.ledger.ledger import MARGIN_SECONDS, UNSEEN_SECONDS, Ledger, ObservedPods, Refused, is_older, settle
+from vcuda.ledger.ledger import MARGIN_SECONDS, UNSEEN_SECONDS, Ledger, Refused, is_older
+from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import Shortage, Usage, fits
 from webhook.batches import BatchCommitter, PendingCall
 from webhook.ledgers import PutOff
@@ -100,7 +101,7 @@ class Recount:
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
         # That time is over by now, as the count is so old.
-        return settle(counted, first, ended=new)
+        return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._waiting.serve(None, deadline)

@@ -184,6 +184,58 @@ def test_a_claim_loses_finalizer_pod_and_limit_by_who_may_write_its_status(
     assert change(MAY_ALLOCATE)
 
 
+# Forced deletions
+
+USED_BY_NAME: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
+MADE_FOR_THE_POD: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
+NOW, SOON = {"gracePeriodSeconds": 0}, {"gracePeriodSeconds": 1}
+RUNNING, ENDED = {"phase": "Running"}, {"phase": "Failed"}
+
+
+def running(spec: Json, status: Json) -> Json:
+    return {"metadata": {"name": "train"}, "spec": {"nodeName": "gpu-1", **spec}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("old", "options", "anybody"),
+    [
+        pytest.param(running(USED_BY_NAME, RUNNING), NOW, False, id="its containers may run"),
+        pytest.param(running(USED_BY_NAME, {}), NOW, False, id="its kubelet has not said anything yet"),
+        pytest.param(running({**USED_BY_NAME, **MADE_FOR_THE_POD}, RUNNING), NOW, True, id="its claim goes with it"),
+        pytest.param(running(USED_BY_NAME, RUNNING), SOON, True, id="kubelet ends it first"),
+        pytest.param(running(USED_BY_NAME, RUNNING), {}, True, id="with its own grace period"),
+        pytest.param(running(USED_BY_NAME, RUNNING), None, True, id="without options"),
+        pytest.param(running(USED_BY_NAME, ENDED), NOW, True, id="it has ended"),
+        pytest.param(running({**USED_BY_NAME, "nodeName": ""}, {}), NOW, True, id="it was never bound"),
+        pytest.param(
+            running({**USED_BY_NAME, "terminationGracePeriodSeconds": 0}, RUNNING), NOW, True, id="its own period is 0"
+        ),
+        pytest.param(
+            running({**USED_BY_NAME, "terminationGracePeriodSeconds": 9}, RUNNING), NOW, False, id="its own is not 0"
+        ),
+        pytest.param(running({}, RUNNING), NOW, True, id="it uses no claim"),
+    ],
+)
+def test_a_pod_that_uses_a_claim_by_name_is_deleted_by_force_by_who_deletes_pods_everywhere(
+    old: Json, options: Json | None, *, anybody: bool
+) -> None:
+    def delete(*rights: str) -> bool:
+        return admits("forced-deletions.quota.vcuda.io", None, old, rights, namespace="team-a", options=options)
+
+    assert (delete(), delete("delete pods in team-a")) == (anybody, anybody)
+    assert delete("delete pods")
+
+
+@pytest.mark.parametrize(
+    ("eviction", "anybody"),
+    [({"deleteOptions": NOW}, False), ({"deleteOptions": SOON}, True), ({"deleteOptions": {}}, True), ({}, True)],
+)
+def test_an_eviction_by_force_is_for_who_deletes_pods_everywhere(eviction: Json, *, anybody: bool) -> None:
+    found = {"metadata": {"name": "train"}, **eviction}
+    assert admits("forced-deletions.quota.vcuda.io", found, None, namespace="team-a") == anybody
+    assert admits("forced-deletions.quota.vcuda.io", found, None, ["delete pods"], namespace="team-a")
+
+
 # Our own accounts
 
 

@@ -9,18 +9,15 @@ from vcuda.ledger.ledger import (
     MOST_TERMINATING,
     Admitted,
     Ledger,
-    ObservedClaims,
-    ObservedPods,
     Pending,
     Refused,
     Terminating,
     TooManyPending,
     admit,
     charges_by_model,
-    is_counted_before,
     is_older,
-    settle,
 )
+from vcuda.ledger.settle import Expired, ObservedClaims, ObservedPods, is_counted_before, settle
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, total
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
@@ -188,7 +185,7 @@ OTHER = {"A100": Charge(9)}
     ],
 )
 def test_settled(ledger: Ledger, view: ObservedPods, absent: str, settled: Ledger) -> None:
-    assert settle(ledger, view, absent) == settled
+    assert settle(ledger, view, Expired(absent)) == settled
 
 
 RAN = Terminating("M40", CARD.charge, 600)
@@ -222,8 +219,8 @@ TORN = Ledger({}, "7", {}, {"a": RAN})
 def test_what_is_gone_and_may_still_run_stays_charged(
     ledger: Ledger, view: ObservedPods, ended: str, settled: Ledger
 ) -> None:
-    assert settle(ledger, view, (), "", ended) == settled
-    assert settle(settled, view, (), "", ended).terminating == settled.terminating
+    assert settle(ledger, view, Expired(ended=ended)) == settled
+    assert settle(settled, view, Expired(ended=ended)).terminating == settled.terminating
 
 
 def test_of_many_that_vanish_at_once_512_are_kept_by_uid_and_the_others_stay_in_the_count() -> None:
@@ -278,7 +275,7 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
 )
 def test_without_news_nothing_is_to_be_written(ledger: Ledger, view: ObservedPods) -> None:
     """A leader that has slept still believes in pods that are gone, and does not know those that came."""
-    assert settle(ledger, view, ("z",)) is ledger
+    assert settle(ledger, view, Expired({"z"})) is ledger
 
 
 def test_a_count_from_before_the_quota_was_edited_is_renewed_though_it_is_the_same() -> None:
@@ -317,7 +314,7 @@ def test_what_was_not_seen_and_not_proven_absent_stays_charged(
     ledger: Ledger, view: ObservedPods, absent: frozenset[str]
 ) -> None:
     """And what was seen is counted once: as pending no more, when it is in the count."""
-    settled = settle(ledger, view, absent)
+    settled = settle(ledger, view, Expired(absent))
     stale = view.is_older(ledger)
     claims = view.claims or ObservedClaims("", ledger.claimed, ())
     released = absent if stale else absent | set(view.seen) | set(claims.seen)
@@ -330,7 +327,7 @@ def test_what_was_not_seen_and_not_proven_absent_stays_charged(
 @given(ledger=LEDGERS, views=st.lists(VIEWS, max_size=5))
 def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[ObservedPods]) -> None:
     for view in views:
-        settled = settle(ledger, view, ())
+        settled = settle(ledger, view)
         assert not is_older(settled.pod_resource_version, ledger.pod_resource_version)
         assert not is_older(settled.claim_resource_version, ledger.claim_resource_version)
         ledger = settled
@@ -340,6 +337,6 @@ def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[ObservedP
 def test_settled_twice_is_settled_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
     """Else two leaders would write for ever. And the version that was read is left as it was."""
     before = msgspec.json.encode(ledger)
-    once = settle(ledger, view, absent)
-    assert settle(once, view, absent) is once
+    once = settle(ledger, view, Expired(absent))
+    assert settle(once, view, Expired(absent)) is once
     assert msgspec.json.encode(ledger) == before

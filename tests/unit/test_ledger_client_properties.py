@@ -17,7 +17,8 @@ from tests.replicas import LEDGER, POD, Clock, Replica, asked
 from tests.waiting import PATIENT
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import Stored
-from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, ObservedPods, Refused, settle
+from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Refused
+from vcuda.ledger.settle import ObservedPods, settle
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledgers import ChargeRequest, PutOff, RetryLater
 
@@ -188,7 +189,7 @@ class Replicas:
         counted = self.store.count_pods("team-a")
         view = ObservedPods("1000000", counted.committed, {*counted.seen, uid})
         try:
-            self.store.write("team-a", settle(stored.ledger, view, ()), stored)
+            self.store.write("team-a", settle(stored.ledger, view), stored)
         except VcudaError as error:
             raise AssertionError("nobody writes in between") from error
         del self.granted[uid]

@@ -11,16 +11,8 @@ from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, FOUR, POD, Clock, Replica, asked, kinds
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
-from vcuda.ledger.ledger import (
-    Admitted,
-    Ledger,
-    ObservedClaims,
-    ObservedPods,
-    Pending,
-    Refused,
-    Reservation,
-    Terminating,
-)
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Refused, Reservation, Terminating
+from vcuda.ledger.settle import ObservedClaims, ObservedPods
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
 from webhook.ledgers import Decision, PutOff

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from vcuda.ledger.ledger import Admitted, Ledger, ObservedPods, Pending, Terminating, admit, is_older, settle
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Terminating, admit, is_older
+from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
 MODELS = ("M40", "P100")
@@ -179,14 +180,14 @@ class LedgerMachine(RuleBasedStateMachine):
         """
         known = self.world.in_flight.keys() | self.world.stored.keys() | self.world.running.keys()
         absent = {uid for uid in self.ledger.pending if uid not in known} if proves else set()
-        self.ledger = settle(self.ledger, view, absent, max(self.edited, view.since, key=int))
+        self.ledger = settle(self.ledger, view, Expired(absent), counted_since=max(self.edited, view.since, key=int))
 
     @rule()
     def release(self) -> None:
         """What is terminating goes in time: a pod with its grace period, and what nobody saw go when nothing runs."""
         running = self.world.running
         over = {key for key in self.ledger.terminating if key not in running and ("@" not in key or not running)}
-        self.ledger = settle(self.ledger, ObservedPods("", {}, ()), ended=over)
+        self.ledger = settle(self.ledger, ObservedPods("", {}, ()), Expired(ended=over))
 
     @invariant()
     def counts_enough(self) -> None:
@@ -201,8 +202,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         self.world.in_flight.clear()
         absent = self.ledger.pending.keys() - self.world.stored.keys()
-        ledger = settle(self.ledger, self.world.view(), absent)
-        ledger = settle(ledger, ObservedPods("", {}, ()), ended=ledger.terminating.keys())
+        ledger = settle(self.ledger, self.world.view(), Expired(absent))
+        ledger = settle(ledger, ObservedPods("", {}, ()), Expired(ended=ledger.terminating.keys()))
         assert (ledger.pending, ledger.terminating) == ({}, {})
         assert ledger.committed == self.world.committed()
 

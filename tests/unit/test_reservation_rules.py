@@ -12,7 +12,7 @@ from controller.settler import Settler
 from tests import reservation_scenarios as scenarios
 from tests.reservation_world import ReservationWorld
 from vcuda.kube.ledger_marks import LedgerMarks
-from vcuda.ledger import ledger
+from vcuda.ledger import ledger, settle as settling
 from webhook import leases
 from webhook.leases import ReservationLease
 from webhook.ledger_client import NamespaceLedger
@@ -151,30 +151,30 @@ MUTANTS = [
     ),
     Broken(
         "SETTLE without dropping what was seen",
-        ledger,
-        "{*observed.seen, *claims.seen, *absent}",
-        "absent",
+        settling,
+        "if uid not in seen}",
+        "}",
         scenarios.others_take_all_that_is_left,
     ),
     Broken(
         "GONE never",
         Settler,
-        "absent = set(over.keys) - self._store.stored_uids(namespace) if over.keys else set()",
-        "absent = set()",
+        "if not over.keys:",
+        "if True:",
         scenarios.never_stored,
     ),
     Broken(
         "GONE too early",
         ChargeAges,
-        "storable = seen.at + self._timing.pending_ttl",
-        "storable = seen.at + 69",
+        "first[uid].at + self._timing.pending_ttl",
+        "first[uid].at + 69",
         scenarios.stored_at_the_last_moment,
     ),
     Broken(
         "GONE without a LIST",
         Settler,
-        "set(over.keys) - self._store.stored_uids(namespace) if",
-        "set(over.keys) if",
+        "set(over.keys) - self._store.stored_uids(namespace)",
+        "set(over.keys)",
         scenarios.stored_where_the_leader_has_not_seen_it,
     ),
     Broken(

@@ -10,16 +10,9 @@ from controller.charge_ages import Watch
 from controller.claims import AWAIT_PODS_SECONDS, Hold, LostAllocation, hold_by_pod
 from controller.pods import KeptPod, PodLives
 from tests.running_world import CLAIMS, MODEL, ONE, PODS, RunningWorld, TrueClaim, TruePod
-from vcuda.ledger import ledger
-from vcuda.ledger.ledger import (
-    STORABLE_SECONDS,
-    UNSEEN_SECONDS,
-    Ledger,
-    ObservedPods,
-    Reservation,
-    Terminating,
-    settle,
-)
+from vcuda.ledger import settle as settling
+from vcuda.ledger.ledger import STORABLE_SECONDS, UNSEEN_SECONDS, Ledger, Reservation, Terminating
+from vcuda.ledger.settle import ObservedPods, settle
 from vcuda.quota.model import Charge
 
 LONG = 600
@@ -297,17 +290,17 @@ MUTANTS = (
         unused_unless_known,
         the_watch_of_pods_missed_the_deletion,
     ),
-    Broken("an unseen decrease of pods is held", ledger, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads),
+    Broken("an unseen decrease of pods is held", settling, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads),
     Broken(
         "an unseen decrease of claims is held",
-        ledger,
+        settling,
         "_unseen_claims",
         nothing,
         a_pod_and_its_claim_go_while_nobody_leads,
     ),
     Broken(
         "an unseen decrease is held for the longest grace period",
-        ledger,
+        settling,
         "_unseen",
         held_by_default,
         a_pod_goes_while_nobody_leads,
@@ -327,14 +320,14 @@ MUTANTS = (
         a_pod_and_its_claim_go_while_nobody_leads,
     ),
     Broken(
-        "a pending charge waits until the watch is old enough",
+        "a pending charge is held if its pod may have come and gone before the watch began",
         Watch,
         "is_of",
         lambda *_: True,
         a_pod_comes_and_goes_while_nobody_leads,
     ),
     Broken(
-        "a pending claim waits for as long as the pod that uses it may run",
+        "a pending claim is held for as long as the pod that uses it may run",
         Ledger,
         "longest_claim_grace",
         0,
@@ -348,8 +341,8 @@ MUTANTS = (
         two_pods_share_a_claim_and_the_first_is_deleted_by_force,
     ),
     Broken(
-        "a LIST after an older watch has seen no departure",
-        ledger,
+        "a LIST shows no departures that an older watch has not seen",
+        settling,
         "_seen_since",
         lambda _listed, watched, _counted: watched.since,
         a_pod_that_only_a_replica_has_counted_is_deleted_by_force,

@@ -124,7 +124,7 @@ class RunningMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 6, 25, 80, 350]))
     def pass_by(self, seconds: int) -> None:
         """Time passes."""
-        self.world.now += seconds
+        self.world.pass_by(seconds)
 
     @precondition(lambda self: hasattr(self, "world"))
     @invariant()

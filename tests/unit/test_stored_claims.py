@@ -20,8 +20,9 @@ from vcuda.allocations.stored_claims import ClaimCounter, StoredClaim, read_stor
 from vcuda.claims.request import read_claim
 from vcuda.errors import NotFound, Unavailable
 from vcuda.kube import DeviceInformer, LedgerStore, ServedWatches
-from vcuda.ledger.ledger import Ledger, ObservedClaims, ObservedPods, Pending, settle
+from vcuda.ledger.ledger import Ledger, Pending
 from vcuda.ledger.report import ModelUse, NamespaceUse
+from vcuda.ledger.settle import ObservedClaims, ObservedPods, settle
 from vcuda.quota.model import OVER_QUOTA, Charge
 
 ONE, TWO = Charge(100, 0, 100), Charge(200, 0, 200)

@@ -12,7 +12,8 @@ from tests.replicas import POD, Replica
 from tests.tables import cases
 from vcuda.errors import Fault, QuotaFault
 from vcuda.kube import LedgerStore, QuotaInformer, QuotaPlace
-from vcuda.ledger.ledger import Ledger, ObservedPods, Refused, settle
+from vcuda.ledger.ledger import Ledger, Refused
+from vcuda.ledger.settle import ObservedPods, settle
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.config import parse_config

@@ -26,14 +26,12 @@ from vcuda.ledger.ledger import (
     MARGIN_SECONDS,
     STORABLE_SECONDS,
     Ledger,
-    ObservedClaims,
-    ObservedPods,
     Reservation,
     charges_by_model,
     long_grace,
     long_graces,
-    settle,
 )
+from vcuda.ledger.settle import Expired, ObservedClaims, ObservedPods, settle
 from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -211,7 +209,7 @@ class LedgerStore:
     def _counted(self, namespace: str, ledger: Ledger, timeout: float) -> Ledger:
         """Return a ledger that is open, with what a LIST counts from now on."""
         observed = self.count_pods(namespace, timeout)
-        counted = settle(ledger, observed, counted_since=observed.resource_version, reaped={LOST})
+        counted = settle(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
         if counted.lost:
             raise errors.Unavailable("this replica knows an older quota ConfigMap than the ledger was counted by")
         return counted

@@ -21,9 +21,13 @@ OnEvent = Callable[[T | None, T | None], None]
 """Called with the object before and after: (None, new) is an arrival, (old, None) a departure."""
 
 _SERVER_TIMEOUT = 300  # seconds, ±20 %: the server ends a watch, so that clients spread over its replicas again
-# Seconds. Bookmarks come about every 60 s, so after this the connection is dead, or the resource is one that the API
-# server does not cache (Events): of that it sends none. Watching anew serves both.
-SILENCE = 90
+SILENCE = 70
+"""Seconds without a word after which a watch is opened again.
+
+The API server sends a bookmark about every 60 s, so the connection is dead; or the resource is one that the API server
+does not cache (Events), and of that it sends none. A charge stays pending for longer than this: so the watch shows what
+was stored before its charge is given up.
+"""
 _STANDING = 10  # seconds; a watch that has stood so long ends the row of failures before it
 # What an API server answers that does not stream lists: their feature gate WatchList is off up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
