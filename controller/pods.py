@@ -194,8 +194,9 @@ class PodInformer:
 
     def _terminating(self, vanished: Iterable[KeptPod], nodes: placement.Nodes) -> Iterator[tuple[str, Terminating]]:
         for pod in vanished:
-            if isinstance(pod, StoredPod) and (model := pod.model_on(nodes)):
-                yield pod.uid, Terminating(model, pod.charge_on(nodes), self.seconds_of(pod))
+            seconds, model = self.seconds_of(pod), pod.model_on(nodes) if isinstance(pod, StoredPod) else None
+            if isinstance(pod, StoredPod) and model and seconds:
+                yield pod.uid, Terminating(model, pod.charge_on(nodes), seconds)
 
     def seconds_of(self, pod: KeptPod) -> int:
         """Return the seconds for which a pod's containers may run after it was deleted."""

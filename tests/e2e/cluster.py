@@ -262,7 +262,14 @@ class Cluster:
         return self.set_pod_status(namespace, name, {"phase": phase})
 
     def delete_pod(self, namespace: str, name: str) -> None:
-        """Delete the pod at once, without a grace period: it is gone on return. One that is not there is no fault."""
+        """Delete the pod after it has ended, as its kubelet would: it is gone on return. It may be gone already."""
+        answer = self.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+        if answer.status == HTTPStatus.OK and is_bound(answer.body) and not has_ended(answer.body):
+            self.finish_pod(namespace, name)
+        self.delete_by_force(namespace, name)
+
+    def delete_by_force(self, namespace: str, name: str) -> None:
+        """Delete the pod at once, whatever its containers do: it is gone on return. It may be gone already."""
         self.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
@@ -290,6 +297,10 @@ def administering(control_plane: ControlPlane) -> Iterator[Cluster]:
 
 def is_bound(pod: Json) -> bool:
     return bool(pod["spec"].get("nodeName"))
+
+
+def has_ended(pod: Json) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:

@@ -50,7 +50,7 @@ def test_a_tenant_that_tears_away_a_running_pod_gets_nothing_back_before_its_tim
         with controlling(installation, "--max-terminating-seconds", "600") as leader:
             cluster.bind(long, NODE)
             await_committed(installation, team, M40=400)
-            tenant.delete_pod(team, "long")
+            tenant.delete_by_force(team, "long")
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
             assert [*ledger.terminating.values()] == [Terminating("M40", FOUR, 600)]
             answer = tenant.try_create(card_pod("next", team))
@@ -76,7 +76,7 @@ def test_what_goes_while_nobody_leads_is_held_for_a_while(
                 cluster.bind(card_pod(name, team, cards=2), NODE)
             await_committed(installation, team, M40=400)
             leader.kill()
-        tenant.delete_pod(team, "goes")
+        tenant.delete_by_force(team, "goes")
         with controlling(installation, "--max-terminating-seconds", "3"):
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
             assert [*ledger.terminating.values()] == [Terminating("M40", Charge(200, 0, 200), UNSEEN_SECONDS)]

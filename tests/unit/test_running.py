@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import pytest
 
-from controller import claims, pods
+from controller import claim_holds, pods
 from controller.charge_ages import Watch
-from controller.claims import AWAIT_PODS_SECONDS, Hold, LostAllocation, hold_by_pod
+from controller.claim_holds import AWAIT_PODS_SECONDS, Hold, LostAllocation, hold_by_pod
 from controller.pods import KeptPod, PodLives
 from tests.running_world import CLAIMS, MODEL, ONE, PODS, RunningWorld, TrueClaim, TruePod
 from vcuda.ledger import settle as settling
@@ -101,6 +101,20 @@ def the_watch_of_pods_missed_the_deletion(world: RunningWorld) -> None:
     world.change_leader()
     world.settle()
     let_claim_go(world, pod)
+    world.leader.hear_all()
+    world.settle()
+    world.pass_by(LONG - 10)
+    world.settle()
+
+
+def a_claim_lost_its_devices_while_nobody_led_and_goes_later(world: RunningWorld) -> None:
+    running(world, "other")
+    pod = running(world, "pod", LONG, claimed=True)
+    world.delete(pod)
+    world.leave(world.claims[pod.claim], pod)
+    world.change_leader()
+    world.settle()
+    world.delete_claim(world.claims[pod.claim])
     world.leader.hear_all()
     world.settle()
     world.pass_by(LONG - 10)
@@ -212,6 +226,7 @@ SCENARIOS = (
     a_pod_with_no_grace_period_is_deleted_by_force,
     the_watch_of_pods_is_behind_for_long,
     the_watch_of_pods_missed_the_deletion,
+    a_claim_lost_its_devices_while_nobody_led_and_goes_later,
     a_pod_goes_while_nobody_leads,
     a_pod_and_its_claim_go_while_nobody_leads,
     a_pod_comes_and_goes_while_nobody_leads,
@@ -271,7 +286,7 @@ MUTANTS = (
     ),
     Broken(
         "a forced deletion holds the claim's charge",
-        claims,
+        claim_holds,
         "hold_by_pod",
         lambda *_: Hold(0),
         a_pod_is_deleted_by_force_and_its_claim_goes,
@@ -285,10 +300,17 @@ MUTANTS = (
     ),
     Broken(
         "a pod that no watch saw may run",
-        claims,
+        claim_holds,
         "hold_by_pod",
         unused_unless_known,
         the_watch_of_pods_missed_the_deletion,
+    ),
+    Broken(
+        "a claim that was listed without devices may have had some",
+        claim_holds.ClaimHolds,
+        "unseen_users",
+        lambda *_: (),
+        a_claim_lost_its_devices_while_nobody_led_and_goes_later,
     ),
     Broken("an unseen decrease of pods is held", settling, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads),
     Broken(
@@ -335,7 +357,7 @@ MUTANTS = (
     ),
     Broken(
         "earlier users of an allocation are remembered",
-        claims.ClaimInformer,
+        claim_holds.ClaimHolds,
         "users_of",
         lambda _, claim: frozenset(claim.users),
         two_pods_share_a_claim_and_the_first_is_deleted_by_force,

@@ -203,8 +203,40 @@ def test_a_tenant_neither_unprotects_nor_disowns_a_claim_and_kubernetes_itself_g
         assert patch(tenant, path, {"metadata": {"annotations": {"note": "1"}}}).status == HTTPStatus.OK
         tenant.rest.send("DELETE", path).ok()
         assert dra.devices_of(admin.rest.get(path))
-        tenant.delete_pod(team, "uses")
+        admin.delete_pod(team, "uses")
         admin.await_gone(dra.claims_path(team), claim["metadata"]["name"])
+
+
+# Forced deletions
+
+
+@pytest.mark.parametrize("way", ["deleted", "evicted"])
+def test_a_tenant_ends_a_pod_that_uses_a_claim_by_name_before_it_is_gone(
+    admin: Cluster, tenant: Cluster, team: str, way: str
+) -> None:
+    """At once it would be gone with its containers running, and the next pod could get other devices by the claim."""
+    dra.require_dra(admin)
+    admin.create(dra.claim(team, "mine"))
+    using = dra.claiming(team, "uses", resourceClaimName="mine")
+    admin.bind({**using, "spec": {**using["spec"], "terminationGracePeriodSeconds": 30}}, f"{team}-node")
+    path = f"/api/v1/namespaces/{team}/pods/uses"
+
+    def end(account: Cluster, seconds: int) -> Answer:
+        options = {"gracePeriodSeconds": seconds}
+        if way == "deleted":
+            return account.rest.send("DELETE", path, options)
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"namespace": team, "name": "uses"}}
+        return account.rest.send("POST", f"{path}/eviction", {**eviction, "deleteOptions": options})
+
+    refused = end(tenant, 0)
+    assert (refused.status, "must not be deleted with a grace period of 0" in refused.message) == (
+        HTTPStatus.FORBIDDEN,
+        True,
+    )
+    assert end(tenant, 1).status in (HTTPStatus.OK, HTTPStatus.CREATED)
+    assert "deletionTimestamp" in admin.rest.get(path)["metadata"]
+    assert end(admin, 0).status in (HTTPStatus.OK, HTTPStatus.CREATED)
+    admin.await_gone(f"/api/v1/namespaces/{team}/pods", "uses")
 
 
 # What our accounts write

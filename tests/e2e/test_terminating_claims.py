@@ -1,0 +1,164 @@
+"""A pod that is deleted by force runs on, with the devices of its claim: they stay charged for its grace period."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster, Json, administering
+from tests.e2e.control_plane import Settings, running_control_plane
+from tests.e2e.dra import (
+    NVIDIA,
+    Published,
+    card,
+    claim,
+    claiming,
+    claims,
+    claims_path,
+    published,
+    require_dra,
+    template,
+)
+from tests.e2e.installation import (
+    Installation,
+    await_committed,
+    await_ledger,
+    controlling,
+    installed,
+    limited_team,
+    tenant_of,
+)
+from tests.processes import eventually
+from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Ledger, Terminating
+from vcuda.quota.model import Charge
+
+GRACE = 500
+BOUND = ("--max-terminating-seconds", "600")
+ONE = Charge(100, 0, 100)
+
+
+@pytest.fixture(scope="module")
+def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A control plane whose scheduler and controllers are the users that they are in a cluster."""
+    directory = tmp_path_factory.mktemp("claims") / "control-plane"
+    settings = Settings(own_identities=True)
+    with running_control_plane(assets, directory, settings) as running, administering(running) as admin:
+        require_dra(admin)
+        with published(admin, Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(4)])):
+            yield admin
+
+
+@pytest.fixture(scope="module")
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with installed(cluster, tmp_path_factory.mktemp("installation")) as running:
+        yield running
+
+
+@pytest.fixture
+def team(installation: Installation) -> Iterator[str]:
+    """A namespace that may use one A100."""
+    with limited_team(installation, {"quota": {"A100": 1}}) as name:
+        yield name
+
+
+def training(team: str, name: str, grace: int = GRACE) -> Json:
+    """A pod whose claim is made from a template."""
+    pod = claiming(team, name, resourceClaimTemplateName="gpu")
+    return {**pod, "spec": {**pod["spec"], "terminationGracePeriodSeconds": grace}}
+
+
+def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
+    """Create a pod, which gets a device by its claim and is bound."""
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    cluster.create(pod)
+    cluster.await_bound(namespace, name)
+    cluster.set_pod_status(namespace, name, {"phase": "Running"})
+    await_committed(installation, namespace, A100=100)
+
+
+def delete_by_force(cluster: Cluster, tenant: Cluster, namespace: str, name: str) -> None:
+    """Delete a running pod at once; its claim goes with it."""
+    [held] = claims(cluster, namespace)
+    tenant.delete_by_force(namespace, name)
+    cluster.await_gone(claims_path(namespace), held["metadata"]["name"])
+
+
+def is_refused(tenant: Cluster, team: str) -> bool:
+    answer = tenant.try_create(claim(team, "another"), dryRun="All")
+    return answer.status == HTTPStatus.FORBIDDEN and "exceeded GPU quota" in answer.message
+
+
+def held(ledger: Ledger) -> list[Terminating]:
+    return [*ledger.terminating.values()]
+
+
+def test_a_tenant_that_deletes_running_pods_by_force_gets_no_second_card(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Neither at once nor in the end, whoever leads; the flag bounds how long the quota bears that."""
+    with tenant_of(cluster, team) as tenant:
+        tenant.create(template(team, "gpu"))
+        with controlling(installation, *BOUND) as leader:
+            start(cluster, installation, training(team, "one"))
+            delete_by_force(cluster, tenant, team, "one")
+            assert is_refused(tenant, team)
+            ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
+            assert (held(ledger), ledger.claimed) == ([Terminating("A100", ONE, GRACE)], {})
+            assert is_refused(tenant, team)
+            leader.kill()
+        with controlling(installation, "--max-terminating-seconds", "3"):
+            await_ledger(installation, team, lambda ledger: not ledger.terminating)
+            eventually(lambda: not is_refused(tenant, team))
+
+
+def test_what_is_deleted_by_force_while_nobody_leads_is_held_for_the_grace_period_that_the_ledger_records(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    with tenant_of(cluster, team) as tenant:
+        tenant.create(template(team, "gpu"))
+        with controlling(installation, *BOUND) as leader:
+            start(cluster, installation, training(team, "one"))
+            await_ledger(installation, team, lambda ledger: ledger.claim_grace == GRACE)
+            leader.kill()
+        delete_by_force(cluster, tenant, team, "one")
+        with controlling(installation, *BOUND):
+            ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
+            assert held(ledger) == [Terminating("A100", ONE, GRACE)]
+            assert is_refused(tenant, team)
+
+
+def test_a_pod_that_came_and_went_while_nobody_led_is_held_too(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Its claim is pending in the ledger, and no LIST will ever show it."""
+    with tenant_of(cluster, team) as tenant:
+        tenant.create(template(team, "gpu"))
+        start_unseen(cluster, tenant, team)
+        with controlling(installation, *BOUND, "--storable-seconds", "2"):
+            ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
+            [terminating] = held(ledger)
+            assert (terminating.charge, GRACE - 60 < terminating.seconds <= GRACE) == (ONE, True)
+            assert is_refused(tenant, team)
+
+
+def start_unseen(cluster: Cluster, tenant: Cluster, team: str) -> None:
+    tenant.create(training(team, "one"))
+    cluster.await_bound(team, "one")
+    delete_by_force(cluster, tenant, team, "one")
+
+
+def test_a_pod_that_has_ended_gives_its_card_back_and_one_without_a_grace_period_after_some_seconds(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    with tenant_of(cluster, team) as tenant, controlling(installation, *BOUND):
+        tenant.create(template(team, "gpu"))
+        start(cluster, installation, training(team, "one"))
+        cluster.delete_pod(team, "one")
+        ledger = await_ledger(installation, team, lambda ledger: not ledger.claimed)
+        assert not ledger.terminating
+        start(cluster, installation, training(team, "two", grace=0))
+        delete_by_force(cluster, tenant, team, "two")
+        ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
+        assert held(ledger) == [Terminating("A100", ONE, LEAST_TERMINATING_SECONDS)]
+        await_ledger(installation, team, lambda ledger: not ledger.terminating)
