@@ -151,7 +151,8 @@ class PodInformer:
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # A pod that has left the store is charged as vanished, though its event has not been handled yet.
         vanished = [*lives.vanished.values(), *lives.untold.values()]
-        users = (pod for pod in lives.stored.values() if pod.live and _uses_claims(pod))
+        # The claim of a pod that has vanished may still be there, and be deleted while nobody watches.
+        users = (pod for pod in (*lives.stored.values(), *vanished) if pod.live and _uses_claims(pod))
         return ObservedPods(
             lives.version,
             charges_by_model(charges_of(pods, nodes)),

@@ -121,6 +121,19 @@ def a_claim_lost_its_devices_while_nobody_led_and_goes_later(world: RunningWorld
     world.settle()
 
 
+def a_pod_goes_and_its_claim_while_nobody_leads(world: RunningWorld) -> None:
+    pod = running(world, "pod", LONG, claimed=True)
+    running(world, "other")
+    world.delete(pod)
+    world.leader.hear_all()
+    world.settle()
+    let_claim_go(world, pod)
+    world.change_leader()
+    world.settle()
+    world.pass_by(LONG - 10)
+    world.settle()
+
+
 def a_pod_goes_while_nobody_leads(world: RunningWorld) -> None:
     running(world, "other")
     pod = running(world, "pod", LONG)
@@ -227,6 +240,7 @@ SCENARIOS = (
     the_watch_of_pods_is_behind_for_long,
     the_watch_of_pods_missed_the_deletion,
     a_claim_lost_its_devices_while_nobody_led_and_goes_later,
+    a_pod_goes_and_its_claim_while_nobody_leads,
     a_pod_goes_while_nobody_leads,
     a_pod_and_its_claim_go_while_nobody_leads,
     a_pod_comes_and_goes_while_nobody_leads,

@@ -200,7 +200,7 @@ TIMEOUT = 120
 
 
 def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
-    """A kustomization of the base and these components whose webhook is called at ``port`` of this machine.
+    """A kustomization of the base and these components whose webhooks are all called at ``port`` of this machine.
 
     The API server resolves a Service of type ExternalName to its name, and still asks for the certificate of
     NAME.NAMESPACE.svc.
@@ -208,13 +208,12 @@ def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
     target = composed(directory, components)
     spec = {"type": "ExternalName", "externalName": "localhost"}
     service = [{"op": "replace", "path": "/spec", "value": spec}]
-    called = [{"op": "replace", "path": "/webhooks/0/clientConfig/service/port", "value": port}]
-    also = [*called, {"op": "replace", "path": "/webhooks/1/clientConfig/service/port", "value": port}]
-    patches = [
-        {"target": {"kind": "Service", "name": "vcuda-webhook"}, "patch": json.dumps(service)},
-        {"target": {"kind": "MutatingWebhookConfiguration"}, "patch": json.dumps(called)},
-        {"target": {"kind": "ValidatingWebhookConfiguration"}, "patch": json.dumps(also)},
-    ]
+    patches = [{"target": {"kind": "Service", "name": "vcuda-webhook"}, "patch": json.dumps(service)}]
+    for registration in (each for each in rendered(target) if each["kind"].endswith("WebhookConfiguration")):
+        path = "/webhooks/{}/clientConfig/service/port"
+        numbers = range(len(registration["webhooks"]))
+        ports = [{"op": "replace", "path": path.format(number), "value": port} for number in numbers]
+        patches.append({"target": {"kind": registration["kind"]}, "patch": json.dumps(ports)})
     file = target / "kustomization.yaml"
     file.write_text(json.dumps({**json.loads(file.read_text()), "patches": patches}))
     return target
