@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.builders import MODEL, POOL
+from tests.e2e import dra
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced
 from tests.e2e.manifests.audit import AuditLog
@@ -96,6 +97,18 @@ def test_a_pod_within_quota_is_pinned_and_one_beyond_it_is_told_why(admin: Clust
     assert "exceeded GPU quota: M40 in namespace team-a, requested: 3 cards" in refused.message
     assert "can never fit" in refused.message
     admin.delete_pod(TEAM, "whole-card")
+
+
+@pytest.mark.usefixtures("quota")
+def test_a_claim_within_quota_is_pinned_and_one_beyond_it_is_told_why(admin: Cluster) -> None:
+    dra.require_dra(admin)
+    created = admin.create(dra.claim(TEAM, "card"))
+    [asked] = created["spec"]["devices"]["requests"]
+    assert "productName" in asked["exactly"]["selectors"][0]["cel"]["expression"]
+    refused = admin.try_create(dra.claim(TEAM, "too-many", dra.request(count=9)))
+    assert refused.status == HTTPStatus.FORBIDDEN
+    assert "exceeded GPU quota: M40 in namespace team-a, requested: 9 cards" in refused.message
+    admin.delete(f"{dra.claims_path(TEAM)}/card")
 
 
 @pytest.mark.usefixtures("quota")
