@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from controller.pods import GoneUids
-from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, read_stored_claim
+from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.kube import CLAIMS, Kube, LedgerStore, Reflector
 from vcuda.ledger.ledger import Ledger, ObservedClaims, charges_by_model, is_older
 
@@ -31,7 +31,7 @@ class ClaimInformer:
         self._lock = threading.Lock()
         self._gone = GoneUids(clock)
         self._known: dict[str, ClaimCharge] = {}
-        self.reflector = Reflector(kube, CLAIMS, read_stored_claim, on_event=self._on_event, page_size=1000)
+        self.reflector = Reflector(kube, CLAIMS, store.claim_reader.read, on_event=self._on_event, page_size=1000)
 
     def claims(self, namespace: str) -> list[StoredClaim]:
         """Return a namespace's claims."""

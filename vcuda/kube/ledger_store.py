@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from vcuda import errors, k8s_types
-from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, charged_by_pods, read_stored_claim
+from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, ClaimReader, StoredClaim, charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod, charges_of, read_stored
 from vcuda.claims.objects import API_PATH
 from vcuda.kube import client, objects, watch
@@ -122,6 +122,7 @@ class LedgerStore:
         self._nodes = nodes
         self.resources = resources
         self.claim_price = claim_price
+        self.claim_reader = ClaimReader()
         self._sleep = sleep
         # By namespace what was last counted in a ledger that was written here, where a watch is to know it again.
         self._written: dict[str, str] = {}
@@ -288,7 +289,7 @@ class LedgerStore:
         try:
             for page in self._kube.list_pages(path, timeout=timeout):
                 version = version or page.resource_version
-                stored.extend(map(read_stored_claim, page.items))
+                stored.extend(map(self.claim_reader.read, page.items))
         except errors.NotFound:
             return "", []
         return version, stored
