@@ -31,7 +31,7 @@ class ClaimInformer:
         self._lock = threading.Lock()
         self._gone = GoneUids(clock)
         self._known: dict[str, ClaimCharge] = {}
-        self.reflector = Reflector(kube, CLAIMS, store.claim_reader.read, on_event=self._on_event, page_size=1000)
+        self.reflector = Reflector(kube, CLAIMS, store.claim_reader.read, on_event=self._on_event)
 
     def claims(self, namespace: str) -> list[StoredClaim]:
         """Return a namespace's claims."""
