@@ -275,7 +275,7 @@ def report(used: float) -> NamespaceUse:
 
 
 def refused(name: str, message: str = f"{OVER_QUOTA}: A100", uid: str | None = None) -> Manifest:
-    about = {"name": name, "uid": uid or f"{name}-uid"}
+    about = {"kind": "Pod", "name": name, "uid": uid or f"{name}-uid"}
     return {"metadata": {"name": f"{name}.1"}, "involvedObject": about, "message": message, "reason": REASON}
 
 
@@ -302,7 +302,7 @@ def woken(api: ApiDouble) -> list[str]:
         pytest.param(waiting("a"), refused("a", "no such template"), False, id="refused for something else"),
         pytest.param(waiting("a"), refused("a", uid="of-another"), False, id="another pod of its name was"),
         pytest.param(waiting("b"), refused("a"), False, id="gone"),
-        pytest.param(waiting("a"), {**refused("a"), "involvedObject": {"name": "../../x"}}, False, id="no name"),
+        pytest.param(waiting("a"), refused("../../x", uid="a-uid"), False, id="no name"),
     ],
 )
 def test_a_pod_whose_claim_was_refused_is_woken_when_quota_is_freed(

@@ -19,6 +19,9 @@ from vcuda.requests.resources import WHOLE_CARD
 DIGESTS_BYTES, PRICES_BYTES = 4 * 2**20, 4 * 2**20
 """Bytes of digests that are remembered by the hash of their spec, and of charges by their digest."""
 
+LONGEST_FAULT = 1024
+"""Characters of the fault that is kept with a charge: as many as an Event has."""
+
 MOST_ALLOCATED = 256
 """Devices of one claim that are kept. The API server allows 32 (AllocationResultsMaxSize in k8s.io/api `resource/v1`);
 only the scheduler writes them."""
@@ -131,7 +134,7 @@ class ClaimCounter:
         asked = request.read_claim(unpack(claim.digest), self._policy)
         held = asked.model(lenient=True) if asked.gpus else None
         taken = {held: asked.charge(held)} if held else {}
-        fault = str(asked.faults[0]) if asked.faults else ""
+        fault = str(asked.faults[0])[:LONGEST_FAULT] if asked.faults else ""
         uncounted = not held and bool(asked.gpus or asked.faults)
         found = ClaimCharge(taken, held, certain=not asked.faults, fault=fault, uncounted=uncounted)
         self._by_digest.put(claim.digest, found)

@@ -22,9 +22,11 @@ etcd stores up to 1.5 MiB (--max-request-bytes), and Go writes each ``<``, ``>``
 FIRST_PAGE = 16
 """Objects of the first page."""
 
-# Bytes that a page is to have; and how much longer than the one before a page may be.
-_AIM_BYTES = 4 * 2**20
-_GROWTH = 4
+GROWTH = 4
+"""A page may have so many times the objects of the one before; it is requested again with as many times fewer."""
+
+AIM_BYTES = 4 * 2**20
+"""Bytes that a page is to have."""
 
 
 class PageSize:
@@ -46,12 +48,12 @@ class PageSize:
 
     def came(self, objects: int, size: int) -> None:
         """Note what the page had: the next one has as many of such objects as fit."""
-        fitting = _AIM_BYTES * objects // size if objects else self.objects
-        self.objects = max(1, min(fitting, self.objects * _GROWTH, self._most))
+        fitting = AIM_BYTES * objects // size if objects else self.objects
+        self.objects = max(1, min(fitting, self.objects * GROWTH, self._most))
 
     def shrink(self) -> None:
         """Note that the page was too large: it is requested again with fewer objects."""
-        self.objects = max(1, self.objects // _GROWTH)
+        self.objects = max(1, self.objects // GROWTH)
 
 
 class Page(NamedTuple):

@@ -72,7 +72,7 @@ class ListTurns:
         try:
             made = make(self._slow_seconds)
         except ListOverdue:
-            self._remember(self._rests_until, namespace, (self._clock() - started) * REST_PER_SECOND)
+            self._remember(self._rests_until, namespace, self._slow_seconds * REST_PER_SECOND)
             raise
         if self._clock() - started < self._quick_seconds / 2:
             self._slow_until.pop(namespace, None)
