@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-ENTRY_BYTES = 400
-"""Counted for each entry, whatever its size: the objects of Python and the places in its dictionaries."""
+ENTRY_BYTES = 700
+"""Counted for each entry beside its size: names, the objects of Python, and their places in dictionaries."""
 
 
 class SizedCache(Generic[K, V]):
@@ -49,7 +49,7 @@ class SizedCache(Generic[K, V]):
                 self.bytes -= self._entries.pop(next(iter(self._entries)))[1]
 
 
-class Allowance:
+class ByteAllowance:
     """Counts the bytes that are kept for objects, at most so many for one namespace and for all together.
 
     It is for one thread.

@@ -10,6 +10,7 @@ from typing import Any
 import jsonpatch
 import msgspec
 import pytest
+import structlog
 from hypothesis import given, settings, strategies as st
 
 from tests.api_double import ApiDouble
@@ -36,7 +37,7 @@ from tests.claim_builders import (
 from tests.tables import cases
 from tests.unit.test_claim_review import QUOTA as QUOTA_OF_TEAM, Server, claiming
 from vcuda.allocations.stored_claims import DIGESTS_BYTES, ClaimCounter, ClaimReader
-from vcuda.bounded import ENTRY_BYTES, Allowance, SizedCache
+from vcuda.bounded import ENTRY_BYTES, ByteAllowance, SizedCache
 from vcuda.claims import digest as digests
 from vcuda.claims.cel import read_facts
 from vcuda.claims.charges import ClaimPolicy
@@ -357,6 +358,19 @@ def test_templates_are_kept_within_bounds_for_each_namespace_and_for_all(
     assert found(known, "team-a/a", "team-b/a", "team-c/a") == ["team-a/a", "team-b/a"]
 
 
+def test_templates_that_are_not_kept_are_told_of_once_for_each_namespace(
+    api: ApiDouble, known: TemplateInformer
+) -> None:
+    for name in "abcdef":
+        stored_template(api, "team-a", name)
+    with structlog.testing.capture_logs() as logs:
+        found(known)
+    told = [line for line in logs if line["log_level"] == "warning"]
+    assert [(line["namespace"], "their claims are still checked" in line["event"]) for line in told] == [
+        ("team-a", True)
+    ]
+
+
 def test_a_template_that_goes_makes_room_for_another(api: ApiDouble, known: TemplateInformer) -> None:
     for name in "abc":
         stored_template(api, "team-a", name)
@@ -413,7 +427,7 @@ def test_a_cache_never_exceeds_its_bytes_and_forgets_what_was_used_longest_ago(p
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("uvwx"), st.none() | st.integers(0, 900))))
 def test_an_allowance_is_never_exceeded_and_counts_each_object_once(steps: list[tuple[str, str, int | None]]) -> None:
-    allowance, kept = Allowance(1500, 2500), dict[tuple[str, str], int]()
+    allowance, kept = ByteAllowance(1500, 2500), dict[tuple[str, str], int]()
     for namespace, uid, size in steps:
         kept.pop((namespace, uid), None)
         if size is None:

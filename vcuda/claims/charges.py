@@ -27,7 +27,7 @@ _MIB = 1024 * 1024
 REQUESTS_BYTES = 8 * 2**20
 """Bytes of the requests of templates that are remembered."""
 
-REQUEST_PER_DIGEST = 20
+REQUEST_PER_DIGEST = 25
 """Bytes of a request that was read, for each byte of its digest."""
 
 

@@ -9,7 +9,7 @@ import structlog
 
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_claims import ClaimCounter
-from vcuda.bounded import Allowance
+from vcuda.bounded import ByteAllowance
 from vcuda.claims import charges, devices, objects
 from vcuda.claims.digest import PackedDigest, pack, read_spec
 from vcuda.kube import client, informers, reflector
@@ -27,9 +27,9 @@ _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""Bytes of what is kept of the templates of one namespace, and of all: a thousand usual templates, and sixty thousand.
+"""Bytes of what is kept of the templates of one namespace, and of all: 600 usual templates, and 40,000.
 
-A usual digest has about a hundred bytes, and is counted with `ENTRY_BYTES` more; the largest has 14 KiB.
+A usual digest has a hundred bytes, and is counted with `ENTRY_BYTES` more. The largest has 14 KiB.
 """
 
 
@@ -191,7 +191,7 @@ class TemplateInformer:
     def __init__(
         self, kube: client.Kube, most_of_namespace: int = MOST_OF_NAMESPACE_BYTES, most: int = MOST_TEMPLATE_BYTES
     ) -> None:
-        self._allowance = Allowance(most_of_namespace, most)
+        self._allowance = ByteAllowance(most_of_namespace, most)
         self._told: set[str] = set()
         self._log = structlog.get_logger()
         self._templates: reflector.Reflector[StoredTemplate] = reflector.Reflector(
@@ -220,9 +220,8 @@ class TemplateInformer:
             return StoredTemplate(namespace, uid, packed)
         if namespace not in self._told:
             self._told.add(namespace)
-            self._log.warning(
-                "too many claim templates: pods that name more are not checked early", namespace=namespace
-            )
+            told = "claim templates are not kept: they are too large together; their claims are still checked"
+            self._log.warning(told, namespace=namespace)
         return None
 
     def _on_event(self, old: StoredTemplate | None, new: StoredTemplate | None) -> None:
