@@ -67,10 +67,11 @@ def test_a_namespace_counts_as_slow_until_a_list_of_it_was_quick_or_for_ten_minu
 
 
 def test_a_namespace_that_cannot_be_listed_in_time_rests_and_is_told_why(lists: Lists) -> None:
-    with pytest.raises(ListOverdue, match="LIST of huge"):
+    why = r"namespace huge could not be listed within 8 s.*next attempt is made in 32 s"
+    with pytest.raises(ListOverdue, match=why):
         lists.make("huge", 100)
     began = len(lists.made)
-    with pytest.raises(ListOverdue, match=r"namespace huge could not be listed within 8 s.*tried again in 32 s"):
+    with pytest.raises(ListOverdue, match=why):
         lists.make("huge", 100)
     assert len(lists.made) == began
     lists.clock.pass_by(SLOW * REST_PER_SECOND)
@@ -126,7 +127,7 @@ def test_slow_namespaces_keep_only_each_other_waiting() -> None:
     listing = [held.begin(namespace) for namespace in large]
     assert held.begun.acquire(timeout=PATIENT)
     assert made.run("small", lambda seconds: seconds, patience=0.0) == QUICK
-    with pytest.raises(ListOverdue, match="LISTs of others take too long"):
+    with pytest.raises(ListOverdue, match="other LISTs take too long"):
         held.begin("large-0", patience=0.0).result(PATIENT)
     held.end.set()
     for each in listing:
@@ -173,10 +174,10 @@ def test_a_pod_of_a_namespace_that_cannot_be_counted_is_told_so_and_holds_nobody
 ) -> None:
     decision = replica.charge("a", namespace="large")
     assert isinstance(decision, RetryLater)
-    assert "took longer than 8 s" in decision.reason
     again = replica.charge("b", namespace="large")
     assert isinstance(again, RetryLater)
-    assert "this is tried again in" in again.reason
+    for reason in (decision.reason, again.reason):
+        assert "could not be listed within 8 s" in reason
     assert len(uncountable.lists) == 2, "the quick one and the slow one, and none while it rests"
     assert isinstance(replica.charge("a"), Admitted)
 

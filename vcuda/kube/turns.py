@@ -71,25 +71,29 @@ class ListTurns:
         started = self._clock()
         try:
             made = make(self._slow_seconds)
-        except ListOverdue:
-            self._remember(self._rests_until, namespace, self._slow_seconds * REST_PER_SECOND)
-            raise
+        except ListOverdue as error:
+            rest = self._slow_seconds * REST_PER_SECOND
+            self._remember(self._rests_until, namespace, rest)
+            raise self._overdue(namespace, rest) from error
         if self._clock() - started < self._quick_seconds / 2:
             self._slow_until.pop(namespace, None)
         return made
 
     def _check_rest(self, namespace: str) -> None:
         if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
-            raise ListOverdue(
-                f"the pods and claims of namespace {namespace} could not be listed within {self._slow_seconds:g} s, as "
-                f"they are too many or too large; this is tried again in {left:.0f} s"
-            )
+            raise self._overdue(namespace, left)
         self._rests_until.pop(namespace, None)
+
+    def _overdue(self, namespace: str, left: float) -> ListOverdue:
+        return ListOverdue(
+            f"the pods and claims of namespace {namespace} could not be listed within {self._slow_seconds:g} s, as "
+            f"they are too many or too large; the next attempt is made in {left:.0f} s"
+        )
 
     @contextmanager
     def _turn(self, turns: threading.Semaphore, namespace: str, patience: float) -> Iterator[None]:
         if not turns.acquire(timeout=patience):
-            raise _NoTurn(f"the pods of namespace {namespace} could not be listed yet: LISTs of others take too long")
+            raise _NoTurn(f"the pods of namespace {namespace} could not be listed yet, as other LISTs take too long")
         try:
             yield
         finally:
