@@ -106,12 +106,12 @@ class Kube:
         """Close the connections that no call is using."""
         self.sender.close()
 
-    def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
+    def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MOST_OBJECT_BYTES) -> bytes:
         """Read one object: consistent, as the API server reads from etcd, unless params say otherwise.
 
-        Raises TooLarge for an object of more than `MOST_OBJECT_BYTES`.
+        Raises TooLarge for an answer of more than ``most`` bytes.
         """
-        return self.get_heard(path, params, timeout).body
+        return self._heard(ApiRequest("GET", path, params), timeout, most).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
         """Read as ``get`` does, and return the API server's time beside the object."""
@@ -166,7 +166,7 @@ class Kube:
         # the key alone (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
-            return self._heard(ApiRequest("GET", path, query), timeout, most).body
+            return self.get(path, query, timeout, most)
 
         yield from Pager(fetch, f"LIST {path}", most=limit, timeout=timeout, seconds=seconds, skip=skip)
 
