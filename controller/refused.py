@@ -144,7 +144,7 @@ class RefusedOwners:
 
     @property
     def owners(self) -> list[RefusedOwner]:
-        """Those that are kept."""
+        """The owners that are kept."""
         return [*self._first, *(owner for owner, _ in self._again)]
 
     def add(self, refused: RefusedOwner, size: int) -> None:

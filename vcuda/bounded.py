@@ -8,7 +8,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRY_BYTES = 700
-"""Counted for each entry beside its size: names, the objects of Python, and their places in dictionaries."""
+"""Counted for each entry in addition to its size: names, Python objects and dictionary slots."""
 
 
 class SizedCache(Generic[K, V]):

@@ -26,7 +26,7 @@ from webhook.ledgers import Ledgers, PutOff, RecentChoices
 WAITS = "its claim waits until so much is free"
 
 MOST_TEMPLATES = 8
-"""Different templates of one pod that are judged: each takes up to a millisecond of the event loop."""
+"""Different templates of one pod that are judged. The largest takes some milliseconds the first time."""
 
 _CLAIMS = msgspec.json.Decoder(ResourceClaim)
 _TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)

@@ -78,7 +78,7 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
 
 @contextmanager
 def in_a_loop(*calls: Callable[[], object]) -> Iterator[None]:
-    """`with` this, each of the calls is made again and again, in a thread of its own."""
+    """Repeat each of the calls in a thread of its own until the block ends."""
     end = threading.Event()
 
     def repeat(call: Callable[[], object]) -> None:

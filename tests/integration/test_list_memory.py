@@ -95,7 +95,7 @@ def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the lists are served."""
+    """Return the kubeconfig of the server of these lists."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         path = tmp_path_factory.mktemp("lists") / "kubeconfig"

@@ -1,4 +1,4 @@
-"""What is kept of a claim's spec: it says the same as the text, is small, and is read within bounds."""
+"""The digest of a claim's spec says the same as the spec, is small, and is made within bounds."""
 
 import itertools
 import json
@@ -209,7 +209,7 @@ def test_a_spec_that_was_pinned_is_always_read_as_pinned(requests: list[Manifest
             assert read_claim(view(patched), policy).model() == model
 
 
-def test_a_claim_with_too_many_other_pins_can_be_pinned_to_no_model_and_is_told_so() -> None:
+def test_a_claim_with_too_many_pins_of_its_own_is_refused_with_the_bound() -> None:
     shortest = len(write_pin(ClaimPin(HAMI, ("",))))
     forged = (write_pin(ClaimPin(HAMI, (f"{number}" * (LONGEST_PIN - 10 - shortest),))) for number in range(3))
     answer = Server(QUOTA_OF_TEAM).mutate(claim(entry(NVIDIA, *forged)))
@@ -324,7 +324,7 @@ def test_a_pod_is_judged_by_digests_alone_and_by_each_template_once(monkeypatch:
     assert len(asked) == MOST_TEMPLATES
 
 
-# What is kept of all templates, and of stored claims
+# Memory for all templates, and for stored claims
 
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates/{}"
 
@@ -358,7 +358,7 @@ def test_templates_are_kept_within_bounds_for_each_namespace_and_for_all(
     assert found(known, "team-a/a", "team-b/a", "team-c/a") == ["team-a/a", "team-b/a"]
 
 
-def test_templates_that_are_not_kept_are_told_of_once_for_each_namespace(
+def test_templates_that_are_not_kept_are_logged_once_for_each_namespace(
     api: ApiDouble, known: TemplateInformer
 ) -> None:
     for name in "abcdef":

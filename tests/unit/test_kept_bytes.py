@@ -1,4 +1,4 @@
-"""Whatever a tenant makes large, little of it stays in the memory of the controller and of the node agent."""
+"""Little of a tenant's large objects stays in the memory of the controller and of the node agent."""
 
 import json
 import tracemalloc
@@ -137,7 +137,7 @@ def test_an_owner_that_is_larger_than_the_bound_is_kept_alone() -> None:
     assert [each.path for each in found.owners] == ["huge"]
 
 
-def test_large_workloads_are_all_told_in_the_end(api: ApiDouble) -> None:
+def test_large_workloads_are_all_retried_in_the_end(api: ApiDouble) -> None:
     retried = Retried(api, owners=12)
     for manifest in api.objects.values():
         if "spec" in manifest:

@@ -78,7 +78,7 @@ class Body(bytes):
 
 @pytest.fixture(autouse=True)
 def _read_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a page decoded from what the body holds: msgspec goes by the buffer, of its real size."""
+    """Decode the bytes that a body really has: it claims to have more."""
     read = pages.read_page
     monkeypatch.setattr(pages, "read_page", lambda body: read(memoryview(body).tobytes()))
 

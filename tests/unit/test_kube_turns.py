@@ -66,7 +66,7 @@ def test_a_namespace_counts_as_slow_until_a_list_of_it_was_quick_or_for_ten_minu
     ]
 
 
-def test_a_namespace_that_cannot_be_listed_in_time_rests_and_is_told_why(lists: Lists) -> None:
+def test_a_namespace_that_cannot_be_listed_in_time_rests_and_the_error_says_why(lists: Lists) -> None:
     why = r"namespace huge could not be listed within 8 s.*next attempt is made in 32 s"
     with pytest.raises(ListOverdue, match=why):
         lists.make("huge", 100)
@@ -78,7 +78,7 @@ def test_a_namespace_that_cannot_be_listed_in_time_rests_and_is_told_why(lists: 
     assert lists.make("huge", 7) == "huge in 7 s"
 
 
-def test_whatever_else_goes_wrong_is_raised_and_frees_the_turn(lists: Lists) -> None:
+def test_any_other_error_is_raised_and_frees_the_turn(lists: Lists) -> None:
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             lists.turns.run("team-a", lambda _: 1 / 0, patience=0.0)
@@ -146,7 +146,7 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
     assert held.most == 2
 
 
-# A webhook replica beside namespaces that cannot be listed
+# A webhook replica with namespaces that cannot be listed
 
 
 class Uncountable:
@@ -169,7 +169,7 @@ def uncountable(api: ApiDouble) -> Uncountable:
     return Uncountable(api)
 
 
-def test_a_pod_of_a_namespace_that_cannot_be_counted_is_told_so_and_holds_nobody_up(
+def test_a_pod_of_a_namespace_that_cannot_be_counted_gets_429_with_the_reason_and_delays_no_other(
     replica: Replica, uncountable: Uncountable
 ) -> None:
     decision = replica.charge("a", namespace="large")
@@ -182,12 +182,12 @@ def test_a_pod_of_a_namespace_that_cannot_be_counted_is_told_so_and_holds_nobody
     assert isinstance(replica.charge("a"), Admitted)
 
 
-def test_usage_of_such_a_namespace_is_what_was_known_last(replica: Replica, uncountable: Uncountable) -> None:
+def test_usage_of_such_a_namespace_is_the_last_that_was_read(replica: Replica, uncountable: Uncountable) -> None:
     assert replica.usage("large") == {}
     assert uncountable.lists
 
 
-def test_over_quota_where_nothing_can_be_counted_is_put_off(api: ApiDouble, clock: Clock) -> None:
+def test_a_pod_over_quota_is_to_retry_later_while_nothing_can_be_counted(api: ApiDouble, clock: Clock) -> None:
     replica = Replica(api, clock)
     for number in range(4):
         assert isinstance(replica.charge(f"a{number}"), Admitted)
@@ -201,8 +201,8 @@ def _overdue(*_: object, **__: object) -> object:
     raise ListOverdue
 
 
-def test_many_who_want_to_know_what_a_namespace_uses_share_its_reads(api: ApiDouble, replica: Replica) -> None:
-    """Where it has no open ledger each read lists its pods: dry runs alone could have them listed without end."""
+def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
+    """Without an open ledger each read lists the pods, so dry runs alone could keep every thread busy."""
     api.store(POD, stored_pod(ONE_CARD))
     reading, opened = threading.Event(), threading.Event()
 

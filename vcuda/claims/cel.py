@@ -28,7 +28,7 @@ Attributes = Mapping[tuple[str, str], frozenset[str]]
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """What every device that passes has."""
+    """The properties of every device that passes."""
 
     driver: str | None = None
     """Its driver; None if the expressions do not say."""

@@ -220,8 +220,17 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         present = self.policy.drivers_on.get(model, frozenset())
         return present.issuperset(entry.found.driver for entry in self.gpus)
 
+    @functools.cached_property
+    def _exclusions(self) -> dict[str, str | None]:
+        return {}
+
     def excludes(self, model: str) -> str | None:
-        """Return why the claim cannot be held to this model, or None where it can."""
+        """Return why the claim cannot be held to this model; None if it can."""
+        if model not in self._exclusions:
+            self._exclusions[model] = self._excluded_from(model)
+        return self._exclusions[model]
+
+    def _excluded_from(self, model: str) -> str | None:
         foreign = self.policy.products.foreign(model)
         if foreign is not None:
             return ambiguous(model, foreign)

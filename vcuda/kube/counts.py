@@ -1,4 +1,4 @@
-"""What a namespace has stored, from consistent LISTs: its GPU pods and its claims, and what they take."""
+"""Counts the GPU pods and the claims of one namespace, and what they take, by consistent LISTs."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence

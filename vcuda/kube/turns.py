@@ -23,12 +23,12 @@ MOST_REMEMBERED = 10_000
 class ListTurns:
     """Turns for LISTs, each of one namespace. It is safe in every thread.
 
-    A LIST first has ``quick_seconds``. If it takes longer, it is given up and made again with ``slow_seconds``, and so
-    is every later LIST of its namespace. At most ``quick`` LISTs of the one sort and ``slow`` of the other are made at
-    a time. So a LIST of a namespace that is not slow waits for others at most ``quick_seconds`` for each ``quick``
-    namespaces that are not yet known to be slow; and the memory for pages is bounded, whoever calls.
+    A LIST first has ``quick_seconds``. If it takes longer, it is abandoned and made again with ``slow_seconds``. Every
+    later LIST of that namespace begins there. At most ``quick`` LISTs of the first sort run at a time, and ``slow`` of
+    the second. This bounds the memory for pages. It also bounds the wait of a namespace that is not slow: for every
+    ``quick`` namespaces that are listed for the first time, it waits at most ``quick_seconds``.
 
-    After a LIST that was not finished in ``slow_seconds``, the namespace rests four times as long. ``clock`` is in
+    After a LIST that was not finished in ``slow_seconds``, the namespace rests for four times as long. ``clock`` is in
     seconds.
     """
 
@@ -52,8 +52,8 @@ class ListTurns:
     def run(self, namespace: str, make: Callable[[float], T], patience: float) -> T:
         """Return what ``make`` returns, which is given the seconds that its LISTs may take.
 
-        ``patience`` are the seconds to wait for a turn. Raises ListOverdue where there was no turn, where the LISTs
-        took too long, and while the namespace rests after that; and what ``make`` raises.
+        ``patience`` are the seconds to wait for a turn. Raises ListOverdue if there was no turn in time, if the LISTs
+        took too long, and while the namespace rests after that. Any other error of ``make`` is raised too.
         """
         self._check_rest(namespace)
         if self._slow_until.get(namespace, 0.0) <= self._clock():
