@@ -245,7 +245,7 @@ def test_a_page_that_is_too_large_is_given_up_and_requested_again_with_fewer_obj
     script.answers += [page(7, item("a", 1), token="t"), page(7, item("b", 2))]
     assert [len(one.items) for one in kube.list_pages(PATH)] == [1, 1]
     asked = [(request.params["limit"], request.params.get("continue")) for request in script.seen]
-    assert asked == [("16", None), ("4", None), ("16", "t")]
+    assert asked == [("32", None), ("8", None), ("32", "t")]
 
 
 def test_an_object_that_is_too_large_is_an_error_that_names_it(kube: Kube, script: Script) -> None:

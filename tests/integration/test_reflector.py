@@ -402,10 +402,10 @@ def test_an_object_that_is_too_large_keeps_its_last_good_value_and_the_others_ar
         return Answer(json.dumps(listed, separators=(",", ":")).encode())
 
     script.answers.append(page(10, item("a", 3, value=1), item("b", 4, value=2)))
-    script.answers += [*[compact(large("a", 21), token="t")] * 3, compact(item("b", 22, value=20))]
+    script.answers += [*[compact(large("a", 21), token="t")] * 4, compact(item("b", 22, value=20))]
     script.watches += [GONE, stream(bookmark(31))]
     done = run(kube, 2)
     limits = [request.params["limit"] for request in script.seen if "watch" not in request.params]
-    assert limits == ["16", "16", "4", "1", "1"]
+    assert limits == ["32", "32", "8", "2", "1", "1"]
     assert done.values() == {"a": 1, "b": 20}
     assert done.reflector.counts.undecodable == 1

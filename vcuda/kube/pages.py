@@ -19,7 +19,7 @@ etcd stores up to 1.5 MiB (--max-request-bytes), and Go writes each ``<``, ``>``
 (encoding/json, HTMLEscape): 9 MiB and some metadata.
 """
 
-FIRST_PAGE = 16
+FIRST_PAGE = 32
 """Objects of the first page."""
 
 GROWTH = 4
